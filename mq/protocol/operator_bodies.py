@@ -100,15 +100,20 @@ class DelayOffsets(Body, rename=wire()):
     offset_table: dict[int, QueueOffset] = msgspec.field(default_factory=dict)
 
 
-class GroupProgress(Body, rename=wire(end="brokerOffset", offset="consumerOffset", last_ms="lastTimestamp")):
+class GroupProgress(
+    Body,
+    rename=wire(end="brokerOffset", offset="consumerOffset", last_ms="lastTimestamp", pulled="pullOffset"),
+):
     """A queue and a group: the offset of the next message to be stored, and of the next one to be consumed.
 
-    ``last_ms`` is the store time of the last consumed message, 0 without one.
+    ``last_ms`` is the store time of the last consumed message, 0 without one. ``pulled`` is the offset up to which
+    messages were popped, 0 from brokers before RocketMQ 5.
     """
 
     end: QueueOffset = FIRST_OFFSET
     offset: QueueOffset = FIRST_OFFSET
     last_ms: int = 0
+    pulled: QueueOffset = FIRST_OFFSET
 
 
 def read_progress(body: bytes | memoryview) -> dict[QueueRef, GroupProgress]:

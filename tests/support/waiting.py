@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 
 import anyio
@@ -20,3 +21,12 @@ async def until(condition: Callable[[], object], *, seconds: float = 120) -> Non
             if found:
                 return
             await anyio.sleep(PAUSE_SECONDS)
+
+
+def wait_until(condition: Callable[[], object], *, seconds: float = 60) -> None:
+    """As `until`, in a thread without an event loop."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} s: {inspect.getsource(condition).strip()}")
+        time.sleep(PAUSE_SECONDS)

@@ -17,12 +17,11 @@ from typing import Any, Literal, Self, TypedDict
 import anyio
 import anyio.abc
 import anyio.lowlevel
-import msgspec
 
 from mq.client.body_codecs import BodyCodec
 from mq.client.consume.consumer import Consumer
 from mq.client.consume.policies import OnError
-from mq.client.consume.popped_messages import Inbox, PoppedMessage, read_popped
+from mq.client.consume.popped_messages import Inbox, PoppedMessage, batch_ack, read_popped
 from mq.client.consume.renewals import Renewals
 from mq.client.consume.subscription import subscription_of
 from mq.client.errors import BodyNotDecoded, BrokerError, ClientClosed, ClientError, TopicNotFound, UnreadableAnswer
@@ -40,9 +39,8 @@ from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
 from mq.protocol.names import check_topic, pop_retry_topic
-from mq.protocol.numbers import QueueOffset
 from mq.protocol.pop_requests import ChangeInvisibleExt, PopExt
-from mq.protocol.receipts import NORMAL, AckRow, BatchAck, Receipt, encode_bits
+from mq.protocol.receipts import NORMAL, Receipt
 from mq.protocol.replies import PopTimes
 
 __all__ = ["PopConsumer", "PopConsumerOptions"]
@@ -373,7 +371,7 @@ class PopConsumer(Consumer[BodyT]):
         while (batch := self._acks[broker_name]).receipts:
             self._acks[broker_name] = _AckBatch()
             try:
-                body = self._ack_body(broker_name, batch.receipts)
+                body = batch_ack(broker_name, [(self.group, self.topic, each) for each in batch.receipts])
                 await self._say(broker_name, RequestCode.BATCH_ACK_MESSAGE, None, body)
             except ClientError as error:
                 batch.error = error
@@ -382,26 +380,6 @@ class PopConsumer(Consumer[BodyT]):
                 raise
             batch.answered.set()
         del self._acks[broker_name]
-
-    def _ack_body(self, broker_name: str, receipts: list[Receipt]) -> bytes:
-        rows: dict[tuple[str, int, QueueOffset, int, int], int] = {}
-        for receipt in receipts:
-            key = receipt.mark, receipt.queue_id, receipt.start, receipt.pop_time_ms, receipt.revive_queue
-            rows[key] = rows.get(key, 0) | 1 << (receipt.offset - receipt.start)
-        acks = [
-            AckRow(
-                group=self.group,
-                topic=self.topic,
-                mark=mark,
-                start=start,
-                queue_id=queue_id,
-                revive_queue=revive_queue,
-                pop_time_ms=pop_time_ms,
-                encoded_bits=encode_bits(bits),
-            )
-            for (mark, queue_id, start, pop_time_ms, revive_queue), bits in rows.items()
-        ]
-        return msgspec.json.encode(BatchAck(acks=acks, broker_name=broker_name))
 
     async def _say(self, broker_name: str, code: int, ext: dict[str, str] | None, body: bytes) -> Response | None:
         """Send a request about popped messages and retry it while there is time: it is idempotent.

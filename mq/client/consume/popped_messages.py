@@ -17,10 +17,20 @@ from mq.client.net.replies import LeftOut, fields_of, received_messages
 from mq.protocol import properties as props
 from mq.protocol.headers import Response
 from mq.protocol.numbers import NO_OFFSET, QueueOffset
-from mq.protocol.receipts import BITS_BYTES_MAX, NORMAL, Receipt, ReceiptError, mark_of, read_count_info
+from mq.protocol.receipts import (
+    BITS_BYTES_MAX,
+    NORMAL,
+    AckRow,
+    BatchAck,
+    Receipt,
+    ReceiptError,
+    encode_bits,
+    mark_of,
+    read_count_info,
+)
 from mq.protocol.replies import PopReply
 
-__all__ = ["Inbox", "PoppedMessage", "read_popped"]
+__all__ = ["Inbox", "PoppedMessage", "batch_ack", "read_popped"]
 
 SPAN_MAX = 8 * BITS_BYTES_MAX
 
@@ -208,3 +218,25 @@ def read_popped(
     except (KeyError, ValueError, ReceiptError) as error:
         raise UnreadableAnswer(f"popped, but the answer is unreadable: {error!r}") from error
     return messages
+
+
+def batch_ack(broker_name: str, acknowledged: Iterable[tuple[str, str, Receipt]]) -> bytes:
+    """The body of a request that acknowledges messages, each given by its group, topic and receipt."""
+    rows: dict[tuple[str, str, str, int, QueueOffset, int, int], int] = {}
+    for group, topic, receipt in acknowledged:
+        key = group, topic, receipt.mark, receipt.queue_id, receipt.start, receipt.pop_time_ms, receipt.revive_queue
+        rows[key] = rows.get(key, 0) | 1 << (receipt.offset - receipt.start)
+    acks = [
+        AckRow(
+            group=group,
+            topic=topic,
+            mark=mark,
+            start=start,
+            queue_id=queue_id,
+            revive_queue=revive_queue,
+            pop_time_ms=pop_time_ms,
+            encoded_bits=encode_bits(bits),
+        )
+        for (group, topic, mark, queue_id, start, pop_time_ms, revive_queue), bits in rows.items()
+    ]
+    return msgspec.json.encode(BatchAck(acks=acks, broker_name=broker_name))

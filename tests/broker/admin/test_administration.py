@@ -100,7 +100,7 @@ async def test_a_consumer_group_from_creation_to_deletion(tmp_path: Path) -> Non
         stored_ms = (await client.pull("T")).records[0].store_timestamp_ms
         queue = MessageQueue("T", GROUP, 0)
         assert await admin.group_progress("G") == {
-            queue: GroupProgress(end=QueueOffset(1), offset=QueueOffset(1), last_ms=stored_ms)
+            queue: GroupProgress(end=QueueOffset(1), offset=QueueOffset(1), last_ms=stored_ms, pulled=QueueOffset(1))
         }
         await admin.create_topic("%RETRY%G", 1)
         await admin.delete_consumer_group("G", topics=True)

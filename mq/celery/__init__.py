@@ -1,0 +1,12 @@
+"""The transport for kombu, and so for Celery; applications import it as `raftmq.celery`.
+
+| module | what it does |
+|---|---|
+| `transport`, `channel` | what kombu sees, in the application's threads |
+| `session` | what all connections of a process share: one thread with an event loop, and its clients |
+| `intake` | messages that a channel has and has not settled: pops as many as it may have, renews their invisible time |
+| `queue_calls` | requests about popped messages |
+| `topics` | topics of queues and exchanges, and the bindings between them |
+| `broadcasts` | queues that end with their process; they read what is broadcast to an exchange |
+| `envelope`, `names`, `address` | a message of kombu as one of ours; names of topics; where and how to connect |
+"""

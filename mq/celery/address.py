@@ -1,0 +1,93 @@
+"""Where to connect, and how, from a URL and options of kombu."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mq.client.net.client_core import RemotingSettings
+from mq.client.net.credentials import Credentials
+
+__all__ = ["DEFAULT_PORT", "Address", "address_of"]
+
+DEFAULT_PORT: Final = 9876
+_PREFIX: Final = "celery"
+_OPTIONS: Final = {
+    "visibility_timeout": 120.0,
+    "publish_timeout": 30.0,
+    "delay_max": 39 * 86400.0,
+    "redeliveries_max": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Name servers with credentials and options; connections with equal ones share a session."""
+
+    name_servers: tuple[str, ...]
+    prefix: str
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
+    tls: tuple[tuple[str, Any], ...] | None = None
+    connect_timeout: float = 5.0
+    visibility_timeout: float = 120.0
+    """Seconds that a delivered message stays hidden if its process dies; renewed while the process lives."""
+    publish_timeout: float = 30.0
+    delay_max: float = 39 * 86400.0
+    """A longer ETA is delivered after this time, and held by the worker for the rest."""
+    redeliveries_max: int | None = None
+
+    def remoting(self) -> RemotingSettings:
+        """For all clients. Raises CredentialsInvalid, OSError for a certificate that cannot be read."""
+        given: dict[str, Any] = {}
+        if self.access_key is not None:
+            given["credentials"] = Credentials(self.access_key, self.secret_key or "")
+        if self.tls is not None:
+            given["tls"] = _context(dict(self.tls))
+        return RemotingSettings(**given)
+
+
+def address_of(client: Any, *, tls: bool) -> Address:
+    """The address in a `kombu.Connection`. Raises ValueError for an option that does not exist, or has a bad value."""
+    options = dict(client.transport_options)
+    given: dict[str, Any] = {name: options.get(name, default) for name, default in _OPTIONS.items()}
+    for name, value in given.items():
+        if value is not None and not (isinstance(value, (int, float)) and value > 0):
+            raise ValueError(f"transport option {name} is {value!r}; it must be a positive number")
+    hosts = (client.hostname or "localhost").split(",")
+    port = client.port or DEFAULT_PORT
+    prefix = options.get("prefix") or (client.virtual_host or "").strip("/") or _PREFIX
+    wanted = client.ssl or tls
+    return Address(
+        name_servers=tuple(f"[{host}]:{port}" if ":" in host else f"{host.strip()}:{port}" for host in hosts),
+        prefix=prefix,
+        access_key=client.userid or None,
+        secret_key=client.password or None,
+        tls=tuple(sorted(_tls_options(client.ssl).items())) if wanted else None,
+        connect_timeout=float(client.connect_timeout or 5.0),
+        **given,
+    )
+
+
+def _tls_options(given: object) -> dict[str, Any]:
+    """`{"ca_certs": ..., "certfile": ..., "keyfile": ..., "cert_reqs": ...}`, whose names may begin with `ssl_`."""
+    if not isinstance(given, Mapping):
+        return {}
+    options = {str(name).removeprefix("ssl_"): value for name, value in given.items()}
+    unknown = options.keys() - {"ca_certs", "certfile", "keyfile", "cert_reqs", "check_hostname"}
+    if unknown:
+        raise ValueError(f"unknown options for TLS: {', '.join(sorted(unknown))}")
+    return options
+
+
+def _context(options: Mapping[str, Any]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=options.get("ca_certs"))
+    if certificate := options.get("certfile"):
+        context.load_cert_chain(certificate, options.get("keyfile"))
+    if options.get("check_hostname") is False or options.get("cert_reqs") == ssl.CERT_NONE:
+        context.check_hostname = False
+    if (wanted := options.get("cert_reqs")) is not None:
+        context.verify_mode = wanted
+    return context

@@ -1,0 +1,377 @@
+"""Channels of kombu; for the application's threads."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from queue import Empty
+from typing import Any, Final
+
+from amqp.protocol import queue_declare_ok_t
+from kombu.exceptions import ChannelError
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
+from kombu.utils.uuid import uuid
+
+from mq.celery import envelope
+from mq.celery.intake import Delivery, Intake
+from mq.celery.session import Session, now_ms
+from mq.celery.topics import Binding
+from mq.client.errors import ClientError, TopicNotFound
+
+__all__ = ["Channel", "QoS"]
+
+LEVELS_MAX: Final = envelope.PRIORITY_MAX + 1
+GET_SECONDS: Final = 0.15
+"""A `basic_get` waits for so long: a message that was just given back takes a moment."""
+_BROADCAST_QUEUE: Final = "bcast."
+
+
+class QoS(virtual.QoS):
+    """What is unacknowledged is known by the intake."""
+
+    def ack(self, delivery_tag: str) -> None:
+        """Done; returns before a broker has stored that."""
+        self.channel.settle(delivery_tag, "acknowledge")
+        super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Not done: again, or to the dead letters; returns when that is stored."""
+        if requeue:
+            self.channel.settle(delivery_tag, "give_back", waits=True)
+        else:
+            self.channel.settle(delivery_tag, "refuse", "rejected by its consumer", waits=True)
+        self._quick_ack(delivery_tag)
+
+    def restore_unacked(self) -> list[Any]:
+        """Give back all that is unacknowledged."""
+        self._flush()
+        for tag in list(self._delivered):
+            self.channel.settle(tag, "give_back", waits=True)
+        self._delivered.clear()
+        return []
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """The same when the channel is closed; nothing in a forked process, whose parent has the messages."""
+        self._on_collect.cancel()
+        if self.channel is not None and self.channel.owns_deliveries and not self.channel.closed:
+            self.restore_unacked()
+        self._delivered.clear()
+        self._delivered.restored = True
+
+
+class Channel(virtual.Channel):
+    """A channel; its queues are topics, unless they end with the process that declares them."""
+
+    QoS = QoS
+    supports_fanout = True
+
+    def __init__(self, connection: Any, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self._intake: Intake | None = None
+        self._session_of_intake: Session | None = None
+        self._handlers: dict[str, Any] = {}
+        self._no_ack: set[str] = set()
+        self._transient: set[str] = set()
+        self._dead_letter_exchanges: dict[str, tuple[str, str | None]] = {}
+
+    @property
+    def _session(self) -> Session:
+        session: Session = self.connection.session
+        return session
+
+    # Publishing.
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
+        """Returns when a majority has stored the message."""
+        message["body"], body_encoding = envelope.encode_body(message["body"])
+        properties = message["properties"]
+        properties.update(body_encoding=body_encoding, delivery_tag=uuid())
+        properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
+        self._publish(message, exchange or "", routing_key or "")
+
+    def _publish(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        session = self._session
+        delay_max_ms = int(session.address.delay_max * 1000)
+        outgoing = envelope.encode(message, routing_key, now_ms=now_ms(), delay_max_ms=delay_max_ms)
+        if session.call(session.publish, exchange, self._kind(exchange), routing_key, outgoing):
+            return
+        if self.deadletter_queue:
+            self._new_queue(self.deadletter_queue)
+            session.call(session.send, session.topics.of_queue(self.deadletter_queue), outgoing)
+            text = UNDELIVERABLE_FMT.format(exchange=exchange, routing_key=routing_key)
+            warnings.warn(UndeliverableWarning(text), stacklevel=2)
+
+    def _kind(self, exchange: str) -> str:
+        return str(self.state.exchanges.get(exchange, {}).get("type", "direct"))
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        self._publish(message, "", queue)
+
+    # Queues and bindings.
+
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
+        """Declare a queue, or with `passive` look for it. Raises ChannelError if it is not there."""
+        queue = queue or f"amq.gen-{uuid()}"
+        if not passive:
+            self._new_queue(queue, **kwargs)
+        elif not self._has_queue(queue):
+            raise ChannelError(
+                f"NOT_FOUND - no queue {queue!r} in vhost {self.connection.client.virtual_host or '/'!r}",
+                (50, 10),
+                "Channel.queue_declare",
+                "404",
+            )
+        return queue_declare_ok_t(queue, self._size(queue), 0)
+
+    def _new_queue(
+        self,
+        queue: str,
+        *,
+        durable: bool = True,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        session, given = self._session, arguments or {}
+        most = int(given.get("x-max-priority") or 0)
+        if exchange := given.get("x-dead-letter-exchange"):
+            self._dead_letter_exchanges[queue] = exchange, given.get("x-dead-letter-routing-key")
+        if exclusive or (auto_delete and (not durable or queue.startswith(_BROADCAST_QUEUE))):
+            session.call(session.broadcasts.declare, queue, by_priority=most > 0)
+            self._transient.add(queue)
+        else:
+            topics = session.topics
+            session.call(topics.declare, topics.of_queue(queue), levels=min(most + 1, LEVELS_MAX), queue=queue)
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """The options of a `kombu.Queue` under RabbitMQ's names."""
+        prepared: dict[str, Any] = to_rabbitmq_queue_arguments(arguments, **kwargs)
+        return prepared
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        session = self._session
+        is_transient = session.broadcasts.get(queue) is not None
+        return is_transient or session.call(session.topics.exists, session.topics.of_queue(queue))
+
+    def queue_bind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Bind a queue to an exchange, for all processes."""
+        exchange = exchange or "amq.direct"
+        session, kind = self._session, self._kind(exchange)
+        if session.broadcasts.get(queue) is not None:
+            session.call(session.broadcasts.bind, queue, exchange, kind, routing_key)
+        else:
+            session.call(session.topics.bind, Binding(exchange, kind, routing_key, queue))
+        self.state.binding_declare(queue, exchange, routing_key, arguments)
+
+    def queue_unbind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Remove a binding, for all processes."""
+        exchange, session = exchange or "amq.direct", self._session
+        self.state.binding_delete(queue, exchange, routing_key)
+        if session.broadcasts.get(queue) is not None:
+            session.call_now(session.broadcasts.unbind, queue, exchange, routing_key)
+        else:
+            session.call(session.topics.unbind, Binding(exchange, self._kind(exchange), routing_key, queue))
+
+    def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
+        """The bindings of an exchange: routing key, pattern, queue."""
+        session = self._session
+        bindings = session.call(session.topics.bindings, exchange, fresh=True)
+        prepare = self.typeof(exchange).prepare_bind
+        return [prepare(each.queue, exchange, each.routing_key, None) for each in bindings]
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
+        """Delete a queue with its messages and bindings, everywhere."""
+        session = self._session
+        if if_empty and self._size(queue):
+            return
+        self.state.queue_bindings_delete(queue)
+        self._transient.discard(queue)
+        if session.broadcasts.get(queue) is not None:
+            session.call_now(session.broadcasts.delete, queue)
+        elif self._has_queue(queue):
+            session.call(session.topics.delete, session.topics.of_queue(queue))
+
+    def _size(self, queue: str) -> int:
+        session = self._session
+        if (transient := session.broadcasts.get(queue)) is not None:
+            return len(transient)
+        try:
+            return session.call(session.calls.ready, session.topics.of_queue(queue))
+        except TopicNotFound:
+            return 0
+
+    def _purge(self, queue: str) -> int:
+        session = self._session
+        if (transient := session.broadcasts.get(queue)) is not None:
+            return session.call_now(transient.clear)
+        try:
+            return session.call(session.calls.purge, session.topics.of_queue(queue))
+        except TopicNotFound:
+            return 0
+
+    # Consuming.
+
+    @property
+    def owns_deliveries(self) -> bool:
+        """Whether this process has popped them: not so in a process forked later."""
+        return self._session_of_intake is not None and self._session_of_intake.is_alive
+
+    def _taking(self) -> tuple[Session, Intake]:
+        session = self._session
+        if self._intake is None or self._session_of_intake is not session:
+            transport = self.connection
+            self._intake = session.intake(
+                lambda delivery: transport.arrived(self, delivery), transport.failed, self._dead_letter
+            )
+            self._session_of_intake = session
+            session.call_now(self._intake.limit, self.qos.prefetch_count)
+        return session, self._intake
+
+    def settle(self, tag: str, how: str, *args: Any, waits: bool = False) -> None:
+        """Tell the intake what becomes of a delivery."""
+        session, intake = self._session_of_intake, self._intake
+        if session is None or intake is None:
+            return
+        if waits:
+            session.call(getattr(intake, how), tag, *args)
+        else:
+            session.start(getattr(intake, how), tag, *args)
+
+    def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:
+        """Consume from a queue."""
+        session, intake = self._taking()
+        self._tag_to_queue[consumer_tag] = queue
+        self._active_queues.append(queue)
+        self._consumers.add(consumer_tag)
+        self._handlers[queue] = callback
+        (self._no_ack.add if no_ack else self._no_ack.discard)(queue)
+        if (transient := session.broadcasts.get(queue)) is not None:
+            session.call_now(intake.consume_transient, transient)
+        else:
+            session.call(intake.consume, queue)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """Stop consuming; what was delivered may still be settled."""
+        if consumer_tag not in self._consumers:
+            return
+        self._consumers.remove(consumer_tag)
+        queue = self._tag_to_queue.pop(consumer_tag)
+        self._active_queues.remove(queue)
+        if queue in self._active_queues:
+            return
+        self._handlers.pop(queue, None)
+        if self.owns_deliveries and self._intake is not None and self._session_of_intake is not None:
+            self._session_of_intake.call_now(self._intake.cancel, queue)
+
+    def hand_over(self, delivery: Delivery) -> None:
+        """Call the consumer of a delivery; in the application's thread."""
+        callback, intake = self._handlers.get(delivery.queue), self._intake
+        if intake is not None:
+            intake.handed += 1
+        if callback is None:
+            self.settle(delivery.tag, "give_back")
+            return
+        message = self.Message(delivery.payload, channel=self)
+        if delivery.queue in self._no_ack:
+            self.settle(delivery.tag, "acknowledge")
+        else:
+            self.qos.append(message, message.delivery_tag)
+        callback(message)
+
+    def note_handed(self) -> None:
+        """Deliveries were taken: without a prefetch limit, others may come."""
+        if self._intake is not None and not self.qos.prefetch_count and self._session_of_intake is not None:
+
+            async def note(intake: Intake) -> None:
+                intake.note_handed()
+
+            self._session_of_intake.start(note, self._intake)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """The next message, None if there is none."""
+        session, intake = self._taking()
+        if (transient := session.broadcasts.get(queue)) is not None:
+            delivery = session.call_now(intake.get_transient, transient)
+        else:
+            try:
+                delivery = session.call(intake.get, queue, GET_SECONDS)
+            except TopicNotFound:
+                delivery = None
+        if delivery is None:
+            return None
+        message = self.Message(delivery.payload, channel=self)
+        if no_ack:
+            self.settle(delivery.tag, "acknowledge")
+        else:
+            self.qos.append(message, message.delivery_tag)
+        return message
+
+    def _get(self, queue: str, timeout: float | None = None) -> Any:
+        message = self.basic_get(queue, no_ack=True)
+        if message is None:
+            raise Empty
+        return message.serializable()
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+        """How many messages may be unacknowledged; 0 for any number."""
+        self.qos.prefetch_count = prefetch_count or 0
+        if self._intake is not None and self._session_of_intake is not None:
+            self._session_of_intake.call_now(self._intake.limit, self.qos.prefetch_count)
+
+    def drain_events(self, timeout: float | None = None, callback: Any = None) -> None:
+        """Wait for a message of any channel of the connection."""
+        try:
+            self.connection.drain_events(self.connection, timeout=timeout)
+        except TimeoutError as error:
+            raise Empty from error
+
+    async def _dead_letter(self, delivery: Delivery, reason: str) -> bool:
+        """Publish a message to the dead letter exchange of its queue, if that has one; in the event loop."""
+        if (target := self._dead_letter_exchanges.get(delivery.queue)) is None:
+            return reason == "expired"
+        exchange, routing_key = target
+        payload, session = delivery.payload, self._session_of_intake
+        assert session is not None, "a delivery without a session"
+        info = payload["properties"].setdefault("delivery_info", {})
+        routing_key = routing_key if routing_key is not None else str(info.get("routing_key", ""))
+        payload["properties"].pop("expiration", None)
+        payload.setdefault("headers", {})["x-death"] = [{"queue": delivery.queue, "reason": reason}]
+        outgoing = envelope.encode(payload, routing_key, now_ms=0, delay_max_ms=0)
+        return await session.publish(exchange, self._kind(exchange), routing_key, outgoing)
+
+    def close(self) -> None:
+        """Cancel all consumers, and give back what is unacknowledged."""
+        if self.closed:
+            return
+        self.connection.forget(self)
+        session, intake = self._session_of_intake, self._intake
+        try:
+            for tag in list(self._consumers):
+                self.basic_cancel(tag)
+            if session is not None and intake is not None and session.is_alive:
+                session.end_intake(intake)
+                for queue in self._transient:
+                    session.call_now(session.broadcasts.delete, queue)
+        except ClientError:
+            pass  # the session has ended meanwhile
+        if self._qos is not None:
+            self._qos.restore_unacked_once()
+        self._intake = self._session_of_intake = None
+        super().close()

@@ -1,0 +1,112 @@
+"""Messages of kombu as messages of a broker, and back. Pure.
+
+The body is a JSON object with everything that kombu knows of the message. What is needed before that is decoded, or by
+others, is in properties.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+from kombu.utils.json import dumps, loads
+
+from mq.celery.names import escaped
+from mq.client.message import ReceivedMessage
+
+__all__ = ["Outgoing", "decode", "encode", "encode_body", "expires_at_ms", "priority_of", "routing_key_of"]
+
+PRIORITY: Final = "kombu_priority"
+EXPIRES_MS: Final = "kombu_expires_ms"
+ROUTING_KEY: Final = "kombu_routing_key"
+PRIORITY_MAX: Final = 9
+_KEY_LENGTH_MAX: Final = 255
+_SOON_MS: Final = 20
+"""A task that is due within this time is sent at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to send to any number of topics."""
+
+    body: bytes
+    properties: Mapping[str, str]
+    keys: tuple[str, ...]
+    priority: int
+    deliver_at_ms: int | None
+
+
+def encode(message: dict[str, Any], routing_key: str, *, now_ms: int, delay_max_ms: int) -> Outgoing:
+    """A message as `prepare_message` made it. One with an ETA, which Celery sets, is to be delivered then."""
+    headers, properties = message.get("headers") or {}, message["properties"]
+    due_ms = _eta_ms(headers.get("eta"))
+    deliver_at_ms = None if due_ms is None or due_ms <= now_ms + _SOON_MS else min(due_ms, now_ms + delay_max_ms)
+    priority = _priority(properties.get("priority"))
+    own = {ROUTING_KEY: escaped(routing_key)} if routing_key else {}
+    if priority:
+        own[PRIORITY] = str(priority)
+    if (expiration := properties.get("expiration")) is not None:
+        own[EXPIRES_MS] = str(max(now_ms, due_ms or 0) + int(expiration))
+    key = properties.get("correlation_id") or headers.get("id")
+    keys = (key,) if isinstance(key, str) and _is_word(key) else ()
+    return Outgoing(dumps(message).encode(), own, keys, priority, deliver_at_ms)
+
+
+def decode(message: ReceivedMessage, *, redelivered: bool) -> dict[str, Any]:
+    """The message for kombu, with a delivery tag of its own. Raises ValueError for a body of somebody else."""
+    payload = loads(message.body)
+    if not isinstance(payload, dict) or not isinstance(payload.get("properties"), dict):
+        raise ValueError("not a message of kombu")  # noqa: TRY004 - its text is JSON, its value is wrong
+    properties = payload["properties"]
+    properties["delivery_tag"] = uuid.uuid4().hex
+    info = properties.setdefault("delivery_info", {})
+    info["redelivered"] = redelivered
+    return payload
+
+
+def encode_body(body: str | bytes) -> tuple[str, str]:
+    """The body in JSON, and how it is encoded."""
+    return (body, "utf-8") if isinstance(body, str) else (base64.b64encode(body).decode(), "base64")
+
+
+def priority_of(message: ReceivedMessage) -> int:
+    """0 to 9; the highest comes first."""
+    return _priority(message.properties.get(PRIORITY))
+
+
+def expires_at_ms(message: ReceivedMessage) -> int | None:
+    """The time after which nobody wants it, by the sender's clock."""
+    text = message.properties.get(EXPIRES_MS, "")
+    return int(text) if text.isdecimal() else None
+
+
+def routing_key_of(message: ReceivedMessage) -> str:
+    """The routing key with which it was sent."""
+    return unquote(message.properties.get(ROUTING_KEY, ""), errors="surrogatepass")
+
+
+def _priority(value: object) -> int:
+    try:
+        return max(0, min(int(value), PRIORITY_MAX))  # type: ignore[call-overload,no-any-return]
+    except (TypeError, ValueError):
+        return 0
+
+
+def _eta_ms(eta: object) -> int | None:
+    """Milliseconds since the epoch; None without an ETA, or with one that only Celery understands."""
+    try:
+        due = dt.datetime.fromisoformat(eta) if isinstance(eta, str) else eta
+        if not isinstance(due, dt.datetime):
+            return None
+        return int((due if due.tzinfo is not None else due.replace(tzinfo=dt.UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _is_word(key: str) -> bool:
+    return 0 < len(key) <= _KEY_LENGTH_MAX and key.isascii() and key.isprintable() and " " not in key

@@ -1,0 +1,427 @@
+"""Messages that a channel has and has not settled.
+
+One task pops as many messages as the prefetch limit leaves room for, and only from queues of which a broker has said
+that they have some; so a busy worker takes nothing away from others. Another task renews the invisible time of messages
+before it ends, so a task may run for any time, and if the process dies, its messages are delivered again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from mq.celery.broadcasts import TransientQueue
+from mq.celery.envelope import decode, expires_at_ms, priority_of
+from mq.celery.queue_calls import POP_MAX, QueueCalls, Source, is_transient
+from mq.celery.topics import Topics
+from mq.client.consume.popped_messages import PoppedMessage
+from mq.client.consume.renewals import Renewals
+from mq.client.errors import ClientError, TopicNotFound
+from mq.client.logs import log
+from mq.client.message import ReceivedMessage
+from mq.protocol.receipts import Receipt
+
+__all__ = ["Delivery", "Intake"]
+
+WAIT_SECONDS: Final = 15.0
+"""For so long a broker may hold the question whether there are messages."""
+RETRY_SECONDS: Final = 0.2
+EMPTY_SECONDS_MAX: Final = 0.5
+"""The longest pause if a broker says that there are messages, but others get them all."""
+FLUSH_SECONDS: Final = 5.0
+"""For acknowledgements, and messages to give back, of a channel that is closed."""
+
+
+class Delivery:
+    """A message on its way to the application, until it is settled."""
+
+    __slots__ = ("message", "payload", "queue", "transient")
+
+    def __init__(
+        self, queue: str, message: ReceivedMessage, payload: dict[str, Any], transient: TransientQueue | None = None
+    ) -> None:
+        self.queue = queue
+        self.message = message
+        self.payload = payload
+        self.transient = transient
+        """The queue in memory from which it comes; None if it was popped."""
+
+    @property
+    def tag(self) -> str:
+        """Its delivery tag."""
+        tag: str = self.payload["properties"]["delivery_tag"]
+        return tag
+
+
+class _Consumed:
+    """A queue that the channel consumes, in one broker group."""
+
+    __slots__ = ("empty_seconds", "is_hot", "is_waiting", "levels", "queue", "source")
+
+    def __init__(self, queue: str, source: Source, levels: int) -> None:
+        self.queue = queue
+        self.source = source
+        self.levels = levels
+        self.is_hot = True
+        """Whether it may have messages."""
+        self.is_waiting = False
+        self.empty_seconds = 0.0
+
+
+class Intake:
+    """Of one channel; belongs to one event loop.
+
+    `emit` is called there with each delivery, and must hand it to the application's thread. `fail` is called with what
+    ends the intake.
+    """
+
+    def __init__(
+        self,
+        calls: QueueCalls,
+        topics: Topics,
+        *,
+        invisible: float,
+        redeliveries_max: int | None,
+        emit: Callable[[Delivery], None],
+        fail: Callable[[BaseException], None],
+        unwanted: Callable[[Delivery, str], Awaitable[bool]],
+    ) -> None:
+        self._calls = calls
+        self._topics = topics
+        self._invisible = invisible
+        self._redeliveries_max = redeliveries_max
+        self._emit = emit
+        self._fail = fail
+        self._unwanted = unwanted
+        self._renewals = Renewals(invisible, self._extend)
+        self.open: dict[str, Delivery] = {}
+        """Deliveries that are not settled, by tag."""
+        self._consumed: list[_Consumed] = []
+        self._transient: list[TransientQueue] = []
+        self._prefetch = 0
+        self._acks: dict[Source, list[Receipt]] = {}
+        self._acking: set[Source] = set()
+        self._at_work = 0
+        self._changed = anyio.Event()
+        self._settled = anyio.Event()
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._turn = 0
+        self._is_over = False
+        self._emitted = 0
+        self.handed = 0
+        """Deliveries that the application's thread has taken; only that thread counts them."""
+
+    # What the channel asks for.
+
+    async def run(self) -> None:
+        """Pop and renew until cancelled."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self._renewals.run)
+                await self._pop()
+        except Exception as error:
+            self._fail(error)
+
+    def limit(self, prefetch: int) -> None:
+        """How many deliveries may be open; 0 for any number."""
+        self._prefetch = prefetch
+        self._note_change()
+
+    async def consume(self, queue: str) -> None:
+        """Pop messages of a queue. Raises ClientError."""
+        levels = await self._calls.sources(self._topics.of_queue(queue))
+        self._consumed += [_Consumed(queue, source, count) for source, count in levels.items()]
+        self._note_change()
+
+    def consume_transient(self, queue: TransientQueue) -> None:
+        """Take the messages of a queue in memory."""
+        self._transient.append(queue)
+        queue.on_message = self._pump
+        self._pump()
+
+    def cancel(self, queue: str) -> None:
+        """Take no more messages of a queue."""
+        self._consumed = [each for each in self._consumed if each.queue != queue]
+        for each in [each for each in self._transient if each.name == queue]:
+            each.on_message = None
+            self._transient.remove(each)
+
+    async def get(self, queue: str, wait_seconds: float) -> Delivery | None:
+        """One message, whatever the limit. Raises ClientError."""
+        sources = [
+            _Consumed(queue, *each) for each in (await self._calls.sources(self._topics.of_queue(queue))).items()
+        ]
+        deadline = anyio.current_time() + wait_seconds
+        while True:
+            for each in sources:
+                if taken := await self._pop_some(each, 1):
+                    return self._opened(taken[0])
+            left = deadline - anyio.current_time()
+            if left <= 0 or not sources:
+                return None
+            with anyio.move_on_after(left):
+                async with anyio.create_task_group() as waiting:
+                    for each in sources:
+                        waiting.start_soon(self._wait_one, each.source, left, waiting.cancel_scope)
+
+    async def _wait_one(self, source: Source, seconds: float, done: anyio.CancelScope) -> None:
+        try:
+            await self._calls.wait(source, seconds)
+        except ClientError:
+            await anyio.sleep(RETRY_SECONDS)
+        done.cancel()
+
+    def get_transient(self, queue: TransientQueue) -> Delivery | None:
+        """One message of a queue in memory."""
+        message = queue.take()
+        return None if message is None else self._opened(Delivery(queue.name, message, _payload(message), queue))
+
+    # What becomes of deliveries.
+
+    async def acknowledge(self, tag: str) -> None:
+        """The message is done; several that are acknowledged at the same time go in one request."""
+        delivery = self._settle(tag)
+        if delivery is None or not isinstance(message := delivery.message, PoppedMessage):
+            return
+        self._at_work += 1
+        try:
+            await self._renewals.release(message)
+            source = Source.of(message)
+            self._acks.setdefault(source, []).append(message.receipt)
+            if source not in self._acking:
+                self._acking.add(source)
+                try:
+                    await self._send_acks(source)
+                finally:
+                    self._acking.discard(source)
+        finally:
+            self._at_work -= 1
+            self._settled.set()
+
+    async def _send_acks(self, source: Source) -> None:
+        await anyio.lowlevel.checkpoint()
+        while receipts := self._acks.pop(source, []):
+            try:
+                await self._calls.acknowledge(source, receipts)
+            except ClientError as error:
+                log.warning("not_acknowledged", topic=source.topic, messages=len(receipts), reason=str(error))
+
+    async def give_back(self, tag: str) -> None:
+        """Deliver the message again, at once, to anybody."""
+        delivery = self._settle(tag)
+        if delivery is None:
+            return
+        if delivery.transient is not None:
+            delivery.transient.put_back(delivery.message)
+        elif isinstance(message := delivery.message, PoppedMessage):
+            await self._renewals.release(message)
+            try:
+                await self._calls.change(Source.of(message), message.receipt, 0.0)
+            except ClientError as error:
+                log.warning("not_given_back", queue=delivery.queue, reason=str(error))
+
+    async def refuse(self, tag: str, reason: str) -> None:
+        """The message is not wanted: to the dead letters with it. It is delivered again if that fails."""
+        delivery = self.open.get(tag)
+        if delivery is not None and await self._bury(delivery, reason):
+            await self.acknowledge(tag)
+        else:
+            await self.give_back(tag)
+
+    async def _bury(self, delivery: Delivery, reason: str) -> bool:
+        try:
+            if not await self._unwanted(delivery, reason) and isinstance(delivery.message, PoppedMessage):
+                await self._calls.bury(Source.of(delivery.message), delivery.message, reason)
+        except ClientError as error:
+            log.warning("no_dead_letter", queue=delivery.queue, reason=str(error))
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Give back what is open, and wait for acknowledgements."""
+        self._is_over = True
+        self._renewals.close()
+        for each in self._transient:
+            each.on_message = None
+        with anyio.move_on_after(FLUSH_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                for tag in reversed(list(self.open)):
+                    tasks.start_soon(self.give_back, tag)
+            while self._at_work:
+                self._settled = anyio.Event()
+                await self._settled.wait()
+
+    def _settle(self, tag: str) -> Delivery | None:
+        delivery = self.open.pop(tag, None)
+        self._note_change()
+        self._pump()
+        return delivery
+
+    def _opened(self, delivery: Delivery) -> Delivery:
+        self.open[delivery.tag] = delivery
+        if isinstance(delivery.message, PoppedMessage):
+            self._renewals.hold([delivery.message])
+        return delivery
+
+    # Popping.
+
+    def _room(self) -> int:
+        return self._prefetch - len(self.open) if self._prefetch else POP_MAX - (self._emitted - self.handed)
+
+    def note_handed(self) -> None:
+        """The application's thread has taken deliveries."""
+        self._note_change()
+        self._pump()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+
+    def _give(self, delivery: Delivery) -> None:
+        self._emitted += 1
+        self._emit(delivery)
+
+    def _pump(self) -> None:
+        """Hand on what is in transient queues."""
+        for queue in self._transient:
+            while len(queue) and self._room() > 0 and not self._is_over:
+                if (delivery := self.get_transient(queue)) is not None:
+                    self._give(delivery)
+
+    async def _pop(self) -> None:
+        while True:
+            self._changed = anyio.Event()
+            if self._room() > 0:
+                hot = [each for each in self._in_turn() if each.is_hot]
+                for each in hot:
+                    if (room := self._room()) > 0:
+                        await self._pop_hot(each, min(room, POP_MAX))
+                if hot:
+                    continue
+            assert self._tasks is not None, "pops before it runs"
+            for each in self._consumed:
+                if not each.is_hot and not each.is_waiting:
+                    each.is_waiting = True
+                    self._tasks.start_soon(self._wait, each)
+            await self._changed.wait()
+
+    def _in_turn(self) -> Iterator[_Consumed]:
+        """The queues, beginning with the next one."""
+        self._turn += 1
+        count = len(self._consumed)
+        return iter([self._consumed[(self._turn + at) % count] for at in range(count)])
+
+    async def _pop_hot(self, consumed: _Consumed, count: int) -> None:
+        failure: ClientError | None = None
+        taken: list[Delivery] = []
+        try:
+            taken = await self._pop_some(consumed, count)
+        except ClientError as error:
+            if not is_transient(error):
+                raise
+            failure = error
+        if failure is not None:
+            log.info("pop_failed", queue=consumed.queue, reason=str(failure))
+            consumed.is_hot = False
+            consumed.empty_seconds = RETRY_SECONDS
+            if isinstance(failure, TopicNotFound) and not await self._topics.declare_again(consumed.source.topic):
+                raise failure
+        elif taken:
+            consumed.empty_seconds = 0.0
+        else:
+            consumed.is_hot = False
+            consumed.empty_seconds = min(max(2 * consumed.empty_seconds, 0.002), EMPTY_SECONDS_MAX)
+        for delivery in taken:
+            self._opened(delivery)
+            if consumed in self._consumed:
+                self._give(delivery)
+            else:  # the application has cancelled it meanwhile
+                await self.give_back(delivery.tag)
+
+    async def _pop_some(self, consumed: _Consumed, count: int) -> list[Delivery]:
+        """Messages that are wanted, of the highest priority that there is."""
+        taken: list[Delivery] = []
+        for level in range(consumed.levels - 1, -1, -1):
+            messages = await self._calls.pop(consumed.source, level, count - len(taken), self._invisible)
+            taken += [each for message in messages if (each := await self._wanted(consumed, message)) is not None]
+            if len(taken) >= count:
+                break
+        return sorted(taken, key=lambda each: -priority_of(each.message))
+
+    async def _wanted(self, consumed: _Consumed, message: PoppedMessage) -> Delivery | None:
+        try:
+            payload = decode(message, redelivered=message.reconsume_times > 0)
+        except ValueError as error:
+            payload, reason = {"properties": {"delivery_tag": message.message_id}}, f"not a message of kombu: {error}"
+            log.error("foreign_message", queue=consumed.queue, message_id=message.message_id, reason=str(error))
+        else:
+            expires = expires_at_ms(message)
+            most = self._redeliveries_max
+            reason = ""
+            if expires is not None and expires <= time.time_ns() // 1_000_000:
+                reason = "expired"
+            elif most is not None and message.reconsume_times > most:
+                reason = f"delivered {message.reconsume_times} times before"
+        delivery = Delivery(consumed.queue, message, payload)
+        if not reason:
+            return delivery
+        self._opened(delivery)
+        if reason == "expired":
+            try:
+                await self._unwanted(delivery, reason)
+            except ClientError as error:
+                log.warning("no_dead_letter", queue=consumed.queue, reason=str(error))
+                await self.give_back(delivery.tag)
+            else:
+                await self.acknowledge(delivery.tag)
+        else:
+            await self.refuse(delivery.tag, reason)
+        return None
+
+    async def _wait(self, consumed: _Consumed) -> None:
+        """Wait until a queue may have messages."""
+        if consumed.empty_seconds > 0.002:
+            await anyio.sleep(consumed.empty_seconds)
+        try:
+            while consumed in self._consumed:
+                if await self._calls.wait(consumed.source, WAIT_SECONDS):
+                    break
+                consumed.empty_seconds = 0.0
+        except TopicNotFound:
+            pass  # the pop finds out
+        except ClientError as error:
+            if not is_transient(error):
+                raise
+            log.info("pop_failed", queue=consumed.queue, reason=str(error))
+            await anyio.sleep(RETRY_SECONDS)
+            await self._look_for_leader(consumed)
+        consumed.is_waiting = False
+        consumed.is_hot = True
+        self._note_change()
+
+    async def _look_for_leader(self, consumed: _Consumed) -> None:
+        try:
+            await self._calls.refresh(consumed.source.topic)
+        except ClientError as error:
+            log.info("route_not_refreshed", topic=consumed.source.topic, reason=str(error))
+
+    async def _extend(self, message: PoppedMessage) -> bool:
+        """Hide a message for the invisible time from now on. Raises ClientError."""
+        asked_at = anyio.current_time()
+        receipt = await self._calls.change(Source.of(message), message.receipt, self._invisible)
+        if receipt is None:
+            return False
+        message.receipt, message.hidden_until = receipt, asked_at + self._invisible
+        return True
+
+
+def _payload(message: ReceivedMessage) -> dict[str, Any]:
+    try:
+        return decode(message, redelivered=False)
+    except ValueError:
+        log.error("foreign_message", message_id=message.message_id, reason="not a message of kombu")
+        return {"properties": {"delivery_tag": message.message_id, "delivery_info": {}}, "body": ""}

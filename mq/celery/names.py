@@ -1,0 +1,47 @@
+"""Names of topics and groups for queues and exchanges of any name. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+__all__ = ["broadcast_group", "escaped", "exchange_topic", "is_queue_topic", "queue_topic"]
+
+NAME_LENGTH_MAX: Final = 100
+"""Then the dead letter topic of the group that has this name is valid, too."""
+_DIGEST_LENGTH: Final = 32
+_ESCAPED: Final = re.compile(rb"[^A-Za-z0-9_-]")
+
+
+def escaped(name: str) -> str:
+    """The name in characters of topics, as in a URL: `a.b` is `a%2Eb`. Two names are never the same."""
+    return _ESCAPED.sub(lambda found: b"%%%02X" % found[0][0], name.encode("utf-8", "surrogatepass")).decode()
+
+
+def queue_topic(prefix: str, queue: str) -> str:
+    """The topic of a queue, and the name of the consumer group that shares its messages."""
+    return _fitted(f"{escaped(prefix)}%q_{escaped(queue)}")
+
+
+def is_queue_topic(prefix: str, topic: str) -> bool:
+    """Whether `topic` is that of a queue."""
+    return topic.startswith(f"{escaped(prefix)}%q_")
+
+
+def exchange_topic(prefix: str, exchange: str) -> str:
+    """The topic of what is broadcast to an exchange."""
+    return _fitted(f"{escaped(prefix)}%x_{escaped(exchange)}")
+
+
+def broadcast_group(prefix: str) -> str:
+    """The group under which processes read broadcasts; it stores no offsets."""
+    return _fitted(f"{escaped(prefix)}%broadcasts")
+
+
+def _fitted(name: str) -> str:
+    """The name, or its beginning and a digest if it is too long; no escaped name has the character between them."""
+    if len(name) <= NAME_LENGTH_MAX:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]
+    return f"{name[: NAME_LENGTH_MAX - _DIGEST_LENGTH - 1]}|{digest}"

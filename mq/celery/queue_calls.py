@@ -1,0 +1,218 @@
+"""Requests about the messages of queues: pop, wait, acknowledge, renew."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import NamedTuple, Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from mq.client.admin import Admin
+from mq.client.consume.popped_messages import PoppedMessage, batch_ack, read_popped
+from mq.client.consume.send_back import give_back
+from mq.client.errors import BrokerError, ClientError, NotADeadLetter, TopicNotFound
+from mq.client.logs import log
+from mq.client.message import MessageQueue
+from mq.client.net.leader_calls import Repeat, call_leader, leader_address
+from mq.client.net.replies import fields_of, read_body
+from mq.protocol import properties as props
+from mq.protocol.bodies import TopicConfigTable
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import pop_retry_topic
+from mq.protocol.operator_bodies import GroupProgress
+from mq.protocol.pop_requests import ChangeInvisibleExt, NotificationExt, PopExt
+from mq.protocol.receipts import NORMAL, Receipt
+from mq.protocol.registration import TopicConfig
+from mq.protocol.replies import PopTimes
+
+__all__ = ["POP_MAX", "QueueCalls", "Source", "is_transient"]
+
+POP_MAX = 32
+"""Messages of one pop."""
+ANY_QUEUE = -1
+ANSWER_SECONDS = 3.0
+"""For the answer to a request, beyond the time for which a broker may hold it."""
+CALL_SECONDS = 10.0
+"""For one acknowledgement or renewal, also across a change of leader."""
+
+_NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
+_NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR})
+_GONE = frozenset({ResponseCode.NO_MESSAGE, ResponseCode.TOPIC_NOT_EXIST})
+
+
+class Source(NamedTuple):
+    """What a queue has in one broker group; its topic is also the name of its consumer group."""
+
+    topic: str
+    broker_name: str
+
+    @classmethod
+    def of(cls, message: PoppedMessage) -> Self:
+        """Where it was popped."""
+        return cls(message.topic, message.queue.broker_name)
+
+
+class QueueCalls(Admin):
+    """Administration, and pops on request."""
+
+    async def pop(self, source: Source, queue_id: int, count_max: int, invisible: float) -> list[PoppedMessage]:
+        """Messages that are there now, hidden from others for `invisible` seconds. Raises ClientError."""
+        remoting = self._opened()
+        connection = await remoting.connection(await leader_address(remoting, source.topic, source.broker_name))
+        ext = PopExt(
+            consumer_group=source.topic,
+            topic=source.topic,
+            queue_id=queue_id,
+            max_messages=min(count_max, POP_MAX),
+            invisible_ms=math.ceil(invisible * 1000),
+            poll_ms=0,
+            born_ms=time.time_ns() // 1_000_000,
+            init_mode=0,
+        )
+        asked_at = anyio.current_time()
+        answer, body = await connection.request(RequestCode.POP_MESSAGE, ext.fields(), timeout=ANSWER_SECONDS)
+        if answer.code in _NOTHING:
+            return []
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise TopicNotFound(source.topic)
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark or "", connection.address)
+        return read_popped(source.topic, source.broker_name, answer, body, asked_at + invisible)
+
+    async def wait(self, source: Source, seconds: float) -> bool:
+        """Whether the queue has something to pop; a broker answers when it has, or after `seconds`."""
+        remoting = self._opened()
+        connection = await remoting.connection(await leader_address(remoting, source.topic, source.broker_name))
+        ext = NotificationExt(
+            consumer_group=source.topic,
+            topic=source.topic,
+            queue_id=ANY_QUEUE,
+            poll_ms=int(seconds * 1000),
+            born_ms=time.time_ns() // 1_000_000,
+        )
+        answer, _ = await connection.request(
+            RequestCode.NOTIFICATION, ext.fields(), timeout=seconds + ANSWER_SECONDS, may_be_held=True
+        )
+        if answer.code in _NOTHING:
+            return False
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise TopicNotFound(source.topic)
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark or "", connection.address)
+        return True
+
+    async def refresh(self, topic: str) -> None:
+        """Look for the present leaders."""
+        await self._opened().route(topic, refresh=True)
+
+    async def sources(self, topic: str) -> dict[Source, int]:
+        """The broker groups of a queue's topic, and how many levels of priority it has there. Raises TopicNotFound."""
+        route = await self._opened().route(topic)
+        levels: dict[Source, int] = {}
+        for queue in route.read_queues:
+            source = Source(topic, queue.broker_name)
+            levels[source] = levels.get(source, 0) + 1
+        return levels
+
+    async def acknowledge(self, source: Source, receipts: list[Receipt]) -> None:
+        """Returns when the acknowledgements are stored, or the messages are not hidden any more. Raises ClientError."""
+        rows = [(source.topic, source.topic, receipt) for receipt in receipts]
+        await self._tell(source, RequestCode.BATCH_ACK_MESSAGE, None, batch_ack(source.broker_name, rows))
+
+    async def change(self, source: Source, receipt: Receipt, seconds: float) -> Receipt | None:
+        """Hide a message for `seconds` from now on; its new receipt, None if it is not hidden any more."""
+        ext = ChangeInvisibleExt(
+            consumer_group=source.topic,
+            topic=source.topic if receipt.mark == NORMAL else pop_retry_topic(source.topic, source.topic),
+            queue_id=receipt.queue_id,
+            extra_info=receipt.encode(),
+            offset=receipt.offset,
+            invisible_ms=math.ceil(seconds * 1000),
+        )
+        times = await self._tell(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext.fields(), b"")
+        if times is None:
+            return None
+        return receipt._replace(
+            start=receipt.offset,
+            pop_time_ms=times.pop_time_ms,
+            invisible_ms=times.invisible_ms,
+            revive_queue=times.revive_queue,
+        )
+
+    async def _tell(self, source: Source, code: int, ext: dict[str, str] | None, body: bytes) -> PopTimes | None:
+        try:
+            answer, _ = await call_leader(
+                self._opened(),
+                source.topic,
+                source.broker_name,
+                code,
+                ext,
+                body,
+                seconds=CALL_SECONDS,
+                repeat=Repeat.ALWAYS,
+                busy_codes=_NOT_NOW,
+            )
+        except BrokerError as error:
+            if error.code not in _GONE:
+                raise
+            log.info("popped_message_gone", topic=source.topic, reason=error.remark)
+            return None
+        return fields_of(PopTimes, answer) if code == RequestCode.CHANGE_MESSAGE_INVISIBLETIME else None
+
+    async def bury(self, source: Source, message: PoppedMessage, reason: str) -> None:
+        """Store a message in the dead letter topic of its queue's group. Raises NotADeadLetter."""
+        taken = await give_back(
+            self._opened(),
+            source.topic,
+            message,
+            max_reconsume_times=None,
+            failure=props.safe_value(reason),
+            is_dead=True,
+        )
+        if not taken:
+            raise NotADeadLetter(message)
+
+    async def ready(self, topic: str) -> int:
+        """How many messages of a queue wait, without those that were delivered. Raises TopicNotFound, ClientError."""
+        stats = await self.topic_stats(topic)
+        progress = await self.group_progress(topic)
+        own = sum(ends.max_offset - _offset(progress, queue, ends.min_offset) for queue, ends in stats.items())
+        again = sum(
+            each.end - max(each.offset, each.pulled) for queue, each in progress.items() if queue.topic != topic
+        )
+        return max(own + again, 0)
+
+    async def purge(self, topic: str) -> int:
+        """Skip all messages of a queue that wait; returns how many. Raises TopicNotFound, ClientError."""
+        count = await self.ready(topic)
+        if count:
+            await self.reset_group(topic, topic, "last")
+            retry = pop_retry_topic(topic, topic)
+            try:
+                await self.reset_group(topic, retry, "last")
+            except TopicNotFound:
+                pass  # nothing was ever delivered again
+        return count
+
+    async def all_topics(self) -> Mapping[str, TopicConfig]:
+        """The configuration of all topics. Raises BrokerError without the permission of an administrator."""
+        found: dict[str, TopicConfig] = {}
+        for address in (await self._leaders(None, None)).values():
+            _, body = await self._opened().call(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+            for name, config in read_body(TopicConfigTable.decode, body).topics.items():
+                found.setdefault(name, config)
+        return found
+
+
+def _offset(progress: Mapping[MessageQueue, GroupProgress], queue: MessageQueue, default: int) -> int:
+    found = progress.get(queue)
+    return default if found is None else max(found.offset, found.pulled)
+
+
+def is_transient(error: ClientError) -> bool:
+    """Whether the same request may succeed soon."""
+    return not isinstance(error, BrokerError) or error.code in _NOT_NOW

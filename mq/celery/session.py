@@ -1,0 +1,323 @@
+"""What all connections of a process with the same address share: one thread with an event loop, and its clients.
+
+A session belongs to the process that has opened it. A connection of kombu that finds itself in a forked child gets
+another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, Final, ParamSpec, TypeVar
+
+import anyio
+from kombu.transport.virtual.exchange import TopicExchange
+
+from mq.celery.address import Address
+from mq.celery.broadcasts import Broadcasts
+from mq.celery.envelope import Outgoing
+from mq.celery.intake import Delivery, Intake
+from mq.celery.queue_calls import QueueCalls
+from mq.celery.topics import Binding, Topics, queues_of
+from mq.client.errors import ClientClosed, ClientError, TopicNotFound
+from mq.client.logs import log
+from mq.client.message import Message
+from mq.client.net.forks import forks
+from mq.client.produce.producer import Producer
+from mq.client.sync.loop_thread import LoopThread
+
+__all__ = ["Session"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PING_SECONDS_MAX: Final = 2.0
+_PRODUCER: Final = "RAFTMQ_PRODUCER"
+_SEQUENCE: Final = "RAFTMQ_SEQUENCE"
+
+_sessions: dict[Address, Session] = {}
+_lock = threading.Lock()
+
+
+class Session:
+    """An event loop in a thread, and the clients in it. `of` opens it or takes the one that is open."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._forks = forks()
+        self._users = 0
+        self._numbers = itertools.count()
+        self._turns = itertools.count()
+        self._name = uuid.uuid4().hex
+        remoting = address.remoting()
+        servers = list(address.name_servers)
+        self.calls = QueueCalls(servers, remoting=remoting)
+        self._producer = Producer(
+            servers,
+            timeout=address.publish_timeout,
+            retries=1000,  # what is stored twice is recognized by its number
+            auto_create_topics=False,
+            remoting=remoting,
+        )
+        self.topics = Topics(self.calls, address.prefix)
+        self.broadcasts = Broadcasts(servers, address.prefix, remoting, self.topics)
+        self._thread = LoopThread("raftmq.celery")
+        self._reading: Future[None] | None = None
+        self._intakes: dict[Intake, Future[None]] = {}
+        try:
+            self._thread.call(self._open)
+            self._reading = self._thread.portal.start_task_soon(self.broadcasts.run)
+        except BaseException:
+            self._thread.stop("opening")
+            raise
+
+    async def _open(self) -> None:
+        await self.calls.open()
+        try:
+            await self.calls.ping(timeout=min(self.address.connect_timeout, PING_SECONDS_MAX))
+            await self._producer.open()
+        except BaseException:
+            await self.calls.aclose()  # noqa: ASYNC102 - shields itself
+            raise
+
+    @classmethod
+    def of(cls, address: Address) -> Session:
+        """The session of this process for an address; `release` it. Raises ClientError if no server answers."""
+        with _lock:
+            session = _sessions.get(address)
+            if session is None or not session.is_alive:
+                session = _sessions[address] = cls(address)
+            session._users += 1
+            return session
+
+    def release(self) -> None:
+        """The last user closes it."""
+        if self.is_parents:
+            return
+        with _lock:
+            self._users -= 1
+            if self._users > 0:
+                return
+            if _sessions.get(self.address) is self:
+                del _sessions[self.address]
+        self.close()
+
+    @property
+    def is_parents(self) -> bool:
+        """Whether it was opened by the process from which this one was forked."""
+        return self._forks != forks()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be used in this process."""
+        return not self.is_parents and self._reading is not None and not self._reading.done()
+
+    def close(self) -> None:
+        """Wait for what is in flight, and end the thread."""
+        reading, self._reading = self._reading, None
+        if reading is None:
+            return
+        reading.cancel()
+        for running in self._intakes.values():
+            running.cancel()
+        try:
+            self._thread.call(self._close)
+        except ClientError as error:
+            log.info("close_failed", client="raftmq.celery", reason=str(error))
+        self._thread.stop("messages in flight")
+
+    async def _close(self) -> None:
+        for intake in self._intakes:
+            await intake.close()
+        await self._producer.aclose()
+        await self.calls.aclose()
+
+    def call(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a coroutine function in the event loop. Raises ClientClosed if the session has ended."""
+        self._check()
+        return self._thread.call(functools.partial(function, *args, **kwargs))
+
+    def call_now(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a plain function in the event loop."""
+
+        async def call() -> R:
+            return function(*args, **kwargs)
+
+        return self.call(call)
+
+    def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Future[Any]:
+        """Start a coroutine function in the event loop, and do not wait for it. Raises ClientClosed."""
+        self._check()
+        try:
+            return self._thread.portal.start_task_soon(function, *args)
+        except RuntimeError as error:
+            raise ClientClosed("the connection was closed") from error
+
+    def _check(self) -> None:
+        if self.is_parents:
+            raise ClientClosed(
+                f"process {os.getpid()} was forked from the one that has opened this channel: open another one here"
+            )
+        if self._reading is None:
+            raise ClientClosed("the connection was closed")
+
+    # Publishing; in the event loop.
+
+    async def publish(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing) -> bool:
+        """Send a message wherever its exchange sends it; False if that is nowhere. Raises ClientError."""
+        topics = await self._topics_for(exchange, kind, routing_key)
+        if len(topics) == 1:
+            await self.send(topics[0], outgoing)
+        elif topics:
+            errors: list[ClientError] = []
+
+            async def send(topic: str) -> None:
+                try:
+                    await self.send(topic, outgoing)
+                except ClientError as error:
+                    errors.append(error)
+
+            async with anyio.create_task_group() as tasks:
+                for topic in topics:
+                    tasks.start_soon(send, topic)
+            if errors:
+                raise errors[0]
+        return bool(topics)
+
+    async def _topics_for(self, exchange: str, kind: str, routing_key: str) -> list[str]:
+        if not exchange:
+            topic = self.topics.of_queue(routing_key)
+            if self.broadcasts.get(routing_key) is None and await self.topics.exists(topic):
+                return [topic]
+            broadcasts = self.topics.of_exchange("")
+            return [broadcasts] if await self.topics.exists(broadcasts) else []
+        queues = queues_of(_matching(await self.topics.bindings(exchange), kind, routing_key))
+        found = [self.topics.of_queue(queue) for queue in queues]
+        broadcasts = self.topics.of_exchange(exchange)
+        if await self.topics.exists(broadcasts):
+            found.append(broadcasts)
+        if not found:
+            queues = queues_of(_matching(await self.topics.bindings(exchange, fresh=True), kind, routing_key))
+            found = [self.topics.of_queue(queue) for queue in queues]
+        return found
+
+    async def send(self, topic: str, outgoing: Outgoing) -> None:
+        """Returns when a majority has stored the message, once. Raises ClientError."""
+        missing: TopicNotFound | None = None
+        try:
+            await self._send(topic, outgoing)
+        except TopicNotFound as error:
+            missing = error
+        if missing is not None:
+            if not await self.topics.declare_again(topic):
+                raise missing
+            await self._send(topic, outgoing)
+
+    async def _send(self, topic: str, outgoing: Outgoing) -> None:
+        queues = await self._producer.queues(topic)
+        levels: dict[str, int] = {}
+        for each in queues:
+            levels[each.broker_name] = max(levels.get(each.broker_name, 0), each.queue_id)
+        names = sorted(levels)
+        if not names:
+            raise TopicNotFound(topic)
+        first = next(self._turns)
+        message = Message(
+            topic,
+            outgoing.body,
+            keys=outgoing.keys,
+            properties={**outgoing.properties, _PRODUCER: self._name, _SEQUENCE: str(next(self._numbers))},
+            deliver_at=outgoing.deliver_at_ms,
+        )
+        deadline = anyio.current_time() + self.address.publish_timeout
+        for at in range(len(names)):
+            name = names[(first + at) % len(names)]
+            level = min(outgoing.priority, levels[name])
+            [queue] = [each for each in queues if each.broker_name == name and each.queue_id == level]
+            left = max(deadline - anyio.current_time(), 0.1) / (len(names) - at)
+            try:
+                await self._producer.send(message, queue=queue, timeout=left)
+            except TopicNotFound:
+                raise
+            except ClientError as error:
+                if error.stored != "no" or at == len(names) - 1:
+                    raise
+                log.info("sent_elsewhere", topic=topic, broker_name=name, reason=str(error))
+            else:
+                return
+
+    # Consuming.
+
+    def intake(
+        self,
+        emit: Callable[[Delivery], None],
+        fail: Callable[[BaseException], None],
+        unwanted: Callable[[Delivery, str], Awaitable[bool]],
+    ) -> Intake:
+        """What a channel consumes with; `end_intake` ends it."""
+        intake = self.call_now(
+            lambda: Intake(
+                self.calls,
+                self.topics,
+                invisible=self.address.visibility_timeout,
+                redeliveries_max=self.address.redeliveries_max,
+                emit=emit,
+                fail=fail,
+                unwanted=unwanted,
+            )
+        )
+        self._intakes[intake] = self.start(intake.run)
+        return intake
+
+    def end_intake(self, intake: Intake) -> None:
+        """Give back what it has, and end its task."""
+        running = self._intakes.pop(intake, None)
+        if running is None or not self.is_alive:
+            return
+        running.cancel()
+        try:
+            self.call(intake.close)
+        except ClientError as error:
+            log.warning("close_failed", client="raftmq.celery", reason=str(error))
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+_TOPIC_EXCHANGE: Final = TopicExchange(None)
+
+
+def _matching(bindings: list[Binding], kind: str, routing_key: str) -> list[Binding]:
+    kind = bindings[0].kind if bindings else kind
+    if kind == "fanout":
+        return bindings
+    if kind == "topic":
+        pattern = _TOPIC_EXCHANGE.key_to_pattern
+        return [each for each in bindings if _TOPIC_EXCHANGE._match(pattern(each.routing_key), routing_key)]
+    return [each for each in bindings if each.routing_key == routing_key]
+
+
+def _forget_parents_sessions() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _sessions.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents_sessions)
+
+
+@atexit.register
+def _close_all() -> None:
+    for session in list(_sessions.values()):
+        if session.is_alive:
+            session.close()

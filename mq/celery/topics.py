@@ -1,0 +1,194 @@
+"""The topics of queues and exchanges, and the bindings between them, which the brokers replicate.
+
+A queue is a topic with one queue for each level of priority. Its attributes say under which name it was declared, and
+to which exchanges it is bound; so a binding is there for every process as soon as it is made, and goes with its queue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import anyio
+
+from mq.celery.names import exchange_topic, is_queue_topic, queue_topic
+from mq.celery.queue_calls import QueueCalls
+from mq.client.errors import BrokerError, TopicNotFound
+from mq.client.logs import log
+from mq.client.message import MessageQueue
+from mq.protocol.codes import ResponseCode
+from mq.protocol.registration import TopicConfig
+
+__all__ = ["Binding", "Topics", "queues_of"]
+
+QUEUE_ATTRIBUTE: Final = "kombu.queue"
+BINDING_ATTRIBUTE: Final = "kombu.binding."
+FRESH_SECONDS: Final = 10.0
+"""For so long the bindings of other processes are taken from memory."""
+MISSED_SECONDS: Final = 1.0
+"""The same when no queue is found for a message, or no topic."""
+
+
+class Binding(NamedTuple):
+    """Messages of an exchange with a routing key, or one that matches it, go to a queue."""
+
+    exchange: str
+    kind: str
+    routing_key: str
+    queue: str
+
+    def attribute(self) -> tuple[str, str]:
+        """Name and value of the attribute of the queue's topic."""
+        value = json.dumps([self.exchange, self.kind, self.routing_key])
+        digest = hashlib.sha256(json.dumps([self.exchange, self.routing_key]).encode()).hexdigest()
+        return f"{BINDING_ATTRIBUTE}{digest[:12]}", value
+
+
+class Topics:
+    """What is known of topics; belongs to one event loop."""
+
+    def __init__(self, calls: QueueCalls, prefix: str) -> None:
+        self._calls = calls
+        self._prefix = prefix
+        self._known: dict[str, int] = {}
+        """Topics that exist, with their number of queues in a broker group."""
+        self._declared: dict[str, dict[str, str]] = {}
+        """Queues that this process has declared, with their attributes."""
+        self._missed: dict[str, float] = {}
+        self._bindings: set[Binding] = set()
+        self._own: set[Binding] = set()
+        self._read_at = -FRESH_SECONDS
+        self._lock = anyio.Lock()
+        self._may_list = True
+
+    def of_queue(self, queue: str) -> str:
+        """The name of its topic."""
+        return queue_topic(self._prefix, queue)
+
+    def of_exchange(self, exchange: str) -> str:
+        """The name of the topic of its broadcasts."""
+        return exchange_topic(self._prefix, exchange)
+
+    async def exists(self, topic: str) -> bool:
+        """Whether there is such a topic; that there was none holds for a second."""
+        if topic in self._known:
+            return True
+        now = anyio.current_time()
+        if now < self._missed.get(topic, now):
+            return False
+        try:
+            route = await self._calls.route(topic)
+        except TopicNotFound:
+            self._missed[topic] = now + MISSED_SECONDS
+            return False
+        self._known[topic] = 1 + max((each.queue_id for each in route.read_queues), default=0)
+        return True
+
+    async def declare(self, topic: str, *, levels: int = 1, queue: str | None = None) -> None:
+        """Create a topic unless it exists; one with fewer levels of priority gets more. Raises ClientError."""
+        if queue is not None:
+            self._declared.setdefault(topic, {QUEUE_ATTRIBUTE: queue})
+        async with self._lock:
+            self._missed.pop(topic, None)
+            if await self.exists(topic) and self._known[topic] >= levels:
+                return
+            await self._calls.create_topic(topic, levels, attributes=self._declared.get(topic))
+            self._known[topic] = levels
+            self._missed.pop(topic, None)
+
+    async def declare_again(self, topic: str) -> bool:
+        """The topic was deleted: create it as this process has declared it. False if it did not."""
+        levels = self._known.pop(topic, 1)
+        if topic not in self._declared:
+            return False
+        log.warning("queue_declared_again", topic=topic, reason="somebody else has deleted it")
+        await self._calls.create_topic(topic, levels, attributes=self._declared[topic])
+        self._known[topic] = levels
+        return True
+
+    async def delete(self, topic: str) -> None:
+        """Delete a queue's topic with its group and bindings."""
+        self._forget(topic)
+        self._missed.pop(topic, None)
+        try:
+            await self._calls.delete_topic(topic)
+            await self._calls.delete_consumer_group(topic, topics=True)
+        except BrokerError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+        for bindings in (self._own, self._bindings):
+            bindings.difference_update([each for each in bindings if self.of_queue(each.queue) == topic])
+
+    def _forget(self, topic: str) -> None:
+        self._known.pop(topic, None)
+        self._declared.pop(topic, None)
+
+    async def bind(self, binding: Binding) -> None:
+        """Returns when all processes can know it. Raises ClientError."""
+        if binding in self._own:
+            return
+        topic = self.of_queue(binding.queue)
+        await self.declare(topic, queue=binding.queue)
+        name, value = binding.attribute()
+        if binding not in await self._read(FRESH_SECONDS):
+            await self._calls.create_topic(
+                topic, self._known[topic], attributes={QUEUE_ATTRIBUTE: binding.queue, name: value}
+            )
+        self._declared[topic][name] = value
+        self._own.add(binding)
+
+    async def end(self, queue: MessageQueue) -> int:
+        """The offset that the next message of a queue will get. Raises ClientError."""
+        return await self._calls.max_offset(queue)
+
+    async def unbind(self, binding: Binding) -> None:
+        """Raises ClientError."""
+        topic = self.of_queue(binding.queue)
+        name, _ = binding.attribute()
+        for bindings in (self._own, self._bindings):
+            bindings.difference_update(
+                [each for each in bindings if each.queue == binding.queue and each.attribute()[0] == name]
+            )
+        self._declared.get(topic, {}).pop(name, None)
+        if await self.exists(topic):
+            await self._calls.create_topic(topic, self._known[topic], attributes={name: None})
+
+    async def bindings(self, exchange: str, *, fresh: bool = False) -> list[Binding]:
+        """The bindings of an exchange, of all processes; those that others have just made only if `fresh`."""
+        known = await self._read(MISSED_SECONDS if fresh else FRESH_SECONDS)
+        return [each for each in known if each.exchange == exchange]
+
+    async def _read(self, seconds: float) -> set[Binding]:
+        """All bindings, read at most `seconds` ago."""
+        now = anyio.current_time()
+        if self._may_list and now >= self._read_at + seconds:
+            try:
+                self._bindings = set(_bindings_of(await self._calls.all_topics(), self._prefix))
+            except BrokerError as error:
+                if error.code != ResponseCode.NO_PERMISSION:
+                    raise
+                self._may_list = False
+                log.warning("bindings_not_shared", reason=str(error), missing="the permission to list all topics")
+            self._read_at = now
+        return self._bindings | self._own
+
+
+def _bindings_of(topics: Mapping[str, TopicConfig], prefix: str) -> Iterator[Binding]:
+    for name, config in topics.items():
+        queue = config.attributes.get(QUEUE_ATTRIBUTE)
+        if queue is None or not is_queue_topic(prefix, name):
+            continue
+        for attribute, value in config.attributes.items():
+            if attribute.startswith(BINDING_ATTRIBUTE):
+                try:
+                    exchange, kind, routing_key = json.loads(value)
+                except (ValueError, TypeError):
+                    continue  # of a later release
+                yield Binding(exchange, kind, routing_key, queue)
+
+
+def queues_of(bindings: Iterable[Binding]) -> list[str]:
+    """The queues of some bindings, each once, in a fixed order."""
+    return sorted({each.queue for each in bindings})

@@ -1,0 +1,118 @@
+"""kombu's own tests of transports, from its source distribution, against a real broker."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import anyio.from_thread
+import pytest
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from tests.support.real_groups import Cluster
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly]
+
+ROOT = Path(__file__).parent.parent.parent
+
+SUITE = """
+import os
+
+import kombu
+import pytest
+
+import raftmq.celery
+from t.integration import common
+
+URL = os.environ["RAFTMQ_URL"]
+NOBODY = "raftmq://127.0.0.1:1"
+
+
+@pytest.fixture
+def connection():
+    return kombu.Connection(URL)
+
+
+@pytest.fixture
+def invalid_connection():
+    return kombu.Connection(NOBODY)
+
+
+@pytest.fixture
+def failover_connection():
+    return kombu.Connection([NOBODY, URL])
+
+
+class TestBasicFunctionality(common.BasicFunctionality): ...
+class TestExchangeTypes(common.BaseExchangeTypes): ...
+class TestTimeToLive(common.BaseTimeToLive): ...
+class TestPriority(common.BasePriority): ...
+class TestMessage(common.BaseMessage): ...
+class TestEventLoop(common.BaseEventLoop): ...
+class TestFailover(common.BaseFailover): ...
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked source distribution of the installed version; pip keeps the archive in its cache."""
+    directory = tmp_path_factory.mktemp("kombu")
+    wanted = f"kombu=={version('kombu')}"
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    done = subprocess.run(
+        [*download, "--no-build-isolation", "--dest", str(directory), wanted],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if done.returncode:
+        pytest.skip(f"no package index has the sources of {wanted}: {done.stderr.strip().splitlines()[-1:]}")
+    [archive] = directory.glob("kombu-*.tar.gz")
+    shutil.unpack_archive(archive, directory)
+    return next(path.parent.parent.parent for path in directory.glob("*/t/integration/common.py"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory: Path = tmp_path_factory.mktemp("cluster")
+    with anyio.from_thread.start_blocking_portal("trio") as portal:
+        opened = DevCluster.open(directory, nodes=1, ports=Ports.free(1))
+        with portal.wrap_async_context_manager(opened) as inner:
+            yield Cluster(inner, portal)
+
+
+def test_kombus_integration_suite(sources: Path, cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(sources)]),
+        "RAFTMQ_URL": f"raftmq://{cluster.namesrv}",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-W",
+        "ignore",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        "-c",
+        os.devnull,
+    ]
+    done = subprocess.run(
+        [*command, "--rootdir", str(tmp_path), str(tmp_path / "test_suite.py")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-10_000:]
+    assert "47 passed" in done.stdout, done.stdout[-1000:]

@@ -1,0 +1,54 @@
+"""URLs and options of kombu."""
+
+from __future__ import annotations
+
+import kombu
+import pytest
+
+import raftmq.celery  # noqa: F401 - makes the URLs known
+from mq.celery.address import Address, address_of
+
+
+def address(url: str, *, tls: bool = False, **options: object) -> Address:
+    return address_of(kombu.Connection(url, transport_options=options), tls=tls)
+
+
+def test_defaults() -> None:
+    found = address("raftmq://")
+    assert found.name_servers == ("localhost:9876",)
+    assert found.prefix == "celery"
+    assert (found.access_key, found.tls) == (None, None)
+
+
+def test_accounts_several_name_servers_and_a_virtual_host() -> None:
+    found = address("raftmq://orders1:s3cr%40t-of-orders@ns1,ns2,ns3:9876/shop")
+    assert found.name_servers == ("ns1:9876", "ns2:9876", "ns3:9876")
+    assert (found.access_key, found.secret_key, found.prefix) == ("orders1", "s3cr@t-of-orders", "shop")
+    assert "s3cr" not in repr(found)
+    assert found.remoting().credentials is not None
+
+
+def test_an_address_of_ipv6() -> None:
+    assert address("raftmq://[::1]:9999").name_servers == ("[::1]:9999",)
+
+
+@pytest.mark.parametrize("url", ["raftmqs://host", "raftmq://host?ssl=true"])
+def test_tls(url: str) -> None:
+    assert address(url, tls=url.startswith("raftmqs")).remoting().tls is not None
+
+
+def test_tls_with_files() -> None:
+    assert dict(address("raftmq://host?ssl_ca_certs=/etc/ca.pem").tls or ()) == {"ca_certs": "/etc/ca.pem"}
+    with pytest.raises(ValueError, match="unknown options for TLS: version"):
+        address("raftmq://host?ssl_version=3")
+
+
+@pytest.mark.parametrize("value", [0, -1, "soon"])
+def test_bad_options(value: object) -> None:
+    with pytest.raises(ValueError, match=r"transport option visibility_timeout is .*; it must be a positive number"):
+        address("raftmq://", visibility_timeout=value)
+
+
+def test_bad_keys() -> None:
+    with pytest.raises(ValueError, match="the secret key has 3 characters"):
+        address("raftmq://somebody:abc@host").remoting()

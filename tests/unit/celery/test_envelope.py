@@ -1,0 +1,92 @@
+"""Messages of kombu as messages of a broker."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from mq.celery.envelope import encode, encode_body, expires_at_ms, priority_of, routing_key_of
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.records import Host, StoredMessage
+
+NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+NOW_MS = int(NOW.timestamp() * 1000)
+DAY_MS = 86_400_000
+
+
+def message(eta: object = None, **properties: Any) -> dict[str, Any]:
+    return {"body": "[]", "headers": {"id": "task-1", "eta": eta}, "properties": properties}
+
+
+def deliver_at(eta: object) -> int | None:
+    return encode(message(eta), "celery", now_ms=NOW_MS, delay_max_ms=39 * DAY_MS).deliver_at_ms
+
+
+def test_an_eta_is_held_by_the_broker() -> None:
+    assert deliver_at((NOW + dt.timedelta(seconds=90)).isoformat()) == NOW_MS + 90_000
+
+
+def test_an_eta_in_another_time_zone() -> None:
+    berlin = dt.timezone(dt.timedelta(hours=1))
+    assert deliver_at((NOW + dt.timedelta(hours=2)).astimezone(berlin).isoformat()) == NOW_MS + 7_200_000
+
+
+def test_an_eta_without_a_time_zone_is_utc() -> None:
+    assert deliver_at("2026-03-01T13:00:00") == NOW_MS + 3_600_000
+
+
+def test_an_eta_beyond_what_brokers_hold_is_held_by_the_worker_for_the_rest() -> None:
+    assert deliver_at((NOW + dt.timedelta(days=400)).isoformat()) == NOW_MS + 39 * DAY_MS
+
+
+@pytest.mark.parametrize("eta", [None, "2026-03-01T11:00:00+00:00", NOW.isoformat(), "tomorrow", 17, ""])
+def test_no_eta_or_one_that_has_passed_is_sent_at_once(eta: object) -> None:
+    assert deliver_at(eta) is None
+
+
+def received(outgoing_properties: dict[str, str]) -> ReceivedMessage:
+    host = Host("127.0.0.1", 1)
+    zero, first = PhysicalOffset(0), QueueOffset(0)
+    record = StoredMessage("T", 0, 0, first, zero, 0, 0, host, 0, host, 0, zero, b"{}", outgoing_properties, 0)
+    return ReceivedMessage(record, MessageQueue("T", "broker-a", 0), b"{}")
+
+
+def test_expiration_counts_from_the_delivery() -> None:
+    at_once = encode(message(expiration="5000"), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS)
+    in_an_hour = (NOW + dt.timedelta(hours=1)).isoformat()
+    later = encode(message(in_an_hour, expiration="5000"), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS)
+    assert expires_at_ms(received(dict(at_once.properties))) == NOW_MS + 5000
+    assert expires_at_ms(received(dict(later.properties))) == NOW_MS + 3_600_000 + 5000
+    assert expires_at_ms(received({})) is None
+
+
+@pytest.mark.parametrize(
+    ("priority", "level"), [(None, 0), (0, 0), (3, 3), (9, 9), (255, 9), (-1, 0), ("7", 7), ("x", 0)]
+)
+def test_priorities(priority: object, level: int) -> None:
+    outgoing = encode(message(priority=priority), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS)
+    assert outgoing.priority == level
+    assert priority_of(received(dict(outgoing.properties))) == level
+
+
+@pytest.mark.parametrize("routing_key", ["", "celery", "worker.#", "a b\x01|%2E", "grün"])
+def test_routing_keys(routing_key: str) -> None:
+    outgoing = encode(message(), routing_key, now_ms=NOW_MS, delay_max_ms=DAY_MS)
+    assert routing_key_of(received(dict(outgoing.properties))) == routing_key
+
+
+def test_a_task_is_found_by_its_id() -> None:
+    def keys(**properties: Any) -> tuple[str, ...]:
+        return encode(message(**properties), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS).keys
+
+    assert keys(correlation_id="task-2") == ("task-2",)
+    assert keys() == ("task-1",)
+    assert keys(correlation_id="two words") == ()
+
+
+def test_bodies_in_json() -> None:
+    assert encode_body('{"a": 1}') == ('{"a": 1}', "utf-8")
+    assert encode_body(b"\x80\x04") == ("gAQ=", "base64")
