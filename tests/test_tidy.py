@@ -376,10 +376,13 @@ def test_tests_wait_for_conditions() -> None:
     assert not breaches, "\n".join(breaches)
 
 
-CALLED_BY_KOMBU = ["basic_consume", "basic_publish", "basic_qos", "default_connection_params", "driver_version", "establish_connection", "get_table", "prepare_queue_arguments", "_purge", "queue_bind", "queue_delete", "queue_unbind", "register_with_event_loop", "verify_connection"]
+CALLED_BY_KOMBU = (
+    "basic_consume basic_publish basic_qos default_connection_params driver_version establish_connection get_table "
+    "prepare_queue_arguments _purge queue_bind queue_delete queue_unbind register_with_event_loop verify_connection"
+)
 CALLED_BY_LIBRARIES = frozenset(
     {
-        *CALLED_BY_KOMBU,
+        *CALLED_BY_KOMBU.split(),
         "SourcesHook",  # hatch
         "getDefaultReadLimit",  # Spark's data source API
         "initialOffset",
