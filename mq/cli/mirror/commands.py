@@ -22,7 +22,7 @@ from mq.cli.mirror.copier import Copier, MirrorStopped
 from mq.cli.mirror.cut_over import Report, back_lines, cut_over, go_back, instructions
 from mq.cli.mirror.plan import Choice
 from mq.cli.mirror.progress import Figures, Progress
-from mq.cli.mirror.setup import extend_mirror
+from mq.cli.mirror.setup import create_users, extend_mirror
 from mq.cli.mirror.state import FORMAT, MirroredQueue, MirrorState
 from mq.cli.mirror.state_file import load, locked, save
 from mq.cli.mirror.verification import Comparison, verify
@@ -84,6 +84,9 @@ def mirror(
             "--skip-refused", metavar="FILE", help="Leave out messages that the target refuses, and list them in FILE."
         ),
     ] = None,
+    users: Annotated[
+        bool, typer.Option("--users", help="Also create the users of RocketMQ 5, with their passwords and policies.")
+    ] = False,
     source_keys: SourceKeys = None,
     as_json: JsonLines = False,
 ) -> None:
@@ -102,7 +105,9 @@ def mirror(
         async with both(source, target, source_keys) as clusters:
             if compare:
                 return await _verify(*clusters, state_file, as_json=as_json)
-            return await _mirror(*clusters, state_file, choice, once=once, skip_refused=skip_refused, as_json=as_json)
+            return await _mirror(
+                *clusters, state_file, choice, once=once, users=users, skip_refused=skip_refused, as_json=as_json
+            )
 
     with nullcontext() if compare else locked(state_file), failures():
         good = run_trio(main)
@@ -208,23 +213,28 @@ async def _mirror(
     choice: Choice,
     *,
     once: bool,
+    users: bool,
     skip_refused: Path | None,
     as_json: bool,
 ) -> bool:
     show = Display(as_json=as_json)
     state = await open_state(source, target, path)
     state.wanted, state.unwanted = list(choice.wanted), list(choice.unwanted)
+    if users:
+        await create_users(source, target, show.say)
     copier = Copier(source, target, state, path, on_refused=None if skip_refused is None else refusals(skip_refused))
+    is_planned = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_on_signals, nursery.cancel_scope)
         nursery.start_soon(copier.save_forever)
-        nursery.start_soon(_follow, source, target, state, copier, choice, nursery, show)
+        nursery.start_soon(_follow, source, target, state, copier, choice, nursery, show, is_planned)
         progress = Progress()
         while True:
             await trio.sleep(0.2 if once else show.seconds)
             figures = progress.note(trio.current_time(), copier.copied, copier.known_behind)
-            is_done = bool(copier.started) and copier.behind == 0
-            show.figures(figures, copier, final=once and is_done)
+            is_done = is_planned.is_set() and copier.behind == 0
+            if copier.copied or (is_planned.is_set() and copier.behind is not None):
+                show.figures(figures, copier, final=once and is_done)
             if once and is_done:
                 nursery.cancel_scope.cancel()
                 break
@@ -240,6 +250,7 @@ async def _follow(
     choice: Choice,
     nursery: trio.Nursery,
     show: Display,
+    is_planned: trio.Event,
 ) -> None:
     """Start with the queues of the state, and add what appears at the source, until cancelled."""
     said: set[str] = set()
@@ -260,6 +271,7 @@ async def _follow(
                 raise
             show.say(str(error))
         is_first = False
+        is_planned.set()
         await trio.sleep(REFRESH_SECONDS)
 
 

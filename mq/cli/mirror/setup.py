@@ -1,4 +1,4 @@
-"""Creates at the target what the mirror needs: consumer groups, topics, users."""
+"""Creates at the target what it lacks: consumer groups, topics, users."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from mq.cli.import_definitions import group_config
 from mq.cli.mirror.clusters import ClusterAdmin
 from mq.cli.mirror.plan import Choice, Extension, PlanRefused, extend, own_names
 from mq.cli.mirror.state import MirrorState
+from mq.client.errors import BrokerError
 from mq.protocol.names import SYSTEM_GROUPS, NameRefused, check_group
+from mq.protocol.user_bodies import SUBJECT_PREFIX
 
 _SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_ONS", "CID_SYS_RMQ_TRANS", "GLOBAL_")
 
@@ -73,3 +75,27 @@ async def _create_groups(source: ClusterAdmin, target: ClusterAdmin, choice: Cho
 def is_system_group(name: str) -> bool:
     """Whether brokers or tools need the group for themselves."""
     return name in SYSTEM_GROUPS or name.startswith(_SYSTEM_GROUP_PREFIXES)
+
+
+async def create_users(source: ClusterAdmin, target: ClusterAdmin, say: Say) -> None:
+    """Create at the target the users of RocketMQ 5 that it lacks, with passwords and policies. Raises ClientError.
+
+    One that the target refuses is left out, and said.
+    """
+    known = {user.name for users in (await target.users()).values() for user in users}
+    users = {user.name: user for rows in (await source.users()).values() for user in rows}
+    policies = {acl.subject: acl.policies for rows in (await source.policies()).values() for acl in rows}
+    for name, user in sorted(users.items()):
+        if name in known:
+            continue
+        if user.password is None:
+            say(f"user {name} is left out: the source does not tell passwords. Create it with raftmq user create")
+            continue
+        try:
+            await target.create_user(user)
+            for policy in policies.get(f"{SUBJECT_PREFIX}{name}", ()):
+                await target.put_policies(name, policy.entries, default=policy.policy_type == "Default")
+        except BrokerError as error:
+            say(f"user {name} is not complete: {error}")
+        else:
+            say(f"created user {name}")

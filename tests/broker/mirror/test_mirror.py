@@ -6,23 +6,41 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import trio
 
-from mq.cli.errors import CommandFailed
-from mq.cli.mirror.clusters import ClusterAdmin, check_different
+from mq.cli.errors import CommandFailed, lone_errors
+from mq.cli.mirror.clusters import ClusterAdmin, Pulled, check_different
 from mq.cli.mirror.commands import open_state
-from mq.cli.mirror.copier import Copier
+from mq.cli.mirror.copier import Copier, MirrorStopped
 from mq.cli.mirror.cut_over import cut_over, go_back
 from mq.cli.mirror.plan import Choice
-from mq.cli.mirror.setup import extend_mirror
+from mq.cli.mirror.setup import create_users, extend_mirror
 from mq.cli.mirror.state import MirrorState
 from mq.cli.mirror.state_file import load, save
 from mq.cli.mirror.verification import verify
-from mq.client import Admin, Message, MessageQueue, Producer, PullConsumer, ReceivedMessage
+from mq.client import (
+    Admin,
+    BrokerError,
+    Message,
+    MessageQueue,
+    NoRoute,
+    Producer,
+    PullConsumer,
+    ReceivedMessage,
+    RequestTimeout,
+)
+from mq.namesrv.server import serve
+from mq.namesrv.settings import NamesrvSettings
+from mq.protocol import properties as props
+from mq.protocol.batch import BatchedMessage, encode_batch
+from mq.protocol.codes import ResponseCode
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.user_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from tests.support.guarded import ADMIN, guarded
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.waiting import until
 
@@ -345,3 +363,158 @@ async def test_a_state_of_other_clusters_is_refused(tmp_path: Path) -> None:
         save(path, MirrorState(1, "x", ["elsewhere"], ["g1"]))
         with pytest.raises(CommandFailed, match="a mirror with the source elsewhere"):
             await open_state(source, target, path)
+
+
+@contextlib.asynccontextmanager
+async def copying(source: ClusterAdmin, target: ClusterAdmin, path: Path) -> AsyncIterator[Copier]:
+    state = await open_state(source, target, path)
+    await extend_mirror(source, target, state, NOTHING, lambda _: None)
+    copier = Copier(source, target, state, path)
+    async with lone_errors(), trio.open_nursery() as nursery:
+        for queue in state.queues:
+            copier.start(queue, nursery)
+        yield copier
+        nursery.cancel_scope.cancel()
+    copier.save()
+
+
+async def test_what_the_source_deleted_before_it_was_copied_is_counted(tmp_path: Path) -> None:
+    """Retention has passed the mirror: it goes on with the first message that is left."""
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        for number in range(10):
+            await producer.send(Message("Orders", b"%d" % number))
+        pull = source.pull
+
+        async def without_the_first(queue: MessageQueue, offset: int, **options: Any) -> Pulled:
+            if queue.topic == "Orders" and 3 <= offset < 6:
+                return Pulled([], 6, 6, 10, moved=True)
+            pulled = await pull(queue, offset, **options)
+            kept = [each for each in pulled.messages if not 3 <= each.queue_offset < 6]
+            return pulled._replace(messages=kept[:3] if offset < 3 else kept, next_offset=3 if offset < 3 else 10)
+
+        with mock.patch.object(source, "pull", without_the_first):
+            async with copying(source, target, path) as copier:
+                await until(lambda: copier.behind == 0)
+        state = load(path)
+        assert state is not None
+        [queue] = [each for each in state.queues if each.topic == "Orders"]
+        assert (queue.gone, queue.stretches) == ([(3, 6)], [(0, 0, 3), (6, 3, 4)])
+        assert bodies(await content(address(target), "Orders")) == {0: [b"0", b"1", b"2", b"6", b"7", b"8", b"9"]}
+        [found] = await verify(source, target, [queue])
+        assert (found.compared, found.difference) == (7, None)
+
+
+async def test_a_target_that_is_full_or_out_of_reach_is_waited_for(tmp_path: Path) -> None:
+    failures = [
+        BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, "DISK_FULL: service not available now", "broker-a"),
+        NoRoute("Orders", "broker group broker-a has no leader"),
+        RequestTimeout("127.0.0.1:1", 320, 3.0),
+    ]
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        await producer.send(Message("Orders", b"1"))
+        store, said = target.store, list[str]()
+
+        async def at_first_not(fields: dict[str, str], body: bytes) -> int | None:
+            if failures:
+                raise failures.pop(0)
+            said.extend(copier.troubles.values())
+            return await store(fields, body)
+
+        with mock.patch.object(target, "store", at_first_not):
+            async with copying(source, target, tmp_path / "state") as copier:
+                await until(lambda: copier.behind == 0)
+        assert not failures
+        assert bodies(await content(address(target), "Orders")) == {0: [b"1"]}
+        assert not copier.troubles
+
+
+async def test_a_missing_permission_ends_the_mirror_and_is_named(tmp_path: Path) -> None:
+    refusal = BrokerError(ResponseCode.NO_PERMISSION, "user mirror may not send to Orders", "broker-a")
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        await producer.send(Message("Orders", b"1"))
+        with (
+            mock.patch.object(target, "store", mock.AsyncMock(side_effect=refusal)),
+            pytest.raises(MirrorStopped, match=r"Orders broker-a/0.*may not send to Orders.*permission"),
+        ):
+            async with copying(source, target, tmp_path / "state"):
+                await trio.sleep_forever()
+
+
+async def test_a_topic_that_lacks_queues_at_the_target_is_refused_before_anything_is_copied(tmp_path: Path) -> None:
+    async with two_clusters(tmp_path) as (source, target):
+        await source.create_topic("Orders", 4)
+        await target.create_topic("Orders", 2)
+        with pytest.raises(CommandFailed, match="has 2 queues in broker-a at the target, and 4 are needed"):
+            await copy_all(source, target, tmp_path / "state")
+
+
+async def test_retries_and_dead_letters_keep_their_counts(tmp_path: Path) -> None:
+    """Also when they fail again at the target: those redeliveries are not taken for copies."""
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        for name in ("%RETRY%billing", "%DLQ%billing"):
+            await source.create_topic(name, 1)
+        await source.put_consumer_group(SubscriptionGroupConfig("billing"))
+        await target.put_consumer_group(SubscriptionGroupConfig("billing"))
+        await producer.send(Message("Orders", b"1"))
+        await copy_all(source, target, path)
+        [state_queue] = [each for each in (load(path) or MirrorState(1, "", [], [])).queues if each.topic == "Orders"]
+        fields = {"a": "g", "b": "%RETRY%billing", "c": "", "d": "0", "e": "0", "f": "0", "g": "5", "h": "0", "j": "3"}
+        numbers = props.encode({"RAFTMQ_PRODUCER": "p", "RAFTMQ_SEQUENCE": "0", "RAFTMQ_COPIED": "true"})
+        fields |= {"i": numbers, "k": "false", "m": "true", "n": state_queue.broker}
+        retried = BatchedMessage(b"1", props.encode({"RETRY_TOPIC": "Orders", "DELAY": "4", "UNIQ_KEY": "K"}))
+        await source.store(fields, encode_batch([retried]))
+        await copy_all(source, target, path)
+        [copy] = (await content(address(target), "%RETRY%billing"))[0]
+        assert (copy.reconsume_times, copy.record.topic, copy.topic) == (3, "%RETRY%billing", "Orders")
+
+        # It fails again at the target, as does the message itself; and the state is lost.
+        original = await content(address(target), "Orders")
+        for number, failed in enumerate((copy, original[0][0]), 7):
+            again = props.encode({name: value for name, value in failed.properties.items() if name != "CLUSTER"})
+            numbered = fields | {"i": numbers.replace("SEQUENCE\x010", f"SEQUENCE\x01{number}")}
+            again = props.without(props.without(again, "RAFTMQ_SEQUENCE"), "RAFTMQ_PRODUCER")
+            await target.store(numbered, encode_batch([BatchedMessage(b"again", again)]))
+        path.unlink()
+        await copy_all(source, target, path)
+        assert len((await content(address(target), "%RETRY%billing"))[0]) == 3
+        assert [bytes(each.body) for each in (await content(address(target), "Orders"))[0]] == [b"1"]
+
+
+async def test_users_of_rocketmq_5_are_created_with_their_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in zip(("ACCESS_KEY", "SECRET_KEY"), ADMIN, strict=True):
+        monkeypatch.setenv(f"RAFTMQ_{name}", value)
+    entry = PolicyEntryInfo("Topic:T*", ["Pub"], None, "Allow")
+    users = [UserInfo("orders", "secret12", "Normal", "enable"), UserInfo("short", "x", "Normal", "enable")]
+    users += [UserInfo("hidden", None, "Normal", "enable"), UserInfo("there", "secret13", "Normal", "enable")]
+    source = mock.Mock(
+        users=mock.AsyncMock(return_value={"broker-a": users}),
+        policies=mock.AsyncMock(return_value={"broker-a": [AclInfo("User:orders", [PolicyInfo("Custom", [entry])])]}),
+    )
+    settings = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None)
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(serve, settings)
+        async with guarded(tmp_path, namesrv=f"{host}:{port}"), ClusterAdmin(f"{host}:{port}") as target:
+            await until(lambda: registered(target))
+            await target.create_user(UserInfo("there", "another1", "Normal"))
+            said: list[str] = []
+            await create_users(source, target, said.append)
+            assert said[0].startswith("user hidden is left out: the source does not tell passwords")
+            assert said[1] == "created user orders"
+            assert said[2].startswith("user short is not complete")
+            assert [each.subject for rows in (await target.policies()).values() for each in rows] == ["User:orders"]
+        nursery.cancel_scope.cancel()
+
+
+async def registered(admin: ClusterAdmin) -> bool:
+    try:
+        return bool(await admin.leaders())
+    except NoRoute:
+        return False
