@@ -10,6 +10,7 @@ has written, the message is sent and handled all the same, without its span.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,6 +23,7 @@ from mq.client.application_code import ends_program
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
+from mq.client.semantic_names import OPT_IN, named
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -96,6 +98,7 @@ class Spans:
         self._trace, self._propagate = trace, propagate
         provider = trace.get_tracer_provider() if isinstance(otel, bool) else otel
         self._tracer: Tracer = provider.get_tracer("raftmq", version("raftmq"), SCHEMA_URL)
+        self._opt_in = os.environ.get(OPT_IN)
         self._common: Attributes = {"messaging.system": "rocketmq"}
         if model is not None:
             self._common["messaging.consumer.group.name"] = group
@@ -121,7 +124,7 @@ class Spans:
         span = self._tracer.start_span(
             f"send {topic}",
             kind=self._trace.SpanKind.PRODUCER,
-            attributes=attributes,
+            attributes=named(attributes, self._opt_in),
             links=self._links([message.properties for message in given]),
         )
         carrier: dict[str, str] = {}
@@ -180,7 +183,7 @@ class Spans:
         return self._tracer.start_span(
             f"{operation} {topic}",
             kind=self._trace.SpanKind.CLIENT,
-            attributes=attributes,
+            attributes=named(attributes, self._opt_in),
             links=self._links([message.properties for message in messages]),
         )
 
@@ -207,7 +210,7 @@ class Spans:
             operation if topic is None else f"{operation} {topic}",
             context=parent,
             kind=kind,
-            attributes=attributes,
+            attributes=named(attributes, self._opt_in),
             links=self._links([message.properties for message in messages]),
             start_time=began_ns,
         )

@@ -1,0 +1,33 @@
+"""The names of RocketMQ's attributes in spans: those of 2024, or the later ones by OpenTelemetry's opt-in.
+
+OpenTelemetry renamed ``messaging.rocketmq.*`` to ``rocketmq.*``. Its rule for libraries that use earlier names: keep
+them, until the application sets ``OTEL_SEMCONV_STABILITY_OPT_IN``, a list with commas, to ``messaging`` (the new names
+alone) or ``messaging/dup`` (both, for the time in which dashboards change).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+__all__ = ["OPT_IN", "named"]
+
+OPT_IN: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
+"""The environment variable."""
+
+_OLD: Final = "messaging.rocketmq."
+_NEW: Final = "rocketmq."
+
+
+def named(attributes: dict[str, Any], opt_in: str | None) -> dict[str, Any]:
+    """The attributes of a span, which have the old names, under the names for a value of the variable.
+
+    ``messaging/dup`` wins over ``messaging``, as the conventions say; what the list has for other libraries is ignored.
+    """
+    chosen = {each.strip() for each in (opt_in or "").split(",")}
+    is_both = "messaging/dup" in chosen
+    if not is_both and "messaging" not in chosen:
+        return attributes
+    renamed = {
+        _NEW + name.removeprefix(_OLD) if name.startswith(_OLD) else name: attributes[name] for name in attributes
+    }
+    return attributes | renamed if is_both else renamed
