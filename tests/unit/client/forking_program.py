@@ -66,6 +66,7 @@ ARGUMENTS: dict[str, Any] = {
     "group": "G",
     "reason": "x",
     "offset": 0,
+    "seconds": 1.0,
 }
 """By parameter."""
 ALLOWED = {"health", "open", "close", "aclose", "group", "client_id", "timeout", "topic", "invisible"}
