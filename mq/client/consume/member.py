@@ -14,6 +14,7 @@ import anyio.abc
 
 from mq.client.consume.allocation import Strategy
 from mq.client.consume.delivery import DeliveryBoard
+from mq.client.consume.filter_watch import FilterWatch
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.offsets import GroupOffsets
 from mq.client.consume.process_queue import ProcessQueue
@@ -70,6 +71,7 @@ class GroupMember:
         self._commit_seconds = commit_seconds
         self._rebalance_seconds = rebalance_seconds
         self._rebalance_wanted = anyio.Event()
+        self._watch = FilterWatch(group, remoting.tell)
         self.assignment = Assignment(
             tasks,
             remoting,
@@ -192,6 +194,7 @@ class GroupMember:
             self._offsets,
             self._pull_settings,
             sub_version=subscribed.sub_version,
+            watch=self._watch,
             on_messages=self._board.offer,
             on_offset_moved=self.assignment.restart_at,
         )

@@ -146,6 +146,8 @@ class GroupOffsets:
         self._remoting = remoting
         self._group = group
         self._consume_from = consume_from
+        self._told: set[str] = set()
+        """Topics in which it begins at the end."""
         self._stored: dict[MessageQueue, int] = {}
         """Sent to the leader, or read from it."""
         self._confirmed: dict[MessageQueue, int] = {}
@@ -164,11 +166,28 @@ class GroupOffsets:
             # Messages in the retry topic were delivered before, so they are never too old for the group.
             is_retry = queue.topic == retry_topic(self._group)
             position = "first" if is_retry else self._consume_from
-            return await queue_offset(self._remoting, queue, position, seconds=self._seconds)
+            begin = await queue_offset(self._remoting, queue, position, seconds=self._seconds)
+            if position == "last" and begin > 0:
+                self._tell_of_the_end(queue.topic)
+            return begin
         # Brokers also answer the first offset of a queue without a stored one. So that the group still begins there
         # after a long absence, its first position is stored, too.
         self._stored.pop(queue, None)
         return offset
+
+    def _tell_of_the_end(self, topic: str) -> None:
+        """Say, once for a topic, that a group begins behind its messages: it may look as if it got none."""
+        if topic in self._told:
+            return
+        self._told.add(topic)
+        tell = log.info if self._by_hand else log.warning  # a group that stores its offsets begins once
+        tell(
+            "begins_at_the_end",
+            group=self._group,
+            topic=topic,
+            reason="the group has no stored offset, and gets what is sent from now on; "
+            'consume_from="first" is for what is there already',
+        )
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
         """Store changed offsets without waiting: unconfirmed ones are sent again with the next call, or on leaving.

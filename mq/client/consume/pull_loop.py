@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from mq.client import long_wait
+from mq.client.consume.filter_watch import FilterWatch
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.offsets import GroupOffsets
 from mq.client.consume.process_queue import FlowLimits, ProcessQueue
@@ -84,6 +85,7 @@ class Puller:
         settings: PullSettings,
         *,
         sub_version: int,
+        watch: FilterWatch,
         on_messages: Callable[[ProcessQueue], None],
         on_offset_moved: Callable[[ProcessQueue, int], None],
     ) -> None:
@@ -94,6 +96,7 @@ class Puller:
         self._offsets = offsets
         self._settings = settings
         self._sub_version = sub_version
+        self._watch = watch
         self._on_messages = on_messages
         self._on_offset_moved = on_offset_moved
         self._queue = process_queue.queue
@@ -238,9 +241,12 @@ class Puller:
         if response.code not in _ANSWERS:
             raise BrokerError(response.code, response.remark, self._pull_address or "broker")
         reply = fields_of(PullReply, response)
+        begin, received = process_queue.next_offset, 0
         match response.code:
             case ResponseCode.SUCCESS:
-                process_queue.put(*self._receive(body, reply.next_begin_offset))
+                messages, next_offset = self._receive(body, reply.next_begin_offset)
+                received = len(messages)
+                process_queue.put(messages, next_offset)
                 self._damaged.clear()
                 self._on_messages(process_queue)
             case ResponseCode.PULL_NOT_FOUND | ResponseCode.PULL_RETRY_IMMEDIATELY:
@@ -250,6 +256,7 @@ class Puller:
             case _:
                 await self._offset_refused(reply.next_begin_offset)
                 return
+        self._watch.note(self._subscription, received, process_queue.next_offset - begin - received)
         self._refused_offset = None
         self._wait.is_over()
         self._backoff_seconds = BACKOFF_SECONDS_MIN

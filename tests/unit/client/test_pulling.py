@@ -25,6 +25,7 @@ async def test_an_answer_that_goes_back_is_of_a_damaged_replica_and_ends_no_cons
         nothing,
         PullSettings(),
         sub_version=1,
+        watch=nothing,
         on_messages=nothing,
         on_offset_moved=nothing,
     )

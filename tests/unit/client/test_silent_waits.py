@@ -14,6 +14,7 @@ import pytest
 from mq.client import (
     Admin,
     ClientError,
+    ClientEvent,
     FlowLimits,
     Message,
     NameServersUnavailable,
@@ -28,7 +29,7 @@ from mq.client import (
     long_wait,
 )
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, running
+from tests.unit.client.consuming import consumer_of, fill, running, stored
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
 from tests.unit.client.strange_servers import strange_server
 
@@ -283,3 +284,46 @@ async def test_lost_trace_records_are_told_while_it_runs(
             await producer.send(Message("T", b"x"))
             await until(lambda: "trace_incomplete" in caplog.text, seconds=60)
             assert "dropped_records=1" in caplog.text
+
+
+async def test_filter_that_lets_nothing_through_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.1)
+    events: list[ClientEvent] = []
+    pull = PullSettings(hold_seconds=0.1)
+    async with FakeCluster.start(topics={"T": 2, "U": 1}) as cluster:
+        for number in range(6):
+            cluster.group.append("T", number % 2, stored(b"%d" % number, tags="new"))
+            cluster.group.append("U", 0, stored(b"%d" % number, tags="rare" if number == 5 else "new"))
+        async with consumer_of(cluster, pull=pull, on_event=events.append) as consumer:
+            consumer.subscribe("T", "neu")
+            consumer.subscribe("U", "rare")
+            with anyio.fail_after(60):
+                assert (await anext(aiter(consumer))).body == b"5"
+            await until(lambda: "nothing_matches" in caplog.text, seconds=60)
+            await anyio.sleep(0.5)  # it is said once
+            async with PullConsumer(cluster.namesrv, "R", consume_from="first", pull=pull) as reader:
+                await reader.assign(await reader.queues("T"), tags="neu")
+                await until(lambda: caplog.text.count("nothing_matches") == 2, seconds=60)
+    [event] = [event for event in events if event.kind == "stuck"]
+    assert event.subject == "T"
+    assert event.reason == "6 messages were passed over, and none matches 'neu'; is the filter right?"
+    lines = [record.getMessage() for record in caplog.records if "nothing_matches" in record.getMessage()]
+    assert ["group='cg'" in line for line in lines] == [True, False]
+
+
+async def test_group_that_begins_at_the_end_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeCluster.start(topics={"T": 4}) as cluster:
+        fill(cluster, 8, queues=4)
+        for _ in range(2):
+            async with consumer_of(cluster, consume_from="last") as consumer:
+                consumer.subscribe("T")
+                await until(lambda: len(consumer.assignment) == 4)
+        async with consumer_of(cluster, "other", consume_from="first") as consumer:
+            consumer.subscribe("T")
+            await until(lambda: len(consumer.assignment) == 4)
+        async with PullConsumer(cluster.namesrv, "R") as reader:  # which stores nothing, and so begins often
+            await reader.assign(await reader.queues("T"))
+    assert caplog.text.count("begins_at_the_end") == 1
+    assert 'consume_from="first"' in caplog.text

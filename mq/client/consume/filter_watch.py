@@ -1,0 +1,42 @@
+"""Says why a consumer gets nothing from a topic that has messages: its filter lets none of them through."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from mq.client.events import ClientEvent
+from mq.client.long_wait import LongWait
+from mq.filter.subscription import Subscription
+
+__all__ = ["FilterWatch"]
+
+
+class FilterWatch:
+    """Counts what the pulls of one consumer pass over, until the first message of a subscription matches.
+
+    If none has for 10 s, that is logged once (`nothing_matches`), and told as an event.
+    """
+
+    def __init__(self, group: str, tell: Callable[[ClientEvent], None]) -> None:
+        self._group = group
+        self._tell = tell
+        self._passed: Counter[tuple[str, str]] = Counter()
+        self._matched: set[tuple[str, str]] = set()
+        self._waits: dict[tuple[str, str], LongWait] = {}
+
+    def note(self, subscription: Subscription, received: int, passed_over: int) -> None:
+        """A pull has returned so many messages, and passed over so many offsets."""
+        key = subscription.topic, subscription.expression
+        if key in self._matched or key[1] == "*":
+            return
+        if received:
+            self._matched.add(key)
+            return
+        self._passed[key] += passed_over
+        if not self._passed[key]:
+            return
+        reason = f"{self._passed[key]} messages were passed over, and none matches {key[1]!r}; is the filter right?"
+        wait = self._waits.setdefault(key, LongWait("nothing_matches", once=True))
+        if wait.goes_on(reason, group=self._group, topic=key[0]):
+            self._tell(ClientEvent("stuck", key[0], reason))
