@@ -36,6 +36,7 @@ from mq.client import (
     RemotingSettings,
     TopicNotFound,
 )
+from raftmq.attempts import give_up
 
 try:
     from taskiq import AckableMessage, AsyncBroker, BrokerMessage
@@ -47,8 +48,6 @@ __all__ = ["RaftmqBroker"]
 log = logging.getLogger("raftmq.taskiq")
 
 PRIORITIES_MAX = 32
-NOT_DEAD_SECONDS = 60.0
-"""Until a task is given up again if its dead letter could not be stored."""
 
 _Taken = tuple[int, int, PopConsumer, PoppedMessage]
 
@@ -161,7 +160,7 @@ class RaftmqBroker(AsyncBroker):
         while True:
             consumer, message = await self._next()
             if message.reconsume_times >= self._max_attempts:
-                await self._give_up(consumer, message)
+                await give_up(consumer, message, log)
             else:
                 yield AckableMessage(data=message.body, ack=functools.partial(_acknowledge, consumer, message))
 
@@ -205,21 +204,6 @@ class RaftmqBroker(AsyncBroker):
                 raise failures[0]
         _, _, consumer, message = heapq.heappop(self._taken)
         return consumer, message
-
-    async def _give_up(self, consumer: PopConsumer, message: PoppedMessage) -> None:
-        times = message.reconsume_times
-        try:
-            await consumer.dead_letter(message, f"delivered {times} times, and never acknowledged")
-            await consumer.ack(message)
-            log.error(
-                "the task %s was delivered %d times, it is a dead letter of %s", message.keys, times, consumer.group
-            )
-        except ClientError as error:
-            log.warning("the task %s is no dead letter yet: %s", message.keys, error)
-            try:
-                await consumer.nack(message, delay=NOT_DEAD_SECONDS)
-            except ClientError as reason:
-                log.info("the task %s comes again when its time is over: %s", message.keys, reason)
 
 
 async def _acknowledge(consumer: PopConsumer, message: PoppedMessage) -> None:

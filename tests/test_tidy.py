@@ -394,6 +394,15 @@ CALLED_BY_LIBRARIES = frozenset(
         "settings_customise_sources",  # pydantic
         "streamReader",
         "streamWriter",
+        "_fake_connect",  # FastStream
+        "_make_response_publisher",
+        "as_publish_command",
+        "channel_labels",
+        "create_publisher_fake_subscriber",
+        "get_log_context",
+        "get_schema",
+        "publish_batch",
+        "register_subscriber",
     }
 )
 
