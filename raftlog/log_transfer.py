@@ -53,8 +53,11 @@ _PROGRESS_SECONDS = 5.0
 def note_reset(replica: Replica, base: LogIndex, then: Callable[[], None]) -> None:
     """The log will be replaced by one that begins after the entry ``base``. Call ``then`` once the log notes durably
     whether other replicas may have what is missing: the leader may have deleted it early, and the copy is no better.
+    The copy may also come from an earlier leader, whose log began later than that of the present one.
     """
-    if base == 0 or EARLY in replica.log.notes or not replica.core.leader_may_lack_entries:
+    leader_base = replica.core.leader_base
+    is_later = leader_base is not None and leader_base < base
+    if base == 0 or EARLY in replica.log.notes or not (replica.core.leader_may_lack_entries or is_later):
         then()
     else:
         replica.remember(EARLY, EARLY_ELSEWHERE, then)
