@@ -256,6 +256,26 @@ async def test_retried_message_is_decoded_anew() -> None:
 
 
 @pytest.mark.anyio
+async def test_message_from_the_retry_topic_has_the_codec_of_its_topic() -> None:
+    async with FakeCluster.start(topics={"T": 1, "U": 1}) as cluster:
+        put(cluster, *orders(5))
+        put(cluster, b"text", topic="U")
+        consumer = consumer_of(cluster, ordered=False)
+        got: list[tuple[Any, int]] = []
+
+        async def fail_once(message: ReceivedMessage[Any]) -> None:
+            got.append((message.body, message.reconsume_times))
+            if message.reconsume_times == 0:
+                raise OSError("down")
+
+        consumer.on("T", codec=CODEC)(fail_once)
+        consumer.on("U", codec=TextCodec())(fail_once)
+        async with running(consumer):
+            await until(lambda: len(got) == 4)
+        assert sorted(got, key=repr) == sorted([(Order(5), 0), (Order(5), 1), ("text", 0), ("text", 1)], key=repr)
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("exclusive", [True, False])
 async def test_loops_leave_undecodable_messages_out(exclusive: bool) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
