@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.trio
 
 QUERY = RequestCode.QUERY_MESSAGE
+TERM_SECONDS = 5.0
+"""How long trio waits for a process that it has asked to end."""
 SMALL = {"segment_bytes": 128 * 1024, "message_bytes_max": 32 * 1024, "entry_bytes_max": 4096}
 
 
@@ -138,6 +143,32 @@ async def test_the_index_is_made_beside_and_used_after_a_restart(
         assert [len(search.indexed) for search in searches] == [len(made), len(made) - 1, len(made) - 1]
         assert not broken.exists()
         assert not unfinished.exists()
+
+
+def builders() -> list[int]:
+    """The processes of this one that build index files."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"mq.store.key_index.builder" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
+async def test_a_broker_stops_although_its_builder_gets_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine, a thread of idle priority may not run for half a minute, not even to end."""
+    monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")
+    async with running(tmp_path, index_seconds=0.01, **SMALL) as broker:
+        await keyed(await broker.connect(), 300, nbytes=1500)
+        await until(lambda: [*(tmp_path / "index").glob("*.hashes")])
+        (builder,) = builders()
+        os.kill(builder, signal.SIGSTOP)
+        began = trio.current_time()
+    assert trio.current_time() < began + TERM_SECONDS, "it was asked to end first"
+    assert not builders()
 
 
 async def test_a_part_with_a_damaged_key_is_indexed_once_the_log_is_repaired(
