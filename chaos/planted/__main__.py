@@ -82,8 +82,24 @@ def compiled_packages(name: str) -> list[str]:
     return sorted(set(_CYTHON.findall((PATCHES / f"{name}.patch").read_text())))
 
 
-def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, build: bool = True) -> None:
-    """Copy the packages into ``directory`` and apply the patch there; with ``build``, compile what it changes.
+def check(name: str) -> None:
+    """Whether the patch applies to the production code, which stays as it is. Raises `PatchRefused`."""
+    _apply(name, PROJECT, "--dry-run")
+
+
+def _apply(name: str, directory: Path, *options: str) -> None:
+    done = subprocess.run(
+        ["patch", "--strip=1", "--batch", "--forward", *options, f"--directory={directory}"],
+        input=(PATCHES / f"{name}.patch").read_bytes(),
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        raise PatchRefused(f"{name}: {done.stdout.decode(errors='replace').strip()}")
+
+
+def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES) -> None:
+    """Copy the packages into ``directory``, apply the patch there, and compile what it changes.
 
     Raises `PatchRefused`; RuntimeError with what the compiler said.
     """
@@ -93,16 +109,8 @@ def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, bui
     ignored = shutil.ignore_patterns("build-*", *([] if changed else ["*.so"]))
     for package in packages:
         shutil.copytree(PROJECT / package, directory / package, ignore=ignored)
-    patch = (PATCHES / f"{name}.patch").read_bytes()
-    done = subprocess.run(
-        ["patch", "--strip=1", "--batch", "--forward", "--fuzz=0", f"--directory={directory}"],
-        input=patch,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode:
-        raise PatchRefused(f"{name}: {done.stdout.decode(errors='replace').strip()}")
-    for package in changed if build else ():
+    _apply(name, directory)
+    for package in changed:
         # Such a copy runs for seconds, and to optimize it would take longer.
         compile_package(package.replace("/", "."), directory / package, optimization="-O0")
 
