@@ -20,7 +20,7 @@ from pathlib import Path
 
 import trio
 
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
+from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import (
     Admin,
     ClientError,
@@ -34,7 +34,7 @@ from mq.client import (
     TransactionProducer,
 )
 from tests.interop.clients import build_servers
-from tests.interop.rocketmq_servers import GROUP, RocketMQCluster
+from tests.interop.rocketmq_servers import RocketMQCluster
 
 QUEUES = 4
 TOPIC, OTHER, CONSUMERS = "Orders", "Bills", "billing"
@@ -42,18 +42,11 @@ BODY = "é".encode() * 40
 
 
 @asynccontextmanager
-async def source_of(directory: Path, version: str) -> AsyncIterator[RocketMQCluster]:
-    """RocketMQ in this version; 4.9 with DLedger."""
+async def source_of(directory: Path, version: str, nodes: int) -> AsyncIterator[RocketMQCluster]:
+    """RocketMQ in this version; 4.9 with DLedger and this many replicas."""
     settings = {"messageDelayLevel": "1s 2s 3s 4s 5s 6s 7s 8s 9s 10s"}
-    if version.startswith("4"):
-        [port] = Ports.free(1).replication
-        settings |= {
-            "enableDLegerCommitLog": "true",
-            "dLegerGroup": GROUP,
-            "dLegerPeers": f"n0-{HOST}:{port}",
-            "dLegerSelfId": "n0",
-        }
-    async with RocketMQCluster.open(directory, settings=settings, version=version) as cluster:
+    dledger = nodes if version.startswith("4") else 0
+    async with RocketMQCluster.open(directory, settings=settings, version=version, dledger=dledger) as cluster:
         yield cluster
 
 
@@ -69,7 +62,7 @@ async def ready(namesrv: str, topic: str) -> None:
                 await trio.sleep(0.5)
 
 
-async def produce(namesrv: str, seconds: float) -> Counter[str]:
+async def produce(namesrv: str, version: str, seconds: float) -> Counter[str]:
     """Messages of all kinds; returns how many of each."""
     sent: Counter[str] = Counter()
     until = trio.current_time() + seconds
@@ -92,14 +85,20 @@ async def produce(namesrv: str, seconds: float) -> Counter[str]:
             ]
             outcomes = await producer.send_many(plain)
             sent["plain"] += sum(not isinstance(each, ClientError) for each in outcomes)
-            await producer.send(Message(OTHER, b"bill %d" % number, sharding_key=f"customer {number % 7}"))
-            await producer.send(Message(OTHER, b"later %d" % number, delay_level=2))
-            sent["other"] += 1
-            sent["delayed"] += 1
-            await producer.send_batch([Message(OTHER, b"batched %d %d" % (number, n)) for n in range(10)])
-            sent["batched"] += 10
-            async with deciding.transaction(Message(OTHER, b"decided %d" % number)):
-                sent["committed"] += 1
+            try:
+                await producer.send(Message(OTHER, b"bill %d" % number, sharding_key=f"customer {number % 7}"))
+                sent["other"] += 1
+                await producer.send(Message(OTHER, b"later %d" % number, delay_level=2))
+                sent["delayed"] += 1
+                if version.startswith("5"):
+                    await producer.send(Message(OTHER, b"timed %d" % number, delay=2.5))
+                    sent["timed"] += 1
+                await producer.send_batch([Message(OTHER, b"batched %d %d" % (number, n)) for n in range(10)])
+                sent["batched"] += 10
+                async with deciding.transaction(Message(OTHER, b"decided %d" % number)):
+                    sent["committed"] += 1
+            except ClientError:
+                sent["unanswered"] += 1  # while the source has no leader
             number += 50
             await trio.sleep(0.01)
     return sent
@@ -178,12 +177,12 @@ def _facts(message: ReceivedMessage) -> tuple[object, ...]:
     )
 
 
-async def play(version: str, directory: Path, *, seconds: float, kills: int, seed: int) -> list[str]:
+async def play(version: str, directory: Path, *, nodes: int, seconds: float, kills: int, seed: int) -> list[str]:
     """The whole story; returns what came of it, as lines. Raises AssertionError."""
     rng = random.Random(seed)
     lines: list[str] = []
     async with (
-        source_of(directory / "source", version) as source,
+        source_of(directory / "source", version, nodes) as source,
         DevCluster.open(
             directory / "target", ports=Ports.free(1), settings={"segment_bytes": str(64 * 1024 * 1024)}
         ) as target,
@@ -196,11 +195,18 @@ async def play(version: str, directory: Path, *, seconds: float, kills: int, see
         killed = 0
 
         async def produce_all() -> None:
-            sent.update(await produce(source.namesrv, seconds))
+            sent.update(await produce(source.namesrv, version, seconds))
             done.set()
 
         done = trio.Event()
+
+        async def lose_leader() -> None:
+            await trio.sleep(seconds / 3)  # producers are at work meanwhile
+            await source.kill_leader()
+
         async with trio.open_nursery() as nursery:
+            if nodes > 1:
+                nursery.start_soon(lose_leader)
             nursery.start_soon(consume, source.namesrv, handled)
             nursery.start_soon(produce_all)
             while not done.is_set() or killed < kills:
@@ -281,6 +287,7 @@ def main() -> int:
     """Exit code 0 if all is as it must be."""
     parser = argparse.ArgumentParser(prog="python -m tests.interop.mirror", description=__doc__)
     parser.add_argument("--version", default="4.9.7", help="of RocketMQ's servers")
+    parser.add_argument("--nodes", type=int, default=1, help="replicas of 4.9; with several, the leader is killed")
     parser.add_argument("--seconds", type=float, default=30.0, help="for how long producers send")
     parser.add_argument("--kills", type=int, default=10, help="how often the mirror is killed at least")
     parser.add_argument("--seed", type=int, default=1)
@@ -292,7 +299,9 @@ def main() -> int:
         directory = given.dir or Path(scratch)
 
         async def run() -> list[str]:
-            return await play(given.version, directory, seconds=given.seconds, kills=given.kills, seed=given.seed)
+            return await play(
+                given.version, directory, nodes=given.nodes, seconds=given.seconds, kills=given.kills, seed=given.seed
+            )
 
         for line in trio.run(run):
             print(line)

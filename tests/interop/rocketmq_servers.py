@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
@@ -156,23 +156,31 @@ class RocketMQCluster:
     namesrv: str
     group: str
     _servers: list[_Server]
+    _by_address: dict[str, _Server] = field(default_factory=dict)
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, directory: Path, *, settings: Mapping[str, str] | None = None, version: str = SERVERS_VERSION
+        cls,
+        directory: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        version: str = SERVERS_VERSION,
+        dledger: int = 0,
     ) -> AsyncIterator[RocketMQCluster]:
         """Start both and wait until the broker is registered.
 
         Args:
             settings: further settings of the broker, by its own names.
             version: of both servers; their jars have been fetched.
+            dledger: how many replicas the broker has, with DLedger; 0 for one without.
 
         Raises:
             DevClusterFailed: one of them did not come up; its output and logs are in ``directory``.
         """
-        ports = Ports.free(4)
-        namesrv, broker_port = f"{HOST}:{ports.namesrv}", ports.clients[2]
+        ports = Ports.free(4 * max(dledger, 1))  # a broker has further ones: two before, and one behind its own
+        namesrv = f"{HOST}:{ports.namesrv}"
+        peers = ";".join(f"n{n}-{HOST}:{ports.replication[n]}" for n in range(dledger))
         cluster = cls(namesrv, GROUP, [])
         try:
             home = directory / "namesrv"
@@ -180,24 +188,31 @@ class RocketMQCluster:
             server = await _Server.start("the name server", _NAMESRV, home, ["-c", str(path)], version)
             cluster._servers.append(server)
             await server.wait_listening(ports.namesrv)
-            home = directory / "broker"
-            given = {
-                "brokerClusterName": CLUSTER,
-                "brokerName": GROUP,
-                "brokerId": 0,
-                "brokerIP1": HOST,
-                "listenPort": broker_port,
-                "haListenPort": broker_port + 1,
-                "namesrvAddr": namesrv,
-                "rocketmqHome": home,
-                "storePathRootDir": home / "store",
-                "mappedFileSizeCommitLog": 64 * 1024 * 1024,
-                "diskMaxUsedSpaceRatio": 95,
-                **(settings or {}),
-            }
-            server = await _Server.start("the broker", _BROKER, home, ["-c", str(_written(home, given))], version)
-            cluster._servers.append(server)
-            await server.wait_listening(broker_port)
+            for n in range(max(dledger, 1)):
+                home = directory / ("broker" if n == 0 else f"broker-n{n}")
+                broker_port = ports.clients[2 + 4 * n]
+                given = {
+                    "brokerClusterName": CLUSTER,
+                    "brokerName": GROUP,
+                    "brokerId": 0,
+                    "brokerIP1": HOST,
+                    "listenPort": broker_port,
+                    "haListenPort": broker_port + 1,
+                    "namesrvAddr": namesrv,
+                    "rocketmqHome": home,
+                    "storePathRootDir": home / "store",
+                    "mappedFileSizeCommitLog": 64 * 1024 * 1024,
+                    "diskMaxUsedSpaceRatio": 95,
+                    **(settings or {}),
+                }
+                if dledger:
+                    given |= {"enableDLegerCommitLog": "true", "dLegerGroup": GROUP}
+                    given |= {"dLegerPeers": peers, "dLegerSelfId": f"n{n}"}
+                server = await _Server.start("the broker", _BROKER, home, ["-c", str(_written(home, given))], version)
+                cluster._servers.append(server)
+                cluster._by_address[f"{HOST}:{broker_port}"] = server
+            for address, server in cluster._by_address.items():
+                await server.wait_listening(int(address.rpartition(":")[2]))
             await cluster._wait_registered()
             yield cluster
         finally:
@@ -208,6 +223,15 @@ class RocketMQCluster:
         """Raises DevClusterFailed if a server has ended."""
         for server in self._servers:
             server.check()
+
+    async def kill_leader(self) -> None:
+        """SIGKILL for the replica that leads. Raises ClientError."""
+        async with Admin(self.namesrv) as admin:
+            leader = (await admin.cluster_info()).brokers[self.group].broker_addrs[0]
+        server = self._by_address[leader]
+        self._servers.remove(server)  # `check` must not miss it
+        server.process.kill()
+        await server.process.wait()
 
     async def _wait_registered(self) -> None:
         with trio.move_on_after(_READY_SECONDS_MAX):

@@ -223,7 +223,8 @@ async def waiting_delays(source: ClusterAdmin) -> int | None:
         for broker, address in (await source.leaders()).items():
             figures = await source.broker_runtime(address)
             if "raftmq.role" in figures:
-                total += int(figures.get("delayedPending", "0")) + int(figures.get("timersPending", "0"))
+                total += int(figures.get("raftmq.delayedPending", "0"))
+                total += int(figures.get("raftmq.timersPending", "0"))
                 continue
             for level, offset in (await source.delay_offsets(address)).items():
                 queue = MessageQueue(SCHEDULE_TOPIC, broker, level - 1)
