@@ -2,7 +2,8 @@
 
 The client alone: how many distributions and bytes it installs, what importing it costs, what is at its top level, what
 the command says. The servers: `raftmq dev`, to which the client in its own environment sends and from which it
-receives. The servers again, built from their source distribution without a compiler: all in Python.
+receives. The test kit, in a session of pytest. The servers again, built from their source distribution without a
+compiler: all in Python.
 """
 
 from __future__ import annotations
@@ -103,6 +104,32 @@ async def main():
 asyncio.run(main())
 """
 
+_KIT_TEST: Final = """
+import asyncio
+from raftmq import Message, Producer
+from raftmq.sync import SyncProducer
+from raftmq.testing import open_kit
+
+def test_sync(raftmq_kit):
+    with SyncProducer(raftmq_kit.namesrv) as producer:
+        producer.send(Message("Tried", b"late", delay=40 * 86_400))
+    raftmq_kit.advance(days=40)
+    raftmq_kit.assert_stored("Tried", b"late")
+
+def test_asyncio():
+    async def main():
+        async with open_kit(replicas=3) as kit, Producer(kit.namesrv) as producer:
+            await producer.send(Message("Tried", b"1"))
+            await kit.lose_leader()
+            await producer.send(Message("Tried", b"2"))
+            kit.assert_stored("Tried", b"1", b"2")
+    asyncio.run(main())
+
+def test_processes(raftmq_broker):
+    with SyncProducer(raftmq_broker.namesrv) as producer:
+        producer.send(Message("Tried", b"1"))
+"""
+
 _IS_COMPILED: Final = """
 import mq.compiled, raftlog.compiled.loaded
 print(mq.compiled.IS_COMPILED and raftlog.compiled.loaded.IS_COMPILED, mq.compiled.__file__)
@@ -148,6 +175,7 @@ def check(interpreter: Interpreter, directory: Path, *, with_types: bool) -> Non
     (source,) = DIST.glob("raftmq_server-*.tar.gz")
     server.pip("install", str(client_wheel), str(wheels[0] if wheels else source))
     say(f"servers, from {'a wheel' if wheels else 'the source distribution'}: {check_server(server, client)}")
+    say(f"test kit: {check_kit(server, directory / 'tests')}")
     # Over the wheel, with the same dependencies: what pip builds where nothing can compile.
     server.pip("install", "--force-reinstall", "--no-deps", "--no-cache-dir", str(source), CC="/no/compiler")
     if not server.run("-c", _IS_COMPILED).startswith("False "):
@@ -232,6 +260,18 @@ def check_server(server: Environment, client: Environment, *, compiled: bool = T
         f"{sum(installed.values()) / 1e6:.0f} MB in {len(installed)} distributions, compiled: {is_compiled}; "
         f"raftmq dev passed {count} messages on"
     )
+
+
+def check_kit(server: Environment, tests: Path) -> str:
+    """A session of pytest with the fixtures of the test kit, which it finds by itself. Raises CheckFailed."""
+    server.pip("install", "pytest")
+    tests.mkdir()
+    (tests / "test_kit.py").write_text(_KIT_TEST)
+    command = [server.python, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(tests)]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tests, env=clean_environment())
+    if result.returncode != 0:
+        raise CheckFailed(f"the test kit:\n{result.stdout}{result.stderr}")
+    return result.stdout.strip().rpartition("\n")[2]
 
 
 @contextmanager

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import trio
 import typer
@@ -13,16 +17,33 @@ from mq.cli.dev_cluster import HOST, WATCH_SECONDS, DevCluster, DevClusterFailed
 from mq.cli.dev_disk import check_disk, watch_disk
 from mq.cli.dev_groups import GROUPS_MAX, count_groups, open_groups
 from mq.cli.errors import CommandFailed, run_trio
-from mq.cli.servers import cancel_on_signal, checked, split_settings
+from mq.cli.output import Json
+from mq.cli.servers import WithParent, cancel_on_signal, cancel_on_stdin_end, checked, split_settings
 from mq.settings import metrics_address_beside
 
 if TYPE_CHECKING:
     from mq.broker.settings import BrokerSettings
 
+_PORT_MIN: Final = 1024
+_EPHEMERAL: Final = {
+    "segment_bytes": str(16 * 1024 * 1024),
+    # Whatever else is on this disk: nothing is kept, and nothing is refused.
+    "disk_warn_ratio": "1",
+    "disk_expire_ratio": "1",
+    "disk_full_ratio": "1",
+}
+
 
 def dev(
-    directory: Annotated[Path, typer.Option("--dir", help="Directory for data and logs; kept between runs.")],
-    nodes: Annotated[int, typer.Option(help="Replicas of each group: 1, 3 or 5.")] = 3,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Directory for data and logs; kept between runs.")
+    ] = None,
+    ephemeral: Annotated[
+        bool, typer.Option("--ephemeral", help="For tests: in a directory of its own, which is removed at the end.")
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option(help="Replicas of each group: 1, 3 or 5. Default: 3, with --ephemeral 1.")
+    ] = None,
     groups: Annotated[
         int | None,
         typer.Option(
@@ -34,24 +55,69 @@ def dev(
     base_port: Annotated[
         int | None,
         typer.Option(
-            min=1024,
+            "--base-port",
+            "--port",
+            min=0,
             max=62_000,
-            help="Port of the name server. Brokers get the next ports, those of each further group 200 more. Default: "
-            "9876, and 10911 and up for brokers.",
+            help="Port of the name server. Brokers get the next ports, those of each further group 200 more. 0: any "
+            "free ports. Default: 9876, and 10911 and up for brokers.",
         ),
     ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of all brokers; may be repeated.", metavar="NAME=VALUE"),
     ] = None,
+    as_json: Json = False,
+    until_stdin_closes: WithParent = False,
 ) -> None:
-    """Run a name server and groups of brokers until ctrl-C. A second run in the same directory finds all data."""
+    """Run a name server and groups of brokers until ctrl-C. A second run in the same directory finds all data.
+
+    With --json it prints one line when clients are served, with all addresses.
+    """
+    if ephemeral != (directory is None):
+        raise CommandFailed("give a directory with --dir, or --ephemeral for one that is removed at the end")
+    nodes = nodes or (1 if ephemeral else 3)
     if nodes not in (1, 3, 5):
         raise CommandFailed(f"--nodes {nodes}: a group has 1, 3 or 5 replicas")
-    settings = split_settings(setting or [])
+    if base_port is not None and 0 < base_port < _PORT_MIN:
+        raise CommandFailed(f"--port {base_port}: a port from {_PORT_MIN} on, or 0 for any free ones")
+    settings = (_EPHEMERAL if ephemeral else {}) | split_settings(setting or [])
     ratios = _checked_settings(settings)
-    ports = Ports.from_base(base_port, nodes) if base_port is not None else None
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, stderr=as_json)
+    try:
+        with nullcontext(directory) if directory is not None else _new_directory() as home:
+            _run(home, nodes, groups, base_port, settings, ratios, console, as_json, until_stdin_closes)
+    except DevClusterFailed as failed:
+        raise CommandFailed(str(failed)) from failed
+    except OSError as error:
+        raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}") from error
+    if not ephemeral:
+        console.print("stopped; all data is kept in", str(directory))
+
+
+@contextmanager
+def _new_directory() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="raftmq-dev-", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+def _run(
+    directory: Path,
+    nodes: int,
+    groups: int | None,
+    base_port: int | None,
+    settings: dict[str, str],
+    ratios: BrokerSettings,
+    console: Console,
+    as_json: bool,
+    until_stdin_closes: bool,
+) -> None:
+    """Run servers until a signal, or the end of standard input. Raises DevClusterFailed, OSError."""
+    ports: Ports | None = None
+    if base_port == 0:
+        ports = Ports.free(nodes, groups=groups or 1)
+    elif base_port is not None:
+        ports = Ports.from_base(base_port, nodes)
 
     def warn(text: str) -> None:
         console.print(f"warning: {text}", highlight=False)
@@ -69,18 +135,17 @@ def dev(
                 settings=settings,
                 on_progress=lambda text: console.print(f"{text} ..."),
             ) as clusters:
-                await _announce(clusters, console)
+                if as_json:
+                    print(json.dumps(await _announcement(clusters)), flush=True)
+                else:
+                    await _announce(clusters, console)
                 async with trio.open_nursery() as watchers:
                     watchers.start_soon(_say_who_ends, clusters, console)
                     watchers.start_soon(watch_disk, directory, ratios, warn)
+                    if until_stdin_closes:
+                        watchers.start_soon(cancel_on_stdin_end, nursery.cancel_scope)
 
-    try:
-        run_trio(main)
-    except DevClusterFailed as failed:
-        raise CommandFailed(str(failed)) from failed
-    except OSError as error:
-        raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}") from error
-    console.print("stopped; all data is kept in", str(directory))
+    run_trio(main)
 
 
 def _checked_settings(settings: dict[str, str]) -> BrokerSettings:
@@ -106,6 +171,25 @@ async def _say_who_ends(clusters: list[DevCluster], console: Console) -> None:
                         highlight=False,
                     )
         await trio.sleep(WATCH_SECONDS)
+
+
+async def _announcement(clusters: list[DevCluster]) -> dict[str, object]:
+    """What programs need to know of running servers."""
+    return {
+        "namesrv": clusters[0].namesrv,
+        "broker_groups": [
+            {
+                "name": cluster.group,
+                "leader": await cluster.leader(),
+                "replicas": [
+                    {"node_id": node_id, "address": cluster.address(node_id), "pid": cluster.pid(node_id)}
+                    for node_id in cluster.node_ids
+                ],
+                "logs": str(cluster.directory / "logs"),
+            }
+            for cluster in clusters
+        ],
+    }
 
 
 async def _announce(clusters: list[DevCluster], console: Console) -> None:

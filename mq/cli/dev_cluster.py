@@ -179,10 +179,12 @@ class DevCluster:
                 try:
                     if beside is None:
                         on_progress("starting the name server")
-                        await cluster._start_namesrv()
+                        await cluster._spawn_namesrv()
                     for node_id in cluster.node_ids:
                         on_progress(f"starting {node_id}")
                         await cluster.start(node_id)
+                    if beside is None:
+                        await cluster._wait_namesrv()
                     on_progress("waiting for a leader")
                     await cluster.wait_ready()
                     yield cluster
@@ -308,10 +310,13 @@ class DevCluster:
         codes = {child.name: child.process.poll() for child in self._children.values() if child.wanted}
         return {name: code for name, code in codes.items() if code is not None}
 
-    async def _start_namesrv(self) -> None:
+    async def _spawn_namesrv(self) -> None:
         await self._spawn(
             "namesrv", ["namesrv", "--listen", self.namesrv, "--data-dir", str(self.directory / "namesrv")]
         )
+
+    async def _wait_namesrv(self) -> None:
+        """Until it listens: its start takes less than that of brokers, which come meanwhile."""
         with trio.move_on_after(READY_SECONDS_MAX):
             while True:
                 self.check()

@@ -157,7 +157,7 @@ def run_server(serve: Callable[[], Awaitable[None]], *, until_stdin_closes: bool
         async with trio.open_nursery() as nursery:
             await nursery.start(cancel_on_signal, nursery.cancel_scope)
             if until_stdin_closes:
-                nursery.start_soon(_cancel_on_stdin_end, nursery.cancel_scope)
+                nursery.start_soon(cancel_on_stdin_end, nursery.cancel_scope)
             await serve()
             nursery.cancel_scope.cancel()
 
@@ -174,7 +174,8 @@ async def cancel_on_signal(
             scope.cancel()
 
 
-async def _cancel_on_stdin_end(scope: trio.CancelScope) -> None:
+async def cancel_on_stdin_end(scope: trio.CancelScope) -> None:
+    """Cancel ``scope`` when standard input ends. Runs until cancelled itself."""
     # The parent process holds the other end of this pipe. The kernel closes it even if the parent is killed, so no
     # server outlives a crashed `raftmq dev`. The blocked thread is a daemon: it does not delay the exit.
     while await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), 4096, abandon_on_cancel=True):

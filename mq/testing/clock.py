@@ -11,13 +11,22 @@ import datetime as dt
 import time
 
 import trio
+from trio.testing import MockClock
 
 
 class KitClock:
-    """Seconds since some time, and since the epoch; see the module. Made in the event loop of the brokers."""
+    """Seconds since some time, and since the epoch; see the module. Made in the event loop of the brokers.
+
+    Raises ValueError if its clock stands still.
+    """
 
     def __init__(self) -> None:
-        self._loop = trio.lowlevel.current_clock()
+        self._loop = clock = trio.lowlevel.current_clock()
+        if isinstance(clock, MockClock) and clock.rate == 0 and clock.autojump_threshold == float("inf"):
+            raise ValueError(
+                "the clock of this event loop stands still, and servers could not start: use one that jumps when all "
+                "tasks wait, MockClock(autojump_threshold=0), or autojump_clock of pytest-trio"
+            )
         self._epoch_ms = time.time_ns() // 1_000_000 - round(self._loop.current_time() * 1000)
         self.ahead_seconds = 0.0
         """How far it was put ahead."""

@@ -40,9 +40,12 @@ _SEGMENT_BYTES = 8 * 1024 * 1024
 
 LIMITS: Final = replace(
     DEFAULT,
-    waiting=replace(DEFAULT.waiting, deliver_seconds=0.05),
-    upkeep=replace(DEFAULT.upkeep, raise_level_seconds=0.01),
+    consume=replace(DEFAULT.consume, expire_seconds=0.25, expire_some_seconds=0.5),
+    pop=replace(DEFAULT.pop, revive_seconds=0.25),
+    waiting=replace(DEFAULT.waiting, deliver_seconds=0.25, check_seconds=0.25),
+    upkeep=replace(DEFAULT.upkeep, raise_level_seconds=0.25),
 )
+"""Slower timers than in production: a tick costs a test whose clock is virtual, and advancing the clock runs them."""
 
 _LOGGER: Final = logging.getLogger("raftmq.testing")
 _LOGGER.addHandler(logging.NullHandler())

@@ -7,9 +7,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import trio
+
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.sync.loop_thread import LoopThread
 
+_POLL_SECONDS = 0.005
 _SETTINGS: Mapping[str, str] = {
     "segment_bytes": str(16 * 1024 * 1024),
     "metrics_listen": "off",
@@ -51,10 +54,12 @@ class ServerProcesses:
         return self._thread.call(self._cluster.leader)
 
     def kill(self, replica: str) -> None:
-        """Kill a broker with SIGKILL. `start` starts it again."""
+        """Kill a broker with SIGKILL, and wait until it has ended. `start` starts it again."""
 
         async def kill() -> None:
             self._cluster.kill(replica)
+            while self._cluster.is_running(replica):  # noqa: ASYNC110 - the kernel says no more
+                await trio.sleep(_POLL_SECONDS)
 
         self._thread.call(kill)
 

@@ -116,3 +116,26 @@ def test_a_group_with_accounts_says_that_it_needs_keys(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "the brokers refuse to answer this process" in done.stderr
     assert "RAFTMQ_ACCESS_KEY" in done.stderr
+
+
+def test_servers_for_the_tests_of_another_language() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mq.cli", "dev", "--ephemeral", "--port", "0", "--json", "--until-stdin-closes"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    ready = json.loads(process.stdout.readline())
+    [group] = ready["broker_groups"]
+    [replica] = group["replicas"]
+    assert (group["leader"], replica["node_id"]) == ("n0", "n0")
+    directory = Path(group["logs"]).parent
+    assert (directory / "n0").is_dir()
+    sent = raftmq("produce", "Greetings", "--namesrv", ready["namesrv"], "--json", stdin="hello\n")
+    assert json.loads(sent.stdout)["acknowledged"] == 1, sent.stderr
+    rest, _ = process.communicate(timeout=60)  # closes its standard input
+    assert (process.returncode, rest) == (0, "")
+    assert not directory.exists()

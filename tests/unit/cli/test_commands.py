@@ -147,6 +147,20 @@ def test_group_does_not_start_where_somebody_else_listens(tmp_path: Path) -> Non
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "give a directory with --dir, or --ephemeral"),
+        ({"ephemeral": True, "directory": Path("data")}, "give a directory with --dir, or --ephemeral"),
+        ({"ephemeral": True, "nodes": 2}, "--nodes 2: a group has 1, 3 or 5 replicas"),
+        ({"ephemeral": True, "base_port": 80}, "--port 80: a port from 1024 on, or 0"),
+    ],
+)
+def test_dev_refuses_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(CommandFailed, match=words):
+        dev(**options)
+
+
 def test_dev_finds_its_ports_in_use_before_it_touches_anything(tmp_path: Path) -> None:
     ports = Ports.free(3)
     with (

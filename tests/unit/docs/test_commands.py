@@ -40,7 +40,7 @@ from tests.support.running_broker import SECONDS_MAX
 from tests.support.waiting import until
 
 GUIDE: Final = Path(__file__).parents[3] / "docs" / "commands.md"
-NO_RESULT: Final = {"namesrv", "broker", "dev", "demo"}
+NO_RESULT: Final = {"namesrv", "broker", "demo"}
 """Servers, and a demonstration for people: they log, and print no result."""
 
 KEYS: Final = {
@@ -281,6 +281,7 @@ async def with_servers(cli: Commands, directory: Path) -> None:
         await run("bench backlog", *load, "--size", "100")
         await run("bench latency", *load, "--size", "100", "--warm-up", "0", "--rate", "100")
         await run("bench both", *load, "--size", "100", "--warm-up", "0", "--rate", "100")
+        await run("dev", "--ephemeral", "--port", "0", "--until-stdin-closes", given=b"")
         await run("backup take", directory / "backup", "--data-dir", directory / "n0", "--leader")
 
 
