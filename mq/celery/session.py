@@ -194,7 +194,7 @@ class Session:
     async def _topics_for(self, exchange: str, kind: str, routing_key: str) -> list[str]:
         if not exchange:
             topic = self.topics.of_queue(routing_key)
-            if self.broadcasts.get(routing_key) is None and await self.topics.exists(topic):
+            if self.broadcasts.get(routing_key) is None and await self.topics.is_declared(topic):
                 return [topic]
             broadcasts = self.topics.of_exchange("")
             return [broadcasts] if await self.topics.exists(broadcasts) else []

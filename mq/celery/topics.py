@@ -86,6 +86,10 @@ class Topics:
         self._known[topic] = 1 + max((each.queue_id for each in route.read_queues), default=0)
         return True
 
+    async def is_declared(self, topic: str) -> bool:
+        """Whether messages may be sent to it: it exists, or will again, since this process has declared it."""
+        return topic in self._declared or await self.exists(topic)
+
     async def declare(self, topic: str, *, levels: int = 1, queue: str | None = None) -> None:
         """Create a topic unless it exists; one with fewer levels of priority gets more. Raises ClientError."""
         if queue is not None:
@@ -132,7 +136,7 @@ class Topics:
         topic = self.of_queue(binding.queue)
         await self.declare(topic, queue=binding.queue)
         name, value = binding.attribute()
-        if binding not in await self._read(FRESH_SECONDS):
+        if binding not in await self._read(FRESH_SECONDS) and self._may_list:
             await self._calls.create_topic(
                 topic, self._known[topic], attributes={QUEUE_ATTRIBUTE: binding.queue, name: value}
             )

@@ -300,3 +300,47 @@ def test_nobody_is_there() -> None:
         with pytest.raises(connection.connection_errors, match=r"127\.0\.0\.1:1"):
             connection.connect()
         assert time.monotonic() - began < 3
+
+
+def test_a_queue_that_somebody_deletes_is_declared_again(
+    url: str, cluster: Cluster, request: pytest.FixtureRequest
+) -> None:
+    queue = kombu.Queue("deleted", routing_key="deleted")
+    with (
+        kombu.Connection(url) as connection,
+        Inbox(connection, queue, no_ack=True) as inbox,
+        SyncAdmin(cluster.namesrv) as admin,
+    ):
+        publish(connection, queue, "before")
+        assert inbox.wait(1) == ["before"]
+        admin.delete_topic(queue_topic(request.node.name, "deleted"))
+        publish(connection, queue, "after")
+        assert inbox.wait(2) == ["before", "after"]
+
+
+def test_a_message_that_is_given_back_too_often_becomes_a_dead_letter(url: str) -> None:
+    queue = kombu.Queue("poison", routing_key="poison")
+    with kombu.Connection(url, transport_options={"redeliveries_max": 2}) as connection:
+        publish(connection, queue, "poison")
+        with Inbox(connection, queue) as inbox:
+            for count in range(1, 4):
+                inbox.wait(count)
+                inbox.messages[-1].requeue()
+            publish(connection, queue, "the next one")
+            assert inbox.wait(4) == ["poison"] * 3 + ["the next one"]
+
+
+def test_a_broker_that_is_killed_and_comes_back(url: str, cluster: Cluster) -> None:
+    queue = kombu.Queue("restarted", routing_key="restarted")
+    with kombu.Connection(url) as connection, Inbox(connection, queue, prefetch_count=2) as inbox:
+        publish(connection, queue, "before")
+        inbox.wait(1)
+        cluster.portal.call(cluster.inner.kill, "n0")
+        wait_until(lambda: not cluster.portal.call(cluster.inner.is_running, "n0"))
+        cluster.portal.call(cluster.inner.start, "n0")
+        publish(connection, queue, "after")  # waits for it
+        assert inbox.wait(2) == ["before", "after"]
+        for each in inbox.messages:
+            each.ack()
+    with kombu.Connection(url) as connection:
+        assert connection.channel().basic_get("restarted") is None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import time
+from typing import Any
 
 from celery import Celery
 
@@ -52,6 +54,15 @@ def at_the_second_attempt(name: str) -> None:
     if is_first:
         time.sleep(3600)  # until it is killed
     _write(f"{name}.done")
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+def log(self: Any, name: str) -> None:
+    """Write a line: its name, when it ran, and when it was due."""
+    due = self.request.eta
+    due_at = "-" if due is None else str(dt.datetime.fromisoformat(due).timestamp())
+    with open(f"{DIRECTORY}/log", "a", encoding="utf-8") as file:
+        file.write(f"{name} {time.time()} {due_at}\n")
 
 
 def _write(name: str) -> None:

@@ -1,0 +1,84 @@
+"""Connections of kombu with TLS and accounts, to servers in threads of this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio.from_thread
+import kombu
+import pytest
+import trio
+
+import raftmq.celery  # noqa: F401 - makes the URLs known
+from mq.client import BrokerError
+from mq.namesrv.server import serve
+from mq.namesrv.settings import NamesrvSettings
+from tests.support.certificates import Authority
+from tests.support.running_broker import running
+
+SECRET = "secret-of-shop"
+ACCOUNTS = f"""accounts:
+  - {{accessKey: shopadmin, secretKey: {SECRET}, admin: true}}
+  - accessKey: shopuser
+    secretKey: {SECRET}
+    topicPerms: ["celery%q_made=PUB|SUB"]
+    groupPerms: ["celery%q_made=SUB"]
+"""
+
+
+@asynccontextmanager
+async def guarded_servers(directory: Path, authority: Authority) -> AsyncIterator[str]:
+    accounts = directory / "accounts.yml"
+    accounts.write_text(ACCOUNTS)
+    settings = authority.settings("enforcing", "127.0.0.1")
+    names = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None, metrics_listen="off", **settings)
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(serve, names)
+        async with running(
+            directory / "n0",
+            keys=("shopadmin", SECRET),
+            tls=authority.client(),
+            namesrv=f"{host}:{port}",
+            acl_file=accounts,
+            tls_namesrv=True,
+            tls_namesrv_ca=authority.file,
+            **settings,
+        ):
+            yield f"{host}:{port}?ssl_ca_certs={authority.file}"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    with anyio.from_thread.start_blocking_portal("trio") as portal:
+        servers = guarded_servers(tmp_path, Authority(tmp_path))
+        with portal.wrap_async_context_manager(servers) as found:
+            yield found
+
+
+def test_an_administrator_declares_and_everybody_else_needs_what_is_there(address: str) -> None:
+    with kombu.Connection(f"raftmq://shopadmin:{SECRET}@{address}") as connection:
+        queue = connection.SimpleQueue("made")
+        queue.put("from the administrator")
+        message = queue.get(timeout=10)
+        message.ack()
+        assert message.payload == "from the administrator"
+        queue.close()
+    with kombu.Connection(f"raftmq://shopuser:{SECRET}@{address}") as connection:
+        queue = connection.SimpleQueue("made")
+        queue.put("from a user")
+        assert queue.get(timeout=10).payload == "from a user"
+        queue.close()
+        with pytest.raises(BrokerError, match="shopuser"):
+            connection.channel().queue_declare("another")
+
+
+def test_wrong_secrets_and_no_tls(address: str) -> None:
+    with kombu.Connection(f"raftmq://shopadmin:wrong-secret@{address}") as connection, pytest.raises(BrokerError):
+        connection.channel().queue_declare("made")
+    plain = address.partition("?")[0]
+    connection = kombu.Connection(f"raftmq://shopadmin:{SECRET}@{plain}", connect_timeout=1)
+    with pytest.raises(connection.connection_errors):
+        connection.connect()
