@@ -54,11 +54,11 @@ def test_both_forms_have_the_same_events() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 5))])
 @pytest.mark.parametrize("workload", ALL_WORKLOADS)
-def test_both_forms_have_the_same_events_in_whole_runs(workload: str) -> None:
-    for seed in range(2):
-        (python,) = outcomes_in_python(seed, LONG_SECONDS, (workload,))
-        assert repr(simulate_seed(seed, LONG_SECONDS, workload)) == python
+def test_both_forms_have_the_same_events_in_whole_runs(workload: str, seed: int) -> None:
+    (python,) = outcomes_in_python(seed, LONG_SECONDS, (workload,))
+    assert repr(simulate_seed(seed, LONG_SECONDS, workload)) == python
 
 
 def test_command_line_runs_the_form_that_it_names(capfd: pytest.CaptureFixture[str]) -> None:
