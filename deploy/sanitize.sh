@@ -36,7 +36,8 @@ if [ "$mode" = threads ]; then
 fi
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-cp -r --preserve=timestamps mq raftlog tests pyproject.toml "$copy"
+# Without bytecode, which other processes may write meanwhile.
+tar -c --exclude=__pycache__ mq raftlog tests pyproject.toml | tar -x -C "$copy"
 flags='-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all'
 if [ "$mode" = threads ]; then
     # Python itself is not instrumented, but its lock is seen: what is reported are accesses of the modules.

@@ -32,6 +32,8 @@ PACKAGES = ("raftlog", "mq", "chaos")
 SEEDS_MAX = 200
 UNIT_TEST = "unit test"
 _TEST = "Test: "
+_UNFINISHED = "*.pyc.*"
+"""Bytecode that another process writes at the moment; such a file gets another name before it could be copied."""
 _UNINTENDED = re.compile(r"\b(Type|Name|Attribute|Import|Syntax)Error\b")
 """Errors that no patch intends: the code under it has changed."""
 _CYTHON = re.compile(r"^\+\+\+ b/((?:mq|raftlog)/compiled)/\S+\.p(?:yx|xi|xd)$", re.MULTILINE)
@@ -106,7 +108,7 @@ def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES) -> Non
     changed = compiled_packages(name)
     # Libraries of packages that the patch leaves alone are still those of their sources. So is the bytecode of Python,
     # which belongs to the time and the size of a source; a copy keeps both.
-    ignored = shutil.ignore_patterns("build-*", *([] if changed else ["*.so"]))
+    ignored = shutil.ignore_patterns("build-*", _UNFINISHED, *([] if changed else ["*.so"]))
     for package in packages:
         shutil.copytree(PROJECT / package, directory / package, ignore=ignored)
     _apply(name, directory)
@@ -143,7 +145,7 @@ def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
 
 def _hunt_by_test(name: str, directory: Path) -> Finding:
     """Run the one test that must fail; it counts as a single seed."""
-    shutil.copytree(PROJECT / "tests", directory / "tests")
+    shutil.copytree(PROJECT / "tests", directory / "tests", ignore=shutil.ignore_patterns(_UNFINISHED))
     shutil.copy(PROJECT / "pyproject.toml", directory)
     test = unit_test(name)
     done = subprocess.run(
