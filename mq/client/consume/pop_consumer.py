@@ -318,7 +318,11 @@ class PopConsumer(Consumer[BodyT]):
             raise ValueError("extend is for consumers without order: choose an invisible time that covers the handling")
         if not 0.001 <= seconds <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"seconds is {seconds}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
-        self._opened()
+        async with nullcontext() if self._renewals is None else self._renewals.paused(message):
+            self._opened()
+            return await self._extend(message, seconds)
+
+    async def _extend(self, message: PoppedMessage, seconds: float) -> bool:
         asked_at = anyio.current_time()
         response = await self._change_invisible(message, seconds)
         if response is None:
@@ -335,7 +339,7 @@ class PopConsumer(Consumer[BodyT]):
         return True
 
     async def _renew_message(self, message: PoppedMessage[Any]) -> bool:
-        return await self.extend(message, self.invisible)
+        return await self._extend(message, self.invisible)
 
     async def _change_invisible(self, message: PoppedMessage[Any], seconds: float) -> Response | None:
         """Let the invisible time end in `seconds`. None if the message is not hidden. Raises ClientError."""

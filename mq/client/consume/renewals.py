@@ -7,7 +7,8 @@ time only says how long the message of a dead consumer waits for another one, an
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 
 import anyio
 
@@ -47,8 +48,22 @@ class Renewals:
     async def release(self, message: PoppedMessage) -> None:
         """Renew this message no more, and wait for a renewal in flight: the receipt is valid afterwards."""
         self._forget(message)
-        if (answered := self._in_flight.get(id(message))) is not None:
+        while (answered := self._in_flight.get(id(message))) is not None:
             await answered.wait()
+
+    @asynccontextmanager
+    async def paused(self, message: PoppedMessage) -> AsyncIterator[None]:
+        """Do not renew this message meanwhile: only one request about it may be in flight, for each changes its receipt.
+
+        Waits for a renewal in flight, and for others who have paused them.
+        """
+        while (answered := self._in_flight.get(id(message))) is not None:
+            await answered.wait()
+        mine = self._in_flight[id(message)] = anyio.Event()
+        try:
+            yield
+        finally:
+            self._land(message, mine)
 
     async def run(self) -> None:
         """Renew for ever."""
@@ -63,13 +78,14 @@ class Renewals:
                     continue
                 for message in self.held():
                     if self._due(message) <= now + TOGETHER * self._seconds:
-                        self._in_flight[id(message)] = anyio.Event()
-                        tasks.start_soon(self._renew, message)
+                        flight = self._in_flight[id(message)] = anyio.Event()
+                        tasks.start_soon(self._renew, message, flight)
 
     def close(self) -> list[PoppedMessage]:
         """`run` was cancelled. Returns the messages that are held."""
         for answered in self._in_flight.values():
             answered.set()
+        self._in_flight.clear()
         held, self._held = self.held(), {}
         return held
 
@@ -78,7 +94,7 @@ class Renewals:
             return math.inf
         return max(message.hidden_until - self._seconds / 2, self._retry_at.get(id(message), -math.inf))
 
-    async def _renew(self, message: PoppedMessage) -> None:
+    async def _renew(self, message: PoppedMessage, flight: anyio.Event) -> None:
         try:
             if not await self._extend(message):
                 self._lose(message, "it is not hidden for this consumer any more")
@@ -89,8 +105,13 @@ class Renewals:
             elif id(message) in self._held:
                 self._retry_at[id(message)] = anyio.current_time() + RETRY_SECONDS
         finally:
-            self._in_flight.pop(id(message)).set()
-            self._changed.set()
+            self._land(message, flight)
+
+    def _land(self, message: PoppedMessage, flight: anyio.Event) -> None:
+        if self._in_flight.get(id(message)) is flight:
+            del self._in_flight[id(message)]
+        flight.set()
+        self._changed.set()
 
     def _lose(self, message: PoppedMessage, reason: str) -> None:
         if id(message) in self._held:

@@ -216,6 +216,25 @@ async def test_a_consumer_that_renews_returns_at_its_end_what_it_holds(tmp_path:
                 assert {(await anext(second)).body for _ in range(2)} == {b"0", b"1", b"2"} - {done.body}
 
 
+async def test_a_message_that_is_extended_twice_at_the_same_time_stays_hidden(tmp_path: Path) -> None:
+    """The first extension makes the receipt of the second invalid. So it was with an extension during a renewal."""
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+        await producer.send(Message("T", b"x"))
+        with trio.fail_after(60):
+            async with PopConsumer(namesrv, "G", "T", invisible=30, renew=True, consume_from="first") as consumer:
+                message = await anext(consumer)
+                answers: list[bool] = []
+
+                async def extend() -> None:
+                    answers.append(await consumer.extend(message, 30))
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(extend)
+                    nursery.start_soon(extend)
+                assert answers == [True, True]
+                await consumer.ack(message)
+
+
 async def test_a_message_that_is_renewed_is_handled_once(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))

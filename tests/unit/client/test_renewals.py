@@ -114,6 +114,23 @@ async def test_a_release_waits_for_the_receipt_of_a_renewal_in_flight(autojump_c
         assert trio.current_time() - start == 6
 
 
+async def test_a_message_is_not_renewed_while_somebody_else_changes_its_receipt(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with renewing() as broker:
+        broker.seconds = 7.0
+        message = popped_message(0, 1000)
+        broker.renewals.hold([message])
+        start = trio.current_time()
+        await trio.sleep(31)
+        async with broker.renewals.paused(message):
+            assert trio.current_time() - start == 37  # the renewal in flight was waited for
+            await trio.sleep(100)
+            assert len(broker.asked) == 1
+        await trio.sleep(1)
+        assert len(broker.asked) == 2
+
+
 async def test_the_end_wakes_those_that_wait_for_a_receipt(autojump_clock: trio.testing.MockClock) -> None:
     broker = Broker()
     broker.seconds = 1e9
