@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from mq.protocol.errors import BodyError
+from mq.protocol.properties import PROPERTIES_BYTES_MAX
 
 BATCHED_HEAD: Final = struct.Struct(">iiiii")
 """Size, magic number, checksum, flag and length of the body."""
@@ -28,10 +29,12 @@ class BatchedMessage(NamedTuple):
 
 
 def encode_batch(messages: Iterable[BatchedMessage]) -> bytes:
-    """The body of a batch."""
+    """The body of a batch. Raises BodyError if the properties of a message are too long for it."""
     parts: list[bytes] = []
     for message in messages:
         text = message.properties.encode()
+        if len(text) > PROPERTIES_BYTES_MAX:
+            raise BodyError(f"properties of {len(text)} bytes; maximum in a batch: {PROPERTIES_BYTES_MAX}")
         size = _FIXED + len(message.body) + len(text)
         parts += (
             BATCHED_HEAD.pack(size, 0, 0, message.flag, len(message.body)),

@@ -192,6 +192,11 @@ class Reading:
         self._next, self._end = begin, end
         self._waiting: deque[StoredMessage] = deque()
 
+    @property
+    def next_offset(self) -> int:
+        """Behind what was read; before the end if the broker returned nothing from there on."""
+        return self._next
+
     def __aiter__(self) -> Self:
         return self
 

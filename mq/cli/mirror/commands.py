@@ -232,6 +232,7 @@ async def _mirror(
         while True:
             await trio.sleep(0.2 if once else show.seconds)
             figures = progress.note(trio.current_time(), copier.copied, copier.known_behind)
+            show.troubles(copier)
             is_done = is_planned.is_set() and copier.behind == 0
             if copier.copied or (is_planned.is_set() and copier.behind is not None):
                 show.figures(figures, copier, final=once and is_done)
@@ -254,6 +255,7 @@ async def _follow(
 ) -> None:
     """Start with the queues of the state, and add what appears at the source, until cancelled."""
     said: set[str] = set()
+    said_ended: set[int] = set()
     is_first = True
     while True:
         try:
@@ -264,6 +266,11 @@ async def _follow(
                     show.say(f"topic {topic} is left out: {why}")
             copier.changed()
             copier.save()
+            for queue in state.queues:
+                if queue.number in found.ended and queue.number not in said_ended:
+                    said_ended.add(queue.number)
+                    show.say(f"{queue} is not at the source any more: what was copied of it stays")
+            copier.ended = found.ended
             for queue in state.queues:
                 copier.start(queue, nursery)
         except (ClientError, CommandFailed) as error:
@@ -324,12 +331,15 @@ class Display:
         self._close_line()
         print(f"raftmq mirror: {text}", file=sys.stderr, flush=True)
 
-    def figures(self, figures: Figures, copier: Copier, *, final: bool = False) -> None:
-        """The progress, and what is new about queues that do not go on."""
+    def troubles(self, copier: Copier) -> None:
+        """What is new about queues that do not go on."""
         for text in {**copier.troubles, **copier.blocked}.values():
             if text not in self._said:
                 self._said.add(text)
                 self.say(text)
+
+    def figures(self, figures: Figures, copier: Copier, *, final: bool = False) -> None:
+        """The progress."""
         now = trio.current_time()
         interval = SHOW_SECONDS[0] if self._is_terminal or self._as_json else SHOW_SECONDS[1]
         if not final and now - self._shown_at < interval:
@@ -408,6 +418,7 @@ def cut_over_command(
                 quiet_seconds=quiet,
                 producers_run=producers_run,
                 dry_run=dry_run,
+                say=lambda text: print(f"raftmq mirror: {text}", file=sys.stderr, flush=True),
             )
 
     with locked(state_file), failures():

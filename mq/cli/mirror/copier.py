@@ -21,9 +21,10 @@ from mq.cli.mirror.clusters import ClusterAdmin
 from mq.cli.mirror.copies import Run, place_of, runs_of
 from mq.cli.mirror.state import MirroredQueue, MirrorState
 from mq.cli.mirror.state_file import save
-from mq.client.errors import BrokerError, ClientError
+from mq.client.errors import BrokerError, ClientError, UnreadableAnswer
 from mq.client.message import MessageQueue
 from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import BodyError
 from mq.protocol.records import StoredMessage
 
 GROUP: Final = "raftmq_mirror"
@@ -35,6 +36,7 @@ PULLS_IN_MEMORY: Final = 256
 GATHERED_MAX: Final = 1024
 PAUSE_SECONDS: Final = (0.2, 5.0)
 SAVE_SECONDS: Final = 1.0
+_FORGOTTEN: Final = "SEQUENCE_FORGOTTEN"
 
 OnRefused = Callable[[MirroredQueue, StoredMessage, str], None]
 """Gets a message that is left out, and why the target has refused it."""
@@ -58,6 +60,7 @@ class Copier:
         copied: messages copied since the start.
         troubles: why queues do not go on at the moment, by queue number.
         blocked: queues that only go on after a restart, with the reason.
+        ended: the numbers of queues that the source has no more, which are not waited for; None before it was asked.
     """
 
     def __init__(
@@ -81,13 +84,14 @@ class Copier:
         self.copied = 0
         self.troubles: dict[int, str] = {}
         self.blocked: dict[int, str] = {}
+        self.ended: frozenset[int] | None = None
 
     @property
     def behind(self) -> int | None:
         """Messages that the source has and that were not copied; None while that is not known of some queue."""
         total = 0
         for queue in self._state.queues:
-            if queue.number in self.blocked:
+            if self.is_over(queue):
                 continue
             end = self._ends.get(queue.number)
             if end is None or queue.next_offset is None:
@@ -101,8 +105,12 @@ class Copier:
         return sum(
             max(self._ends[queue.number] - (queue.next_offset or 0), 0)
             for queue in self._state.queues
-            if queue.number in self._ends and queue.number not in self.blocked
+            if queue.number in self._ends and not self.is_over(queue)
         )
+
+    def is_over(self, queue: MirroredQueue) -> bool:
+        """Whether nothing of the queue is copied for now: it is blocked, or the source has it no more."""
+        return queue.number in self.blocked or queue.number in (self.ended or ())
 
     def save(self) -> None:
         """Write the state file if something has changed. Raises CommandFailed."""
@@ -127,8 +135,8 @@ class Copier:
             self.save()
 
     def start(self, queue: MirroredQueue, nursery: trio.Nursery) -> None:
-        """Copy a queue in a task of its own, unless it is copied already."""
-        if queue.number not in self.started:
+        """Copy a queue in a task of its own, unless it is copied already, or over."""
+        if queue.number not in self.started and not self.is_over(queue):
             self.started.add(queue.number)
             nursery.start_soon(self.copy, queue)
 
@@ -186,7 +194,8 @@ class Copier:
                 f"{begin}: was topic {queue.target_topic} deleted there?"
             )
         begin = max(begin, edges.begin)
-        async for messages in self._target.read(goal, begin, edges.end):
+        reading = self._target.read(goal, begin, edges.end)
+        async for messages in reading:
             for message in messages:
                 place = place_of(message.properties)
                 # Redeliveries carry the place of the message that failed, in another topic or copied before.
@@ -194,6 +203,10 @@ class Copier:
                     continue
                 if queue.next_offset is None or place.offset >= queue.next_offset:
                     queue.copied(place.offset, message.queue_offset, 1)
+        if reading.next_offset < edges.end:
+            raise UnreadableAnswer(
+                f"the target queue ends at {edges.end}, and nothing comes from {reading.next_offset} on"
+            )
         queue.target_next = max(queue.target_next or 0, edges.end)
         self._dirty = True
 
@@ -276,10 +289,18 @@ class Copier:
         )
         try:
             offset = await self._target.store(fields, run.body(queue.broker))
+        except BodyError as error:  # with what a copy has in addition, the properties are too long
+            await self._refused(queue, run, str(error))
+            return
         except BrokerError as error:
             if error.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
-            await self._refused(queue, run, error)
+            if _FORGOTTEN in (error.remark or ""):
+                raise _Blocked(
+                    f"{queue}: the target does not know any more whether message {run.first} was stored: the state is "
+                    "older than what was copied with it. Move it away: then the mirror finds out from the target"
+                ) from error
+            await self._refused(queue, run, error.remark or str(error))
             return
         if offset is None:  # sent before, and divided differently
             before = queue.next_offset
@@ -294,7 +315,7 @@ class Copier:
         self.copied += len(run.messages)
         self._dirty = True
 
-    async def _refused(self, queue: MirroredQueue, run: Run, error: BrokerError) -> None:
+    async def _refused(self, queue: MirroredQueue, run: Run, why: str) -> None:
         if halves := run.halves():
             for half in halves:
                 await self._store(queue, half)
@@ -302,10 +323,10 @@ class Copier:
         [message] = run.messages
         if self._on_refused is None:
             raise _Blocked(
-                f"{queue}: the target refuses message {message.queue_offset}: {error.remark}. Raise the limit there "
+                f"{queue}: the target refuses message {message.queue_offset}: {why}. Raise the limit there "
                 "(message_bytes_max), or start with --skip-refused FILE, which leaves out such messages and lists them"
-            ) from error
-        self._on_refused(queue, message, error.remark or str(error))
+            )
+        self._on_refused(queue, message, why)
         queue.skip(message.queue_offset)
         self._dirty = True
 

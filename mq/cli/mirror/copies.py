@@ -71,7 +71,7 @@ def copy_of(message: StoredMessage, broker: str) -> BatchedMessage:
     place = Place(message.topic, broker, message.queue_id, message.queue_offset, message.store_timestamp_ms)
     properties = copied_properties(message)
     properties[props.SOURCE] = str(place)
-    properties[props.BORN_TIMESTAMP] = str(message.born_timestamp_ms)
+    properties[props.BORN_TIMESTAMP] = str(max(message.born_timestamp_ms, 0))
     return BatchedMessage(message.body, props.encode(properties), message.flag)
 
 

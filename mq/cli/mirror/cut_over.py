@@ -16,7 +16,7 @@ from mq.cli.mirror.clusters import ClusterAdmin
 from mq.cli.mirror.copier import Copier
 from mq.cli.mirror.offsets import Move, moves
 from mq.cli.mirror.plan import Choice
-from mq.cli.mirror.setup import extend_mirror, is_system_group
+from mq.cli.mirror.setup import Say, extend_mirror, is_system_group
 from mq.cli.mirror.state import MirroredQueue, MirrorState
 from mq.client.errors import BrokerError, ClientError
 from mq.client.message import MessageQueue
@@ -67,6 +67,7 @@ async def cut_over(
     quiet_seconds: float,
     producers_run: bool,
     dry_run: bool,
+    say: Say = lambda _: None,
 ) -> Report:
     """Copy what is left, and move the offsets of these groups. Raises CommandFailed if it is too early; ClientError."""
     offsets = _wanted(await source.group_offsets(), state.queues, groups)
@@ -74,7 +75,7 @@ async def cut_over(
     await _check_stopped(target, offsets, "the target")
     report = Report()
     report.copied = await _finish_copying(
-        source, target, state, path, offsets, quiet_seconds=quiet_seconds, producers_run=producers_run
+        source, target, state, path, offsets, quiet_seconds=quiet_seconds, producers_run=producers_run, say=say
     )
     # Consumers that stopped a moment ago have stored their last offsets by now.
     offsets = _wanted(await source.group_offsets(), state.queues, groups)
@@ -147,10 +148,11 @@ async def _finish_copying(
     *,
     quiet_seconds: float,
     producers_run: bool,
+    say: Say,
 ) -> int:
     """Copy until nothing is behind for a while; returns how many messages that were. Raises CommandFailed.
 
-    With ``producers_run`` only what the groups have consumed must be copied.
+    ``say`` gets why it has to wait. With ``producers_run`` only what the groups have consumed must be copied.
     """
     produced: Counter[str] = Counter()
 
@@ -162,12 +164,16 @@ async def _finish_copying(
     if found.queues:
         copier.changed()
         copier.save()
+    copier.ended = found.ended
     quiet_since: float | None = None
+    said: set[str] = set()
 
     def is_enough() -> bool:
         if not producers_run:
             return copier.behind == 0
-        return all((queue.next_offset or 0) >= furthest.get(str(queue), 0) for queue in state.queues)
+        return all(
+            copier.is_over(queue) or (queue.next_offset or 0) >= furthest.get(str(queue), 0) for queue in state.queues
+        )
 
     furthest: dict[str, int] = {}
     for queue in state.queues:
@@ -181,6 +187,9 @@ async def _finish_copying(
             await trio.sleep(POLL_SECONDS)
             if copier.blocked:
                 raise CommandFailed("; ".join(copier.blocked.values()), EXIT_FAILED)
+            for text in {*copier.troubles.values()} - said:
+                said.add(text)
+                say(f"waiting: {text}")
             if quiet_since is None:
                 if is_enough():
                     quiet_since = trio.current_time()

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
+import msgspec
+
 from mq.cli.mirror.state import MirroredQueue
 from mq.protocol.codes import PERM_READ, PERM_WRITE
 from mq.protocol.names import RETRY_PREFIX, is_system_topic, reply_topic
@@ -42,18 +44,22 @@ class Choice(NamedTuple):
 
 
 class NewTopic(NamedTuple):
-    """A topic to be created in a broker group of the target."""
+    """A topic to be created in a broker group of the target, or one of the mirror's that gets more queues."""
 
     broker: str
     config: TopicConfig
 
 
 class Extension(NamedTuple):
-    """What is not mirrored yet: queues, the topics that the target lacks, and what is left out, with the reason."""
+    """What is not mirrored yet: queues, the topics that the target lacks, and what is left out, with the reason.
+
+    ``ended`` are the numbers of known queues that the source has no more.
+    """
 
     queues: list[MirroredQueue]
     topics: list[NewTopic]
     left_out: dict[str, str]
+    ended: frozenset[int] = frozenset()
 
 
 def target_name(topic: str) -> str:
@@ -127,7 +133,19 @@ def extend(
             f"{len(queues)} queues are to be mirrored, and one mirror takes at most {QUEUES_MAX}: choose some with "
             "--topics, and mirror the others later"
         )
-    return Extension(added, list(_new_topics(touched, queues, ends, source, target)), left_out)
+    new_topics = list(_new_topics(touched, queues, len(queues) - len(added), ends, source, target))
+    return Extension(added, new_topics, left_out, _ended(queues, source, source_brokers))
+
+
+def _ended(queues: Iterable[MirroredQueue], source: Topics, source_brokers: Collection[str]) -> frozenset[int]:
+    """A broker group that is missing altogether comes back, perhaps."""
+    found: set[int] = set()
+    for each in queues:
+        config = source.get(each.topic, {}).get(each.broker)
+        queues_there = 0 if config is None else max(config.read_queue_nums, config.write_queue_nums)
+        if each.broker in source_brokers and each.queue_id >= queues_there:
+            found.add(each.number)
+    return frozenset(found)
 
 
 def assignment(source_brokers: Sequence[str], target_brokers: Sequence[str]) -> dict[str, str]:
@@ -149,10 +167,15 @@ def assignment(source_brokers: Sequence[str], target_brokers: Sequence[str]) -> 
 def _new_topics(
     touched: Collection[str],
     queues: Sequence[MirroredQueue],
+    known_count: int,
     ends: Mapping[tuple[str, str], int],
     source: Topics,
     target: Topics,
 ) -> Iterable[NewTopic]:
+    own_ends: dict[tuple[str, str], int] = {}
+    for each in queues[:known_count]:
+        goal = each.target_topic, each.target_broker
+        own_ends[goal] = max(own_ends.get(goal, 0), each.target_queue + 1)
     origins: dict[str, dict[str, set[str]]] = {}
     for each in queues:
         origins.setdefault(each.topic, {}).setdefault(each.target_broker, set()).add(each.broker)
@@ -168,6 +191,9 @@ def _new_topics(
                 yield NewTopic(broker, config)
                 continue
             fewest = min(there.read_queue_nums, there.write_queue_nums)
+            if fewest < needed and fewest == own_ends.get((name, broker)):
+                yield NewTopic(broker, msgspec.structs.replace(there, read_queue_nums=needed, write_queue_nums=needed))
+                continue
             if fewest < needed:
                 raise PlanRefused(
                     f"topic {name} has {fewest} queues in {broker} at the target, and {needed} are needed: "

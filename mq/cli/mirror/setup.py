@@ -53,7 +53,7 @@ async def extend_mirror(
             attributes=config.attributes,
             broker=topic.broker,
         )
-        say(f"created topic {config.topic_name} in {topic.broker}, {config.write_queue_nums} queues")
+        say(f"topic {config.topic_name} has {config.write_queue_nums} queues in {topic.broker} now")
     state.queues.extend(found.queues)
     return found
 

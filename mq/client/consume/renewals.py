@@ -53,7 +53,7 @@ class Renewals:
 
     @asynccontextmanager
     async def paused(self, message: PoppedMessage) -> AsyncIterator[None]:
-        """Do not renew this message meanwhile: only one request about it may be in flight, for each changes its receipt.
+        """Do not renew this message meanwhile: each request about it makes the receipt of another one invalid.
 
         Waits for a renewal in flight, and for others who have paused them.
         """

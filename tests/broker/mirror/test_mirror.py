@@ -17,20 +17,16 @@ from mq.cli.mirror.clusters import ClusterAdmin, Pulled, check_different
 from mq.cli.mirror.commands import open_state
 from mq.cli.mirror.copier import Copier, MirrorStopped
 from mq.cli.mirror.cut_over import cut_over, go_back, instructions, waiting_delays
-from mq.cli.mirror.plan import Choice
 from mq.cli.mirror.setup import create_users, extend_mirror
 from mq.cli.mirror.state import MirrorState
 from mq.cli.mirror.state_file import load, save
 from mq.cli.mirror.verification import verify
 from mq.client import (
-    Admin,
     BrokerError,
     Message,
     MessageQueue,
     NoRoute,
     Producer,
-    PullConsumer,
-    ReceivedMessage,
     RequestTimeout,
 )
 from mq.namesrv.server import serve
@@ -40,76 +36,11 @@ from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import ResponseCode
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from mq.protocol.user_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from tests.broker.mirror.mirroring import NOTHING, address, bodies, content, copy_all, two_clusters
 from tests.support.guarded import ADMIN, guarded
-from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
-
-NOTHING = Choice()
-
-
-@contextlib.asynccontextmanager
-async def two_clusters(directory: Path, **target: object) -> AsyncIterator[tuple[ClusterAdmin, ClusterAdmin]]:
-    async with (
-        cluster_and_broker(directory / "source") as (source, _),
-        cluster_and_broker(directory / "target", **target) as (other, _),
-        Admin(other) as admin,
-        ClusterAdmin(source) as one,
-        ClusterAdmin(other) as two,
-    ):
-        await admin.delete_topic("T")
-        yield one, two
-
-
-def address(admin: ClusterAdmin) -> str:
-    [namesrv] = admin._name_servers
-    return namesrv
-
-
-async def copy_all(
-    source: ClusterAdmin, target: ClusterAdmin, path: Path, *, stop_after: int | None = None, **options: object
-) -> Copier:
-    """Mirror until nothing is behind; or drop everything after so many stores, as SIGKILL does: without a save."""
-    state = await open_state(source, target, path)
-    await extend_mirror(source, target, state, NOTHING, lambda _: None)
-    save(path, state)
-    copier = Copier(source, target, state, path, **options)  # type: ignore[arg-type]
-    stores = 0
-    killed = trio.Event()
-    store = target.store
-
-    async def counted(fields: dict[str, str], body: bytes) -> int | None:
-        nonlocal stores
-        stores += 1
-        offset = await store(fields, body)
-        if stop_after is not None and stores >= stop_after:
-            killed.set()
-            await trio.sleep_forever()  # the answer is never seen
-        return offset
-
-    with mock.patch.object(target, "store", counted):
-        async with trio.open_nursery() as nursery:
-            for queue in state.queues:
-                copier.start(queue, nursery)
-            await until(lambda: copier.behind == 0 or killed.is_set() or bool(copier.blocked))
-            nursery.cancel_scope.cancel()
-    if not killed.is_set():
-        copier.save()
-    return copier
-
-
-async def content(namesrv: str, topic: str) -> dict[int, list[ReceivedMessage]]:
-    found: dict[int, list[ReceivedMessage]] = {}
-    async with PullConsumer(namesrv, "reading", consume_from="first") as consumer:
-        await consumer.assign(await consumer.queues(topic))
-        async for message in await consumer.read_to_end():
-            found.setdefault(message.queue.queue_id, []).append(message)
-    return found
-
-
-def bodies(messages: dict[int, list[ReceivedMessage]]) -> dict[int, list[bytes]]:
-    return {queue: [bytes(each.body) for each in mine] for queue, mine in sorted(messages.items())}
 
 
 async def test_messages_arrive_with_all_that_they_have(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mq.cli.mirror.copies import (
 )
 from mq.protocol import properties as props
 from mq.protocol.batch import decode_batch
+from mq.protocol.errors import BodyError
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import Host, StoredMessage
 
@@ -54,6 +55,18 @@ def test_a_copy_names_the_place_of_its_original_and_when_it_was_born() -> None:
     assert (fields["b"], fields["n"], fields["e"], fields["g"]) == ("T2", "g1", "9", "1700000000000")
     numbers = props.decode(fields["i"])
     assert numbers == {"RAFTMQ_PRODUCER": "p", "RAFTMQ_SEQUENCE": "7", "RAFTMQ_COPIED": "true"}
+
+
+def test_a_message_that_was_born_before_1970_can_be_copied() -> None:
+    [run] = runs_of([stored(born_timestamp_ms=-1)])
+    [copy] = decode_batch(run.body("broker-a"))
+    assert props.decode(copy.properties)["BORN_TIMESTAMP"] == "0"
+
+
+def test_properties_without_room_for_those_of_a_copy_are_an_error_of_this_message() -> None:
+    [run] = runs_of([stored(properties={"own": "x" * (props.PROPERTIES_BYTES_MAX - 10)})])
+    with pytest.raises(BodyError, match="maximum in a batch: 32767"):
+        run.body("broker-a")
 
 
 @pytest.mark.parametrize("text", ["", "T", "T/b/1/2", "T/b/1/2/x", "T/b/-1/2/3", "/"])

@@ -54,6 +54,26 @@ def test_a_topic_that_grew_is_extended_behind_its_queues() -> None:
     assert not plan(grown, {"T": {"g1": topic("T", 4)}}, [*first.queues, *second.queues]).queues
 
 
+def test_a_topic_that_the_mirror_has_created_grows_with_its_original() -> None:
+    first = plan({"T": {"a": topic("T", 2)}})
+    there = topic("T", 2, perm=7)
+    second = plan({"T": {"a": topic("T", 3)}}, {"T": {"g1": there}}, first.queues)
+    assert [(each.broker, each.config.write_queue_nums, each.config.perm) for each in second.topics] == [("g1", 3, 7)]
+    with pytest.raises(PlanRefused, match="has 1 queues"):
+        plan({"T": {"a": topic("T", 3)}}, {"T": {"g1": topic("T", 1)}}, first.queues)
+
+
+def test_queues_that_the_source_has_no_more_are_over_unless_its_whole_broker_group_is_missing() -> None:
+    source = {"T": {"a": topic("T", 2), "b": topic("T", 2)}, "U": {"a": topic("U", 1), "b": topic("U", 1)}}
+    known = plan(source).queues
+    assert not plan(source, {}, known).ended
+    smaller = {"T": {"a": topic("T", 1)}, "U": {"a": topic("U", 1), "b": topic("U", 1)}}
+    ended = plan(smaller, {}, known).ended
+    assert {str(each) for each in known if each.number in ended} == {"T a/1", "T b/0", "T b/1"}
+    without_b = {"T": {"a": topic("T", 2)}, "U": {"a": topic("U", 1)}}
+    assert not plan(without_b, {}, known).ended
+
+
 def test_queues_that_are_only_read_or_only_written_are_mirrored() -> None:
     assert len(plan({"T": {"a": topic("T", queues=1, read=4)}}).queues) == 4
     assert len(plan({"T": {"a": topic("T", queues=4, read=1)}}).queues) == 4

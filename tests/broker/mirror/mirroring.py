@@ -1,0 +1,85 @@
+"""Two clusters in this process, and a mirror between them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from unittest import mock
+
+import trio
+
+from mq.cli.mirror.clusters import ClusterAdmin
+from mq.cli.mirror.commands import open_state
+from mq.cli.mirror.copier import Copier
+from mq.cli.mirror.plan import Choice
+from mq.cli.mirror.setup import extend_mirror
+from mq.cli.mirror.state_file import save
+from mq.client import Admin, PullConsumer, ReceivedMessage
+from tests.support.name_server_and_broker import cluster_and_broker
+from tests.support.waiting import until
+
+NOTHING = Choice()
+
+
+@contextlib.asynccontextmanager
+async def two_clusters(directory: Path, **target: object) -> AsyncIterator[tuple[ClusterAdmin, ClusterAdmin]]:
+    async with (
+        cluster_and_broker(directory / "source") as (source, _),
+        cluster_and_broker(directory / "target", **target) as (other, _),
+        Admin(other) as admin,
+        ClusterAdmin(source) as one,
+        ClusterAdmin(other) as two,
+    ):
+        await admin.delete_topic("T")
+        yield one, two
+
+
+def address(admin: ClusterAdmin) -> str:
+    [namesrv] = admin._name_servers
+    return namesrv
+
+
+async def copy_all(
+    source: ClusterAdmin, target: ClusterAdmin, path: Path, *, stop_after: int | None = None, **options: object
+) -> Copier:
+    """Mirror until nothing is behind; or drop everything after so many stores, as SIGKILL does: without a save."""
+    state = await open_state(source, target, path)
+    await extend_mirror(source, target, state, NOTHING, lambda _: None)
+    save(path, state)
+    copier = Copier(source, target, state, path, **options)  # type: ignore[arg-type]
+    stores = 0
+    killed = trio.Event()
+    store = target.store
+
+    async def counted(fields: dict[str, str], body: bytes) -> int | None:
+        nonlocal stores
+        stores += 1
+        offset = await store(fields, body)
+        if stop_after is not None and stores >= stop_after:
+            killed.set()
+            await trio.sleep_forever()  # the answer is never seen
+        return offset
+
+    with mock.patch.object(target, "store", counted):
+        async with trio.open_nursery() as nursery:
+            for queue in state.queues:
+                copier.start(queue, nursery)
+            await until(lambda: copier.behind == 0 or killed.is_set() or bool(copier.blocked))
+            nursery.cancel_scope.cancel()
+    if not killed.is_set():
+        copier.save()
+    return copier
+
+
+async def content(namesrv: str, topic: str) -> dict[int, list[ReceivedMessage]]:
+    found: dict[int, list[ReceivedMessage]] = {}
+    async with PullConsumer(namesrv, "reading", consume_from="first") as consumer:
+        await consumer.assign(await consumer.queues(topic))
+        async for message in await consumer.read_to_end():
+            found.setdefault(message.queue.queue_id, []).append(message)
+    return found
+
+
+def bodies(messages: dict[int, list[ReceivedMessage]]) -> dict[int, list[bytes]]:
+    return {queue: [bytes(each.body) for each in mine] for queue, mine in sorted(messages.items())}
