@@ -194,7 +194,8 @@ def encode_body(codec: BodyCodec[T], value: T) -> bytes:
     except BaseException as error:  # noqa: ASYNC103 - nothing is awaited here
         if ends_program(error):
             raise
-        raise MessageRefused(f"{_of(codec)} cannot encode a {type(value).__name__}: {_said(error)}") from error
+        text = f"{_of(codec)} cannot encode a {type(value).__name__}: {_said(error)}"
+        raise MessageRefused(text) from error  # noqa: ASYNC104
 
 
 def encoded(message: Message[T], codec: BodyCodec[T] | None) -> Message[bytes]:
