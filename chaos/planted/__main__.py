@@ -91,7 +91,7 @@ def check(name: str) -> None:
 
 def _apply(name: str, directory: Path, *options: str) -> None:
     done = subprocess.run(
-        ["patch", "--strip=1", "--batch", "--forward", *options, f"--directory={directory}"],
+        ["patch", "--strip=1", "--batch", "--forward", "--fuzz=0", *options, f"--directory={directory}"],
         input=(PATCHES / f"{name}.patch").read_bytes(),
         capture_output=True,
         check=False,

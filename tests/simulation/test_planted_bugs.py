@@ -82,6 +82,19 @@ def test_patch_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.
         check("no")
 
 
+def test_patch_whose_surroundings_have_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It might land where it breaks nothing, such as in a docstring."""
+    lines = (PROJECT / "raftlog/net/frames.py").read_text().splitlines()[:7]
+    lines[0] = "not the first line"
+    hunk = "".join(f" {line}\n" for line in lines[:3]) + f"-{lines[3]}\n+changed\n"
+    hunk += "".join(f" {line}\n" for line in lines[4:])
+    head = "Nothing\n\n--- a/raftlog/net/frames.py\n+++ b/raftlog/net/frames.py\n@@ -1,7 +1,7 @@\n"
+    (tmp_path / "fuzzy.patch").write_text(head + hunk)
+    monkeypatch.setattr("chaos.planted.__main__.PATCHES", tmp_path)
+    with pytest.raises(PatchRefused, match="fuzzy:"):
+        check("fuzzy")
+
+
 @pytest.fixture(scope="module")
 def hunted(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Finding]]:
     """What became of a mistake; all that tests of this session ask for are hunted at once, one on each processor."""
