@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.called_by_libraries import CALLED_BY_LIBRARIES
+
 ROOT = Path(__file__).parent.parent
 CYTHON = ("pyx", "pxi", "pxd")
 SOURCE_ROOTS = ("raftlog", "mq", "raftmq", "spark", "chaos", "jepsen", "benchmarks", "distributions", "tests")
@@ -374,37 +376,6 @@ def test_tests_wait_for_conditions() -> None:
         for what in guessed_waits(path.read_text())
     ]
     assert not breaches, "\n".join(breaches)
-
-
-CALLED_BY_KOMBU = (
-    "basic_consume basic_publish basic_qos default_connection_params driver_version establish_connection get_table "
-    "prepare_queue_arguments _purge queue_bind queue_delete queue_unbind register_with_event_loop verify_connection"
-)
-CALLED_BY_LIBRARIES = frozenset(
-    {
-        *CALLED_BY_KOMBU.split(),
-        "SourcesHook",  # hatch
-        "getDefaultReadLimit",  # Spark's data source API
-        "initialOffset",
-        "kick",  # Taskiq
-        "log_message",  # http.server
-        "prepareForTriggerAvailableNow",
-        "pytest_configure",
-        "reportLatestOffset",
-        "settings_customise_sources",  # pydantic
-        "streamReader",
-        "streamWriter",
-        "_fake_connect",  # FastStream
-        "_make_response_publisher",
-        "as_publish_command",
-        "channel_labels",
-        "create_publisher_fake_subscriber",
-        "get_log_context",
-        "get_schema",
-        "publish_batch",
-        "register_subscriber",
-    }
-)
 
 
 def dead_names(sources: Iterable[tuple[str, str]]) -> Iterator[str]:
