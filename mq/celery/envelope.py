@@ -26,6 +26,7 @@ EXPIRES_MS: Final = "kombu_expires_ms"
 ROUTING_KEY: Final = "kombu_routing_key"
 PRIORITY_MAX: Final = 9
 _KEY_LENGTH_MAX: Final = 255
+_REASON_LENGTH_MAX: Final = 200
 _SOON_MS: Final = 20
 """A task that is due within this time is sent at once."""
 
@@ -59,13 +60,32 @@ def encode(message: dict[str, Any], routing_key: str, *, now_ms: int, delay_max_
 
 def decode(message: ReceivedMessage, *, redelivered: bool) -> dict[str, Any]:
     """The message for kombu, with a delivery tag of its own. Raises ValueError for a body of somebody else."""
-    payload = loads(message.body)
-    if not isinstance(payload, dict) or not isinstance(payload.get("properties"), dict):
-        raise ValueError("not a message of kombu")  # noqa: TRY004 - its text is JSON, its value is wrong
-    properties = payload["properties"]
+    try:
+        payload = loads(message.body)
+    except Exception as error:  # whatever kombu's decoders of dates and others make of a wrong value
+        raise ValueError(f"its body cannot be read: {error!r}"[:_REASON_LENGTH_MAX]) from error
+    message_of_kombu = _checked(payload)
+    properties = message_of_kombu["properties"]
     properties["delivery_tag"] = uuid.uuid4().hex
-    info = properties.setdefault("delivery_info", {})
-    info["redelivered"] = redelivered
+    properties.setdefault("delivery_info", {})["redelivered"] = redelivered
+    return message_of_kombu
+
+
+def _checked(payload: object) -> dict[str, Any]:
+    """The payload. Raises ValueError for what kombu could not make a message of."""
+    if not isinstance(payload, dict) or not isinstance(properties := payload.get("properties"), dict):
+        raise ValueError("it has no properties")  # noqa: TRY004 - its text is JSON, its value is wrong
+    for name, value in (
+        ("delivery_info", properties.get("delivery_info", {})),
+        ("headers", payload.get("headers", {})),
+    ):
+        if not isinstance(value, dict):
+            raise ValueError(f"its {name} is no object")  # noqa: TRY004 - as above
+    body, encoding = payload.get("body"), properties.get("body_encoding")
+    if not isinstance(body or "", str) or encoding not in (None, "utf-8", "base64"):
+        raise ValueError(f"its body is {type(body).__name__} in the encoding {str(encoding)[:20]!r}")
+    if body and encoding == "base64":
+        base64.b64decode(body)
     return payload
 
 

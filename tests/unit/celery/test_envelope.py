@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq.celery.envelope import encode, encode_body, expires_at_ms, priority_of, routing_key_of
+from mq.celery.envelope import decode, encode, encode_body, expires_at_ms, priority_of, routing_key_of
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import Host, StoredMessage
@@ -47,11 +47,11 @@ def test_no_eta_or_one_that_has_passed_is_sent_at_once(eta: object) -> None:
     assert deliver_at(eta) is None
 
 
-def received(outgoing_properties: dict[str, str]) -> ReceivedMessage:
+def received(outgoing_properties: dict[str, str], body: bytes = b"{}") -> ReceivedMessage:
     host = Host("127.0.0.1", 1)
     zero, first = PhysicalOffset(0), QueueOffset(0)
-    record = StoredMessage("T", 0, 0, first, zero, 0, 0, host, 0, host, 0, zero, b"{}", outgoing_properties, 0)
-    return ReceivedMessage(record, MessageQueue("T", "broker-a", 0), b"{}")
+    record = StoredMessage("T", 0, 0, first, zero, 0, 0, host, 0, host, 0, zero, body, outgoing_properties, 0)
+    return ReceivedMessage(record, MessageQueue("T", "broker-a", 0), body)
 
 
 def test_expiration_counts_from_the_delivery() -> None:
@@ -76,6 +76,31 @@ def test_priorities(priority: object, level: int) -> None:
 def test_routing_keys(routing_key: str) -> None:
     outgoing = encode(message(), routing_key, now_ms=NOW_MS, delay_max_ms=DAY_MS)
     assert routing_key_of(received(dict(outgoing.properties))) == routing_key
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"properties": 1}',
+        b'{"properties": {"delivery_info": 5}}',
+        b'{"properties": {}, "headers": [1]}',
+        b'{"properties": {}, "headers": null}',
+        b'{"properties": {}, "body": 5}',
+        b'{"properties": {"body_encoding": "zip"}, "body": "x"}',
+        b'{"properties": {"body_encoding": 3}, "body": "x"}',
+        b'{"properties": {"body_encoding": "base64"}, "body": "x"}',
+        b'{"properties": {}, "body": {"__type__": "datetime", "__value__": 5}}',
+        b"[" * 200_000,
+    ],
+)
+def test_what_kombu_could_not_make_a_message_of_is_recognized(body: bytes) -> None:
+    """Else it would end every worker that gets it, one after the other."""
+    with pytest.raises(ValueError, match=r"."):
+        decode(received({}, body), redelivered=False)
 
 
 def test_a_task_is_found_by_its_id() -> None:
