@@ -66,6 +66,7 @@ print(json.dumps([pings, sums.get(timeout=30), [*queues], began, later.get(timeo
     assert workers.notes("revoked") == []
 
 
+@pytest.mark.nightly
 def test_tasks_of_a_worker_that_was_killed_run_elsewhere(workers: Workers) -> None:
     with workers.worker("one") as process:
         workers.run("print(json.dumps(work.delay('work', 2 * 3600).id))")
