@@ -346,7 +346,12 @@ class Intake:
         """Messages that are wanted, of the highest priority that there is."""
         taken: list[Delivery] = []
         for level in range(consumed.levels - 1, -1, -1):
-            messages = await self._calls.pop(consumed.source, level, count - len(taken), self._invisible)
+            try:
+                messages = await self._calls.pop(consumed.source, level, count - len(taken), self._invisible)
+            except ClientError:
+                if not taken:
+                    raise
+                break  # or those of higher priority would stay hidden; the next pop meets the same failure
             taken += [each for message in messages if (each := await self._wanted(consumed, message)) is not None]
             if len(taken) >= count:
                 break
