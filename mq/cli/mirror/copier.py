@@ -36,6 +36,8 @@ PULLS_IN_MEMORY: Final = 256
 GATHERED_MAX: Final = 1024
 PAUSE_SECONDS: Final = (0.2, 5.0)
 SAVE_SECONDS: Final = 1.0
+SHORTER_TIMES: Final = 10
+"""A source queue that ends before what was copied is looked at so often, for half a minute, before that is believed."""
 _FORGOTTEN: Final = "SEQUENCE_FORGOTTEN"
 
 OnRefused = Callable[[MirroredQueue, StoredMessage, str], None]
@@ -80,6 +82,7 @@ class Copier:
         self._in_memory = trio.Semaphore(PULLS_IN_MEMORY)
         self._ends: dict[int, int] = {}
         self._dirty = False
+        self._shorter: dict[int, int] = {}
         self.started: set[int] = set()
         self.copied = 0
         self.troubles: dict[int, str] = {}
@@ -223,8 +226,13 @@ class Copier:
             at_end = queue.number in self._ends and offset >= self._ends[queue.number]
             pulled = await self._source.pull(place, offset, hold=at_end)
             if offset <= pulled.end:
+                self._shorter.pop(queue.number, None)
                 self._ends[queue.number] = pulled.end
             if pulled.moved:
+                if offset > pulled.end and self._shorter.get(queue.number, 0) < SHORTER_TIMES:
+                    # A broker that has just started, or was the leader before, may not have all again yet.
+                    self._shorter[queue.number] = self._shorter.get(queue.number, 0) + 1
+                    raise UnreadableAnswer(f"the source ends at {pulled.end}, and {offset} messages were there before")
                 if offset > pulled.end:
                     raise _Blocked(
                         f"{queue}: the source ends at {pulled.end}, and {offset} messages were there before: was the "

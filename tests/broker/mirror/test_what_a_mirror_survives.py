@@ -133,3 +133,26 @@ async def test_a_cut_over_says_what_it_waits_for(tmp_path: Path) -> None:
                 )
                 await until(lambda: any("no leader" in text for text in said))
                 nursery.cancel_scope.cancel()
+
+
+async def test_a_source_that_does_not_have_all_again_yet_is_waited_for(tmp_path: Path) -> None:
+    """As a broker of RocketMQ that has just started: it blocked the queue until somebody started the mirror again."""
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        await producer.send(Message("Orders", b"1"))
+        await copy_all(source, target, path)
+        await producer.send(Message("Orders", b"2"))
+        pull, looks = source.pull, 0
+
+        async def shorter(queue: MessageQueue, offset: int, **given: object) -> Pulled:
+            nonlocal looks
+            if queue.topic == "Orders" and looks < 2:
+                looks += 1
+                return Pulled([], 0, 0, 0, moved=True)
+            return await pull(queue, offset, **given)  # type: ignore[arg-type]
+
+        with mock.patch.object(source, "pull", shorter):
+            copier = await copy_all(source, target, path)
+        assert (looks, copier.blocked) == (2, {})
+        assert bodies(await content(address(target), "Orders")) == {0: [b"1", b"2"]}
