@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -58,12 +59,15 @@ class RaftmqSubscriber(TasksMixin):
     """Pops messages of a topic for a group, `max_workers` at a time."""
 
     _outer_config: Any
+    _numbers = itertools.count()
 
     def __init__(self, config: SubscriberConfig, specification: SubscriberDescription, calls: Any) -> None:
         self.options = config.options
         self._messages = MessageParser(config.options.retry_delay)
         config.parser = self._messages.parse_message
         config.decoder = self._messages.decode_message
+        self.number = next(self._numbers)
+        """Rises with each subscriber: FastStream keeps them in a set."""
         super().__init__(config, specification, calls)
 
     @property

@@ -15,6 +15,7 @@ from faststream._internal.testing.broker import TestBroker, change_producer
 from faststream.exceptions import SubscriberNotFound
 
 from mq.client import ReceivedMessage
+from mq.client.consume.subscription import subscription_of
 from mq.client.message import MessageQueue
 from mq.protocol import properties as props
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
@@ -31,7 +32,7 @@ _offsets = itertools.count()
 
 
 class TestRaftmqBroker(TestBroker[RaftmqBroker, Any], broker=RaftmqBroker):
-    """A test of an application without brokers; each group of a topic gets each message once.
+    """A test of an application without brokers; each group of a topic gets what its filter selects, once.
 
     async with TestRaftmqBroker(broker) as tested:
         await tested.publish("hello", "greetings")
@@ -76,14 +77,14 @@ class _InMemoryProducer(RaftmqProducer):
         message = await self._received(cmd, cmd.body)
         groups: set[str] = set()
         for subscriber in _subscribers(self._brokers):
-            if subscriber.topic == cmd.destination and subscriber.options.group not in groups:
+            if subscriber.options.group not in groups and _gets(subscriber, message):
                 groups.add(subscriber.options.group)
                 await subscriber.process_message(message)
 
     async def request(self, cmd: RaftmqPublishCommand) -> Any:
         message = await self._received(cmd, cmd.body)
         for subscriber in _subscribers(self._brokers):
-            if subscriber.topic == cmd.destination:
+            if _gets(subscriber, message):
                 with anyio.fail_after(cmd.timeout):
                     result = await subscriber.process_message(message)
                 cmd.headers, cmd.correlation_id = result.headers, result.correlation_id
@@ -91,8 +92,20 @@ class _InMemoryProducer(RaftmqProducer):
         raise SubscriberNotFound
 
 
-def _subscribers(brokers: Iterable[RaftmqBroker]) -> Iterable[RaftmqSubscriber]:
-    return [each for broker in brokers for each in broker.subscribers if isinstance(each, RaftmqSubscriber)]
+def _subscribers(brokers: Iterable[RaftmqBroker]) -> list[RaftmqSubscriber]:
+    """In the order in which the application has named them."""
+    found = (each for broker in brokers for each in broker.subscribers if isinstance(each, RaftmqSubscriber))
+    return sorted(found, key=lambda each: each.number)
+
+
+def _gets(subscriber: RaftmqSubscriber, message: ReceivedMessage) -> bool:
+    """Whether a broker would give it the message: of its topic, and what its filter selects."""
+    if subscriber.topic != message.topic:
+        return False
+    subscription = subscription_of(message.topic, subscriber.options.tags)
+    if subscription.sql is not None:
+        return subscription.sql.matches(message.properties)
+    return subscription.matches_tag(message.tags)
 
 
 def received(cmd: RaftmqPublishCommand, body: bytes, content_type: str | None) -> ReceivedMessage:

@@ -14,7 +14,7 @@ from faststream.exceptions import NackMessage, RejectMessage
 from faststream.specification import AsyncAPI
 from pydantic import BaseModel
 
-from mq.client import Admin, NameServersUnavailable, PushConsumer
+from mq.client import Admin, NameServersUnavailable, PushConsumer, sql
 from raftmq.faststream import (
     RaftmqBroker,
     RaftmqMessage,
@@ -254,6 +254,31 @@ async def test_a_test_needs_no_broker() -> None:
         other.mock.assert_called_once_with(21)
         publisher.mock.assert_called_once_with(42)
         assert await (await tested.request(1, "in")).decode() == 2
+
+
+async def test_a_test_filters_messages_as_a_broker_does() -> None:
+    broker = RaftmqBroker("127.0.0.1:1")
+
+    @broker.subscriber("in", group="tagged", tags="x || y")
+    async def tagged(number: int) -> int:
+        return number + 1
+
+    @broker.subscriber("in", group="selected", tags=sql("price > 5"))
+    async def selected(number: int) -> int:
+        return number + 2
+
+    @broker.subscriber("in", group="all")
+    async def everything(number: int) -> int:
+        return number + 3
+
+    async with TestRaftmqBroker(broker) as tested:
+        await tested.publish(1, "in", tags="y", headers={"price": "5"})
+        tagged.mock.assert_called_once_with(1)
+        selected.mock.assert_not_called()
+        everything.mock.assert_called_once_with(1)
+        assert await (await tested.request(1, "in", tags="x")).decode() == 2, "of several, the first answers"
+        assert await (await tested.request(1, "in", headers={"price": "6"})).decode() == 3
+        assert await (await tested.request(1, "in")).decode() == 4
 
 
 async def test_no_name_server_is_said_within_seconds() -> None:
