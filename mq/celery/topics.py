@@ -28,7 +28,7 @@ BINDING_ATTRIBUTE: Final = "kombu.binding."
 FRESH_SECONDS: Final = 10.0
 """For so long the bindings of other processes are taken from memory."""
 MISSED_SECONDS: Final = 1.0
-"""The same when no queue is found for a message, or no topic."""
+"""The same when no queue is found for a message."""
 
 
 class Binding(NamedTuple):
@@ -56,7 +56,6 @@ class Topics:
         """Topics that exist, with their number of queues in a broker group."""
         self._declared: dict[str, dict[str, str]] = {}
         """Queues that this process has declared, with their attributes."""
-        self._missed: dict[str, float] = {}
         self._bindings: set[Binding] = set()
         self._own: set[Binding] = set()
         self._read_at = -FRESH_SECONDS
@@ -72,16 +71,14 @@ class Topics:
         return exchange_topic(self._prefix, exchange)
 
     async def exists(self, topic: str) -> bool:
-        """Whether there is such a topic; that there was none holds for a second."""
+        """Whether there is such a topic. If there was none, the name server is asked each time: a process that has just
+        begun to listen may rely on what is sent from now on.
+        """
         if topic in self._known:
             return True
-        now = anyio.current_time()
-        if now < self._missed.get(topic, now):
-            return False
         try:
             route = await self._calls.route(topic)
         except TopicNotFound:
-            self._missed[topic] = now + MISSED_SECONDS
             return False
         self._known[topic] = 1 + max((each.queue_id for each in route.read_queues), default=0)
         return True
@@ -95,12 +92,10 @@ class Topics:
         if queue is not None:
             self._declared.setdefault(topic, {QUEUE_ATTRIBUTE: queue})
         async with self._lock:
-            self._missed.pop(topic, None)
             if await self.exists(topic) and self._known[topic] >= levels:
                 return
             await self._calls.create_topic(topic, levels, attributes=self._declared.get(topic))
             self._known[topic] = levels
-            self._missed.pop(topic, None)
 
     async def declare_again(self, topic: str) -> bool:
         """The topic was deleted: create it as this process has declared it. False if it did not."""
@@ -115,7 +110,6 @@ class Topics:
     async def delete(self, topic: str) -> None:
         """Delete a queue's topic with its group and bindings."""
         self._forget(topic)
-        self._missed.pop(topic, None)
         try:
             await self._calls.delete_topic(topic)
             await self._calls.delete_consumer_group(topic, topics=True)

@@ -212,17 +212,22 @@ with kombu.Connection({url!r}) as connection:
         subprocess.Popen([sys.executable, "-c", listener, name], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for name in ("one", "other")
     ]
-    with kombu.Connection(url) as connection:
-        producer = kombu.Producer(connection.channel(), exchange=everybody)
-        producer.publish("before anybody listens")
+    try:
+        with kombu.Connection(url) as connection:
+            producer = kombu.Producer(connection.channel(), exchange=everybody)
+            producer.publish("before anybody listens")
+            for each in listeners:
+                assert each.stdout is not None
+                assert each.stdout.readline() == "ready\n"
+            producer.publish("first")
+            producer.publish("second")
         for each in listeners:
-            assert each.stdout is not None
-            assert each.stdout.readline() == "ready\n"
-        producer.publish("first")
-        producer.publish("second")
-    for each in listeners:
-        out, _ = each.communicate(timeout=30)
-        assert out == "['first', 'second']\n"
+            out, _ = each.communicate(timeout=30)
+            assert out == "['first', 'second']\n"
+    finally:
+        for each in listeners:
+            each.kill()
+            each.communicate()
 
 
 def test_a_forked_process_publishes_and_leaves_deliveries_to_its_parent(url: str) -> None:
