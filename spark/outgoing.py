@@ -107,6 +107,7 @@ LEFT_OUT: Final = frozenset(
         "RAFTMQ_DEAD_BY",
         "RAFTMQ_OMITTED",
         "RAFTMQ_PRODUCER",
+        "RAFTMQ_SOURCE",
         "RAFTMQ_SEQUENCE",
     ]
 )
