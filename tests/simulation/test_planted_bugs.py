@@ -26,7 +26,7 @@ from chaos.planted.__main__ import (
     workload,
 )
 
-SEEDS_MAX = 60
+SEEDS_MAX = 120
 QUICKLY_FOUND = (
     "abstainer-votes",
     "ack-before-fsync",
