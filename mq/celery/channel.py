@@ -343,8 +343,11 @@ class Channel(virtual.Channel):
             raise Empty from error
 
     async def _dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Publish a message to the dead letter exchange of its queue, if that has one; in the event loop."""
-        if (target := self._dead_letter_exchanges.get(delivery.queue)) is None:
+        """Publish a message to the dead letter exchange of its queue, if that has one; in the event loop.
+
+        A message that is not kombu's cannot go there as it is: it has no body in its payload.
+        """
+        if (target := self._dead_letter_exchanges.get(delivery.queue)) is None or "body" not in delivery.payload:
             return reason == "expired"
         exchange, routing_key = target
         payload, session = delivery.payload, self._session_of_intake
