@@ -32,6 +32,8 @@ WAIT_SECONDS: Final = 15.0
 RETRY_SECONDS: Final = 0.2
 EMPTY_SECONDS_MAX: Final = 0.5
 """The longest pause if a broker says that there are messages, but others get them all."""
+ROUTE_SECONDS: Final = 10.0
+"""After this time it looks whether a queue has got another broker group, or more levels of priority."""
 FLUSH_SECONDS: Final = 5.0
 """For acknowledgements, and messages to give back, of a channel that is closed."""
 
@@ -123,6 +125,7 @@ class Intake:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 tasks.start_soon(self._renewals.run)
+                tasks.start_soon(self._follow_routes)
                 await self._pop()
         except Exception as error:
             self._fail(error)
@@ -407,6 +410,24 @@ class Intake:
         consumed.is_waiting = False
         consumed.is_hot = True
         self._note_change()
+
+    async def _follow_routes(self) -> None:
+        while True:
+            await anyio.sleep(ROUTE_SECONDS)
+            for queue in {each.queue for each in self._consumed}:
+                topic = self._topics.of_queue(queue)
+                try:
+                    levels = await self._calls.sources(topic)
+                except ClientError as error:
+                    log.info("route_not_refreshed", topic=topic, reason=str(error))
+                    continue
+                known = {each.source: each for each in self._consumed if each.queue == queue}
+                for source, count in levels.items() if known else ():
+                    if source not in known:
+                        self._consumed.append(_Consumed(queue, source, count))
+                    elif count > known[source].levels:
+                        known[source].levels, known[source].is_hot = count, True
+            self._note_change()
 
     async def _look_for_leader(self, consumed: _Consumed) -> None:
         try:
