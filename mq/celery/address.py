@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from mq.client.consume.pop_consumer import INVISIBLE_SECONDS_MAX
 from mq.client.net.client_core import RemotingSettings
 from mq.client.net.credentials import Credentials
 
@@ -14,6 +15,8 @@ __all__ = ["DEFAULT_PORT", "Address", "address_of"]
 
 DEFAULT_PORT: Final = 9876
 _PREFIX: Final = "celery"
+_OFF: Final = frozenset(("false", "no", "off", "0"))
+"""What `?ssl=` may say in a URL for a connection without TLS."""
 _OPTIONS: Final = {
     "visibility_timeout": 120.0,
     "publish_timeout": 30.0,
@@ -50,16 +53,18 @@ class Address:
 
 
 def address_of(client: Any, *, tls: bool) -> Address:
-    """The address in a `kombu.Connection`. Raises ValueError for an option that does not exist, or has a bad value."""
+    """The address in a `kombu.Connection`. Raises ValueError for an option with a bad value."""
     options = dict(client.transport_options)
     given: dict[str, Any] = {name: options.get(name, default) for name, default in _OPTIONS.items()}
     for name, value in given.items():
-        if value is not None and not (isinstance(value, (int, float)) and value > 0):
+        is_default = value is None and _OPTIONS[name] is None
+        if not is_default and not (isinstance(value, (int, float)) and value > 0):
             raise ValueError(f"transport option {name} is {value!r}; it must be a positive number")
+    given["visibility_timeout"] = min(given["visibility_timeout"], INVISIBLE_SECONDS_MAX)
     hosts = (client.hostname or "localhost").split(",")
     port = client.port or DEFAULT_PORT
     prefix = options.get("prefix") or (client.virtual_host or "").strip("/") or _PREFIX
-    wanted = client.ssl or tls
+    wanted = tls or (client.ssl and str(client.ssl).lower() not in _OFF)
     return Address(
         name_servers=tuple(f"[{host}]:{port}" if ":" in host else f"{host.strip()}:{port}" for host in hosts),
         prefix=prefix,

@@ -37,6 +37,12 @@ def test_tls(url: str) -> None:
     assert address(url, tls=url.startswith("raftmqs")).remoting().tls is not None
 
 
+@pytest.mark.parametrize("text", ["false", "False", "no", "off", "0"])
+def test_a_url_that_switches_tls_off(text: str) -> None:
+    assert address(f"raftmq://host?ssl={text}").tls is None
+    assert address(f"raftmqs://host?ssl={text}", tls=True).tls is not None
+
+
 def test_tls_with_files() -> None:
     assert dict(address("raftmq://host?ssl_ca_certs=/etc/ca.pem").tls or ()) == {"ca_certs": "/etc/ca.pem"}
     with pytest.raises(ValueError, match="unknown options for TLS: version"):
@@ -47,6 +53,17 @@ def test_tls_with_files() -> None:
 def test_bad_options(value: object) -> None:
     with pytest.raises(ValueError, match=r"transport option visibility_timeout is .*; it must be a positive number"):
         address("raftmq://", visibility_timeout=value)
+
+
+def test_an_option_that_has_no_none() -> None:
+    with pytest.raises(ValueError, match="transport option publish_timeout is None"):
+        address("raftmq://", publish_timeout=None)
+    assert address("raftmq://", redeliveries_max=None).redeliveries_max is None
+
+
+def test_a_visibility_timeout_of_days_is_what_brokers_keep() -> None:
+    """Otherwise messages were renewed when their time was over at the broker."""
+    assert address("raftmq://", visibility_timeout=7 * 86400).visibility_timeout == 12 * 3600
 
 
 def test_bad_keys() -> None:
