@@ -90,7 +90,8 @@ class Transport(virtual.Transport):
         self._failure = None
         if self._session is not None and not self._session.is_alive:
             self._session = None
-        assert self.session.is_alive, "a session that has just ended"
+        session = self.session
+        assert session.is_alive, "a session that has just ended"
         return self
 
     def verify_connection(self, connection: Any) -> bool:
