@@ -15,6 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 _PREFIX = "raftmq-kit-"
 _LOCK = "lock"
@@ -30,15 +31,25 @@ def new_directory() -> Iterator[Path]:
     """An empty directory, until the block ends. Raises OSError."""
     parent = _MEMORY if _has_room(_MEMORY) else Path(tempfile.gettempdir())
     _sweep(parent)
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    with (directory / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    directory, lock = _locked(parent)
+    with lock:
         _open[directory] = os.getpid()
         try:
             yield directory
         finally:
             _open.pop(directory, None)
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _locked(parent: Path) -> tuple[Path, TextIO]:
+    """A new directory, and the file that says whose it is."""
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        lock = (directory / _LOCK).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (directory / _LOCK).exists():
+            return directory, lock
+        lock.close()  # another process has found it before it was locked, and removed it
 
 
 def warn_not_closed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import trio
@@ -18,7 +20,7 @@ import trio
 from mq.client import ConnectFailed, Message, NameServersUnavailable, Producer
 from mq.client.net.in_process import in_process_networks
 from mq.client.sync import SyncAdmin, SyncProducer
-from mq.testing import open_kit, running_kit
+from mq.testing import directory, open_kit, running_kit
 from mq.testing.directory import new_directory
 
 ROOT = Path(__file__).parents[2]
@@ -173,6 +175,26 @@ def test_the_next_kit_removes_what_a_killed_process_has_left(tmp_path: Path, mon
         assert len(list(tmp_path.iterdir())) == 2
         with new_directory() as directory:
             assert set(tmp_path.iterdir()) == {held, directory}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_others_remove_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kits that start at the same time look for what killed processes have left."""
+    monkeypatch.setattr(directory, "_MEMORY", tmp_path / "missing")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lock, others = fcntl.flock, [directory._sweep]
+
+    def late(file: TextIO, operation: int) -> None:
+        if operation == fcntl.LOCK_EX and others:
+            others.pop()(tmp_path)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with directory.new_directory() as made:
+        assert others == []
+        (made / "file").touch()
     assert list(tmp_path.iterdir()) == []
 
 
