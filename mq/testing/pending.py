@@ -85,8 +85,8 @@ def _popped(context: BrokerContext) -> Iterator[Pending]:
             for (start, pop_time_ms), checkpoint in popped.open.items()
             for bit in _bits(checkpoint.bits)
         ]
-        if popped.ordered is not None:
-            until = popped.ordered.blocked_until_ms()
+        if popped.ordered is not None and (until := popped.ordered.blocked_until_ms()) > context.wall_clock_ms():
+            # Afterwards they are there for the next pop, which may never come: nothing more happens by time.
             waiting += [(popped.ordered.start + bit, until) for bit in _bits(popped.ordered.bits)]
         for offset, until in waiting:
             if queue.min_offset <= offset < queue.max_offset:

@@ -131,6 +131,19 @@ def test_a_popped_message_comes_back_after_its_invisible_time(virtual: bool) -> 
     run(main, virtual=virtual)
 
 
+def test_time_goes_on_beyond_messages_that_nobody_pops_again() -> None:
+    async def main() -> None:
+        async with open_kit() as kit, Producer(kit.namesrv) as producer:
+            await producer.send(Message("Orders", b"first"))
+            async with PopConsumer(kit.namesrv, "billing", "Orders", consume_from="first", ordered=True) as consumer:
+                await anext(consumer)
+                assert [each.kind for each in kit.pending("Orders")] == ["popped"]
+            await producer.send(Message("Letters", b"late", delay=3600))
+            await kit.advance_until(lambda: kit.messages("Letters"))
+
+    run(main, virtual=True)
+
+
 def test_another_replica_takes_over(virtual: bool) -> None:
     async def main() -> None:
         async with open_kit(replicas=3) as kit, Producer(kit.namesrv) as producer:
