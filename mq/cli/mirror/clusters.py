@@ -135,6 +135,11 @@ class ClusterAdmin(UserAdmin):
             return Pulled([], reply.next_begin_offset, begin, end, moved=True)
         return Pulled(messages, max(reply.next_begin_offset, offset), begin, end, moved=False)
 
+    async def message_at(self, queue: MessageQueue, offset: int) -> StoredMessage | None:
+        """The message at an offset; None if the queue has none there, or has deleted it."""
+        messages = (await self.pull(queue, offset, count_max=1)).messages
+        return next((message for message in messages if message.queue_offset == offset), None)
+
     def read(self, queue: MessageQueue, begin: int, end: int) -> Reading:
         """The messages between two offsets that the queue has."""
         return Reading(self, queue, begin, end)

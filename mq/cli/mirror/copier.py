@@ -7,18 +7,21 @@ once. Only one batch of a queue is on its way at a time, so its order is kept.
 Each copy names the place of its original. So a process that starts reads the end of the target queue behind the last
 copy that the state file knows, and is up to date, however old that file is; without one it reads the whole target
 queue.
+
+Then it compares the last copy with its original: a topic that was deleted and created again has another message there,
+unless it is shorter. What retention has deleted at the source cannot be compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import trio
 
 from mq.cli.mirror.clusters import ClusterAdmin
-from mq.cli.mirror.copies import Run, place_of, runs_of
+from mq.cli.mirror.copies import Run, is_another, place_of, runs_of
 from mq.cli.mirror.state import MirroredQueue, MirrorState
 from mq.cli.mirror.state_file import save
 from mq.client.errors import BrokerError, ClientError, UnreadableAnswer
@@ -36,8 +39,8 @@ PULLS_IN_MEMORY: Final = 256
 GATHERED_MAX: Final = 1024
 PAUSE_SECONDS: Final = (0.2, 5.0)
 SAVE_SECONDS: Final = 1.0
-SHORTER_TIMES: Final = 10
-"""A source queue that ends before what was copied is looked at so often, for half a minute, before that is believed."""
+LOOKS_MAX: Final = 10
+"""A source queue that lacks what was copied is looked at so often, for half a minute, before that is believed."""
 _FORGOTTEN: Final = "SEQUENCE_FORGOTTEN"
 
 OnRefused = Callable[[MirroredQueue, StoredMessage, str], None]
@@ -82,7 +85,7 @@ class Copier:
         self._in_memory = trio.Semaphore(PULLS_IN_MEMORY)
         self._ends: dict[int, int] = {}
         self._dirty = False
-        self._shorter: dict[int, int] = {}
+        self._doubts: dict[int, int] = {}
         self.started: set[int] = set()
         self.copied = 0
         self.troubles: dict[int, str] = {}
@@ -114,6 +117,10 @@ class Copier:
     def is_over(self, queue: MirroredQueue) -> bool:
         """Whether nothing of the queue is copied for now: it is blocked, or the source has it no more."""
         return queue.number in self.blocked or queue.number in (self.ended or ())
+
+    def has_copied(self, queue: MirroredQueue, behind: int) -> bool:
+        """Whether all messages before ``behind`` are copied, and the source has the same ones, if there are any."""
+        return behind == 0 or (queue.number in self._ends and (queue.next_offset or 0) >= behind)
 
     def save(self) -> None:
         """Write the state file if something has changed. Raises CommandFailed."""
@@ -173,6 +180,7 @@ class Copier:
 
     async def _copy(self, queue: MirroredQueue) -> None:
         await self._catch_up_with_target(queue)
+        await self._compare_last(queue)
         if queue.next_offset is None:
             queue.next_offset = (await self._source.pull(_source_queue(queue), 0, count_max=1)).begin
             self._dirty = True
@@ -213,6 +221,27 @@ class Copier:
         queue.target_next = max(queue.target_next or 0, edges.end)
         self._dirty = True
 
+    async def _compare_last(self, queue: MirroredQueue) -> None:
+        """Raises _Blocked if the source has another message than the last copied one, ClientError at first."""
+        if not queue.stretches:
+            return
+        first, target_first, count = queue.stretches[-1]
+        offset = first + count - 1
+        original = await self._source.message_at(_source_queue(queue), offset)
+        copy = await self._target.message_at(_target_queue(queue), target_first + count - 1)
+        if original is not None and copy is not None and is_another(original, copy, queue.broker):
+            self._doubt(queue, f"the source has another message at offset {offset} than the one that was copied")
+
+    def _doubt(self, queue: MirroredQueue, what: str) -> NoReturn:
+        """The source lacks what was copied. A broker that has just started may not have all again yet."""
+        looks = self._doubts[queue.number] = self._doubts.get(queue.number, 0) + 1
+        if looks <= LOOKS_MAX:
+            raise UnreadableAnswer(what)
+        raise _Blocked(
+            f"{queue}: {what}: was the topic deleted and created again, or did the source lose messages? To copy it "
+            f"from the beginning, delete topic {queue.target_topic} at the target, and start with another state"
+        )
+
     async def _read(
         self,
         queue: MirroredQueue,
@@ -226,19 +255,11 @@ class Copier:
             at_end = queue.number in self._ends and offset >= self._ends[queue.number]
             pulled = await self._source.pull(place, offset, hold=at_end)
             if offset <= pulled.end:
-                self._shorter.pop(queue.number, None)
+                self._doubts.pop(queue.number, None)
                 self._ends[queue.number] = pulled.end
             if pulled.moved:
-                if offset > pulled.end and self._shorter.get(queue.number, 0) < SHORTER_TIMES:
-                    # A broker that has just started, or was the leader before, may not have all again yet.
-                    self._shorter[queue.number] = self._shorter.get(queue.number, 0) + 1
-                    raise UnreadableAnswer(f"the source ends at {pulled.end}, and {offset} messages were there before")
                 if offset > pulled.end:
-                    raise _Blocked(
-                        f"{queue}: the source ends at {pulled.end}, and {offset} messages were there before: was the "
-                        f"topic deleted and created again, or did the source lose messages? To copy it from the "
-                        f"beginning, delete topic {queue.target_topic} at the target, and start with another state"
-                    )
+                    self._doubt(queue, f"the source ends at {pulled.end}, and {offset} messages were there before")
                 if offset < pulled.begin:
                     await sending.send(([], pulled.begin))
                     offset = pulled.begin

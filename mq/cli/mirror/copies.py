@@ -75,6 +75,15 @@ def copy_of(message: StoredMessage, broker: str) -> BatchedMessage:
     return BatchedMessage(message.body, props.encode(properties), message.flag)
 
 
+def is_another(message: StoredMessage, copy: StoredMessage, broker: str) -> bool:
+    """Whether a message is where the original of this copy was, in broker group ``broker``, and is another one."""
+    place = place_of(copy.properties)
+    if place is None or place[:4] != (message.topic, broker, message.queue_id, message.queue_offset):
+        return False
+    key = message.properties.get(props.UNIQUE_KEY)
+    return place.stored_ms != message.store_timestamp_ms or key not in (None, copy.properties.get(props.UNIQUE_KEY))
+
+
 class Run(msgspec.Struct, frozen=True):
     """Consecutive messages that one batch can store: with one system flag and one number of redeliveries."""
 

@@ -172,7 +172,7 @@ async def _finish_copying(
         if not producers_run:
             return copier.behind == 0
         return all(
-            copier.is_over(queue) or (queue.next_offset or 0) >= furthest.get(str(queue), 0) for queue in state.queues
+            copier.is_over(queue) or copier.has_copied(queue, furthest.get(str(queue), 0)) for queue in state.queues
         )
 
     furthest: dict[str, int] = {}

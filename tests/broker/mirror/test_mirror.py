@@ -277,7 +277,7 @@ async def test_a_topic_that_was_deleted_and_created_again_at_the_source_blocks_i
         [queue] = [each for each in state.queues if each.topic == "Orders"]
         queue.stretches, queue.next_offset = [(0, 0, 5), (5, 5, 95)], 100
         save(path, state)
-        with mock.patch.object(mq.cli.mirror.copier, "SHORTER_TIMES", 1):
+        with mock.patch.object(mq.cli.mirror.copier, "LOOKS_MAX", 1):
             copier = await copy_all(source, target, path)
         [why] = copier.blocked.values()
         assert "the source ends at 5, and 100 messages were there before" in why

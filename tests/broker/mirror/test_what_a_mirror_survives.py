@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import trio
 
-from mq.cli.mirror.clusters import Pulled
+import mq.cli.mirror.copier
+from mq.cli.errors import CommandFailed
+from mq.cli.mirror.clusters import ClusterAdmin, Pulled
 from mq.cli.mirror.cut_over import cut_over
 from mq.cli.mirror.state_file import load
 from mq.client import BrokerError, Message, MessageQueue, NoRoute, Producer
 from mq.protocol.codes import ResponseCode
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from tests.broker.mirror.mirroring import NOTHING, address, bodies, content, copy_all, two_clusters
+from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -156,3 +161,96 @@ async def test_a_source_that_does_not_have_all_again_yet_is_waited_for(tmp_path:
             copier = await copy_all(source, target, path)
         assert (looks, copier.blocked) == (2, {})
         assert bodies(await content(address(target), "Orders")) == {0: [b"1", b"2"]}
+
+
+@contextlib.asynccontextmanager
+async def created_again(directory: Path, message_count: int) -> AsyncIterator[ClusterAdmin]:
+    """The source with a new topic of the old name, from offset 0 on, as RocketMQ has it; raftmq goes on counting."""
+    async with cluster_and_broker(directory) as (namesrv, _), ClusterAdmin(namesrv) as source:
+        await source.create_topic("Orders", 1)
+        await send(source, *(b"new %d" % number for number in range(message_count)))
+        yield source
+
+
+async def send(admin: ClusterAdmin, *messages: bytes) -> None:
+    async with Producer(address(admin)) as producer:
+        for body in messages:
+            await producer.send(Message("Orders", body))
+
+
+@pytest.mark.parametrize("message_count", [3, 5])
+@pytest.mark.parametrize("is_state_lost", [False, True])
+async def test_a_topic_that_was_created_again_and_has_grown_past_its_copies_blocks_its_queue(
+    tmp_path: Path, message_count: int, is_state_lost: bool
+) -> None:
+    """Its first messages were skipped without a word."""
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target):
+        await source.create_topic("Orders", 1)
+        await send(source, b"0", b"1", b"2")
+        await copy_all(source, target, path)
+        if is_state_lost:
+            path.unlink()
+        async with created_again(tmp_path / "again", message_count) as again:
+            with mock.patch.object(mq.cli.mirror.copier, "LOOKS_MAX", 1):
+                copier = await copy_all(again, target, path)
+        [why] = copier.blocked.values()
+        assert "the source has another message at offset 2 than the one that was copied" in why
+        assert "delete topic Orders at the target" in why
+        assert bodies(await content(address(target), "Orders")) == {0: [b"0", b"1", b"2"]}
+
+
+async def test_a_topic_that_was_created_again_at_raftmq_is_copied_behind_the_old_one(tmp_path: Path) -> None:
+    """Its offsets go on, so nothing is in the place of another message."""
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target):
+        for body in (b"old", b"new"):
+            await source.create_topic("Orders", 1)
+            await send(source, body)
+            copier = await copy_all(source, target, path)
+            assert not copier.blocked
+            await source.delete_topic("Orders")
+        assert bodies(await content(address(target), "Orders")) == {0: [b"old", b"new"]}
+
+
+async def test_a_last_copy_whose_original_was_deleted_by_retention_does_not_hold_up_its_queue(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        for number in range(3):
+            await producer.send(Message("Orders", b"%d" % number))
+        await copy_all(source, target, path)
+        await producer.send(Message("Orders", b"3"))
+        pull, asked = source.pull, list[int]()
+
+        async def without_the_first(queue: MessageQueue, offset: int, **given: object) -> Pulled:
+            if queue.topic == "Orders" and offset < 3:
+                asked.append(offset)
+                return Pulled([], 3, 3, 4, moved=True)
+            return await pull(queue, offset, **given)  # type: ignore[arg-type]
+
+        with mock.patch.object(source, "pull", without_the_first):
+            copier = await copy_all(source, target, path)
+        assert (asked, copier.blocked) == ([2], {})
+        assert bodies(await content(address(target), "Orders")) == {0: [b"0", b"1", b"2", b"3"]}
+
+
+async def test_a_cut_over_with_running_producers_notices_a_topic_that_was_created_again(tmp_path: Path) -> None:
+    """The groups' offsets, of the new topic, were translated by the copies of the old one."""
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), created_again(tmp_path / "again", 3) as again:
+        await source.create_topic("Orders", 1)
+        await send(source, b"0", b"1", b"2")
+        await copy_all(source, target, path)
+        state = load(path)
+        assert state is not None
+        [queue] = [MessageQueue("Orders", each.broker, 0) for each in state.queues if each.topic == "Orders"]
+        await again.put_consumer_group(SubscriptionGroupConfig("billing"))
+        await again.store_offset("billing", queue, 1)
+        with (
+            mock.patch.object(mq.cli.mirror.copier, "LOOKS_MAX", 3),
+            pytest.raises(CommandFailed, match="another message at offset 2"),
+        ):
+            await cut_over(
+                again, target, state, path, groups=NOTHING, quiet_seconds=0.0, producers_run=True, dry_run=False
+            )

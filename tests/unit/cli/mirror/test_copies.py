@@ -13,6 +13,7 @@ from mq.cli.mirror.copies import (
     Place,
     checksum_of,
     copied_properties,
+    is_another,
     place_of,
     runs_of,
 )
@@ -137,3 +138,25 @@ def test_a_message_without_a_unique_key_gets_one_at_the_target() -> None:
     assert checksum_of(original, is_copy=False) != checksum_of(copy, is_copy=True)
     without = [checksum_of(each, is_copy=each is copy, without_key=True) for each in (original, copy)]
     assert without[0] == without[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, False),
+        ({"store_timestamp_ms": 1_700_000_000_124}, True),
+        ({"properties": {"UNIQ_KEY": "L"}}, True),
+        ({"properties": {}}, False),  # a message without a key gets one at the target
+        ({"queue_offset": 8, "store_timestamp_ms": 5}, False),  # not where the original was
+        ({"queue_id": 4, "store_timestamp_ms": 5}, False),
+        ({"topic": "U", "store_timestamp_ms": 5}, False),
+    ],
+)
+def test_another_message_in_the_place_of_an_original_is_known_by_store_time_and_unique_key(
+    given: dict[str, Any], expected: bool
+) -> None:
+    copy = stored(99, properties={"UNIQ_KEY": "K", "RAFTMQ_SOURCE": "T/b/3/7/1700000000123"}, store_timestamp_ms=9)
+    message = msgspec.structs.replace(stored(), **given)
+    assert is_another(message, copy, "b") is expected
+    assert not is_another(message, copy, "c")
+    assert not is_another(message, stored(99, store_timestamp_ms=9), "b")
