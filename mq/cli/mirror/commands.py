@@ -93,8 +93,8 @@ def mirror(
     """Copy topics, consumer groups and messages of another cluster, and go on copying until ctrl-C.
 
     Each message is stored exactly once, however often the command is stopped, killed and started again: start it with
-    the same --state. The order in each queue is kept. Exit code 1 if a queue cannot go on, or --verify finds a
-    difference.
+    the same --state. The order in each queue is kept. Exit code 1 if a queue cannot go on, a topic cannot be taken up,
+    or --verify finds a difference.
     """
     if context.invoked_subcommand is not None:
         return
@@ -240,7 +240,7 @@ async def _mirror(
                 nursery.cancel_scope.cancel()
                 break
     show.end(copier)
-    return not copier.blocked
+    return not copier.blocked and not copier.refused
 
 
 async def _follow(
@@ -270,7 +270,7 @@ async def _follow(
                 if queue.number in found.ended and queue.number not in said_ended:
                     said_ended.add(queue.number)
                     show.say(f"{queue} is not at the source any more: what was copied of it stays")
-            copier.ended = found.ended
+            copier.ended, copier.refused = found.ended, found.refused
             for queue in state.queues:
                 copier.start(queue, nursery)
         except (ClientError, CommandFailed) as error:
@@ -333,7 +333,7 @@ class Display:
 
     def troubles(self, copier: Copier) -> None:
         """What is new about queues that do not go on."""
-        for text in {**copier.troubles, **copier.blocked}.values():
+        for text in (*copier.refused.values(), *copier.troubles.values(), *copier.blocked.values()):
             if text not in self._said:
                 self._said.add(text)
                 self.say(text)
@@ -351,7 +351,7 @@ class Display:
                 "behind": figures.behind,
                 "messages_per_second": round(figures.rate, 1),
                 "eta_seconds": None if figures.eta_seconds is None else round(figures.eta_seconds, 1),
-                "troubles": [*copier.troubles.values()],
+                "troubles": [*copier.refused.values(), *copier.troubles.values()],
                 "blocked": [*copier.blocked.values()],
             }
             print(json.dumps(row), flush=True)
@@ -364,7 +364,7 @@ class Display:
     def end(self, copier: Copier) -> None:
         """The last lines."""
         self._close_line()
-        for text in copier.blocked.values():
+        for text in (*copier.refused.values(), *copier.blocked.values()):
             print(f"raftmq mirror: does not go on: {text}", file=sys.stderr, flush=True)
 
     def _close_line(self) -> None:

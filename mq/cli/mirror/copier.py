@@ -14,7 +14,7 @@ unless it is shorter. What retention has deleted at the source cannot be compare
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -66,6 +66,7 @@ class Copier:
         troubles: why queues do not go on at the moment, by queue number.
         blocked: queues that only go on after a restart, with the reason.
         ended: the numbers of queues that the source has no more, which are not waited for; None before it was asked.
+        refused: topics that the target cannot take, with the reason; they have queues that are not copied.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Copier:
         self.troubles: dict[int, str] = {}
         self.blocked: dict[int, str] = {}
         self.ended: frozenset[int] | None = None
+        self.refused: Mapping[str, str] = {}
 
     @property
     def behind(self) -> int | None:

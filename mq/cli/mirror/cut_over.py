@@ -164,6 +164,8 @@ async def _finish_copying(
     if found.queues:
         copier.changed()
         copier.save()
+    if found.refused:
+        raise CommandFailed("; ".join(found.refused.values()), EXIT_FAILED)
     copier.ended = found.ended
     quiet_since: float | None = None
     said: set[str] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,7 +27,7 @@ _OF_TOOLS: Final = frozenset({f"{RETRY_PREFIX}TOOLS_CONSUMER", f"{RETRY_PREFIX}S
 
 
 class PlanRefused(Exception):
-    """The target cannot take it; the message says what to do."""
+    """The target cannot take anything; the message says what to do."""
 
 
 class Choice(NamedTuple):
@@ -53,13 +54,15 @@ class NewTopic(NamedTuple):
 class Extension(NamedTuple):
     """What is not mirrored yet: queues, the topics that the target lacks, and what is left out, with the reason.
 
-    ``ended`` are the numbers of known queues that the source has no more.
+    ``refused`` are topics whose new queues the target cannot take, with what to do. ``ended`` are the numbers of known
+    queues that the source has no more.
     """
 
     queues: list[MirroredQueue]
     topics: list[NewTopic]
     left_out: dict[str, str]
     ended: frozenset[int] = frozenset()
+    refused: Mapping[str, str] = MappingProxyType({})
 
 
 def target_name(topic: str) -> str:
@@ -133,8 +136,11 @@ def extend(
             f"{len(queues)} queues are to be mirrored, and one mirror takes at most {QUEUES_MAX}: choose some with "
             "--topics, and mirror the others later"
         )
-    new_topics = list(_new_topics(touched, queues, len(queues) - len(added), ends, source, target))
-    return Extension(added, new_topics, left_out, _ended(queues, source, source_brokers))
+    known_count = len(queues) - len(added)
+    new_topics, refused = _new_topics(touched, queues, known_count, ends, source, target)
+    added = [each for each in added if each.topic not in refused]
+    ended = _ended([*queues[:known_count], *added], source, source_brokers)
+    return Extension(added, new_topics, left_out, ended, refused)
 
 
 def _ended(queues: Iterable[MirroredQueue], source: Topics, source_brokers: Collection[str]) -> frozenset[int]:
@@ -171,7 +177,10 @@ def _new_topics(
     ends: Mapping[tuple[str, str], int],
     source: Topics,
     target: Topics,
-) -> Iterable[NewTopic]:
+) -> tuple[list[NewTopic], dict[str, str]]:
+    """What the target lacks, and the topics whose queues it cannot take, with what to do."""
+    found: list[NewTopic] = []
+    refused: dict[str, str] = {}
     own_ends: dict[tuple[str, str], int] = {}
     for each in queues[:known_count]:
         goal = each.target_topic, each.target_broker
@@ -181,6 +190,7 @@ def _new_topics(
         origins.setdefault(each.topic, {}).setdefault(each.target_broker, set()).add(each.broker)
     for topic in sorted(touched):
         name = target_name(topic)
+        new: list[NewTopic] = []
         for broker, from_brokers in sorted(origins[topic].items()):
             needed = ends[name, broker]
             config = _merged(
@@ -188,19 +198,26 @@ def _new_topics(
             )
             there = target.get(name, {}).get(broker)
             if there is None:
-                yield NewTopic(broker, config)
+                new.append(NewTopic(broker, config))
                 continue
             fewest = min(there.read_queue_nums, there.write_queue_nums)
             if fewest < needed and fewest == own_ends.get((name, broker)):
-                yield NewTopic(broker, msgspec.structs.replace(there, read_queue_nums=needed, write_queue_nums=needed))
+                larger = msgspec.structs.replace(there, read_queue_nums=needed, write_queue_nums=needed)
+                new.append(NewTopic(broker, larger))
                 continue
+            why = ""
             if fewest < needed:
-                raise PlanRefused(
+                why = (
                     f"topic {name} has {fewest} queues in {broker} at the target, and {needed} are needed: "
                     f"raftmq topic update {name} --queues {needed}"
                 )
-            if not there.perm & PERM_WRITE:
-                raise PlanRefused(f"topic {name} is not writable at the target: raftmq topic update {name} --perm rw")
+            elif not there.perm & PERM_WRITE:
+                why = f"topic {name} is not writable at the target: raftmq topic update {name} --perm rw"
+            if why:
+                refused[topic] = f"{why}. Or leave it out: raftmq mirror --exclude {topic}"
+        if topic not in refused:
+            found += new
+    return found, refused
 
 
 def _merged(name: str, queues: int, configs: Sequence[TopicConfig]) -> TopicConfig:

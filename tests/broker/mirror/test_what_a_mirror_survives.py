@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest import mock
@@ -14,7 +15,9 @@ import trio
 import mq.cli.mirror.copier
 from mq.cli.errors import CommandFailed
 from mq.cli.mirror.clusters import ClusterAdmin, Pulled
+from mq.cli.mirror.commands import _mirror
 from mq.cli.mirror.cut_over import cut_over
+from mq.cli.mirror.plan import Choice
 from mq.cli.mirror.state_file import load
 from mq.client import BrokerError, Message, MessageQueue, NoRoute, Producer
 from mq.protocol.codes import ResponseCode
@@ -254,3 +257,46 @@ async def test_a_cut_over_with_running_producers_notices_a_topic_that_was_create
             await cut_over(
                 again, target, state, path, groups=NOTHING, quiet_seconds=0.0, producers_run=True, dry_run=False
             )
+
+
+async def test_a_topic_with_too_few_queues_at_the_target_holds_up_no_other_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        for topic in ("Bills", "Orders", "Zones"):
+            await source.create_topic(topic, 2)
+            await producer.send(Message(topic, b"1"))
+        await target.create_topic("Orders", 1)
+
+        async def mirror(*unwanted: str) -> bool:
+            return await _mirror(
+                source, target, path, Choice((), unwanted), once=True, users=False, skip_refused=None, as_json=True
+            )
+
+        assert not await mirror()
+        printed = capsys.readouterr()
+        said = "topic Orders has 1 queues in broker-a at the target, and 2 are needed: raftmq topic update Orders"
+        [trouble] = json.loads(printed.out.splitlines()[-1])["troubles"]
+        assert said in trouble
+        assert "--exclude Orders" in trouble
+        assert f"raftmq mirror: does not go on: {said}" in printed.err
+        for topic in ("Bills", "Zones"):
+            assert sum(map(len, (await content(address(target), topic)).values())) == 1
+
+        async def change_over() -> None:
+            state = load(path)
+            assert state is not None
+            with trio.fail_after(30):
+                await cut_over(
+                    source, target, state, path, groups=NOTHING, quiet_seconds=0.1, producers_run=False, dry_run=False
+                )
+
+        with pytest.raises(CommandFailed, match=said):
+            await change_over()
+        assert await mirror("Orders")
+        await change_over()
+        await target.create_topic("Orders", 2)
+        assert await mirror()
+        assert sum(map(len, (await content(address(target), "Orders")).values())) == 1
+        await change_over()

@@ -59,8 +59,10 @@ def test_a_topic_that_the_mirror_has_created_grows_with_its_original() -> None:
     there = topic("T", 2, perm=7)
     second = plan({"T": {"a": topic("T", 3)}}, {"T": {"g1": there}}, first.queues)
     assert [(each.broker, each.config.write_queue_nums, each.config.perm) for each in second.topics] == [("g1", 3, 7)]
-    with pytest.raises(PlanRefused, match="has 1 queues"):
-        plan({"T": {"a": topic("T", 3)}}, {"T": {"g1": topic("T", 1)}}, first.queues)
+    third = plan({"T": {"a": topic("T", 3)}}, {"T": {"g1": topic("T", 1)}}, first.queues)
+    assert "has 1 queues" in third.refused["T"]
+    assert not third.queues
+    assert not third.topics
 
 
 def test_queues_that_the_source_has_no_more_are_over_unless_its_whole_broker_group_is_missing() -> None:
@@ -79,14 +81,31 @@ def test_queues_that_are_only_read_or_only_written_are_mirrored() -> None:
     assert len(plan({"T": {"a": topic("T", queues=4, read=1)}}).queues) == 4
 
 
-def test_a_target_topic_with_fewer_queues_is_refused_with_the_remedy() -> None:
-    with pytest.raises(PlanRefused, match="has 2 queues in g1 at the target, and 4 are needed: raftmq topic update T"):
-        plan({"T": {"a": topic("T"), "b": topic("T")}}, {"T": {"g1": topic("T", 2)}})
+def test_a_target_topic_with_fewer_queues_is_refused_with_the_remedy_and_the_others_go_on() -> None:
+    source = {name: {"a": topic(name), "b": topic(name)} for name in ("S", "T", "U")}
+    found = plan(source, {"T": {"g1": topic("T", 2)}})
+    assert found.refused == {
+        "T": "topic T has 2 queues in g1 at the target, and 4 are needed: raftmq topic update T --queues 4. Or leave "
+        "it out: raftmq mirror --exclude T"
+    }
+    assert {each.topic for each in found.queues} == {each.config.topic_name for each in found.topics} == {"S", "U"}
+    later = plan(source, {name: {"g1": topic(name, 4)} for name in source}, found.queues)
+    assert [(each.topic, each.target_queue) for each in later.queues] == [("T", n) for n in range(4)]
+    numbers = [each.number for each in (*found.queues, *later.queues)]
+    assert len(set(numbers)) == 12
+
+
+def test_a_topic_that_one_group_of_the_target_refuses_is_created_in_none() -> None:
+    found = plan({"T": {"a": topic("T"), "b": topic("T")}}, {"T": {"b": topic("T", 1)}}, brokers=("a", "b"))
+    assert "has 1 queues in b" in found.refused["T"]
+    assert not found.topics
+    assert not found.queues
 
 
 def test_a_target_topic_that_is_not_writable_is_refused() -> None:
-    with pytest.raises(PlanRefused, match="not writable"):
-        plan({"T": {"a": topic("T")}}, {"T": {"g1": topic("T", perm=4)}})
+    found = plan({"T": {"a": topic("T")}}, {"T": {"g1": topic("T", perm=4)}})
+    assert "not writable" in found.refused["T"]
+    assert "--perm rw" in found.refused["T"]
 
 
 def test_a_topic_that_cannot_be_read_is_left_out_and_said() -> None:
