@@ -269,7 +269,10 @@ async def _follow(
             for queue in state.queues:
                 if queue.number in found.ended and queue.number not in said_ended:
                     said_ended.add(queue.number)
-                    show.say(f"{queue} is not at the source any more: what was copied of it stays")
+                    show.say(
+                        f"{queue} cannot be read at the source: the topic was deleted, or has fewer read queues. What "
+                        "was copied of it stays"
+                    )
             copier.ended, copier.refused = found.ended, found.refused
             for queue in state.queues:
                 copier.start(queue, nursery)

@@ -65,7 +65,8 @@ class Copier:
         copied: messages copied since the start.
         troubles: why queues do not go on at the moment, by queue number.
         blocked: queues that only go on after a restart, with the reason.
-        ended: the numbers of queues that the source has no more, which are not waited for; None before it was asked.
+        ended: the numbers of queues that cannot be read at the source, which are not waited for; None before it was
+            asked.
         refused: topics that the target cannot take, with the reason; they have queues that are not copied.
     """
 
@@ -117,7 +118,7 @@ class Copier:
         )
 
     def is_over(self, queue: MirroredQueue) -> bool:
-        """Whether nothing of the queue is copied for now: it is blocked, or the source has it no more."""
+        """Whether nothing of the queue is copied for now: it is blocked, or cannot be read at the source."""
         return queue.number in self.blocked or queue.number in (self.ended or ())
 
     def has_copied(self, queue: MirroredQueue, behind: int) -> bool:

@@ -54,8 +54,8 @@ class NewTopic(NamedTuple):
 class Extension(NamedTuple):
     """What is not mirrored yet: queues, the topics that the target lacks, and what is left out, with the reason.
 
-    ``refused`` are topics whose new queues the target cannot take, with what to do. ``ended`` are the numbers of known
-    queues that the source has no more.
+    ``refused`` are topics whose new queues the target cannot take, with what to do. ``ended`` are the numbers of queues
+    that cannot be read at the source: it has them no more, or only to write.
     """
 
     queues: list[MirroredQueue]
@@ -144,11 +144,11 @@ def extend(
 
 
 def _ended(queues: Iterable[MirroredQueue], source: Topics, source_brokers: Collection[str]) -> frozenset[int]:
-    """A broker group that is missing altogether comes back, perhaps."""
+    """Brokers refuse to read queues that are only written. A broker group that is missing comes back, perhaps."""
     found: set[int] = set()
     for each in queues:
         config = source.get(each.topic, {}).get(each.broker)
-        queues_there = 0 if config is None else max(config.read_queue_nums, config.write_queue_nums)
+        queues_there = 0 if config is None else config.read_queue_nums
         if each.broker in source_brokers and each.queue_id >= queues_there:
             found.add(each.number)
     return frozenset(found)

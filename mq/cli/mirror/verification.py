@@ -12,6 +12,7 @@ import trio
 from mq.cli.mirror.clusters import ClusterAdmin
 from mq.cli.mirror.copies import checksum_of
 from mq.cli.mirror.state import MirroredQueue
+from mq.client.errors import BrokerError
 from mq.client.message import MessageQueue
 from mq.protocol import properties as props
 
@@ -80,7 +81,12 @@ async def _compare(source: ClusterAdmin, target: ClusterAdmin, found: Comparison
     queue = found.queue
     origin = MessageQueue(queue.topic, queue.broker, queue.queue_id)
     goal = MessageQueue(queue.target_topic, queue.target_broker, queue.target_queue)
-    ours = await source.pull(origin, 0, count_max=1)
+    try:
+        ours = await source.pull(origin, 0, count_max=1)
+    except BrokerError:
+        if queue.next_offset is not None:
+            raise
+        return  # nothing was copied of a queue that the source lets nobody read
     theirs = await target.pull(goal, 0, count_max=1)
     found.behind = max(ours.end - (queue.next_offset or ours.begin), 0)
     both, other = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)

@@ -45,9 +45,10 @@ async def copy_all(
 ) -> Copier:
     """Mirror until nothing is behind; or drop everything after so many stores, as SIGKILL does: without a save."""
     state = await open_state(source, target, path)
-    await extend_mirror(source, target, state, NOTHING, lambda _: None)
+    found = await extend_mirror(source, target, state, NOTHING, lambda _: None)
     save(path, state)
     copier = Copier(source, target, state, path, **options)  # type: ignore[arg-type]
+    copier.ended = found.ended
     stores = 0
     killed = trio.Event()
     store = target.store

@@ -19,6 +19,7 @@ from mq.cli.mirror.commands import _mirror
 from mq.cli.mirror.cut_over import cut_over
 from mq.cli.mirror.plan import Choice
 from mq.cli.mirror.state_file import load
+from mq.cli.mirror.verification import verify
 from mq.client import BrokerError, Message, MessageQueue, NoRoute, Producer
 from mq.protocol.codes import ResponseCode
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
@@ -300,3 +301,26 @@ async def test_a_topic_with_too_few_queues_at_the_target_holds_up_no_other_one(
         assert await mirror()
         assert sum(map(len, (await content(address(target), "Orders")).values())) == 1
         await change_over()
+
+
+async def test_queues_of_the_source_that_nobody_may_read_do_not_hold_up_the_cut_over(tmp_path: Path) -> None:
+    """A topic with more queues to write than to read: brokers refuse to read the others."""
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", read_queues=1, write_queues=2)
+        for queue_id in range(2):
+            queue = MessageQueue("Orders", "broker-a", queue_id)
+            await producer.send(Message("Orders", b"%d" % queue_id), queue=queue)
+        with trio.fail_after(30):
+            await copy_all(source, target, path)
+            state = load(path)
+            assert state is not None
+            await cut_over(
+                source, target, state, path, groups=NOTHING, quiet_seconds=0.1, producers_run=False, dry_run=False
+            )
+            found = await verify(source, target, state.queues)
+        assert {each.difference for each in found} == {None}
+        assert bodies(await content(address(target), "Orders")) == {0: [b"0"]}
+        await source.create_topic("Orders", read_queues=2, write_queues=2)
+        await copy_all(source, target, path)
+        assert bodies(await content(address(target), "Orders")) == {0: [b"0"], 1: [b"1"]}

@@ -76,9 +76,13 @@ def test_queues_that_the_source_has_no_more_are_over_unless_its_whole_broker_gro
     assert not plan(without_b, {}, known).ended
 
 
-def test_queues_that_are_only_read_or_only_written_are_mirrored() -> None:
-    assert len(plan({"T": {"a": topic("T", queues=1, read=4)}}).queues) == 4
-    assert len(plan({"T": {"a": topic("T", queues=4, read=1)}}).queues) == 4
+def test_queues_that_are_only_read_are_mirrored_and_those_that_are_only_written_when_they_can_be_read() -> None:
+    only_read = plan({"T": {"a": topic("T", queues=1, read=4)}})
+    assert (len(only_read.queues), only_read.ended) == (4, frozenset())
+    only_written = plan({"T": {"a": topic("T", queues=4, read=1)}})
+    assert (len(only_written.queues), only_written.ended) == (4, frozenset({1, 2, 3}))
+    later = plan({"T": {"a": topic("T", queues=4)}}, {"T": {"g1": topic("T", 4)}}, only_written.queues)
+    assert (later.queues, later.ended) == ([], frozenset())
 
 
 def test_a_target_topic_with_fewer_queues_is_refused_with_the_remedy_and_the_others_go_on() -> None:
