@@ -53,7 +53,8 @@ _PROGRESS_SECONDS = 5.0
 def note_reset(replica: Replica, base: LogIndex, then: Callable[[], None]) -> None:
     """The log will be replaced by one that begins after the entry ``base``. Call ``then`` once the log notes durably
     whether other replicas may have what is missing: the leader may have deleted it early, and the copy is no better.
-    The copy may also come from an earlier leader, whose log began later than that of the present one.
+    The copy may also come from an earlier leader, whose log began later than that of the present one. Call it after
+    `hear_beginnings`.
     """
     leader_base = replica.core.leader_base
     is_later = leader_base is not None and leader_base < base
@@ -61,6 +62,24 @@ def note_reset(replica: Replica, base: LogIndex, then: Callable[[], None]) -> No
         then()
     else:
         replica.remember(EARLY, EARLY_ELSEWHERE, then)
+
+
+async def hear_beginnings(replica: Replica, source: NodeId | None, base: LogIndex) -> None:
+    """Wait until the leader has told where the logs begin, at most HEARING_SECONDS. The log of ``source`` was copied;
+    it begins after the entry ``base``.
+
+    A new leader knows only after a moment where the logs of the others begin. One that deletes files tells so with its
+    next heartbeat: until then its copy begins later than what it told.
+    """
+    core = replica.core
+
+    def has_deleted_more() -> bool:
+        return core.leader_id == source and core.leader_base is not None and core.leader_base < base
+
+    await trio.lowlevel.checkpoint()
+    with trio.move_on_after(HEARING_SECONDS):
+        while core.leader_may_lack_entries or has_deleted_more():  # noqa: ASYNC110 - heartbeats tell it
+            await trio.sleep(HEARING_SECONDS / 20)
 
 
 @dataclass(slots=True)
@@ -247,6 +266,7 @@ class Puller:
 
     async def _pull(self, manifest: Manifest) -> bool:
         """Fetch the offered files; returns whether all of them are here and durable."""
+        source, base = self._source, manifest.base.index
         staging = await trio.to_thread.run_sync(
             SnapshotInstall, self._disk, self._directory, manifest, partial(check_entry, self._check_body)
         )
@@ -258,21 +278,14 @@ class Puller:
             self._log.info("reset_begun", source=self._source, missing_bytes=staging.missing_bytes)
             await self._fetch(staging)
             if staging.complete:
-                await self._hear_beginnings()
+                await hear_beginnings(self._replica, source, base)
                 noted = trio.Event()
-                note_reset(self._replica, manifest.base.index, noted.set)
+                note_reset(self._replica, base, noted.set)
                 await noted.wait()
                 await trio.to_thread.run_sync(staging.finish)
             return staging.complete
         finally:
             staging.close()
-
-    async def _hear_beginnings(self) -> None:
-        """A new leader knows only after a moment where the logs of the others begin."""
-        await trio.lowlevel.checkpoint()
-        with trio.move_on_after(HEARING_SECONDS):
-            while self._replica.core.leader_may_lack_entries:  # noqa: ASYNC110 - heartbeats tell it, without an event
-                await trio.sleep(HEARING_SECONDS / 20)
 
     async def _wait_for_room(self, reason: str) -> None:
         self._log.warning("reset_waits", source=self._source, reason=reason)

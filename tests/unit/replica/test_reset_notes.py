@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import MockClock
 
+from raftlog.consensus.types import NodeId
 from raftlog.log_numbers import LogIndex
-from raftlog.log_transfer import note_reset
+from raftlog.log_transfer import HEARING_SECONDS, hear_beginnings, note_reset
 from raftlog.segment import EARLY, EARLY_ELSEWHERE
 
 BASE = LogIndex(100)
@@ -19,7 +23,7 @@ class Replica:
     """What `note_reset` asks of a replica."""
 
     def __init__(self, leader_base: int | None, *, may_lack: bool, notes: dict[str, bytes]) -> None:
-        self.core = SimpleNamespace(leader_may_lack_entries=may_lack, leader_base=leader_base)
+        self.core = SimpleNamespace(leader_may_lack_entries=may_lack, leader_base=leader_base, leader_id="n1")
         self.log = SimpleNamespace(notes=notes)
         self.noted: list[tuple[str, bytes]] = []
 
@@ -55,3 +59,47 @@ def test_copy_that_begins_as_early_as_the_leader_is_not_noted(leader_base: int |
 def test_whole_log_is_not_noted_nor_is_anything_noted_twice() -> None:
     assert not noted(0, 0, may_lack=True)
     assert not noted(0, notes={EARLY: b"older"}, may_lack=True)
+
+
+def waited(replica: Any, source: str, heartbeat_after: float = math.inf, leader_base: int = BASE) -> float:
+    """Seconds for which a copy of the log of `source` waits while n1 leads; that tells its base with a heartbeat."""
+
+    async def heartbeat() -> None:
+        await trio.sleep(heartbeat_after)
+        replica.core.leader_base, replica.core.leader_may_lack_entries = leader_base, False
+
+    async def main() -> float:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(heartbeat)
+            begun = trio.current_time()
+            await hear_beginnings(replica, NodeId(source), BASE)
+            nursery.cancel_scope.cancel()
+            return trio.current_time() - begun
+        raise AssertionError("cancelled")
+
+    return trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_leader_that_has_deleted_files_since_its_last_heartbeat_is_heard_before_its_copy_is_noted() -> None:
+    """Its copy was noted as if it came from an earlier leader, and transfers to the replica were refused."""
+    replica: Any = Replica(99, may_lack=False, notes={})
+    assert 1 <= waited(replica, "n1", heartbeat_after=1) < HEARING_SECONDS
+    note_reset(replica, BASE, lambda: None)
+    assert not replica.noted
+
+
+def test_copy_of_a_leader_that_tells_nothing_more_is_noted() -> None:
+    replica: Any = Replica(99, may_lack=False, notes={})
+    assert waited(replica, "n1") == HEARING_SECONDS
+    note_reset(replica, BASE, lambda: None)
+    assert replica.noted
+
+
+def test_nobody_waits_for_heartbeats_that_change_nothing() -> None:
+    assert waited(Replica(99, may_lack=False, notes={}), "n0") == 0
+    assert waited(Replica(BASE, may_lack=False, notes={}), "n1") == 0
+    assert waited(Replica(None, may_lack=False, notes={}), "n1") == 0
+
+
+def test_new_leader_is_heard_before_its_copy_is_noted() -> None:
+    assert 2 <= waited(Replica(BASE, may_lack=True, notes={}), "n1", heartbeat_after=2) < HEARING_SECONDS
