@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import random
 import subprocess
 import sys
 import tempfile
@@ -297,7 +296,7 @@ async def read_all(namesrv: str, wanted: int) -> Counter[bytes]:
 async def measure(directory: Path, earlier: Path, rate: int) -> Outcome:
     """Run it all, and print figures."""
     outcome = Outcome()
-    async with DevCluster.open(directory, ports=Ports.free(3, random.Random()), checkout=earlier) as cluster:
+    async with DevCluster.open(directory, ports=Ports.free(3), checkout=earlier) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, QUEUES)
         async with Producer(cluster.namesrv) as producer, trio.open_nursery() as nursery:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -26,6 +24,8 @@ import trio
 import mq
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ask_cluster
 from mq.cli.errors import lone_errors
+from mq.cli.own_ports import BLOCK_PORTS, OWN_PORTS, NoFreePorts, is_free
+from mq.cli.own_ports import HOST as HOST
 from mq.client.errors import ClientError
 from mq.durable_files import replace_file
 from raftlog.net.secret_file import FILE_NAME, create_secret
@@ -36,10 +36,9 @@ WATCH_SECONDS = 0.5
 STOP_SECONDS_MAX = 10.0
 _DISK_MENTIONED = 0.8
 
-HOST = "127.0.0.1"
 PORTS_FILE = "cluster.json"
 """File in the directory of a group with its ports. Without it the directory is new."""
-GROUP_PORTS = 200
+GROUP_PORTS = BLOCK_PORTS
 """Distance between the ports of broker groups; metrics ports are 100 above client ports."""
 
 
@@ -81,29 +80,14 @@ class Ports:
         )
 
     @classmethod
-    def free(cls, nodes: int, rng: random.Random | None = None, *, groups: int = 1) -> Ports:
-        """Ports that are free now, also for each `of_group` of ``groups`` groups.
-
-        They are below the kernel's range for outgoing connections: a port from that range could be taken by one of them
-        between the death of a broker and its restart.
+    def free(cls, nodes: int, *, groups: int = 1) -> Ports:
+        """Ports on which nobody listens and that no other process chooses while this one lives, those of metrics
+        included; also for each `of_group` of ``groups`` groups. Raises DevClusterFailed.
         """
-        rng = rng or random.Random()
-        for _ in range(200):
-            ports = cls.from_base(rng.randrange(12_000, 32_000 - 2 * nodes - (groups - 1) * GROUP_PORTS), nodes)
-            if all(_is_free(port) for number in range(groups) for port in ports.of_group(number).all):
-                return ports
-        raise DevClusterFailed("no range of free ports was found between 12000 and 32000 in 200 attempts")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # Remains of closed connections do not block a port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
+            return cls.from_base(OWN_PORTS.take(1 + 2 * nodes, blocks=groups), nodes)
+        except NoFreePorts as error:
+            raise DevClusterFailed(str(error)) from error
 
 
 @dataclass(slots=True)
@@ -489,7 +473,7 @@ def _free_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesr
     chosen = wanted or known or Ports.conventional(nodes)
     if shared_namesrv is not None:
         chosen = replace(chosen, namesrv=shared_namesrv)
-    if taken := [port for port in chosen.all if port != shared_namesrv and not _is_free(port)]:
+    if taken := [port for port in chosen.all if port != shared_namesrv and not is_free(port)]:
         raise DevClusterFailed(
             f"another process listens on {HOST}:{taken[0]}; stop it, or choose other ports with --base-port"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ async def read_from(consumer: PullConsumer, offset: int) -> None:
 
 @pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
 async def test_the_next_consumer_begins_at_what_was_committed(tmp_path: Path, kill: bool) -> None:
-    async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random())) as cluster:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3)) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("T", 1)
         async with Producer(cluster.namesrv) as producer:

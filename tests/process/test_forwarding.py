@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
 import statistics
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -178,7 +177,7 @@ class StockClient:
 
 @contextlib.asynccontextmanager
 async def three_brokers(directory: Path) -> AsyncIterator[DevCluster]:
-    async with DevCluster.open(directory, ports=Ports.free(3, random.Random())) as cluster:
+    async with DevCluster.open(directory, ports=Ports.free(3)) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("T", QUEUES)
         yield cluster

@@ -92,7 +92,7 @@ class Group:
 @asynccontextmanager
 async def group_of_three(directory: Path, **settings: str) -> AsyncIterator[Group]:
     """With a producer at work; at the end every stored message must have a place of its own within its queue."""
-    ports = Ports.free(5, random.Random())
+    ports = Ports.free(5)
     first = Ports(ports.namesrv, ports.clients[:3], ports.replication[:3])
     async with (
         DevCluster.open(directory, ports=first, settings=SETTINGS | settings) as cluster,

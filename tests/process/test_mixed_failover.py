@@ -140,7 +140,7 @@ async def tormented(
 ) -> AsyncIterator[DevCluster]:
     """Three brokers that have been through it, and have settled."""
     rng = random.Random(1)
-    ports = Ports.free(3, random.Random())
+    ports = Ports.free(3)
     async with DevCluster.open(directory, ports=ports, settings=SETTINGS | settings) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("Once", QUEUES)

@@ -112,7 +112,7 @@ async def open_checkpoints(cluster: DevCluster) -> int:
 
 async def test_every_message_is_had_and_none_after_it_was_acknowledged(tmp_path: Path) -> None:
     rng = random.Random(1)
-    async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random()), settings=SETTINGS) as cluster:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("Popped", QUEUES)
         await send_all(cluster)

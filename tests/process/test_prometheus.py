@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -114,18 +113,6 @@ class Prometheus:
         return list((await self.get("query", query=query))["result"])
 
 
-def free_ports_with_metrics() -> Ports:
-    """Ports of a group that nobody listens on, those of its metrics included: servers start without them, too."""
-    while True:
-        ports = Ports.free(3)
-        with suppress(OSError), ExitStack() as stack:
-            for port in (ports.namesrv, *ports.clients):
-                address = metrics_address_beside(("127.0.0.1", port))
-                assert address is not None
-                stack.enter_context(socket.create_server(address))
-            return ports
-
-
 @asynccontextmanager
 async def scraping(directory: Path, cluster: DevCluster) -> AsyncIterator[Prometheus]:
     """Prometheus with our configuration, but for the addresses and the intervals."""
@@ -198,7 +185,7 @@ async def test_a_group_and_its_name_server_are_scraped_and_each_query_of_the_boa
     tmp_path: Path,
 ) -> None:
     async with (
-        DevCluster.open(tmp_path / "cluster", ports=free_ports_with_metrics()) as cluster,
+        DevCluster.open(tmp_path / "cluster", ports=Ports.free(3)) as cluster,
         scraping(tmp_path / "prometheus", cluster) as server,
     ):
         with trio.fail_after(SECONDS_MAX):

@@ -57,7 +57,7 @@ async def restored(cluster: DevCluster) -> int:
 async def test_flipped_bits_are_restored_from_the_log(tmp_path: Path) -> None:
     rng = random.Random(7)
     expected = [b"%d" % number for number in range(MESSAGES)]
-    async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1, random.Random())) as cluster:
+    async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("T", 1)
         async with Producer(cluster.namesrv) as producer:

@@ -88,7 +88,7 @@ def stored_by(producers: list[Producer]) -> set[bytes]:
 
 async def test_what_is_sent_twice_to_leaders_that_die_is_there_once(tmp_path: Path) -> None:
     rng = random.Random(1)
-    async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random()), settings=SETTINGS) as cluster:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("Once", QUEUES)
         producers = [Producer(cluster, f"p{number}", random.Random(number)) for number in range(PRODUCERS)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,7 @@ async def beats(pulse: Pulse) -> None:
 
 async def test_rolling_restart_under_load_hands_over(tmp_path: Path) -> None:
     """What that is worth is too little to tell by a clock: half of the gaps within 0.2 s, and 0.4 s without it."""
-    async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random())) as cluster:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3)) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("T", 4)
         async with Producer(cluster.namesrv) as producer, trio.open_nursery() as nursery:
@@ -80,7 +79,7 @@ async def test_a_rolling_upgrade_loses_nothing(tmp_path: Path) -> None:
     """
     received: list[bytes] = []
     held = {"format_level_max": "1"}
-    async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random()), settings=held) as cluster:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=held) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("T", 4)
         consumer = PushConsumer(cluster.namesrv, "readers", consume_from="first")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +75,7 @@ async def kill_leader_at(cluster: DevCluster, task: Task, row: int) -> None:
 
 async def test_a_micro_batch_that_comes_again_adds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark.writer.BATCH_ROWS", 20)
-    async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random()), settings=SETTINGS) as cluster:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("Out", QUEUES)
         for number in range(2):

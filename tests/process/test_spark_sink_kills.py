@@ -82,7 +82,7 @@ async def test_tasks_that_are_killed_lose_and_repeat_nothing(tmp_path: Path) -> 
     stopped: list[ForkServerProcess] = []
     number = kills = stored_after_all = 0
     took = 1.0
-    async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random()), settings=SETTINGS) as cluster:
+    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("Out", QUEUES)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 from pathlib import Path
 from typing import Any
@@ -110,26 +109,6 @@ def test_failover_ends_with_the_first_message_that_another_broker_stored() -> No
     run = trio.run(main, clock=MockClock(autojump_threshold=0))
     assert run.failed_over_at is not None
     assert run.last_ack_at - run.failed_over_at == pytest.approx(1)
-
-
-def test_free_ports_are_free_and_distinct() -> None:
-    ports = Ports.free(3, random.Random(1))
-    every = (ports.namesrv, *ports.clients, *ports.replication)
-    assert len(set(every)) == 7
-    for port in every:
-        with socket.socket() as probe:
-            # Other tests' closed connections to this port may not have expired yet.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-
-
-def test_free_ports_pass_over_a_port_in_use() -> None:
-    first = Ports.free(1, random.Random(7))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", first.clients[0]))
-        taken.listen()
-        again = Ports.free(1, random.Random(7))
-    assert first.clients[0] not in (again.namesrv, *again.clients, *again.replication)
 
 
 async def open_cluster(directory: Path, ports: Ports) -> None:
