@@ -65,6 +65,14 @@ PURE = (
     "mq/client/consume/allocation.py",
     "mq/protocol",
     "mq/namesrv/route_table.py",
+    "mq/proxy/grpc/connection.py",
+    "mq/proxy/grpc/counters.py",
+    "mq/proxy/grpc/first_bytes.py",
+    "mq/proxy/grpc/floods.py",
+    "mq/proxy/grpc/framing.py",
+    "mq/proxy/grpc/limits.py",
+    "mq/proxy/grpc/request_headers.py",
+    "mq/proxy/grpc/status.py",
     "mq/store/queue_blocks.py",
 )
 """Same input, same output: no clock, no chance, no waiting, no files, no log in here."""

@@ -1,0 +1,149 @@
+"""From an accepted connection to one of HTTP/2: reads the header of HAProxy's protocol, and shakes hands for TLS."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import trio
+
+from mq.proxy.grpc.first_bytes import (
+    TLS_HANDSHAKE,
+    Addresses,
+    BadProxyHeader,
+    may_be_proxy_header,
+    parse_proxy_header,
+)
+from mq.proxy.grpc.tls import ALPN, TlsContext
+
+RECEIVE_BYTES: Final = 64 * 1024
+
+Trusts = Callable[[str], bool]
+"""Whether the host with this address may name other addresses, in a header of HAProxy's protocol."""
+
+
+class HandshakeFailed(Exception):
+    """A connection that never became one of HTTP/2; the message says why."""
+
+
+class Accepted(NamedTuple):
+    """A connection that speaks HTTP/2 from its first byte on.
+
+    Attributes:
+        peer: ``host:port`` of the client.
+        local_address: to which it connected.
+        secure: it uses TLS.
+    """
+
+    stream: trio.abc.Stream
+    peer: str
+    local_address: tuple[str, int]
+    secure: bool
+
+
+class ReadAhead(trio.abc.Stream):
+    """A stream of which some bytes were read already."""
+
+    def __init__(self, stream: trio.abc.Stream, data: bytes) -> None:
+        self._stream = stream
+        self._data = data
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """See trio."""
+        if self._data:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            nbytes = len(self._data) if max_bytes is None else max_bytes
+            data, self._data = self._data[:nbytes], self._data[nbytes:]
+            return data
+        return await self._stream.receive_some(max_bytes)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """See trio."""
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """See trio."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        """See trio."""
+        await self._stream.aclose()
+
+
+async def accept(stream: trio.abc.Stream, tls: TlsContext | None, trusts: Trusts) -> Accepted:
+    """Find out what a client speaks. Raises HandshakeFailed; the caller limits the time, and closes the stream."""
+    addresses, data = _socket_addresses(stream), b""
+    try:
+        data = bytes(await stream.receive_some(RECEIVE_BYTES))
+        if data and may_be_proxy_header(data):
+            data, found = await _read_proxy_header(stream, data, trusts(addresses.client[0]))
+            addresses = found or addresses
+            data = data or bytes(await stream.receive_some(RECEIVE_BYTES))
+        if not data:
+            raise HandshakeFailed("the client closed the connection")
+        secure = data[0] == TLS_HANDSHAKE
+        accepted: trio.abc.Stream = ReadAhead(stream, data)
+        if secure:
+            accepted = await _shake_hands(accepted, tls)
+    except (trio.BrokenResourceError, OSError) as error:
+        raise HandshakeFailed(f"the connection broke: {error.__cause__ or error}") from error
+    host, port = addresses.client
+    return Accepted(accepted, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", addresses.server, secure)
+
+
+async def _read_proxy_header(stream: trio.abc.Stream, data: bytes, trusted: bool) -> tuple[bytes, Addresses | None]:
+    """What follows the header, and its addresses."""
+    while True:
+        try:
+            header = parse_proxy_header(data)
+        except BadProxyHeader as error:
+            raise HandshakeFailed(f"a bad HAProxy header: {error}") from error
+        if header is not None:
+            if not trusted:
+                raise HandshakeFailed("an HAProxy header from an address that is not trusted with one")
+            return data[header.nbytes :], header.addresses
+        more = await stream.receive_some(RECEIVE_BYTES)
+        if not more:
+            raise HandshakeFailed("the client closed the connection within an HAProxy header")
+        data += more
+        if not may_be_proxy_header(data):
+            return data, None
+
+
+async def _shake_hands(stream: trio.abc.Stream, tls: TlsContext | None) -> trio.abc.Stream:
+    if tls is None:
+        raise HandshakeFailed("the client uses TLS, and this server has no certificate")
+    secured = trio.SSLStream(stream, tls.context(), server_side=True, https_compatible=True)
+    try:
+        await secured.do_handshake()
+    except (trio.BrokenResourceError, ssl.SSLError) as error:
+        cause = error.__cause__ or error
+        reason = cause.reason if isinstance(cause, ssl.SSLError) else None
+        raise HandshakeFailed(
+            "TLS: " + (reason or str(cause) or "the client left").replace("_", " ").lower()
+        ) from error
+    chosen = secured.selected_alpn_protocol()
+    if chosen not in (ALPN, None):
+        raise HandshakeFailed(f"TLS: the client chose {chosen!r}")
+    return secured
+
+
+def _socket_addresses(stream: trio.abc.Stream) -> Addresses:
+    """Of a socket; none of a stream in memory."""
+    socket = getattr(stream, "socket", None)
+    if socket is None:
+        return Addresses(("memory", 0), ("", 0))
+    try:
+        client, server = socket.getpeername(), socket.getsockname()
+    except OSError as error:
+        raise HandshakeFailed(f"the client closed the connection: {error.strerror}") from error
+    return Addresses(_host_and_port(client), _host_and_port(server))
+
+
+def _host_and_port(address: object) -> tuple[str, int]:
+    match address:
+        case (str(host), int(port), *_):
+            return host, port
+        case _:
+            return "unix", 0

@@ -1,0 +1,524 @@
+"""One HTTP/2 connection as calls of gRPC: bytes come in and calls begin; messages of calls go out as bytes.
+
+Neither reads nor writes: the shell feeds it, takes the bytes to send, and hands in the time in monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import DenialOfServiceError, ProtocolError
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
+
+from mq.protocol.intake import SMALL_BYTES, Intake
+from mq.proxy.grpc.floods import Flood, FloodGuard, FrameSplitter, FrameTooLong
+from mq.proxy.grpc.framing import ENCODINGS, MessageReader
+from mq.proxy.grpc.limits import GrpcLimits
+from mq.proxy.grpc.request_headers import NoGrpc, RequestHead, parse_head
+from mq.proxy.grpc.status import BrokenCall, CallRefused, Status, percent_encoded
+
+_WINDOW_AT_START: Final = 65_535
+_LAST_STREAM: Final = 2**31 - 1
+_PING: Final = b"raftmq--"
+_SECONDS_TO_HEAR: Final = 1.0
+"""Between the two GOAWAY frames of a drain: calls that a client sends before it has read the first one are served."""
+_TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
+_CONTENT_TYPE: Final = (b"content-type", b"application/grpc")
+_OK: Final = (b":status", b"200")
+_STATUS: Final = {status: (b"grpc-status", b"%d" % status) for status in Status}
+_ACCEPTED: Final = (b"grpc-accept-encoding", ",".join(ENCODINGS).encode())
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ConnectionFailed(Exception):
+    """The connection must be closed after its last bytes, a GOAWAY, are sent.
+
+    Attributes:
+        flood: the client sends too much of what is no work.
+        of_client: the client breaks the rules; otherwise it is time to close the connection.
+    """
+
+    def __init__(self, reason: str, *, flood: bool = False, of_client: bool = True) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.flood = flood
+        self.of_client = of_client
+
+
+class _Http2(H2Connection):
+    """h2's connection, with what it has no method for."""
+
+    MAX_CLOSED_STREAMS = 1024
+
+    @property
+    def unsent_bytes(self) -> int:
+        return len(self._data_to_send)
+
+    def send_frame(self, frame: Frame) -> None:
+        """Send a frame without a change of state."""
+        self._data_to_send += frame.serialize()
+
+
+def _nothing() -> None:
+    pass
+
+
+class CallStream:
+    """The stream of one call. `GrpcConnection` has the methods for it; the callbacks are the shell's.
+
+    Attributes:
+        messages: what has arrived, and nobody has taken yet.
+        half_closed: the client sends no more.
+        closed: nothing more can be sent: the call is finished, or its client is gone.
+        refusal: why the transport ends the call; `on_end` is called then.
+        on_message: called when there is a message, or there will be none any more.
+        on_sent: called when all that was sent has left the stream.
+        on_end: called when the method must stop: the client is gone (``closed``), or the call is refused.
+    """
+
+    __slots__ = (
+        "closed",
+        "connection",
+        "finishing",
+        "half_closed",
+        "head",
+        "headers_sent",
+        "is_text",
+        "messages",
+        "on_end",
+        "on_message",
+        "on_sent",
+        "owed",
+        "reader",
+        "refusal",
+        "stream_id",
+        "trailers",
+        "unsent",
+        "waiting",
+    )
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, head: RequestHead | None, bytes_max: int) -> None:
+        self.connection = connection
+        self.stream_id = stream_id
+        self.head = head
+        self.reader = MessageReader("identity" if head is None else head.encoding, bytes_max)
+        self.messages: deque[bytes] = deque()
+        self.half_closed = False
+        self.closed = False
+        self.refusal: CallRefused | None = None
+        self.on_message: Callable[[], None] = _nothing
+        self.on_sent: Callable[[], None] = _nothing
+        self.on_end: Callable[[], None] = _nothing
+        self.owed = 0
+        self.waiting = False
+        self.headers_sent = False
+        self.is_text = False
+        self.unsent: memoryview = memoryview(b"")
+        self.trailers: Headers | None = None
+        self.finishing = False
+
+    # What `Intake` needs.
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """The received bytes of the incomplete message."""
+        return self.reader.unfinished_bytes
+
+    def admitted(self) -> None:
+        """There is room for the rest of the message."""
+        self.waiting = False
+        self.connection.give_back(self)
+
+    def close(self, reason: str, /) -> None:
+        """The message did not arrive in time."""
+        self.connection.refuse(self, CallRefused(Status.RESOURCE_EXHAUSTED, reason))
+
+
+class GrpcConnection:
+    """One connection of a client.
+
+    Args:
+        intake: of the messages of all connections that have not arrived whole.
+        on_call: called for each call that begins; it may set the callbacks of the stream.
+
+    Attributes:
+        streams: the open calls.
+        client_leaves: the client has sent GOAWAY.
+    """
+
+    def __init__(
+        self, limits: GrpcLimits, intake: Intake[CallStream], now: float, on_call: Callable[[CallStream], None]
+    ) -> None:
+        self._limits = limits
+        self._intake = intake
+        self._on_call = on_call
+        self._splitter = FrameSplitter()
+        self._guard = FloodGuard(limits, now)
+        self._http2 = self._begin()
+        self.streams: dict[int, CallStream] = {}
+        self._blocked: dict[int, CallStream] = {}
+        self._now = now
+        self._begun_at = now
+        self._received_at = now
+        self._pinged_at: float | None = None
+        self._idle_since = now
+        self._settled = False
+        self._failed = False
+        self._drained_at: float | None = None
+        self._last_stream: int | None = None
+        self.client_leaves = False
+
+    def _begin(self) -> _Http2:
+        limits = self._limits
+        config = H2Configuration(
+            client_side=False,
+            header_encoding=None,
+            validate_outbound_headers=False,
+            normalize_outbound_headers=False,
+        )
+        http2 = _Http2(config)
+        settings = {
+            # h2 ends the connection beyond its own limit; a call that is refused is tried again.
+            SettingCodes.MAX_CONCURRENT_STREAMS: 2 * limits.streams_max + 100,
+            SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+            SettingCodes.MAX_HEADER_LIST_SIZE: limits.header_list_bytes_max,
+        }
+        http2.local_settings = Settings(client=False, initial_values=settings)
+        http2.decoder.max_header_list_size = limits.header_list_bytes_max
+        http2.initiate_connection()
+        http2.clear_outbound_data_buffer()
+        told = {int(code): value for code, value in settings.items()}
+        told[SettingCodes.MAX_CONCURRENT_STREAMS] = limits.streams_max
+        http2.send_frame(SettingsFrame(0, told))
+        if (more := limits.connection_window_bytes - _WINDOW_AT_START) > 0:
+            http2.increment_flow_control_window(more)
+        return http2
+
+    # ---------------------------------------------------------------------------------- from the client
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Bytes of the client have arrived. Raises ConnectionFailed; then all calls have ended."""
+        self._now = self._received_at = now
+        self._pinged_at = None
+        try:
+            for kind, flags, nbytes, piece in self._splitter.split(data):
+                if kind is not None:
+                    self._settled = True
+                    self._guard.frame(kind, flags, nbytes, now)
+                # One frame at a time: h2 changes its state for all that it is fed, before we see the first event.
+                for event in self._http2.receive_data(piece):
+                    self._handle(event)
+        except Flood as error:
+            raise self._fail(ErrorCodes.ENHANCE_YOUR_CALM, f"the client floods: {error}", flood=True) from error
+        except FrameTooLong as error:
+            raise self._fail(ErrorCodes.FRAME_SIZE_ERROR, str(error)) from error
+        except DenialOfServiceError as error:
+            raise self._fail(None, f"the client floods: {error}", flood=True) from error
+        except ProtocolError as error:
+            raise self._fail(None, str(error) or type(error).__name__) from error
+
+    def lost(self) -> None:
+        """The connection is gone: all calls end. No effect the second time."""
+        self._failed = True
+        for stream in list(self.streams.values()):
+            self._close(stream)
+            stream.on_end()
+
+    def _fail(
+        self, code: ErrorCodes | None, reason: str, *, flood: bool = False, of_client: bool = True
+    ) -> ConnectionFailed:
+        if code is not None:
+            self._go_away(code, self._http2.highest_inbound_stream_id)
+        self.lost()
+        return ConnectionFailed(reason, flood=flood, of_client=of_client)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case RequestReceived(stream_id=stream_id, headers=headers):
+                self._begin_call(stream_id, headers or [])
+            case DataReceived(stream_id=stream_id, data=data, flow_controlled_length=owed):
+                self._data(stream_id, data or b"", owed or 0)
+            case StreamEnded(stream_id=stream_id):
+                if (stream := self.streams.get(stream_id)) is not None:
+                    self._half_close(stream)
+            case StreamReset(stream_id=stream_id):
+                if (stream := self.streams.get(stream_id)) is not None:
+                    self._close(stream)
+                    stream.on_end()
+            case WindowUpdated() | RemoteSettingsChanged():
+                self.pump()
+            case ConnectionTerminated():
+                # h2 sends nothing after that; clients that say it have ended their calls.
+                self.client_leaves = True
+                self.lost()
+            case _:
+                pass
+
+    def _begin_call(self, stream_id: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        over = len(self.streams) >= self._limits.streams_max
+        if over or (self._last_stream is not None and stream_id > self._last_stream):
+            self._http2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
+            self._guard.reset(self._now)
+            return
+        headers = list(headers)
+        try:
+            head = parse_head(headers)
+        except NoGrpc as error:
+            self._answer_with_text(stream_id, error, without_body=(b":method", b"HEAD") in headers)
+        except CallRefused as error:
+            self.finish(self._open(stream_id, None), error.status, error.reason, encodings=error.accepts_encodings)
+        else:
+            self._on_call(self._open(stream_id, head))
+
+    def _open(self, stream_id: int, head: RequestHead | None) -> CallStream:
+        stream = self.streams[stream_id] = CallStream(self, stream_id, head, self._limits.message_bytes_max)
+        return stream
+
+    def _answer_with_text(self, stream_id: int, answer: NoGrpc, *, without_body: bool) -> None:
+        stream = self._open(stream_id, None)
+        stream.is_text = stream.headers_sent = stream.finishing = True
+        self._http2.send_headers(stream_id, [(b":status", b"%d" % answer.http_status), _TEXT])
+        stream.unsent = memoryview(b"" if without_body else answer.text.encode())
+        self._send_rest(stream)
+
+    def _data(self, stream_id: int, data: bytes, owed: int) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is None or stream.head is None or stream.refusal is not None:
+            self._acknowledge(stream_id, owed)
+            return
+        stream.owed += owed
+        begun = stream.reader.begun
+        try:
+            messages = stream.reader.feed(data)
+        except CallRefused as error:
+            self.refuse(stream, error)
+            return
+        if messages:
+            if begun:
+                self._intake.finished(stream)
+                begun = False
+            stream.waiting = False
+            stream.messages.extend(messages)
+            stream.on_message()
+        if stream.reader.begun and not begun and stream.reader.announced_bytes > SMALL_BYTES:
+            stream.waiting = not self._intake.begin(stream, stream.reader.announced_bytes)
+        self.give_back(stream)
+
+    def _half_close(self, stream: CallStream) -> None:
+        stream.half_closed = True
+        if stream.head is None or stream.refusal is not None:
+            return
+        try:
+            stream.reader.end()
+        except CallRefused as error:
+            self.refuse(stream, error)
+            return
+        self.give_back(stream)
+        stream.on_message()
+
+    # ------------------------------------------------------------------------------------ from the method
+
+    def take(self, stream: CallStream) -> bytes | None:
+        """The next message, None if there is none now."""
+        if not stream.messages:
+            return None
+        message = stream.messages.popleft()
+        self.give_back(stream)
+        return message
+
+    def send(self, stream: CallStream, framed: bytes) -> bool:
+        """Send a message with its prefix, after all earlier ones are sent. Returns whether all of it is on its way;
+        otherwise `on_sent` is called later. Raises BrokenCall.
+        """
+        if stream.closed:
+            raise BrokenCall("the client has cancelled the call, or is gone")
+        assert not stream.unsent, f"{len(stream.unsent)} bytes of the last message are not sent"
+        self._send_headers(stream)
+        stream.unsent = memoryview(framed)
+        self._send_rest(stream)
+        return not stream.unsent
+
+    def finish(self, stream: CallStream, status: Status, reason: str = "", *, encodings: bool = False) -> None:
+        """End the call; what is not sent of its last message is dropped unless the status is OK. No effect if it has
+        ended.
+        """
+        if stream.closed or stream.finishing:
+            return
+        trailers = [_STATUS[status]]
+        if reason:
+            trailers.append((b"grpc-message", percent_encoded(reason)))
+        if encodings:
+            trailers.append(_ACCEPTED)
+        stream.trailers = trailers
+        stream.finishing = True
+        if status is not Status.OK:
+            stream.unsent = memoryview(b"")
+        self._guard.finished_call()
+        self._send_rest(stream)
+
+    def refuse(self, stream: CallStream, refusal: CallRefused) -> None:
+        """The transport ends a call; the shell stops the method and finishes the call then."""
+        if stream.closed or stream.refusal is not None:
+            return
+        stream.refusal = refusal
+        self._forget_input(stream)
+        stream.on_end()
+
+    def abandon(self, stream: CallStream) -> None:
+        """Reset the stream of a client that does not read it. No effect if the call has ended."""
+        if not stream.closed:
+            self._http2.reset_stream(stream.stream_id, ErrorCodes.CANCEL)
+            self._close(stream)
+
+    # ------------------------------------------------------------------------------------- to the client
+
+    def bytes_to_send(self) -> bytes:
+        """The bytes for the client; they are the shell's from now on."""
+        return self._http2.data_to_send()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The length of what `bytes_to_send` would return."""
+        return self._http2.unsent_bytes
+
+    def pump(self) -> None:
+        """Send more of what calls have to send, in turns: there may be room in a window, or the shell took bytes."""
+        while self._blocked and self._has_room():
+            progress = False
+            for stream in list(self._blocked.values()):
+                progress |= self._send_frame(stream)
+                if not stream.unsent:
+                    del self._blocked[stream.stream_id]
+                    self._sent(stream)
+                if not self._has_room():
+                    break
+            if not progress:
+                return
+
+    def _has_room(self) -> bool:
+        return not self._failed and self._http2.unsent_bytes < self._limits.output_bytes_max
+
+    def _send_rest(self, stream: CallStream) -> None:
+        if stream.unsent and not self._blocked:
+            while stream.unsent and self._has_room() and self._send_frame(stream):
+                pass
+        if stream.unsent:
+            self._blocked[stream.stream_id] = stream
+        else:
+            self._blocked.pop(stream.stream_id, None)
+            if stream.finishing:
+                self._end(stream)
+
+    def _sent(self, stream: CallStream) -> None:
+        if stream.finishing:
+            self._end(stream)
+        else:
+            stream.on_sent()
+
+    def _send_frame(self, stream: CallStream) -> bool:
+        """Send as much as one frame takes. Returns whether anything could be sent."""
+        stream_id = stream.stream_id
+        room = min(self._http2.local_flow_control_window(stream_id), self._http2.max_outbound_frame_size)
+        if room <= 0:
+            return False
+        self._http2.send_data(stream_id, bytes(stream.unsent[:room]))
+        stream.unsent = stream.unsent[room:]
+        self._guard.sent_data()
+        return True
+
+    def _send_headers(self, stream: CallStream) -> None:
+        if not stream.headers_sent:
+            stream.headers_sent = True
+            headers = [_OK, _CONTENT_TYPE]
+            if stream.head is not None and stream.head.gzip_answers:
+                headers.append((b"grpc-encoding", b"gzip"))
+            self._http2.send_headers(stream.stream_id, headers)
+
+    def _end(self, stream: CallStream) -> None:
+        if stream.is_text:
+            self._http2.end_stream(stream.stream_id)
+        else:
+            # Without a message before them, the trailers are the headers, too.
+            headers = [] if stream.headers_sent else [_OK, _CONTENT_TYPE]
+            self._http2.send_headers(stream.stream_id, headers + (stream.trailers or []), end_stream=True)
+        if not stream.half_closed:
+            self._http2.reset_stream(stream.stream_id, ErrorCodes.NO_ERROR)
+        self._close(stream)
+
+    def _close(self, stream: CallStream) -> None:
+        stream.closed = True
+        self.streams.pop(stream.stream_id, None)
+        self._blocked.pop(stream.stream_id, None)
+        stream.unsent = memoryview(b"")
+        if not self.streams:
+            self._idle_since = self._now
+        self._forget_input(stream)
+
+    def _forget_input(self, stream: CallStream) -> None:
+        self._intake.finished(stream)
+        stream.messages.clear()
+        stream.waiting = False
+        owed, stream.owed = stream.owed, 0
+        self._acknowledge(stream.stream_id, owed)
+
+    def give_back(self, stream: CallStream) -> None:
+        """Let the client send more, unless its last message was not taken, or there is no memory for the next one."""
+        if stream.owed and not stream.waiting and (stream.half_closed or not stream.messages):
+            owed, stream.owed = stream.owed, 0
+            self._acknowledge(stream.stream_id, owed)
+
+    def _acknowledge(self, stream_id: int, owed: int) -> None:
+        if owed and not self._failed:
+            self._http2.acknowledge_received_data(owed, stream_id)
+
+    # --------------------------------------------------------------------------------------------- time
+
+    def tick(self, now: float) -> None:
+        """Called about once a second. Raises ConnectionFailed if the connection must be closed."""
+        limits, self._now = self._limits, now
+        if not self._settled and now - self._begun_at >= limits.handshake_seconds_max:
+            raise self._fail(ErrorCodes.SETTINGS_TIMEOUT, "the client sent no HTTP/2 frame in time")
+        if self._pinged_at is not None and now - self._pinged_at >= limits.ping_seconds_max:
+            raise self._fail(ErrorCodes.NO_ERROR, "the client does not answer a ping", of_client=False)
+        if self._pinged_at is None and self._settled and now - self._received_at >= limits.ping_after_seconds:
+            self._pinged_at = now
+            self._http2.ping(_PING)
+        if not self.streams and now - self._idle_since >= limits.idle_seconds_max:
+            raise self._fail(ErrorCodes.NO_ERROR, "no call for too long", of_client=False)
+        if self._drained_at is not None:
+            self._drain_on(self._drained_at, now)
+
+    def drain(self, now: float) -> None:
+        """Take no new calls: tell the client, and a second later refuse those that it begins nevertheless."""
+        if self._drained_at is None and not self._failed:
+            self._drained_at = now
+            self._go_away(ErrorCodes.NO_ERROR, _LAST_STREAM)
+
+    def _drain_on(self, drained_at: float, now: float) -> None:
+        if self._last_stream is None and now - drained_at >= _SECONDS_TO_HEAR:
+            self._last_stream = self._http2.highest_inbound_stream_id
+            self._go_away(ErrorCodes.NO_ERROR, self._last_stream)
+        if self._last_stream is not None and not self.streams:
+            self.lost()
+            raise ConnectionFailed("the server stops", of_client=False)
+
+    def _go_away(self, code: ErrorCodes, last_stream: int) -> None:
+        # h2 takes a connection for closed once it has sent a GOAWAY itself.
+        self._http2.send_frame(GoAwayFrame(0, last_stream_id=last_stream, error_code=code))

@@ -1,0 +1,27 @@
+"""What a gRPC server counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from mq.proxy.grpc.status import Status
+
+
+class GrpcCounters:
+    """Counts since the start, and what is open now.
+
+    Attributes:
+        calls: ended calls by path and status; calls of paths that nobody serves have the path ``unknown``.
+        connections: open now.
+        streams: calls that are open now.
+        received_bytes, sent_bytes: of HTTP/2, without TLS.
+        closed: connections that the server closed, by reason.
+    """
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[str, Status]] = Counter()
+        self.closed: Counter[str] = Counter()
+        self.connections = 0
+        self.streams = 0
+        self.received_bytes = 0
+        self.sent_bytes = 0

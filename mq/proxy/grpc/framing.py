@@ -1,0 +1,118 @@
+"""Messages of gRPC in the bytes of a stream: a flag, a length, the message; compressed if the flag says so."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Final
+
+from mq.proxy.grpc.status import CallRefused, Status
+
+PREFIX_BYTES: Final = 5
+ENCODINGS: Final = ("identity", "gzip")
+"""Encodings that both directions support."""
+COMPRESS_FROM_BYTES: Final = 1024
+"""Shorter answers are not compressed."""
+_GZIP_WINDOW: Final = 31
+_FAST: Final = 1
+
+
+class MessageReader:
+    """Splits what arrives on one call into messages.
+
+    Args:
+        encoding: of the messages that are compressed, one of `ENCODINGS`.
+        bytes_max: limit for one message, also after its decompression.
+
+    Attributes:
+        announced_bytes: the length of the message that has not arrived whole; 0 if there is none.
+    """
+
+    __slots__ = ("_bytes_max", "_compressed", "_encoding", "_received", "announced_bytes", "begun")
+
+    def __init__(self, encoding: str, bytes_max: int) -> None:
+        self._encoding = encoding
+        self._bytes_max = bytes_max
+        self._received = bytearray()
+        self._compressed = False
+        self.begun = False
+        self.announced_bytes = 0
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """What has arrived of a message that is not complete."""
+        return len(self._received)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that ``data`` completes, decompressed. Raises CallRefused; then nothing more can be read."""
+        received = self._received
+        if not received and not self.begun and len(data) >= PREFIX_BYTES:
+            # One message in one frame is the rule, and needs no copy into the buffer.
+            self._begin(data)
+            if len(data) == PREFIX_BYTES + self.announced_bytes:
+                return [self._complete(data[PREFIX_BYTES:])]
+            self.begun = False
+        received += data
+        messages = []
+        while True:
+            if not self.begun:
+                if len(received) < PREFIX_BYTES:
+                    break
+                self._begin(received)
+                del received[:PREFIX_BYTES]
+            if len(received) < self.announced_bytes:
+                break
+            body = bytes(memoryview(received)[: self.announced_bytes])
+            del received[: self.announced_bytes]
+            messages.append(self._complete(body))
+        return messages
+
+    def end(self) -> None:
+        """The client sends no more. Raises CallRefused within a message."""
+        if self.begun or self._received:
+            raise CallRefused(Status.INTERNAL, "the last message is incomplete")
+
+    def _begin(self, prefix: bytes | bytearray) -> None:
+        flag = prefix[0]
+        nbytes = int.from_bytes(prefix[1:PREFIX_BYTES], "big")
+        if flag > 1:
+            raise CallRefused(Status.INTERNAL, f"a message with the flags {flag:#x}")
+        if flag and self._encoding == "identity":
+            raise CallRefused(Status.INTERNAL, "a compressed message, but grpc-encoding does not say how")
+        if nbytes > self._bytes_max:
+            raise _too_large(self._bytes_max)
+        self.begun, self._compressed, self.announced_bytes = True, bool(flag), nbytes
+
+    def _complete(self, body: bytes) -> bytes:
+        self.begun, self.announced_bytes = False, 0
+        return decompressed(body, self._bytes_max) if self._compressed else body
+
+
+def _too_large(bytes_max: int) -> CallRefused:
+    return CallRefused(Status.RESOURCE_EXHAUSTED, f"a message of more than {bytes_max} bytes")
+
+
+def decompressed(data: bytes, bytes_max: int) -> bytes:
+    """The content of a gzip member. Raises CallRefused if it is damaged, or its content exceeds ``bytes_max``; no more
+    than that is decompressed.
+    """
+    inflating = zlib.decompressobj(_GZIP_WINDOW)
+    try:
+        content = inflating.decompress(data, bytes_max + 1)
+    except zlib.error as error:
+        raise CallRefused(Status.INTERNAL, f"a message that is not gzip: {error}") from error
+    if len(content) > bytes_max:
+        raise _too_large(bytes_max)
+    if not inflating.eof or inflating.unused_data:
+        raise CallRefused(Status.INTERNAL, "a message that is not one whole gzip member")
+    return content
+
+
+def framed(message: bytes, *, compress: bool) -> bytes:
+    """A message with its prefix; ``compress``: by gzip, if it is long enough and gets shorter."""
+    data = bytes(message)
+    if compress and len(data) >= COMPRESS_FROM_BYTES:
+        packed = gzip.compress(data, _FAST, mtime=0)
+        if len(packed) < len(data):
+            return b"\x01" + len(packed).to_bytes(4, "big") + packed
+    return b"\x00" + len(data).to_bytes(4, "big") + data

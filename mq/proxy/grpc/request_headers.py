@@ -1,0 +1,94 @@
+"""The headers with which a call begins: parsed, or why the call cannot be served."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from mq.proxy.grpc.framing import ENCODINGS
+from mq.proxy.grpc.status import CallRefused, Status
+
+_TIMEOUT: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
+_UNIT_SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+class NoGrpc(Exception):
+    """A request of HTTP that is no call; the answer has a status of HTTP, and the text."""
+
+    def __init__(self, http_status: int, text: str) -> None:
+        super().__init__(f"{http_status}: {text}")
+        self.http_status = http_status
+        self.text = text
+
+
+class RequestHead(NamedTuple):
+    """What the headers of a call say.
+
+    Attributes:
+        metadata: by lower-case key; values of a repeated key are joined by a comma. Without keys that end in ``-bin``.
+        binary_metadata: those keys, decoded; of a repeated key the last one.
+        timeout: seconds until the client gives up; None if it waits for ever.
+        encoding: of compressed messages of the client.
+        gzip_answers: whether answers may be compressed.
+    """
+
+    path: str
+    authority: str
+    metadata: Mapping[str, str]
+    binary_metadata: Mapping[str, bytes]
+    timeout: float | None
+    encoding: str
+    gzip_answers: bool
+
+
+def parse_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:
+    """Parse headers that HTTP/2 allows. Raises NoGrpc, or CallRefused."""
+    metadata: dict[str, str] = {}
+    binary: dict[str, bytes] = {}
+    pseudo: dict[str, str] = {}
+    for raw_name, raw_value in headers:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if name.startswith(":"):
+            pseudo[name] = value
+        elif name.endswith("-bin"):
+            binary[name] = _binary(name, value)
+        else:
+            metadata[name] = f"{metadata[name]},{value}" if name in metadata else value
+    if pseudo.get(":method") != "POST":
+        raise NoGrpc(405, "This port serves gRPC: only POST is a call.\n")
+    content_type = metadata.get("content-type", "")
+    if not content_type.startswith("application/grpc") or content_type.startswith("application/grpc-web"):
+        raise NoGrpc(415, "This port serves gRPC: the content-type of a call is application/grpc.\n")
+    encoding = metadata.get("grpc-encoding", "identity")
+    if encoding not in ENCODINGS:
+        raise CallRefused(Status.UNIMPLEMENTED, f"grpc-encoding {encoding!r} is not supported", accepts_encodings=True)
+    accepted = {each.strip() for each in metadata.get("grpc-accept-encoding", "").split(",")}
+    return RequestHead(
+        pseudo.get(":path", ""),
+        pseudo.get(":authority") or metadata.get("host", ""),
+        metadata,
+        binary,
+        parse_timeout(metadata["grpc-timeout"]) if "grpc-timeout" in metadata else None,
+        encoding,
+        # A client that does not compress is spared the decompression, too.
+        encoding == "gzip" and "gzip" in accepted,
+    )
+
+
+def parse_timeout(text: str) -> float:
+    """Seconds of a ``grpc-timeout``: up to 8 digits and a unit. Raises CallRefused."""
+    found = _TIMEOUT.fullmatch(text)
+    if found is None:
+        raise CallRefused(Status.INTERNAL, f"grpc-timeout {text!r} is malformed")
+    return int(found[1]) * _UNIT_SECONDS[found[2]]
+
+
+def _binary(name: str, value: str) -> bytes:
+    try:
+        last = value.rpartition(",")[2].strip().rstrip("=")
+        return base64.b64decode(last + "=" * (-len(last) % 4), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise CallRefused(Status.INTERNAL, f"the metadata {name!r} is not base64") from error

@@ -1,0 +1,242 @@
+"""The trio shell of one connection: receives, sends, and runs the methods of its calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import structlog
+import trio
+
+from mq.protocol.intake import Intake
+from mq.proxy.grpc.accepting import RECEIVE_BYTES, Accepted
+from mq.proxy.grpc.call import Call
+from mq.proxy.grpc.connection import CallStream, ConnectionFailed, GrpcConnection
+from mq.proxy.grpc.counters import GrpcCounters
+from mq.proxy.grpc.limits import GrpcLimits
+from mq.proxy.grpc.status import BrokenCall, CallRefused, Status
+
+Log = structlog.stdlib.BoundLogger
+Method = Callable[[Call], Awaitable[None]]
+"""Serves one call: returns for OK, raises CallRefused for another status. Cancelled when the call is over."""
+
+_LAST_BYTES_SECONDS: Final = 2.0
+_LOG_EVERY_SECONDS: Final = 60.0
+_UNKNOWN: Final = "unknown"
+
+
+class Shared:
+    """What all connections of a server share.
+
+    Args:
+        draining: set when the server stops.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        limits: GrpcLimits,
+        counters: GrpcCounters,
+        draining: trio.Event,
+        log: Log,
+    ) -> None:
+        self.methods = methods
+        self.limits = limits
+        self.counters = counters
+        self.draining = draining
+        self.log = log
+        self.intake: Intake[CallStream] = Intake(
+            bytes_max=limits.unfinished_bytes_max,
+            seconds_max=limits.unfinished_seconds_max,
+            on_closed=lambda _, reason: self.warning("unfinished_message", "unfinished message", reason=reason),
+        )
+        self._log_again_at: dict[str, float] = {}
+
+    def warning(self, event: str, kind: str, **fields: object) -> None:
+        """Count what a client did wrong, and log it: once a minute for each event."""
+        self.counters.closed[kind] += 1
+        now = trio.current_time()
+        if now >= self._log_again_at.get(event, -math.inf):
+            self._log_again_at[event] = now + _LOG_EVERY_SECONDS
+            self.log.warning(event, times=self.counters.closed[kind], **fields)
+
+
+class ServedConnection:
+    """One connection, from its first byte of HTTP/2 on."""
+
+    def __init__(self, accepted: Accepted, shared: Shared) -> None:
+        self._stream = accepted.stream
+        self._accepted = accepted
+        self._shared = shared
+        self._connection = GrpcConnection(shared.limits, shared.intake, trio.current_time(), self._begin_call)
+        self._nursery: trio.Nursery | None = None
+        self._to_write = trio.Event()
+        self._written = trio.Event()
+        self._closing = False
+
+    async def run(self) -> None:
+        """Serve it until it ends; all its calls have ended then."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._write)
+            try:
+                await self._read()
+            finally:
+                self._connection.lost()
+            # The writer sends the last bytes, and ends the nursery.
+            self._closing = True
+            self.wake_writer()
+            with trio.move_on_after(_LAST_BYTES_SECONDS):
+                await trio.sleep_forever()
+            nursery.cancel_scope.cancel()
+
+    def wake_writer(self) -> None:
+        """There may be something to send."""
+        self._to_write.set()
+
+    def drain(self) -> None:
+        """Take no new calls."""
+        self._connection.drain(trio.current_time())
+        self.wake_writer()
+
+    def end_calls(self, refusal: CallRefused) -> None:
+        """End all calls with this status."""
+        for stream in list(self._connection.streams.values()):
+            self._connection.refuse(stream, refusal)
+
+    def tick(self, now: float) -> None:
+        """Called about once a second."""
+        try:
+            self._connection.tick(now)
+        except ConnectionFailed as error:
+            self._failed(error)
+            self._closing = True
+        self.wake_writer()
+
+    # ------------------------------------------------------------------------------------------- bytes
+
+    async def _read(self) -> None:
+        connection, counters = self._connection, self._shared.counters
+        while not self._closing and not connection.client_leaves:
+            try:
+                data = await self._stream.receive_some(RECEIVE_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+            if not data:
+                return
+            counters.received_bytes += len(data)
+            try:
+                connection.receive(bytes(data), trio.current_time())
+            except ConnectionFailed as error:
+                self._failed(error)
+                return
+            self.wake_writer()
+            # Answers to frames of the client itself, such as pings, wait for no method.
+            while connection.unsent_bytes > 2 * self._shared.limits.output_bytes_max and not self._closing:
+                self._written = trio.Event()
+                await self._written.wait()
+
+    async def _write(self) -> None:
+        connection, shared = self._connection, self._shared
+        while True:
+            connection.pump()
+            data = connection.bytes_to_send()
+            if not data:
+                if self._closing:
+                    break
+                self._to_write = trio.Event()
+                await self._to_write.wait()
+                continue
+            shared.counters.sent_bytes += len(data)
+            with trio.move_on_after(shared.limits.send_seconds_max) as sending:
+                try:
+                    await self._stream.send_all(data)
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    break
+            if sending.cancelled_caught:
+                shared.warning("client_does_not_read", "does not read", peer=self._accepted.peer)
+                break
+            self._written.set()
+        connection.lost()
+        assert self._nursery is not None, "the writer runs within the nursery"
+        self._nursery.cancel_scope.cancel()
+
+    def _failed(self, error: ConnectionFailed) -> None:
+        peer = self._accepted.peer
+        if error.flood:
+            self._shared.warning("client_floods", "flood", peer=peer, reason=error.reason)
+        elif error.of_client:
+            self._shared.warning("bad_http2", "bad HTTP/2", peer=peer, reason=error.reason)
+
+    # ------------------------------------------------------------------------------------------- calls
+
+    def _begin_call(self, stream: CallStream) -> None:
+        assert stream.head is not None, "what is no call has no method"
+        assert self._nursery is not None, "calls begin while the connection is served"
+        method = self._shared.methods.get(stream.head.path)
+        if method is None:
+            self._finish(stream, _UNKNOWN, Status.UNIMPLEMENTED, f"{stream.head.path} is not served here")
+            return
+        timeout = stream.head.timeout
+        scope = trio.CancelScope(deadline=math.inf if timeout is None else trio.current_time() + timeout)
+        stream.on_end = scope.cancel
+        self._shared.counters.streams += 1
+        self._nursery.start_soon(self._run_call, method, stream, scope)
+
+    async def _run_call(self, method: Method, stream: CallStream, scope: trio.CancelScope) -> None:
+        assert stream.head is not None, "what is no call has no method"
+        accepted, shared, path = self._accepted, self._shared, stream.head.path
+        status, reason = Status.OK, ""
+        try:
+            with scope:
+                call = Call(
+                    stream,
+                    peer=accepted.peer,
+                    local_address=accepted.local_address,
+                    secure=accepted.secure,
+                    deadline=None if stream.head.timeout is None else scope.deadline,
+                    draining=shared.draining,
+                    wake_writer=self.wake_writer,
+                    send_seconds_max=shared.limits.send_seconds_max,
+                )
+                await method(call)
+            if scope.cancelled_caught:
+                status, reason = _why_cancelled(stream)
+        except BrokenCall:
+            status = Status.CANCELLED
+        except Exception as error:
+            refusal = stream.refusal or _refusal_in(error)
+            if refusal is None:
+                shared.log.exception("call_failed", path=path, peer=accepted.peer)
+                refusal = CallRefused(Status.INTERNAL, "the server failed; its log says why")
+            status, reason = refusal.status, refusal.reason
+        finally:
+            shared.counters.streams -= 1
+        self._finish(stream, path, status, reason)
+
+    def _finish(self, stream: CallStream, path: str, status: Status, reason: str) -> None:
+        if stream.closed:
+            status = Status.CANCELLED
+        self._shared.counters.calls[path, status] += 1
+        self._connection.finish(stream, status, reason)
+        self.wake_writer()
+
+
+def _why_cancelled(stream: CallStream) -> tuple[Status, str]:
+    if stream.refusal is not None:
+        return stream.refusal.status, stream.refusal.reason
+    if stream.closed:
+        return Status.CANCELLED, ""
+    return Status.DEADLINE_EXCEEDED, "the deadline of the call is over"
+
+
+def _refusal_in(error: Exception) -> CallRefused | None:
+    """The only refusal that a method raised, maybe from a task of its own."""
+    match error:
+        case CallRefused():
+            return error
+        case ExceptionGroup(exceptions=[only]):
+            return _refusal_in(only)
+        case _:
+            return None
