@@ -66,6 +66,11 @@ class ReadAhead(trio.abc.Stream):
         """See trio."""
         await self._stream.wait_send_all_might_not_block()
 
+    async def send_eof(self) -> None:
+        """Send no more, if the stream can tell its peer so."""
+        if isinstance(self._stream, trio.abc.HalfCloseableStream):
+            await self._stream.send_eof()
+
     async def aclose(self) -> None:
         """See trio."""
         await self._stream.aclose()

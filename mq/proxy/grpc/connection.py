@@ -6,7 +6,7 @@ Neither reads nor writes: the shell feeds it, takes the bytes to send, and hands
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from h2.config import H2Configuration
@@ -100,7 +100,6 @@ class CallStream:
         "half_closed",
         "head",
         "headers_sent",
-        "is_text",
         "messages",
         "on_end",
         "on_message",
@@ -109,6 +108,7 @@ class CallStream:
         "reader",
         "refusal",
         "stream_id",
+        "text",
         "trailers",
         "unsent",
         "waiting",
@@ -129,7 +129,7 @@ class CallStream:
         self.owed = 0
         self.waiting = False
         self.headers_sent = False
-        self.is_text = False
+        self.text: NoGrpc | None = None
         self.unsent: memoryview = memoryview(b"")
         self.trailers: Headers | None = None
         self.finishing = False
@@ -223,8 +223,11 @@ class GrpcConnection:
                     self._settled = True
                     self._guard.frame(kind, flags, nbytes, now)
                 # One frame at a time: h2 changes its state for all that it is fed, before we see the first event.
-                for event in self._http2.receive_data(piece):
+                events = self._http2.receive_data(piece)
+                for event in events:
                     self._handle(event)
+                if self.client_leaves:
+                    return
         except Flood as error:
             raise self._fail(ErrorCodes.ENHANCE_YOUR_CALM, f"the client floods: {error}", flood=True) from error
         except FrameTooLong as error:
@@ -251,12 +254,13 @@ class GrpcConnection:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case RequestReceived(stream_id=stream_id, headers=headers):
-                self._begin_call(stream_id, headers or [])
-            case DataReceived(stream_id=stream_id, data=data, flow_controlled_length=owed):
-                self._data(stream_id, data or b"", owed or 0)
+            case RequestReceived(stream_id=stream_id, headers=headers, stream_ended=ended):
+                self._begin_call(stream_id, headers or [], half_closed=ended is not None)
+            case DataReceived(stream_id=stream_id, data=data, flow_controlled_length=owed, stream_ended=ended):
+                self._data(stream_id, data or b"", owed or 0, half_closed=ended is not None)
             case StreamEnded(stream_id=stream_id):
                 if (stream := self.streams.get(stream_id)) is not None:
+                    stream.half_closed = True
                     self._half_close(stream)
             case StreamReset(stream_id=stream_id):
                 if (stream := self.streams.get(stream_id)) is not None:
@@ -271,35 +275,40 @@ class GrpcConnection:
             case _:
                 pass
 
-    def _begin_call(self, stream_id: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def _begin_call(self, stream_id: int, headers: Headers, *, half_closed: bool) -> None:
         over = len(self.streams) >= self._limits.streams_max
         if over or (self._last_stream is not None and stream_id > self._last_stream):
             self._http2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
             self._guard.reset(self._now)
             return
-        headers = list(headers)
+        head: RequestHead | None = None
+        refusal: CallRefused | NoGrpc | None = None
         try:
             head = parse_head(headers)
-        except NoGrpc as error:
-            self._answer_with_text(stream_id, error, without_body=(b":method", b"HEAD") in headers)
-        except CallRefused as error:
-            self.finish(self._open(stream_id, None), error.status, error.reason, encodings=error.accepts_encodings)
-        else:
-            self._on_call(self._open(stream_id, head))
+        except (CallRefused, NoGrpc) as error:
+            refusal = error
+        stream = CallStream(self, stream_id, head, self._limits.message_bytes_max)
+        stream.half_closed = half_closed
+        self.streams[stream_id] = stream
+        match refusal:
+            case CallRefused():
+                self.finish(stream, refusal.status, refusal.reason, encodings=refusal.accepts_encodings)
+            case NoGrpc():
+                # Answered when all of the request is there, as HTTP has it.
+                stream.text = refusal
+            case None:
+                self._on_call(stream)
 
-    def _open(self, stream_id: int, head: RequestHead | None) -> CallStream:
-        stream = self.streams[stream_id] = CallStream(self, stream_id, head, self._limits.message_bytes_max)
-        return stream
-
-    def _answer_with_text(self, stream_id: int, answer: NoGrpc, *, without_body: bool) -> None:
-        stream = self._open(stream_id, None)
-        stream.is_text = stream.headers_sent = stream.finishing = True
-        self._http2.send_headers(stream_id, [(b":status", b"%d" % answer.http_status), _TEXT])
-        stream.unsent = memoryview(b"" if without_body else answer.text.encode())
+    def _answer_with_text(self, stream: CallStream, answer: NoGrpc) -> None:
+        stream.headers_sent = stream.finishing = True
+        self._http2.send_headers(stream.stream_id, [(b":status", b"%d" % answer.http_status), _TEXT])
+        stream.unsent = memoryview(answer.text.encode())
         self._send_rest(stream)
 
-    def _data(self, stream_id: int, data: bytes, owed: int) -> None:
+    def _data(self, stream_id: int, data: bytes, owed: int, *, half_closed: bool) -> None:
         stream = self.streams.get(stream_id)
+        if half_closed and stream is not None:
+            stream.half_closed = True
         if stream is None or stream.head is None or stream.refusal is not None:
             self._acknowledge(stream_id, owed)
             return
@@ -322,7 +331,8 @@ class GrpcConnection:
         self.give_back(stream)
 
     def _half_close(self, stream: CallStream) -> None:
-        stream.half_closed = True
+        if stream.text is not None:
+            self._answer_with_text(stream, stream.text)
         if stream.head is None or stream.refusal is not None:
             return
         try:
@@ -452,7 +462,7 @@ class GrpcConnection:
             self._http2.send_headers(stream.stream_id, headers)
 
     def _end(self, stream: CallStream) -> None:
-        if stream.is_text:
+        if stream.text is not None:
             self._http2.end_stream(stream.stream_id)
         else:
             # Without a message before them, the trailers are the headers, too.

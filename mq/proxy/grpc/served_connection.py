@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from mq.protocol.intake import Intake
-from mq.proxy.grpc.accepting import RECEIVE_BYTES, Accepted
+from mq.proxy.grpc.accepting import RECEIVE_BYTES, Accepted, ReadAhead
 from mq.proxy.grpc.call import Call
 from mq.proxy.grpc.connection import CallStream, ConnectionFailed, GrpcConnection
 from mq.proxy.grpc.counters import GrpcCounters
@@ -22,6 +22,7 @@ Method = Callable[[Call], Awaitable[None]]
 """Serves one call: returns for OK, raises CallRefused for another status. Cancelled when the call is over."""
 
 _LAST_BYTES_SECONDS: Final = 2.0
+_DISCARDED_BYTES_MAX: Final = 1024 * 1024
 _LOG_EVERY_SECONDS: Final = 60.0
 _UNKNOWN: Final = "unknown"
 
@@ -73,6 +74,8 @@ class ServedConnection:
         self._nursery: trio.Nursery | None = None
         self._to_write = trio.Event()
         self._written = trio.Event()
+        self._flushed = trio.Event()
+        self._reading = trio.CancelScope()
         self._closing = False
 
     async def run(self) -> None:
@@ -81,14 +84,15 @@ class ServedConnection:
             self._nursery = nursery
             nursery.start_soon(self._write)
             try:
-                await self._read()
+                with self._reading:
+                    await self._read()
             finally:
                 self._connection.lost()
-            # The writer sends the last bytes, and ends the nursery.
             self._closing = True
             self.wake_writer()
             with trio.move_on_after(_LAST_BYTES_SECONDS):
-                await trio.sleep_forever()
+                await self._flushed.wait()
+                await self._discard_rest()
             nursery.cancel_scope.cancel()
 
     def wake_writer(self) -> None:
@@ -111,14 +115,14 @@ class ServedConnection:
             self._connection.tick(now)
         except ConnectionFailed as error:
             self._failed(error)
-            self._closing = True
+            self._reading.cancel()
         self.wake_writer()
 
     # ------------------------------------------------------------------------------------------- bytes
 
     async def _read(self) -> None:
         connection, counters = self._connection, self._shared.counters
-        while not self._closing and not connection.client_leaves:
+        while not connection.client_leaves:
             try:
                 data = await self._stream.receive_some(RECEIVE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -133,9 +137,20 @@ class ServedConnection:
                 return
             self.wake_writer()
             # Answers to frames of the client itself, such as pings, wait for no method.
-            while connection.unsent_bytes > 2 * self._shared.limits.output_bytes_max and not self._closing:
+            while connection.unsent_bytes > 2 * self._shared.limits.output_bytes_max:
                 self._written = trio.Event()
                 await self._written.wait()
+
+    async def _discard_rest(self) -> None:
+        """Read what the client still sends: a socket that is closed with unread bytes loses those that it sent."""
+        try:
+            if isinstance(self._stream, ReadAhead):
+                await self._stream.send_eof()
+            received = 0
+            while received < _DISCARDED_BYTES_MAX and (data := await self._stream.receive_some(RECEIVE_BYTES)):
+                received += len(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
 
     async def _write(self) -> None:
         connection, shared = self._connection, self._shared
@@ -144,7 +159,8 @@ class ServedConnection:
             data = connection.bytes_to_send()
             if not data:
                 if self._closing:
-                    break
+                    self._flushed.set()
+                    return
                 self._to_write = trio.Event()
                 await self._to_write.wait()
                 continue
