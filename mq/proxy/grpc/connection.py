@@ -16,6 +16,7 @@ from h2.events import (
     ConnectionTerminated,
     DataReceived,
     Event,
+    PingAckReceived,
     RemoteSettingsChanged,
     RequestReceived,
     StreamEnded,
@@ -36,8 +37,11 @@ from mq.proxy.grpc.status import BrokenCall, CallRefused, Status, percent_encode
 _WINDOW_AT_START: Final = 65_535
 _LAST_STREAM: Final = 2**31 - 1
 _PING: Final = b"raftmq--"
+_DRAIN_PING: Final = b"draining"
 _SECONDS_TO_HEAR: Final = 1.0
-"""Between the two GOAWAY frames of a drain: calls that a client sends before it has read the first one are served."""
+"""Between the two GOAWAY frames of a drain, if the ping between them is not answered earlier: calls that a client sends
+before it has read the first one are served.
+"""
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 _CONTENT_TYPE: Final = (b"content-type", b"application/grpc")
 _OK: Final = (b":status", b"200")
@@ -268,6 +272,9 @@ class GrpcConnection:
                     stream.on_end()
             case WindowUpdated() | RemoteSettingsChanged():
                 self.pump()
+            case PingAckReceived(ping_data=data):
+                if data == _DRAIN_PING and self._last_stream is None:
+                    self._refuse_new_calls()
             case ConnectionTerminated():
                 # h2 sends nothing after that; clients that say it have ended their calls.
                 self.client_leaves = True
@@ -516,18 +523,22 @@ class GrpcConnection:
             self._drain_on(self._drained_at, now)
 
     def drain(self, now: float) -> None:
-        """Take no new calls: tell the client, and a second later refuse those that it begins nevertheless."""
+        """Take no new calls: tell the client, and when it knows, refuse those that it begins nevertheless."""
         if self._drained_at is None and not self._failed:
             self._drained_at = now
             self._go_away(ErrorCodes.NO_ERROR, _LAST_STREAM)
+            self._http2.ping(_DRAIN_PING)
 
     def _drain_on(self, drained_at: float, now: float) -> None:
         if self._last_stream is None and now - drained_at >= _SECONDS_TO_HEAR:
-            self._last_stream = self._http2.highest_inbound_stream_id
-            self._go_away(ErrorCodes.NO_ERROR, self._last_stream)
+            self._refuse_new_calls()
         if self._last_stream is not None and not self.streams:
             self.lost()
             raise ConnectionFailed("the server stops", of_client=False)
+
+    def _refuse_new_calls(self) -> None:
+        self._last_stream = self._http2.highest_inbound_stream_id
+        self._go_away(ErrorCodes.NO_ERROR, self._last_stream)
 
     def _go_away(self, code: ErrorCodes, last_stream: int) -> None:
         # h2 takes a connection for closed once it has sent a GOAWAY itself.

@@ -1,0 +1,491 @@
+"""Calls over one HTTP/2 connection, by a client in memory: order, flow control, refusals, time. No clock, no task."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame
+
+from mq.proxy.grpc.connection import CallStream, ConnectionFailed, _Http2
+from mq.proxy.grpc.framing import framed
+from mq.proxy.grpc.limits import GrpcLimits
+from mq.proxy.grpc.status import BrokenCall, CallRefused, Status
+from tests.support.grpc_client import Loop, frames_of
+
+WINDOW = 65_535
+
+
+def messages_of(loop: Loop, stream: CallStream) -> list[bytes]:
+    """All that a method can take now."""
+    found = []
+    while (message := loop.server.take(stream)) is not None:
+        found.append(message)
+    loop.turn()
+    return found
+
+
+def test_a_unary_call() -> None:
+    loop = Loop()
+    stream_id = loop.client.call("/a.B/C", [b"request"], headers=[("x-mq-client-id", "me")])
+    loop.turn()
+    [call] = loop.begun
+    assert call.head is not None
+    assert (call.head.path, call.head.authority) == ("/a.B/C", "broker.example")
+    assert call.head.metadata["x-mq-client-id"] == "me"
+    assert messages_of(loop, call) == [b"request"]
+    assert call.half_closed
+    loop.answer(call, b"answer")
+    answer = loop.client.answers[stream_id]
+    assert (answer.messages, answer.status, answer.ended) == ([b"answer"], Status.OK, True)
+    assert not loop.server.streams
+
+
+def test_several_messages_in_a_frame_and_one_in_several() -> None:
+    loop = Loop()
+    stream_id = loop.client.call(end=False)
+    data = b"".join(framed(bytes([number]) * 1000, compress=False) for number in range(10))
+    for at in range(0, len(data), 777):
+        loop.client.send(stream_id, data[at : at + 777])
+        loop.turn()
+    [call] = loop.begun
+    assert messages_of(loop, call) == [bytes([number]) * 1000 for number in range(10)]
+    assert not call.half_closed
+
+
+def test_both_sides_of_a_stream_take_turns() -> None:
+    loop = Loop()
+    stream_id = loop.client.call(end=False)
+    loop.turn()
+    [call] = loop.begun
+    for number in range(5):
+        loop.client.send(stream_id, framed(b"%d" % number, compress=False))
+        loop.turn()
+        assert messages_of(loop, call) == [b"%d" % number]
+        assert loop.server.send(call, framed(b"re %d" % number, compress=False))
+        loop.turn()
+    assert loop.client.answers[stream_id].messages == [b"re %d" % number for number in range(5)]
+    loop.client.send(stream_id, b"", end=True)
+    loop.turn()
+    assert call.half_closed
+
+
+def test_an_error_without_a_message_is_one_frame_of_headers() -> None:
+    loop = Loop()
+    stream_id = loop.client.call(messages=[b"x"])
+    loop.turn()
+    loop.answer(loop.begun[0], status=Status.NOT_FOUND, reason="no topic \u00e4 100%")
+    answer = loop.client.answers[stream_id]
+    assert answer.headers[":status"] == "200"
+    assert answer.headers["content-type"] == "application/grpc"
+    assert (answer.status, answer.ended, answer.body) == (Status.NOT_FOUND, True, b"")
+    assert answer.headers["grpc-message"] == "no topic %C3%A4 100%25"
+
+
+def test_an_error_before_the_client_has_sent_all_ends_the_stream_on_both_sides() -> None:
+    loop = Loop()
+    stream_id = loop.client.call(end=False)
+    loop.turn()
+    loop.answer(loop.begun[0], status=Status.INTERNAL)
+    answer = loop.client.answers[stream_id]
+    assert (answer.status, answer.reset) == (Status.INTERNAL, ErrorCodes.NO_ERROR)
+    assert not loop.server.streams
+
+
+def test_data_for_an_ended_call_costs_the_connection_nothing() -> None:
+    # What a client sent before it knew of the end counts for the window of the connection: it must come back.
+    loop = Loop(GrpcLimits(connection_window_bytes=WINDOW, stream_window_bytes=WINDOW))
+    for _ in range(20):
+        stream_id = loop.client.call(end=False)
+        loop.turn()
+        call = loop.begun.pop()
+        loop.server.finish(call, Status.UNAVAILABLE)
+        loop.client.send(stream_id, bytes(30_000))
+        loop.turn()
+        assert loop.failed is None
+    assert loop.client.http2.outbound_flow_control_window > WINDOW // 2
+
+
+def test_unread_calls_that_are_cancelled_give_their_window_back() -> None:
+    loop = Loop(GrpcLimits(connection_window_bytes=WINDOW, stream_window_bytes=WINDOW))
+    for _ in range(20):
+        stream_id = loop.client.call(messages=[bytes(10_000), bytes(10_000)], end=False)
+        loop.turn()
+        loop.client.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
+        loop.turn()
+    assert not loop.server.streams
+    assert loop.client.http2.outbound_flow_control_window > WINDOW // 2
+
+
+def test_a_method_that_does_not_read_stops_its_client_and_no_other() -> None:
+    loop = Loop(GrpcLimits(stream_window_bytes=WINDOW))
+    stream_id = loop.client.call(end=False)
+    loop.turn()
+    message = framed(bytes(10_000), compress=False)
+    sent = 0
+    while loop.client.http2.local_flow_control_window(stream_id) >= len(message):
+        loop.client.send(stream_id, message)
+        loop.turn()
+        sent += 1
+    assert sent == WINDOW // len(message)
+    other = loop.client.call(messages=[bytes(20_000)])
+    loop.turn()
+    loop.answer(loop.begun[1], b"done")
+    assert loop.client.answers[other].status is Status.OK
+    assert len(messages_of(loop, loop.begun[0])) == sent
+    assert loop.client.http2.local_flow_control_window(stream_id) == WINDOW
+
+
+def test_a_message_may_be_larger_than_the_window() -> None:
+    loop = Loop(GrpcLimits(stream_window_bytes=WINDOW, connection_window_bytes=WINDOW))
+    stream_id = loop.client.call(end=False)
+    data = framed(bytes(1_000_000), compress=False)
+    while data:
+        room = min(loop.client.http2.local_flow_control_window(stream_id), 16_384, len(data))
+        assert room > 0, f"the window stays closed, with {len(data)} bytes to go"
+        loop.client.send(stream_id, data[:room], end=room == len(data))
+        data = data[room:]
+        loop.turn()
+    assert messages_of(loop, loop.begun[0]) == [bytes(1_000_000)]
+
+
+def test_a_large_answer_waits_for_a_client_that_does_not_read() -> None:
+    loop = Loop()
+    loop.client.reads = False
+    stream_id = loop.client.call(messages=[b"x"])
+    loop.turn()
+    [call] = loop.begun
+    sent: list[bool] = []
+    call.on_sent = lambda: sent.append(True)
+    assert not loop.server.send(call, framed(bytes(300_000), compress=False))
+    loop.turn()
+    answer = loop.client.answers[stream_id]
+    assert len(answer.body) == WINDOW
+    assert not sent
+    other = loop.client.call(messages=[b"y"])
+    loop.client.http2.increment_flow_control_window(1_000_000)
+    loop.turn()
+    loop.answer(loop.begun[1], b"a small one passes")
+    assert loop.client.answers[other].status is Status.OK
+    loop.client.http2.increment_flow_control_window(1_000_000, stream_id)
+    loop.turn()
+    assert sent == [True]
+    assert answer.messages == [bytes(300_000)]
+
+
+def test_a_smaller_initial_window_is_respected_while_an_answer_waits() -> None:
+    loop = Loop()
+    loop.client.reads = False
+    stream_id = loop.client.call(messages=[b"x"])
+    loop.turn()
+    assert not loop.server.send(loop.begun[0], framed(bytes(100_000), compress=False))
+    loop.turn()
+    loop.client.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
+    loop.turn()
+    loop.client.http2.increment_flow_control_window(200_000)
+    loop.client.http2.increment_flow_control_window(1_000, stream_id)
+    loop.turn()
+    # The window is far below zero now: the server may send nothing.
+    assert len(loop.client.answers[stream_id].body) == WINDOW
+    loop.client.http2.increment_flow_control_window(200_000, stream_id)
+    loop.turn()
+    assert loop.client.answers[stream_id].messages == [bytes(100_000)]
+
+
+def test_cancelled_answers_leave_the_window_to_others() -> None:
+    # Of fifty answers only the beginning is read before the client cancels them.
+    loop = Loop()
+    for _ in range(50):
+        stream_id = loop.client.call(messages=[b"x"])
+        loop.turn()
+        loop.server.send(loop.begun.pop(), framed(bytes(300_000), compress=False))
+        loop.client.receive(loop.taken())
+        loop.client.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
+        loop.turn()
+        answer = loop.client.answers[stream_id]
+        assert answer.body, f"the server sent nothing on stream {stream_id}"
+    assert not loop.server.streams
+
+
+def test_output_is_bounded_until_the_socket_takes_it() -> None:
+    limits = GrpcLimits(output_bytes_max=50_000)
+    loop = Loop(limits)
+    loop.client.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10_000_000})
+    loop.client.http2.increment_flow_control_window(50_000_000)
+    loop.client.call(messages=[b"x"])
+    loop.turn()
+    assert not loop.server.send(loop.begun[0], framed(bytes(5_000_000), compress=False))
+    assert loop.server.unsent_bytes < limits.output_bytes_max + 2 * 16_384
+    loop.turn()
+    assert loop.client.answers[1].messages == [bytes(5_000_000)]
+
+
+def test_answers_take_turns_by_frame() -> None:
+    loop = Loop()
+    loop.client.reads = False
+    for _ in range(3):
+        loop.client.call(messages=[b"x"])
+    loop.turn()
+    for call in loop.begun:
+        loop.server.send(call, framed(bytes(200_000), compress=False))
+    loop.turn()
+    loop.client.http2.increment_flow_control_window(6 * 16_384)
+    for stream_id in (1, 3, 5):
+        loop.client.http2.increment_flow_control_window(1_000_000, stream_id)
+    loop.turn()
+    sizes = [len(loop.client.answers[stream_id].body) for stream_id in (1, 3, 5)]
+    assert min(sizes[1:]) >= 16_384, f"some got nothing: {sizes}"
+
+
+def test_the_client_cancels() -> None:
+    loop = Loop()
+    stream_id = loop.client.call(end=False)
+    loop.turn()
+    [call] = loop.begun
+    ended: list[bool] = []
+    call.on_end = lambda: ended.append(call.closed)
+    loop.client.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
+    loop.turn()
+    assert ended == [True]
+    with pytest.raises(BrokenCall):
+        loop.server.send(call, framed(b"too late", compress=False))
+    loop.server.finish(call, Status.OK)
+    assert loop.failed is None
+    assert not loop.server.streams
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\0" + (5_000_000).to_bytes(4, "big"), Status.RESOURCE_EXHAUSTED),
+        (b"\1\0\0\0\1x", Status.INTERNAL),
+        (b"\7\0\0\0\1x", Status.INTERNAL),
+        (b"\0\0\0\0\5half", Status.INTERNAL),
+    ],
+)
+def test_a_bad_message_ends_its_call_only(sent: bytes, status: Status) -> None:
+    loop = Loop(GrpcLimits(message_bytes_max=4_000_000))
+    bad, good = loop.client.call(end=False), loop.client.call(messages=[b"fine"])
+    loop.client.send(bad, sent, end=True)
+    loop.turn()
+    call, other = loop.begun
+    assert call.refusal is not None
+    loop.server.finish(call, call.refusal.status, call.refusal.reason)
+    loop.answer(other, b"answer")
+    assert loop.client.answers[bad].status is status
+    assert loop.client.answers[good].messages == [b"answer"]
+
+
+def test_compressed_both_ways() -> None:
+    loop = Loop()
+    body = b"again and again " * 1_000
+    packed = gzip.compress(body)
+    loop.client.call(end=False, grpc_encoding="gzip", grpc_accept_encoding="gzip,identity")
+    loop.client.send(1, b"\1" + len(packed).to_bytes(4, "big") + packed, end=True)
+    loop.turn()
+    [call] = loop.begun
+    assert messages_of(loop, call) == [body]
+    assert call.head is not None
+    loop.server.send(call, framed(body, compress=call.head.gzip_answers))
+    loop.answer(call)
+    answer = loop.client.answers[1]
+    assert answer.headers["grpc-encoding"] == "gzip"
+    assert answer.messages == [body]
+    assert len(answer.body) < 1_000
+
+
+def test_what_cannot_be_served_is_refused_with_a_status() -> None:
+    loop = Loop()
+    encoding = loop.client.call(messages=[b"x"], grpc_encoding="snappy")
+    timeout = loop.client.call(messages=[b"x"], grpc_timeout="soon")
+    loop.turn()
+    answers = loop.client.answers
+    assert answers[encoding].status is Status.UNIMPLEMENTED
+    assert answers[encoding].headers["grpc-accept-encoding"] == "identity,gzip"
+    assert answers[timeout].status is Status.INTERNAL
+    assert not loop.begun
+    assert not loop.server.streams
+
+
+def test_a_browser_is_told_what_the_port_is_for() -> None:
+    loop = Loop()
+    get = loop.client.call("/", method="GET")
+    loop.turn()
+    assert loop.client.answers[get].headers[":status"] == "405"
+    assert b"gRPC" in loop.client.answers[get].body
+    post = loop.client.call("/", [b"<xml/>"], content_type="text/xml")
+    loop.turn()
+    assert loop.client.answers[post].headers[":status"] == "415"
+    assert not loop.server.streams
+
+
+def test_more_calls_than_allowed_are_refused_and_can_be_tried_again() -> None:
+    loop = Loop(GrpcLimits(streams_max=3))
+    assert loop.client.http2.remote_settings.max_concurrent_streams == 3
+    # A client that has not read the settings yet.
+    loop.client.http2.remote_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = 100
+    loop.client.http2.remote_settings.acknowledge()
+    streams = [loop.client.call(messages=[b"x"]) for _ in range(5)]
+    loop.turn()
+    assert len(loop.begun) == 3
+    assert [loop.client.answers[each].reset for each in streams] == [None] * 3 + [ErrorCodes.REFUSED_STREAM] * 2
+    for call in loop.begun[:3]:
+        loop.answer(call, b"done")
+    again = loop.client.call(messages=[b"x"])
+    loop.turn()
+    loop.answer(loop.begun[3], b"done")
+    assert loop.client.answers[again].status is Status.OK
+
+
+def test_large_messages_wait_for_memory_and_come_all_the_same() -> None:
+    limits = GrpcLimits(unfinished_bytes_max=150_000, unfinished_seconds_max=10, stream_window_bytes=WINDOW)
+    loop = Loop(limits)
+    data = framed(bytes(100_000), compress=False)
+    first, second = loop.client.call(end=False), loop.client.call(end=False)
+    for stream_id in (first, second):
+        loop.client.send(stream_id, data[:WINDOW])
+        loop.turn()
+    assert loop.client.http2.local_flow_control_window(first) > 0
+    assert loop.client.http2.local_flow_control_window(second) == 0, "no memory for the second one yet"
+    loop.client.send(first, data[WINDOW:], end=True)
+    loop.turn()
+    assert loop.client.http2.local_flow_control_window(second) > 0
+    loop.client.send(second, data[WINDOW:], end=True)
+    loop.turn()
+    assert [messages_of(loop, call) for call in loop.begun] == [[bytes(100_000)]] * 2
+    assert loop.intake.nbytes == loop.intake.waiting == 0
+
+
+def test_a_message_that_never_arrives_whole_ends_its_call() -> None:
+    loop = Loop(GrpcLimits(unfinished_seconds_max=10, ping_after_seconds=1_000))
+    loop.client.call(end=False)
+    loop.client.send(1, framed(bytes(100_000), compress=False)[:5_000])
+    loop.turn()
+    for _ in range(12):
+        loop.tick(1)
+    [call] = loop.begun
+    assert call.refusal is not None
+    assert call.refusal.status is Status.RESOURCE_EXHAUSTED
+    assert len(loop.closed_for_intake) == 1
+    assert loop.intake.nbytes == 0
+    assert loop.failed is None
+
+
+def test_pings_are_answered() -> None:
+    loop = Loop()
+    loop.client.http2.ping(b"12345678")
+    loop.turn()
+    assert loop.client.pings == [b"12345678"]
+
+
+def test_a_silent_client_is_pinged_and_stays() -> None:
+    loop = Loop(GrpcLimits(ping_after_seconds=60, ping_seconds_max=20))
+    loop.client.call(end=False)
+    loop.turn()
+    for _ in range(300):
+        loop.tick(1)
+    assert loop.failed is None
+    assert 3 <= loop.client.server_pings <= 6
+
+
+def test_a_client_that_is_gone_without_a_word_is_noticed() -> None:
+    loop = Loop(GrpcLimits(ping_after_seconds=60, ping_seconds_max=20))
+    loop.client.call(end=False)
+    loop.turn()
+    [call] = loop.begun
+    ended: list[bool] = []
+    call.on_end = lambda: ended.append(True)
+    loop.client.bytes_to_send()
+    loop.turn = lambda: None  # type: ignore[method-assign]
+    for _ in range(82):
+        if loop.failed is None:
+            loop.tick(1)
+    assert loop.failed is not None
+    assert "ping" in loop.failed.reason
+    assert not loop.failed.of_client
+    assert ended == [True]
+
+
+def test_a_connection_without_calls_is_closed_in_the_end() -> None:
+    loop = Loop(GrpcLimits(idle_seconds_max=100, ping_after_seconds=10))
+    stream_id = loop.client.call(messages=[b"x"])
+    loop.turn()
+    loop.tick(300)
+    assert loop.failed is None, "a call is open"
+    loop.answer(loop.begun[0])
+    loop.tick(99)
+    assert not loop.client.goaways
+    loop.tick(2)
+    assert loop.client.goaways[-1] == (ErrorCodes.NO_ERROR, stream_id)
+
+
+def test_a_drain_lets_calls_end_and_serves_those_that_were_on_their_way() -> None:
+    loop = Loop()
+    first = loop.client.call(messages=[b"x"])
+    loop.turn()
+    loop.server.drain(loop.now)
+    told = loop.taken()
+    # The client has not read it yet.
+    crossing = loop.client.call(messages=[b"y"])
+    loop.feed(loop.client.bytes_to_send())
+    assert len(loop.begun) == 2
+    loop.feed(PingFrame(0, b"draining", flags=["ACK"]).serialize())
+    told += loop.taken()
+    goaways = [frame for frame in frames_of(told) if isinstance(frame, GoAwayFrame)]
+    assert [frame.last_stream_id for frame in goaways] == [2**31 - 1, crossing]
+    assert {frame.error_code for frame in goaways} == {ErrorCodes.NO_ERROR}
+    for call in loop.begun:
+        loop.server.send(call, framed(b"done", compress=False))
+        loop.server.finish(call, Status.OK)
+    answered = [frame.stream_id for frame in frames_of(loop.taken()) if "END_STREAM" in frame.flags]
+    assert answered == [first, crossing]
+    with pytest.raises(ConnectionFailed, match="the server stops"):
+        loop.server.tick(loop.now)
+
+
+def test_a_drain_without_an_answer_to_its_ping_goes_on_after_a_second() -> None:
+    loop = Loop()
+    loop.client.call(end=False)
+    loop.turn()
+    loop.server.drain(loop.now)
+    loop.server.tick(loop.now + 0.9)
+    assert [frame.last_stream_id for frame in frames_of(loop.taken()) if isinstance(frame, GoAwayFrame)] == [2**31 - 1]
+    loop.server.tick(loop.now + 1)
+    crossing = loop.client.call(end=False)
+    loop.feed(loop.client.bytes_to_send())
+    goaway, reset = frames_of(loop.taken())
+    assert isinstance(goaway, GoAwayFrame)
+    assert goaway.last_stream_id == 1
+    assert isinstance(reset, RstStreamFrame)
+    assert (reset.stream_id, reset.error_code) == (crossing, ErrorCodes.REFUSED_STREAM)
+    assert len(loop.begun) == 1
+
+
+def test_a_refused_call_ends_once() -> None:
+    loop = Loop()
+    loop.client.call(end=False)
+    loop.turn()
+    [call] = loop.begun
+    for reason in ("first", "second"):
+        loop.server.refuse(call, CallRefused(Status.UNAVAILABLE, reason))
+    assert call.refusal is not None
+    assert call.refusal.reason == "first"
+    for status in (Status.UNAVAILABLE, Status.OK):
+        loop.server.finish(call, status)
+    loop.turn()
+    assert loop.client.answers[1].status is Status.UNAVAILABLE
+
+
+def test_ended_calls_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Http2, "MAX_CLOSED_STREAMS", 50)
+    loop = Loop()
+    for _ in range(200):
+        loop.client.call(messages=[b"x"])
+        loop.turn()
+        loop.answer(loop.begun.pop(), b"y")
+    http2 = loop.server._http2
+    assert not loop.server.streams
+    assert len(http2.streams) <= 1
+    assert len(http2._closed_streams) <= 50
