@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import (
-    ConnectionTerminated,
     DataReceived,
     Event,
     PingAckReceived,
@@ -17,7 +17,7 @@ from h2.events import (
     StreamReset,
     TrailersReceived,
 )
-from hyperframe.frame import Frame
+from hyperframe.frame import Frame, GoAwayFrame
 
 from mq.protocol.intake import Intake
 from mq.proxy.grpc.connection import CallStream, ConnectionFailed, GrpcConnection
@@ -26,6 +26,7 @@ from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.status import Status
 
 Header = tuple[str, str]
+_HEADER_BYTES = 9
 
 
 def frames_of(data: bytes) -> list[Frame]:
@@ -75,6 +76,7 @@ class GrpcClient:
     def __init__(self) -> None:
         self.http2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
         self.http2.initiate_connection()
+        self._received = b""
         self.answers: dict[int, Answer] = {}
         self.reads = True
         self.goaways: list[tuple[int, int]] = []
@@ -113,13 +115,28 @@ class GrpcClient:
             self.http2.send_data(stream_id, piece, end_stream=end and number == len(pieces))
 
     def receive(self, data: bytes) -> None:
-        """Bytes of the server."""
-        for event in self.http2.receive_data(data):
-            self._handle(event)
+        """Bytes of the server. h2 would take nothing after a GOAWAY, so it sees none."""
+        self._received += data
+        while len(self._received) >= _HEADER_BYTES:
+            nbytes = _HEADER_BYTES + int.from_bytes(self._received[:3], "big")
+            if len(self._received) < nbytes:
+                return
+            frame, self._received = self._received[:nbytes], self._received[nbytes:]
+            if frame[3] == GoAwayFrame.type:
+                last_stream_id, code = struct.unpack_from("!II", frame, _HEADER_BYTES)
+                self.goaways.append((code, last_stream_id))
+                continue
+            for event in self.http2.receive_data(frame):
+                self._handle(event)
 
     def bytes_to_send(self) -> bytes:
         """Bytes for the server."""
         return self.http2.data_to_send()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What `bytes_to_send` would return."""
+        return len(self.http2._data_to_send)
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -135,8 +152,6 @@ class GrpcClient:
                 self.answers[event.stream_id].ended = True
             case StreamReset():
                 self.answers[event.stream_id].reset = int(event.error_code)
-            case ConnectionTerminated():
-                self.goaways.append((int(event.error_code or 0), event.last_stream_id or 0))
             case PingAckReceived():
                 self.pings.append(event.ping_data or b"")
             case PingReceived():
@@ -185,8 +200,12 @@ class Loop:
         try:
             self.server.receive(data, self.now)
         except ConnectionFailed as error:
-            self.failed = error
-            self.client.receive(self.server.bytes_to_send())
+            self._fail(error)
+
+    def _fail(self, error: ConnectionFailed) -> None:
+        self.failed = error
+        goaways = [frame for frame in frames_of(self.server.bytes_to_send()) if isinstance(frame, GoAwayFrame)]
+        self.client.goaways += [(frame.error_code, frame.last_stream_id) for frame in goaways]
 
     def taken(self) -> bytes:
         """Bytes of the server, as its shell takes them."""
@@ -200,8 +219,7 @@ class Loop:
         try:
             self.server.tick(self.now)
         except ConnectionFailed as error:
-            self.failed = error
-            self.client.receive(self.server.bytes_to_send())
+            self._fail(error)
         self.turn()
 
     def answer(self, stream: CallStream, *messages: bytes, status: Status = Status.OK, reason: str = "") -> None:
