@@ -178,6 +178,7 @@ async def serving(
     *,
     tls: TlsContext | None = None,
     methods: Mapping[str, Method] | None = None,
+    listeners: Sequence[trio.SocketListener] = (),
     **given: Any,
 ) -> AsyncIterator[Serving]:
     """A server that runs within the block."""
@@ -186,7 +187,7 @@ async def serving(
 
         async def serve(task_status: trio.TaskStatus[None]) -> None:
             await serve_grpc(
-                [server.listener],
+                [server.listener, *listeners],
                 {**server.methods(), **(methods or {})},
                 limits=limits or GrpcLimits(),
                 tls=tls,
