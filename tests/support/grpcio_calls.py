@@ -11,14 +11,17 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
+
+Unary: TypeAlias = "grpc.UnaryUnaryMultiCallable[bytes, bytes]"
 
 
 def seen_by(channel: grpc.Channel) -> dict[str, object]:
     """What a client sees of the methods of `tests.support.grpc_serving`."""
-    echo = channel.unary_unary("/raftmq.Test/Echo")
-    both_ways = channel.stream_stream("/raftmq.Test/Echo")
+    echo: Unary = channel.unary_unary("/raftmq.Test/Echo")
+    both_ways: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream("/raftmq.Test/Echo")
     large = bytes(3_000_000)
     sizes: Iterable[int] = (0, 1, 70_000, 900_000)
     seen: dict[str, object] = {
@@ -36,8 +39,8 @@ def seen_by(channel: grpc.Channel) -> dict[str, object]:
         "too large": ("Echo", bytes(9_000_000), None),
     }
     for name, (method, message, timeout) in failing.items():
-        call = channel.unary_unary(f"/raftmq.Test/{method}").future(message, timeout=timeout)
-        seen[name] = call.code().name
+        unary: Unary = channel.unary_unary(f"/raftmq.Test/{method}")
+        seen[name] = unary.future(message, timeout=timeout).code().name
     return seen
 
 
