@@ -47,6 +47,7 @@ from mq.client.errors import (
 from mq.client.events import ClientEvent, Health
 from mq.client.filters import Sql, sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from mq.client.metrics import ClientMetrics, OpenTelemetryMetrics, PrometheusMetrics
 from mq.client.net.client_core import RemotingSettings
 from mq.client.net.credentials import Credentials, CredentialsInvalid
 from mq.client.net.routes import TopicRoute
@@ -76,6 +77,7 @@ __all__ = [
     "ClientError",
     "ClientEvent",
     "ClientForked",
+    "ClientMetrics",
     "ClusterInfo",
     "Codec",
     "CodecNotInstalled",
@@ -112,11 +114,13 @@ __all__ = [
     "NotRecalled",
     "OffsetsFileDamaged",
     "OnError",
+    "OpenTelemetryMetrics",
     "Pending",
     "PopConsumer",
     "PoppedMessage",
     "Producer",
     "ProducerBusy",
+    "PrometheusMetrics",
     "PullConsumer",
     "PullSettings",
     "PushConsumer",

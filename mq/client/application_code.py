@@ -9,9 +9,11 @@ SystemExit and KeyboardInterrupt are for the whole program, and are always passe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import anyio
 import anyio.abc
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import asyncio
 
 __all__ = [
+    "Harmless",
     "call_back",
     "calling_task",
     "ends_program",
@@ -33,7 +36,12 @@ __all__ = [
     "task_finder",
 ]
 
+WARN_SECONDS: Final = 60.0
+"""Between two warnings that spans or metrics are missing."""
+
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def is_async(function: object) -> bool:
@@ -120,6 +128,35 @@ def failure_in(function: Callable[[T], object], argument: T) -> BaseException | 
             raise
         return error  # noqa: ASYNC104
     return None
+
+
+class Harmless:
+    """Decorates functions that only watch: if one fails, it returns None, since it must not stop what it watches.
+
+    `note` logs the current exception; it is called once a minute.
+    """
+
+    def __init__(self, note: Callable[[], None]) -> None:
+        self._note = note
+        self.warn_at = float("-inf")
+        """When to log the next failure at the earliest, on the monotonic clock."""
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
+        """The function that does not fail."""
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:  # noqa: ASYNC103 - nothing is awaited here
+                if ends_program(error):
+                    raise
+                if (now := time.monotonic()) >= self.warn_at:
+                    self.warn_at = now + WARN_SECONDS
+                    self._note()
+                return None  # noqa: ASYNC104
+
+        return call
 
 
 def call_back(on_done: Callable[[T], object], outcome: T, tasks: anyio.abc.TaskGroup, message_id: str) -> None:

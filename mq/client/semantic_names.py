@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["OPT_IN", "named"]
+__all__ = ["OPT_IN", "choice", "named"]
 
 OPT_IN: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
 """The environment variable."""
@@ -18,16 +18,22 @@ _OLD: Final = "messaging.rocketmq."
 _NEW: Final = "rocketmq."
 
 
-def named(attributes: dict[str, Any], opt_in: str | None) -> dict[str, Any]:
-    """The attributes of a span, which have the old names, under the names for a value of the variable.
+def choice(opt_in: str | None) -> tuple[bool, bool]:
+    """Whether a value of the variable asks for the old names, and for the new ones.
 
     ``messaging/dup`` wins over ``messaging``, as the conventions say; what the list has for other libraries is ignored.
     """
     chosen = {each.strip() for each in (opt_in or "").split(",")}
     is_both = "messaging/dup" in chosen
-    if not is_both and "messaging" not in chosen:
+    return is_both or "messaging" not in chosen, is_both or "messaging" in chosen
+
+
+def named(attributes: dict[str, Any], opt_in: str | None) -> dict[str, Any]:
+    """The attributes of a span, which have the old names, under the names for a value of the variable."""
+    is_old, is_new = choice(opt_in)
+    if not is_new:
         return attributes
     renamed = {
         _NEW + name.removeprefix(_OLD) if name.startswith(_OLD) else name: attributes[name] for name in attributes
     }
-    return attributes | renamed if is_both else renamed
+    return attributes | renamed if is_old else renamed

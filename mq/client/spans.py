@@ -14,12 +14,11 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from mq.client.application_code import ends_program
+from mq.client.application_code import Harmless
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
@@ -35,39 +34,9 @@ SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.30.0"
 OUTCOME: Final = "raftmq.stored"
 """For a send: "yes", "no" (certainly not stored), or "unknown" (it may be stored)."""
 
-WARN_SECONDS: Final = 60.0
-"""Between two warnings that spans are missing."""
-
 Attributes = dict[str, Any]
-P = ParamSpec("P")
-R = TypeVar("R")
 
-_warn_at = float("-inf")
-
-
-def _harmless(function: Callable[P, R]) -> Callable[P, R | None]:
-    """The function, returning None if it fails: tracing must not stop what it traces."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:  # noqa: ASYNC103 - nothing is awaited here
-            if ends_program(error):
-                raise
-            _note_failure()
-            return None  # noqa: ASYNC104
-
-    return call
-
-
-def _note_failure() -> None:
-    """Log the current exception, once a minute."""
-    global _warn_at
-    now = time.monotonic()
-    if now >= _warn_at:
-        _warn_at = now + WARN_SECONDS
-        log.exception("span_failed")
+_harmless = Harmless(lambda: log.exception("span_failed"))
 
 
 class TracerProvider(Protocol):

@@ -20,7 +20,7 @@ import random
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 
 import anyio
 import anyio.abc
@@ -33,6 +33,7 @@ from mq.client.consume.send_back import failure_text, give_back
 from mq.client.errors import NotADeadLetter
 from mq.client.events import ClientEvent, OnEvent, check_on_event
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
+from mq.client.metrics.recorder import ClientMetrics, Lag, Recorder, check_metrics, recording
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_random, new_unique_keys
@@ -63,6 +64,9 @@ class Consumer(Client, Generic[BodyT]):
     `_connected`, `_start`, then the block of the user, `_stop`, `_closed`, `_leave`.
     """
 
+    _kind: ClassVar[str]
+    """What metrics call clients of this class."""
+
     def __init__(
         self,
         namesrv: str | Sequence[str],
@@ -70,6 +74,7 @@ class Consumer(Client, Generic[BodyT]):
         *,
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
+        metrics: ClientMetrics | None = None,
         model: Literal["clustering", "broadcasting"] = "clustering",
         codec: BodyCodec[BodyT] | None = None,
         on_error: OnError | None = None,
@@ -99,27 +104,33 @@ class Consumer(Client, Generic[BodyT]):
         """Set while it is open."""
         self._tracer: Tracer | None = None
         self._spans = open_spans(otel, group=group, model=model)
+        self._metrics = check_metrics(metrics)
+        self._recorder: Recorder | None = None
 
     def _renew(self) -> None:
         self.client_id = new_client_id()
         self._random = new_random(self._rng, self._made_in)
         self._unique_keys = new_unique_keys(self._random)
-        self._remoting = self._tasks = self._tracer = None
+        self._remoting = self._tasks = self._tracer = self._recorder = None
         if self._spans is not None:
             self._spans.identify(self.client_id)
 
     @asynccontextmanager
     async def _session(self) -> AsyncGenerator[None]:
-        async with ClientCore.open(
-            self._name_servers,
-            heartbeat_body=self._heartbeat_body,
-            on_route_change=self._note_route,
-            on_server_request=self._answer_server,
-            on_event=self._on_event,
-            settings=self._remoting_settings,
-            rng=self._random,
-        ) as remoting:
-            self._remoting = remoting
+        async with (
+            recording(self._metrics, self._kind, self.group, self._open_connections) as recorder,
+            ClientCore.open(
+                self._name_servers,
+                heartbeat_body=self._heartbeat_body,
+                on_route_change=self._note_route,
+                on_server_request=self._answer_server,
+                on_event=self._on_event if recorder is None else recorder.telling(self._on_event),
+                settings=self._remoting_settings,
+                rng=self._random,
+            ) as remoting,
+        ):
+            self._remoting, self._recorder = remoting, recorder
+            self._decoding.on_settled = None if recorder is None else recorder.settled
             self._connected(remoting)
             try:
                 async with open_task_group() as tasks:
@@ -129,6 +140,8 @@ class Consumer(Client, Generic[BodyT]):
                     )
                     await self._ping_first(remoting)
                     await self._start(remoting, tasks)
+                    if recorder is not None:
+                        tasks.start_soon(recorder.run, self._lag_to_show())
                     try:
                         yield
                     finally:
@@ -140,6 +153,10 @@ class Consumer(Client, Generic[BodyT]):
                 self._closed()
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await self._leave(remoting)
+
+    def _lag_to_show(self) -> Lag | None:
+        """What asks for the lag that metrics show."""
+        return None
 
     # Life cycle.
 
@@ -277,3 +294,6 @@ class PositionedConsumer(Consumer[BodyT]):
         Those that no filter lets through count as well. Raises ClientError if a leader does not answer.
         """
         return await lag_of(self._opened(), self.positions)
+
+    def _lag_to_show(self) -> Lag:
+        return self.lag

@@ -55,6 +55,8 @@ class Decoding:
         self._on_error = on_error
         self._give_up = give_up
         self._tell = tell
+        self.on_settled: Callable[[str, str], None] | None = None
+        """Gets the topic of a message that was put aside, and what became of it."""
 
     def first(self, messages: list[ReceivedMessage[Any]]) -> tuple[list[ReceivedMessage[Any]], BodyNotDecoded | None]:
         """The first of these messages, as many as can be decoded; or the first one alone, and why it cannot be."""
@@ -83,8 +85,10 @@ class Decoding:
         if isinstance(policy, StopConsumer):
             raise error
         if isinstance(policy, RetryLater):
+            self._settled(message, "retried")
             return policy.seconds
         if isinstance(policy, Skip):
+            self._settled(message, "skipped")
             log.info("message_skipped", group=self._group, message=message, reason=failure_text(error))
             return None
         with anyio.CancelScope(shield=True):
@@ -92,4 +96,9 @@ class Decoding:
         if not is_stored:
             return RETRY_SECONDS
         log.warning("message_given_up", group=self._group, message=message, attempts=message.attempt)
+        self._settled(message, "dead_letter")
         return None
+
+    def _settled(self, message: ReceivedMessage[Any], outcome: str) -> None:
+        if self.on_settled is not None:
+            self.on_settled(message.topic, outcome)

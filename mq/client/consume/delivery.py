@@ -15,6 +15,7 @@ from mq.client.consume.decoding import Decoding
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.errors import BodyNotDecoded, ClientClosed, DeliveryFinished
 from mq.client.message import BodyT, ReceivedMessage
+from mq.client.metrics.recorder import Recorder
 from mq.client.produce.tracing import Tracer
 from mq.client.spans import Spans
 from mq.protocol.trace import ContextCode
@@ -132,7 +133,7 @@ class Delivery(Generic[BodyT]):
     raises (the exception propagates). `exclusive` says that its queue waits until then.
     """
 
-    __slots__ = ("_board", "_exclusive", "_outcome", "_queue", "_trace", "message", "work")
+    __slots__ = ("_board", "_exclusive", "_outcome", "_queue", "_timer", "_trace", "message", "work")
 
     def __init__(
         self,
@@ -143,7 +144,9 @@ class Delivery(Generic[BodyT]):
         exclusive: bool,
         tracer: Tracer | None = None,
         spans: Spans | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        self._timer = None if recorder is None else recorder.begin([message])
         self._trace = None if tracer is None else tracer.handling([message])
         self.work = None if spans is None else spans.processing([message])
         """Its span, if spans are enabled."""
@@ -219,6 +222,8 @@ class Delivery(Generic[BodyT]):
         self._outcome = outcome
         if self.work is not None:
             self.work.settled(outcome)
+        if self._timer is not None:
+            self._timer.settled("done" if outcome == "acknowledged" else "retried")
 
 
 class DeliveryStream(Generic[BodyT]):
@@ -235,7 +240,9 @@ class DeliveryStream(Generic[BodyT]):
         exclusive: bool,
         tracer: Tracer | None = None,
         spans: Spans | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        self._recorder = recorder
         self._board = board
         self._decoding = decoding
         self._exclusive = exclusive
@@ -253,7 +260,15 @@ class DeliveryStream(Generic[BodyT]):
             if (error := self._decoding.failure(message)) is None:
                 break
             await self._put_aside(queue, message, error)
-        return Delivery(self._board, queue, message, exclusive=self._exclusive, tracer=self._tracer, spans=self._spans)
+        return Delivery(
+            self._board,
+            queue,
+            message,
+            exclusive=self._exclusive,
+            tracer=self._tracer,
+            spans=self._spans,
+            recorder=self._recorder,
+        )
 
     async def _put_aside(self, queue: ProcessQueue, message: ReceivedMessage[Any], error: BodyNotDecoded) -> None:
         delivery: Delivery[Any] = Delivery(self._board, queue, message, exclusive=self._exclusive)

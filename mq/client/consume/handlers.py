@@ -20,6 +20,7 @@ from mq.client.consume.subscription import Subscribed
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
+from mq.client.metrics.recorder import Recorder
 from mq.client.produce.tracing import Tracer
 from mq.client.spans import Spans
 from mq.protocol.group_bodies import ConsumeResult
@@ -91,6 +92,7 @@ class Handling:
         self._attempts: dict[tuple[MessageQueue, int], int] = {}
         """The next attempt of messages that failed here, by queue and position in the log."""
         self.tracer: Tracer | None = None
+        self.recorder: Recorder | None = None
         self._fallback: Handler[Any] | None = None
         self._scope: anyio.CancelScope | None = None
         self._caller: asyncio.Task[Any] | None = None
@@ -267,6 +269,8 @@ class Handling:
             handler = self._around(handler, subscribed.timeout if subscribed is not None else None)
         if self._spans is not None and handler is not None:
             handler = self._spans.around(handler)
+        if self.recorder is not None and handler is not None:
+            handler = self.recorder.around(handler)
         return handler, subscribed.batch if subscribed is not None else None
 
     async def _handle_in_lane(self, process_queue: ProcessQueue, message: ReceivedMessage[Any]) -> float | None:
@@ -325,6 +329,7 @@ class Handling:
             return 0.0
         if isinstance(policy, Skip):
             log.info("message_skipped", group=self._group, message=part[0], reason=failure_text(error))
+            self._settled("skipped", part)
             self._finish(process_queue, part)
         elif isinstance(policy, DeadLetter) and await self._are_dead(error, process_queue, part):
             pass
@@ -332,9 +337,11 @@ class Handling:
             await self._give_all_back(self._give_back, error, process_queue, part, retry_at, seconds)
         elif self._give_back is not None:
             self._count_failure(part)
+            self._settled("retried", part)
             process_queue.give_back(part, retry_at)
         elif not await self._has_given_up(error, process_queue, part):
             self._count_failure(part)
+            self._settled("retried", part)
             if self._ordered:
                 return retry_at
             process_queue.give_back(part, retry_at)
@@ -358,6 +365,7 @@ class Handling:
                 if not await self._give_up(message, error):
                     return False  # those before it may be stored twice
         log.warning("message_given_up", group=self._group, message=messages[0], attempts=messages[0].attempt)
+        self._settled("dead_letter", messages)
         self._finish(process_queue, messages)
         return True
 
@@ -385,6 +393,10 @@ class Handling:
                 self._attempts.pop(_place(message), None)
             self._board.finish(process_queue, message)
 
+    def _settled(self, outcome: str, messages: Sequence[ReceivedMessage[Any]]) -> None:
+        if self.recorder is not None:
+            self.recorder.settled(messages[0].topic, outcome, len(messages))
+
     async def _has_given_up(
         self, error: BaseException, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage[Any]]
     ) -> bool:
@@ -398,6 +410,7 @@ class Handling:
             is_stored = await self._give_up(message, error)
         if is_stored:
             log.warning("message_given_up", group=self._group, message=message, attempts=message.attempt)
+            self._settled("dead_letter", messages)
             self._finish(process_queue, messages)
         return is_stored
 
@@ -414,8 +427,10 @@ class Handling:
 
         async def give(message: ReceivedMessage[Any]) -> None:
             if await give_back(message, error, seconds):
+                self._settled("sent_back", [message])
                 self._finish(process_queue, [message])
             else:
+                self._settled("retried", [message])
                 message.attempt += 1
                 process_queue.give_back([message], retry_at)
 

@@ -30,6 +30,7 @@ from mq.client.filters import Sql
 from mq.client.logs import log
 from mq.client.long_wait import LongWait
 from mq.client.message import BodyT, MessageQueue
+from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import Connection
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
@@ -85,6 +86,7 @@ class PopConsumerOptions(TypedDict, total=False):
     timeout: float
     on_error: OnError | None
     otel: bool | TracerProvider
+    metrics: ClientMetrics | None
     ping: bool
     on_event: OnEvent | None
     remoting: RemotingSettings | None
@@ -119,12 +121,14 @@ class PopConsumer(Consumer[BodyT]):
     `invisible` seconds together. All members of a group must use the same value.
 
     `timeout` limits `ack` and `nack`, in seconds: within it they are retried across a change of leader. `otel` as for
-    `Producer`: receiving a message, `ack` and `nack` are spans.
+    `Producer`: receiving a message, `ack` and `nack` are spans. `metrics` counts them, see `mq.client.metrics`.
 
     `codec` decodes the bodies, see `mq.client.body_codecs`. A message whose body it cannot decode is left out, and
     becomes a dead letter of the group; or what `on_error={BodyNotDecoded: ...}` says. With `StopConsumer`, receiving
     raises BodyNotDecoded, and the message is returned.
     """
+
+    _kind = "pop_consumer"
 
     def __init__(
         self,
@@ -143,6 +147,7 @@ class PopConsumer(Consumer[BodyT]):
         codec: BodyCodec[BodyT] | None = None,
         on_error: OnError | None = None,
         otel: bool | TracerProvider = False,
+        metrics: ClientMetrics | None = None,
         ping: bool = False,
         on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
@@ -152,6 +157,7 @@ class PopConsumer(Consumer[BodyT]):
             namesrv,
             group,
             otel=otel,
+            metrics=metrics,
             codec=codec,
             on_error=on_error,
             ping=ping,
@@ -254,6 +260,8 @@ class PopConsumer(Consumer[BodyT]):
             message = await self._inbox.get()
         if self._spans is not None:
             self._spans.received("pop", [message], began_ns, is_batch=False)
+        if self._recorder is not None:
+            self._recorder.received([message])
         return message
 
     async def _put_aside(self, message: PoppedMessage[Any], error: BodyNotDecoded) -> None:
@@ -291,6 +299,8 @@ class PopConsumer(Consumer[BodyT]):
             await batch.answered.wait()
             if batch.error is not None:
                 raise batch.error
+        if self._recorder is not None:
+            self._recorder.settled(message.topic, "done")
 
     async def nack(self, message: PoppedMessage[Any], delay: float = 0.0) -> None:
         """Redeliver a message in `delay` seconds from now, earlier or later than otherwise. Raises ClientError.
@@ -306,6 +316,8 @@ class PopConsumer(Consumer[BodyT]):
             errors = await self._give_back(self._inbox.drop(message), delay)
             if errors:
                 raise errors[0]
+        if self._recorder is not None:
+            self._recorder.settled(message.topic, "sent_back")
 
     async def extend(self, message: PoppedMessage[Any], seconds: float) -> bool:
         """Hide a message for `seconds` from now on. Returns whether it was still hidden for this consumer.

@@ -32,6 +32,7 @@ from mq.client.errors import BodyNotDecoded
 from mq.client.events import OnEvent
 from mq.client.filters import Sql
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
+from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.routes import TopicRoute
 from mq.client.spans import TracerProvider, now_ns
@@ -57,6 +58,7 @@ class PullConsumerOptions(TypedDict, total=False):
     pull: PullSettings | None
     trace: bool | str
     otel: bool | TracerProvider
+    metrics: ClientMetrics | None
     ping: bool
     on_event: OnEvent | None
     remoting: RemotingSettings | None
@@ -75,7 +77,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
     `group` is the name under which `commit` stores offsets. The consumer is not a member of that group: it may read the
     queues of a group with running members. `consume_from` is the start for queues without a stored offset: "first",
     "last", or an aware datetime. Messages are pulled ahead within `pull.limits`. `trace` and `otel` as for `Producer`;
-    for `trace`, messages returned by `poll` count as handled.
+    for `trace`, messages returned by `poll` count as handled; so they do for `metrics`, see `mq.client.metrics`.
 
     `timeout` limits each request to a leader in `assign`, `seek`, `commit` and `committed`, in seconds: within it they
     are retried across a change of leader.
@@ -84,6 +86,8 @@ class PullConsumer(PositionedConsumer[BodyT]):
     becomes a dead letter of the group; or what `on_error={BodyNotDecoded: ...}` says. With `StopConsumer`, reading
     raises BodyNotDecoded, and again at that message until `seek` passes it.
     """
+
+    _kind = "pull_consumer"
 
     def __init__(
         self,
@@ -97,6 +101,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         pull: PullSettings | None = None,
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
+        metrics: ClientMetrics | None = None,
         ping: bool = False,
         on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
@@ -107,6 +112,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             group,
             trace=trace,
             otel=otel,
+            metrics=metrics,
             codec=codec,
             on_error=on_error,
             ping=ping,
@@ -268,6 +274,8 @@ class PullConsumer(PositionedConsumer[BodyT]):
                 board.finish(process_queue, message)
             if self._tracer is not None:
                 self._tracer.handling(readable).ended(ContextCode.SUCCESS)
+            if self._recorder is not None:
+                self._recorder.received(readable)
             taken += readable
         if self._spans is not None and taken:
             self._spans.received("poll", taken, began_ns, is_batch=True)
@@ -304,6 +312,8 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self._board.finish(process_queue, message)
         if self._tracer is not None:
             self._tracer.handling([message]).ended(ContextCode.SUCCESS)
+        if self._recorder is not None:
+            self._recorder.received([message])
 
     def __aiter__(self) -> PulledMessages[BodyT]:
         """The messages of all assigned queues, one after the other and for ever, as `poll` returns them."""

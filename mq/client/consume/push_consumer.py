@@ -41,6 +41,7 @@ from mq.client.errors import ClientError
 from mq.client.events import OnEvent
 from mq.client.long_wait import LongWait
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
+from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import AnswerLater
 from mq.client.net.replies import received_messages
@@ -83,6 +84,7 @@ class PushConsumerOptions(TypedDict, total=False):
     pull: PullSettings | None
     trace: bool | str
     otel: bool | TracerProvider
+    metrics: ClientMetrics | None
     ping: bool
     on_event: OnEvent | None
     remoting: RemotingSettings | None
@@ -149,8 +151,10 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     new topic is missed; brokers apply that rule to clients in all languages. Messages are pulled ahead of the handlers
     within `pull.limits`. `trace` and `otel` as for `Producer`: handling a message is a span, from the start of its
     handler to its end, or from its delivery by a stream until it is settled.
+    `metrics` counts and times what the consumer does, see `mq.client.metrics`.
     """
 
+    _kind = "push_consumer"
     _handling_for_operators = 0
     _offsets: GroupOffsets | LocalOffsets | None = None
     _member: GroupMember | None = None
@@ -174,6 +178,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         pull: PullSettings | None = None,
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
+        metrics: ClientMetrics | None = None,
         ping: bool = False,
         on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
@@ -187,6 +192,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             group,
             trace=trace,
             otel=otel,
+            metrics=metrics,
             model="broadcasting" if is_broadcast else "clustering",
             codec=codec,
             on_error=on_error,
@@ -203,9 +209,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         self._consume_from = consume_from
         self._ordered, self._by_key = check_order(ordered)
         self._started_ms = time.time_ns() // 1_000_000
-        self._exclusive = exclusive
-        self._is_broadcast = is_broadcast
-        # A failed message of a broadcast member concerns no other member.
+        self._exclusive, self._is_broadcast = exclusive, is_broadcast
         self._retries_at_brokers = not (self._ordered or is_broadcast)
         self._offsets_file = None if broadcast is None or isinstance(broadcast, bool) else Path(broadcast)
         self._allocate = allocate
@@ -252,6 +256,9 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:  # noqa: ASYNC910
         assert self._offsets is not None, "started before it was connected"
         self._handling.tracer = self._tracer
+        self._handling.recorder = recorder = self._recorder
+        if recorder is not None:
+            recorder.show_work()
         self._member = GroupMember(
             tasks,
             remoting,
@@ -454,6 +461,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             exclusive=self._exclusive,
             tracer=self._handling.tracer,
             spans=self._spans,
+            recorder=self._recorder,
         )
 
     async def run(

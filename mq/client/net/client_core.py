@@ -214,6 +214,11 @@ class ClientCore:
             finally:
                 remoting.close()
 
+    @property
+    def open_connections(self) -> int:
+        """Connections that are open."""
+        return sum(each.lost is None for each in list(self._connections.values()))
+
     def tell(self, event: ClientEvent) -> None:
         """Tell the application."""
         tell(self._on_event, event)

@@ -170,6 +170,9 @@ class Client:
         if self._remoting is not None:
             yield from self._remoting.troubles()
 
+    def _open_connections(self) -> int:
+        return 0 if self._remoting is None else self._remoting.open_connections
+
     async def _ping_first(self, remoting: ClientCore) -> None:
         """Called when connections can be opened, before anything else is asked."""
         await anyio.lowlevel.checkpoint()

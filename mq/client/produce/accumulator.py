@@ -31,7 +31,7 @@ from mq.protocol.batch import BATCHED_BYTES_MIN, BatchedMessage, encode_batch
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import RETRY_PREFIX
 
-__all__ = ["BATCH_BYTES_MAX", "Accumulator", "Member", "may_join"]
+__all__ = ["Accumulator", "Member", "check_linger", "may_join"]
 
 BATCH_BYTES_MAX = 256 * 1024
 """The answer names each message of a batch in its header: with this limit, that stays far below
@@ -94,6 +94,14 @@ class _Batch:
         self.number: int | None = None
         self.came_from: int | None = None
         self.unsettled = 0
+
+
+def check_linger(linger: float | None, batch_bytes: int, timeout: float) -> None:
+    """Raises ValueError for what no producer can have; all but the bytes is in seconds."""
+    if linger is not None and not 0 <= linger < timeout:
+        raise ValueError(f"linger is {linger}; None, or 0 to less than the timeout, {timeout}, is allowed")
+    if not 1 <= batch_bytes <= BATCH_BYTES_MAX:
+        raise ValueError(f"batch_bytes is {batch_bytes}; 1 to {BATCH_BYTES_MAX} are allowed")
 
 
 class Accumulator:

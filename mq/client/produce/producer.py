@@ -14,15 +14,15 @@ import anyio.abc
 import anyio.lowlevel
 
 from mq.client.body_codecs import BodyCodec, check_body_codec, decode_body, encoded
-from mq.client.errors import ClientError, MessageRefused, NoReply, NoRoute, ProducerBusy
+from mq.client.errors import ClientError, MessageRefused, NoReply, ProducerBusy
 from mq.client.events import OnEvent, check_on_event
 from mq.client.message import BodyT, Message, MessageQueue, ReceivedMessage, SendResult
+from mq.client.metrics.recorder import ClientMetrics, Recorder, check_metrics, recording
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_random, new_unique_keys
-from mq.client.net.leader_calls import leader_in
 from mq.client.net.life_cycle import Client
-from mq.client.produce.accumulator import BATCH_BYTES_MAX, Accumulator, may_join
+from mq.client.produce.accumulator import Accumulator, check_linger, may_join
 from mq.client.produce.in_flight_limit import InFlightLimit
 from mq.client.produce.outgoing_message import (
     OnDone,
@@ -78,13 +78,12 @@ class Producer(Client, Generic[BodyT]):
     that awaits each send before the next is not slowed down. Each message has its own result or error all the same.
     None, the default, sends each message by itself.
 
-    Bodies of at least
-    `compress_bytes_min` bytes are compressed with "zlib", which all consumers support, with "lz4" or "zstd", which are
-    faster but not supported by Go clients, or not at all (None).
+    Bodies of at least `compress_bytes_min` bytes are compressed with "zlib", which all consumers support, with "lz4" or
+    "zstd", which are faster but not supported by Go clients, or not at all (None).
 
     With `trace` the outcome of each message is recorded, see `Admin.trace`, in the topic of that name or, for True, in
     the one that all RocketMQ tools use. With `otel` each send is a span of OpenTelemetry, of the global tracer provider
-    (True) or of that one, and the message carries its context.
+    (True) or of that one, and the message carries its context. With `metrics` sends are counted: `mq.client.metrics`.
 
     With `codec`, see `mq.client.body_codecs`, bodies are values that it encodes when they are sent; what it cannot
     encode raises MessageRefused. It also decodes the replies to requests.
@@ -92,6 +91,10 @@ class Producer(Client, Generic[BodyT]):
     Order: messages of one queue keep the order of their sends if each is awaited before the next; with several in
     flight, a retried one may end up behind later ones.
     """
+
+    _recorder: Recorder | None = None
+    _watches_sends = False
+    """Whether traces, spans or metrics want to know of each send."""
 
     def __init__(
         self,
@@ -111,6 +114,7 @@ class Producer(Client, Generic[BodyT]):
         auto_create_topics: bool = True,
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
+        metrics: ClientMetrics | None = None,
         ping: bool = False,
         on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
@@ -126,10 +130,7 @@ class Producer(Client, Generic[BodyT]):
         """Its id at the brokers; a new one each time it is opened."""
         self.timeout = timeout
         self._policy = RetryPolicy(retries=retries, attempt_seconds=attempt_timeout, retry_unknown=retry_unknown)
-        if linger is not None and not 0 <= linger < timeout:
-            raise ValueError(f"linger is {linger}; None, or 0 to less than the timeout, {timeout}, is allowed")
-        if not 1 <= batch_bytes <= BATCH_BYTES_MAX:
-            raise ValueError(f"batch_bytes is {batch_bytes}; 1 to {BATCH_BYTES_MAX} are allowed")
+        check_linger(linger, batch_bytes, timeout)
         self._pings_first = ping
         self._on_event = check_on_event(on_event)
         self._in_flight_max = in_flight_max
@@ -149,6 +150,7 @@ class Producer(Client, Generic[BodyT]):
         self._trace_topic = trace_topic(trace)
         self._tracer: Tracer | None = None
         self._spans = open_spans(otel, group=group)
+        self._metrics = check_metrics(metrics)
         self._requests: OpenRequests | None = None
 
     def _renew(self) -> None:
@@ -160,21 +162,24 @@ class Producer(Client, Generic[BodyT]):
         )
         self._requests = OpenRequests(self.client_id, limit=self._in_flight_max, rng=self._random)
         self._limit = InFlightLimit(self._in_flight_max, self._in_flight)
-        self._remoting = self._pipeline = self._accumulator = self._tracer = None
+        self._remoting = self._pipeline = self._accumulator = self._tracer = self._recorder = None
         if self._spans is not None:
             self._spans.identify(self.client_id)
 
     @asynccontextmanager
     async def _session(self) -> AsyncGenerator[None]:
-        async with ClientCore.open(
-            self._name_servers,
-            heartbeat_body=self._heartbeat_body,
-            on_server_request=self._answer_server,
-            on_event=self._on_event,
-            settings=self._remoting_settings,
-            rng=self._random,
-        ) as remoting:
-            self._remoting = remoting
+        async with (
+            recording(self._metrics, "producer", self.group, self._open_connections) as recorder,
+            ClientCore.open(
+                self._name_servers,
+                heartbeat_body=self._heartbeat_body,
+                on_server_request=self._answer_server,
+                on_event=self._on_event if recorder is None else recorder.telling(self._on_event),
+                settings=self._remoting_settings,
+                rng=self._random,
+            ) as remoting,
+        ):
+            self._remoting, self._recorder = remoting, recorder
             await self._ping_first(remoting)
             try:
                 async with open_task_group() as tasks:
@@ -185,12 +190,21 @@ class Producer(Client, Generic[BodyT]):
                         policy=self._policy,
                         auto_create_topics=self._auto_create_topics,
                         on_finished=self._limit.let_in,
+                        on_retry=None if recorder is None else recorder.retried,
                     )
                     tasks.start_soon(pipeline.run)
-                    self._accumulator = self._open_accumulator(tasks, pipeline)
+                    if recorder is not None:
+                        recorder.show_sends(self._in_flight)
+                        tasks.start_soon(recorder.run, None)
+                    if self._linger is not None:
+                        self._accumulator = Accumulator(
+                            pipeline, linger=self._linger, batch_bytes=self._batch_bytes, on_finished=self._limit.let_in
+                        )
+                        tasks.start_soon(self._accumulator.run)
                     self._tracer = tracer = open_tracer(
                         tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
                     )
+                    self._watches_sends = any(each is not None for each in (tracer, self._spans, recorder))
                     self._start_tasks(tasks, remoting)
                     try:
                         yield
@@ -219,15 +233,6 @@ class Producer(Client, Generic[BodyT]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} at {';'.join(self._name_servers)}, {self._in_flight()} in flight>"
 
-    def _open_accumulator(self, tasks: anyio.abc.TaskGroup, pipeline: SendPipeline) -> Accumulator | None:
-        if self._linger is None:
-            return None
-        accumulator = Accumulator(
-            pipeline, linger=self._linger, batch_bytes=self._batch_bytes, on_finished=self._limit.let_in
-        )
-        tasks.start_soon(accumulator.run)
-        return accumulator
-
     def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: ClientCore) -> None:
         """Start further tasks of a subclass."""
 
@@ -242,7 +247,11 @@ class Producer(Client, Generic[BodyT]):
     def _done(
         self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone, span: SendSpan | None
     ) -> OnDone:
-        """The callback for the outcome of `outgoing`, which contains `messages`: `on_done`, after traces and spans."""
+        """The callback for the outcome of `outgoing`, which contains `messages`: `on_done`, after what watches."""
+        if not self._watches_sends:
+            return on_done
+        if self._recorder is not None:
+            on_done = self._recorder.sending(outgoing.topic, len(messages), len(outgoing.body), on_done)
         if self._tracer is not None:
             on_done = self._tracer.sending(messages, outgoing, on_done)
         return on_done if span is None else span.ending(outgoing.unique_key, self._leader_of, on_done)
@@ -296,7 +305,7 @@ class Producer(Client, Generic[BodyT]):
             abandon = self._start(pipeline, message, outgoing, done, seconds, queue)
         else:
             abandon = self._start_alone(pipeline, outgoing, done, seconds, queue, retries)
-        return await self._outcome(abandon, pending, span)
+        return await self._outcome(abandon, pending, span, outgoing.topic)
 
     def _start(
         self,
@@ -328,8 +337,9 @@ class Producer(Client, Generic[BodyT]):
             self._accumulator.flush(outgoing.topic)
         return partial(pipeline.abandon, pipeline.start(outgoing, done, timeout=seconds, queue=queue, retries=retries))
 
-    @staticmethod
-    async def _outcome(abandon: Callable[[], None], pending: Pending, span: SendSpan | None) -> SendResult:
+    async def _outcome(
+        self, abandon: Callable[[], None], pending: Pending, span: SendSpan | None, topic: str, count: int = 1
+    ) -> SendResult:
         """The outcome of a send; it is abandoned if cancelled. Raises the errors of `send`."""
         try:
             return await pending.wait()
@@ -338,6 +348,8 @@ class Producer(Client, Generic[BodyT]):
                 abandon()
                 if span is not None:
                     span.abandoned()
+                if self._recorder is not None:
+                    self._recorder.not_awaited(topic, "cancelled", count)
 
     async def submit(
         self, message: Message[BodyT], *, timeout: float | None = None, queue: MessageQueue | None = None
@@ -385,24 +397,22 @@ class Producer(Client, Generic[BodyT]):
 
         Raises MessageRefused, TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed.
         """
-        self._open_pipeline()
-        assert self._remoting is not None, "a pipeline without a remoting"
+        pipeline = self._open_pipeline()
         outgoing, span = self._make_ready(encoded(message, self._codec), queue)
         try:
-            route = await self._remoting.route(message.topic, auto_create=self._auto_create_topics)
-            queues = [queue] if queue else [q for q in route.write_queues if route.leader_address(q.broker_name)]
-            if not queues:
-                raise NoRoute(message.topic, "no writable queue has a leader")
-            chosen = self._random.choice(queues)
-            connection = await self._remoting.connection(leader_in(route, chosen.broker_name))
+            chosen, connection = await pipeline.any_place(message.topic, queue, self._random)
         except BaseException as error:
             if span is not None:
                 span.not_sent(error)
+            if self._recorder is not None:
+                self._recorder.not_awaited(message.topic, "not_stored")
             raise
         fields = send_fields(self.group, outgoing, chosen)
         connection.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, outgoing.body)
         if span is not None:
             span.sent()
+        if self._recorder is not None:
+            self._recorder.not_awaited(message.topic, "oneway")
         await anyio.lowlevel.checkpoint()
 
     @overload
@@ -514,7 +524,7 @@ class Producer(Client, Generic[BodyT]):
         pending = Pending(outgoing.unique_key)
         done = self._done(ready, outgoing, pending.settle, span)
         abandon = self._start_alone(pipeline, outgoing, done, self._budget(timeout), queue)
-        together = await self._outcome(abandon, pending, span)
+        together = await self._outcome(abandon, pending, span, outgoing.topic, len(messages))
         return split_result(together, len(messages))
 
     async def send_many(
@@ -585,4 +595,6 @@ class Producer(Client, Generic[BodyT]):
             return self._preparation.message(message, queue, own)
         except BaseException:
             self._limit.let_in()  # this one takes no room
+            if self._recorder is not None:
+                self._recorder.not_awaited(message.topic, "not_stored")
             raise

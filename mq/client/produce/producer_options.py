@@ -6,6 +6,7 @@ import random
 from typing import TypedDict
 
 from mq.client.events import OnEvent
+from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import RemotingSettings
 from mq.client.spans import TracerProvider
 from mq.protocol.compression import Codec
@@ -28,6 +29,7 @@ class ProducerOptions(TypedDict, total=False):
     auto_create_topics: bool
     trace: bool | str
     otel: bool | TracerProvider
+    metrics: ClientMetrics | None
     ping: bool
     on_event: OnEvent | None
     remoting: RemotingSettings | None

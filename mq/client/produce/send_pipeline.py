@@ -12,6 +12,7 @@ attempt succeeds, and then the result has `maybe_duplicated` set.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,7 @@ from mq.client.logs import log
 from mq.client.message import MessageQueue, SendResult, SendStatus
 from mq.client.net.client_core import AUTO_CREATE_QUEUES_MAX, ClientCore
 from mq.client.net.connection import MAYBE_UNREACHABLE, Answer, Connection
+from mq.client.net.leader_calls import leader_in
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Send
 from mq.client.send_outcome import UNKNOWN_HERE, Retry, Verdict, judge_answer
@@ -119,8 +121,10 @@ class SendPipeline:
         policy: RetryPolicy,
         auto_create_topics: bool = True,
         on_finished: Callable[[], None] = lambda: None,
+        on_retry: Callable[[str, ClientError], None] | None = None,
     ) -> None:
         self._on_finished = on_finished
+        self._on_retry = on_retry
         self._tasks = tasks
         self._remoting = remoting
         self._group = group
@@ -185,6 +189,20 @@ class SendPipeline:
         if route is None or not route.write_queues:
             return None
         return route.write_queues[java_string_hash(message.sharding_key) % len(route.write_queues)]
+
+    async def any_place(
+        self, topic: str, queue: MessageQueue | None, rng: random.Random
+    ) -> tuple[MessageQueue, Connection]:
+        """A queue for a message without an answer, `queue` if there is one, and the connection to its leader.
+
+        Raises TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable.
+        """
+        route = await self._remoting.route(topic, auto_create=self._auto_create_topics)
+        queues = [queue] if queue else [q for q in route.write_queues if route.leader_address(q.broker_name)]
+        if not queues:
+            raise NoRoute(topic, "no writable queue has a leader")
+        chosen = rng.choice(queues)
+        return chosen, await self._remoting.connection(leader_in(route, chosen.broker_name))
 
     def abandon(self, number: int) -> None:
         """Abandon a message: no further attempts, no callback. It may still get stored."""
@@ -401,6 +419,8 @@ class SendPipeline:
             self._fail(send, obstacle)
             return
         send.last_error = obstacle
+        if self._on_retry is not None and (send.attempts or send.failures):
+            self._on_retry(send.message.topic, obstacle)
         longest = LEADERLESS_SECONDS_MAX if _lacks_leader(obstacle) else BACKOFF_SECONDS_MAX
         delay = min(BACKOFF_SECONDS_MIN * 2 ** (send.failures - 1), longest) if send.failures else 0.0
         send.failures = min(send.failures + 1, 10)
