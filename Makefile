@@ -33,7 +33,7 @@ BENCHES := bench-peers bench-gate bench-steady bench-paced bench-memory bench-cu
 BENCHES += bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
 .PHONY: help demo demo-spark test test-spark test-all test-nightly ci coverage check interop jepsen docker-image bench $(BENCHES)
 .PHONY: bench-spark
-.PHONY: fmt sanitize fuzz sim dist dist-check lock clean
+.PHONY: fmt sanitize fuzz sim dist dist-check lock proto clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
@@ -74,6 +74,7 @@ help:
 	@echo 'make dist    source distributions and wheels, for each CPython 3.11 to 3.14 that is here, in dist; needs gcc'
 	@echo 'make dist-check   tries what make dist has built in new environments: sizes, imports, a client with raftmq dev'
 	@echo 'make lock    resolve requirements.lock and requirements-spark.lock again from the pyproject.toml files'
+	@echo 'make proto   compile the messages of the gRPC protocol again from mq/proxy/wire/messaging.proto'
 	@echo 'make clean   remove .venv, .venv-spark and files of tools'
 
 $(INSTALLED): requirements.lock pyproject.toml deploy/setup-venv.sh $(wildcard */compiled/*.p[yx][xid])
@@ -277,6 +278,13 @@ lock:
 	python3.11 deploy/requirements.py $(LOCKED) distributions/spark >.venv/lock/requirements-spark.in
 	$(COMPILE) --output-file requirements.lock .venv/lock/requirements.in
 	$(COMPILE) --constraint requirements.lock --output-file requirements-spark.lock .venv/lock/requirements-spark.in
+
+# protoc of the release that the oldest supported protobuf can read the output of.
+PROTO := mq/proxy/wire/messaging
+proto:
+	python3.11 -m venv .venv/proto && .venv/proto/bin/pip install -q grpcio-tools==1.72.2 setuptools==80.9.0
+	.venv/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO).proto
+	echo "# Made from messaging.proto with the SHA-256 $$(sha256sum <$(PROTO).proto | cut -c1-64)" >>$(PROTO)_pb2.py
 
 clean:
 	rm -rf .venv .venv-spark .raftmq .interop build dist spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

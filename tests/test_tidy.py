@@ -65,6 +65,7 @@ PURE = (
     "mq/client/consume/allocation.py",
     "mq/protocol",
     "mq/namesrv/route_table.py",
+    "mq/proxy/mapping",
     "mq/proxy/grpc/connection.py",
     "mq/proxy/grpc/counters.py",
     "mq/proxy/grpc/first_bytes.py",
@@ -95,7 +96,10 @@ CONSTRUCTOR_LINES_MAX = 60
 
 def python_files() -> list[Path]:
     return sorted(
-        path for root in SOURCE_ROOTS for path in (ROOT / root).rglob("*.py") if "__pycache__" not in path.parts
+        path
+        for root in SOURCE_ROOTS
+        for path in (ROOT / root).rglob("*.py")
+        if "__pycache__" not in path.parts and not path.name.endswith("_pb2.py")  # what protoc has written
     )
 
 

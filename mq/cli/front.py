@@ -19,6 +19,7 @@ from mq.cli.errors import EXIT_REFUSED, CommandFailed
 COMMANDS = {
     "namesrv": ("servers", "Run a name server: it tells clients which broker leads which group."),
     "broker": ("servers", "Run one replica of a broker group."),
+    "proxy": ("proxy", "Run a proxy for gRPC clients of RocketMQ 5, in front of the brokers."),
     "dev": ("dev", "Run a name server and groups of brokers until ctrl-C."),
     "demo": ("demo", "Send text through three replicas, kill the leader midway, and check that no message is lost."),
     "produce": ("messages", "Send each line of standard input as a message, except empty lines."),

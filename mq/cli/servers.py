@@ -7,6 +7,7 @@ import signal
 import sys
 import tomllib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -150,12 +151,20 @@ def _check_replica_named(settings: BrokerSettings) -> None:
         raise CommandFailed("--node-id is missing. It differs on every replica of the group")
 
 
-def run_server(serve: Callable[[], Awaitable[None]], *, until_stdin_closes: bool = False) -> None:
-    """Run ``serve`` until it returns, SIGINT or SIGTERM arrives, or (if requested) standard input ends."""
+def run_server(
+    serve: Callable[[], Awaitable[None]],
+    *,
+    until_stdin_closes: bool = False,
+    on_stop: Callable[[], None] | None = None,
+) -> None:
+    """Run ``serve`` until it returns, SIGINT or SIGTERM arrives, or (if requested) standard input ends.
+
+    With ``on_stop``, the first signal only calls that, and ``serve`` is expected to return soon.
+    """
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(cancel_on_signal, nursery.cancel_scope)
+            await nursery.start(partial(cancel_on_signal, nursery.cancel_scope, on_stop=on_stop))
             if until_stdin_closes:
                 nursery.start_soon(cancel_on_stdin_end, nursery.cancel_scope)
             await serve()
@@ -165,13 +174,22 @@ def run_server(serve: Callable[[], Awaitable[None]], *, until_stdin_closes: bool
 
 
 async def cancel_on_signal(
-    scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    scope: trio.CancelScope,
+    *,
+    on_stop: Callable[[], None] | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Cancel ``scope`` on SIGINT and SIGTERM. Runs until cancelled itself."""
+    """Cancel ``scope`` on SIGINT and SIGTERM; with ``on_stop``, call that at the first one. Runs until cancelled
+    itself.
+    """
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:
-            scope.cancel()
+            if on_stop is None:
+                scope.cancel()
+            else:
+                on_stop()
+                on_stop = None
 
 
 async def cancel_on_stdin_end(scope: trio.CancelScope) -> None:

@@ -23,6 +23,7 @@ _ACCOUNT_FIELDS: Final = frozenset(
         "secretKey",
         "whiteRemoteAddress",
         "admin",
+        "proxy",
         "defaultTopicPerm",
         "defaultGroupPerm",
         "topicPerms",
@@ -47,6 +48,8 @@ class PlainAccount:
     secret_key: str = field(repr=False)
     white_remote_address: str
     admin: bool
+    proxy: bool
+    """Not RocketMQ's: may make requests for users who have signed their calls, and do nothing of its own."""
     default_topic: Permissions
     default_group: Permissions
     topics: dict[str, Permissions]
@@ -87,19 +90,27 @@ def _account(where: str, row: Any) -> PlainAccount:
         if len(key) < KEY_LENGTH_MIN:
             raise AclFileInvalid(f"{where}: {name} has {len(key)} characters, at least {KEY_LENGTH_MIN} are needed")
     where = f"account {access_key}"
-    admin = row.get("admin", False)
-    if not isinstance(admin, bool):
-        raise AclFileInvalid(f"{where}: admin is {admin!r}, not true or false")
+    admin, proxy = _switch(where, "admin", row), _switch(where, "proxy", row)
+    if proxy and (more := sorted(row.keys() - {"accessKey", "secretKey", "whiteRemoteAddress", "proxy"})):
+        raise AclFileInvalid(f"{where}: a proxy has no permissions of its own, and this one has {', '.join(more)}")
     return PlainAccount(
         access_key=access_key,
         secret_key=secret_key,
         white_remote_address=str(row.get("whiteRemoteAddress") or ""),
         admin=admin,
+        proxy=proxy,
         default_topic=_permission(where, "defaultTopicPerm", row.get("defaultTopicPerm", _DENY)),
         default_group=_permission(where, "defaultGroupPerm", row.get("defaultGroupPerm", _DENY)),
         topics=_permissions(where, "topicPerms", row.get("topicPerms")),
         groups=_permissions(where, "groupPerms", row.get("groupPerms")),
     )
+
+
+def _switch(where: str, name: str, row: Mapping[str, Any]) -> bool:
+    value = row.get(name, False)
+    if not isinstance(value, bool):
+        raise AclFileInvalid(f"{where}: {name} is {value!r}, not true or false")
+    return value
 
 
 def _permissions(where: str, name: str, rows: Any) -> dict[str, Permissions]:

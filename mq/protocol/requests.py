@@ -190,9 +190,13 @@ class EndTransaction(Request, tag=int(Code.END_TRANSACTION)):
 
 
 class CheckTransactionStateExt(
-    Ext, rename=wire(half_queue_offset="tranStateTableOffset", half_physical_offset="commitLogOffset")
+    Ext,
+    rename=wire(half_queue_offset="tranStateTableOffset", half_physical_offset="commitLogOffset", broker_name="bname"),
 ):
-    """A half message, as named in `EndTransactionExt`; ``msg_id`` is its UNIQ_KEY, and so is the other one."""
+    """A half message, as named in `EndTransactionExt`; ``msg_id`` is its UNIQ_KEY, and so is the other one.
+
+    ``broker_name`` is that of the broker that asks, whose group has the message.
+    """
 
     half_queue_offset: QueueOffset64
     half_physical_offset: PhysicalOffset64
@@ -200,6 +204,7 @@ class CheckTransactionStateExt(
     transaction_id: str | None = None
     offset_msg_id: str | None = None
     topic: str | None = None
+    broker_name: str | None = None
 
 
 class CheckTransactionState(Request, tag=int(Code.CHECK_TRANSACTION_STATE)):

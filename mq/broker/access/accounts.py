@@ -34,6 +34,8 @@ class Account:
     white_listed: Matches = field(repr=False)
     """Requests from these addresses need no signature."""
     admin: bool = False
+    proxy: bool = False
+    """May make requests for users, see `mq.protocol.acting`, and has no permissions of its own."""
     default_topic: Permissions = frozenset()
     default_group: Permissions = frozenset()
     permissions: Mapping[str, Permissions] = field(default_factory=dict)
@@ -70,6 +72,7 @@ def _account(plain: PlainAccount) -> Account:
         signer=Signer(plain.secret_key),
         white_listed=_addresses(f"account {plain.access_key}", plain.white_remote_address),
         admin=plain.admin,
+        proxy=plain.proxy,
         default_topic=_permissions(plain.default_topic),
         default_group=_permissions(plain.default_group),
         permissions={name: _permissions(words) for name, words in (plain.topics | groups).items()},

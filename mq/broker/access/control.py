@@ -10,11 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from mq.broker.access.accounts import Account, Accounts, Permission, parse_accounts
-from mq.broker.access.needs import ROWS, Role, Row
+from mq.broker.access.needs import OF_PROXIES, ROWS, THROUGH_PROXIES, Role, Row, is_of_consumers
 from mq.broker.access.policies import UserAccount, rules_of
 from mq.broker.access.sealing import SealBroken, opened
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.state.users import User, Users
+from mq.protocol.acting import NOT_AUTHENTICATED, ActsFor, acts_for
 from mq.protocol.address_patterns import compiled
 from mq.protocol.chunks import Incoming, headers_of
 from mq.protocol.errors import HeaderError
@@ -123,6 +124,10 @@ class AccessControl:
                         reason = f"the request was signed for code {fields[SIGNED_CODE][:16]}, not {request.code}"
                     elif not is_believed and LENGTHS not in fields and (more := self._more(request, fields, body)):
                         reason = f"the request has {more}, which no client sends: its signature may be a recorded one"
+                    elif (user := acts_for(fields)) is not None:
+                        reason = self._lacking_user(account, user, row, request, body)
+                    elif account.proxy:
+                        reason = _lacking_proxy(account, request, body)
                     else:
                         reason = None if account.admin else _lacking(account, row, request, body, address)
                 if reason is not None:
@@ -131,6 +136,19 @@ class AccessControl:
                     continue
             result.append(each)
         return result
+
+    def _lacking_user(self, proxy: Account, wanted: ActsFor, row: Row | None, request: Any, body: bytes) -> str | None:
+        """Why a proxy may not make a request for a user; None if it may."""
+        if not proxy.proxy:
+            return f"{proxy.access_key} makes a request for {wanted.user[:64]}, and is not an account of a proxy"
+        user = self._current().get(wanted.user)
+        if user is None:
+            return NOT_AUTHENTICATED + (self._unusable.get(wanted.user) or _unknown(wanted.user))
+        if user.proxy or not wanted.is_signed(user.signer):
+            return f"{NOT_AUTHENTICATED}the signature does not match the access key {wanted.user}: check the secret key"
+        if type(request) not in THROUGH_PROXIES:
+            return f"request code {request.code} is not allowed through a proxy"
+        return None if user.admin else _lacking(user, row, request, body, wanted.address)
 
     def _more(self, request: Any, fields: Mapping[str, str], body: bytes) -> str | None:
         if isinstance(request, UnknownRequest):
@@ -209,6 +227,13 @@ def _lacking(account: Account, row: Row | None, request: Any, body: bytes, addre
     if row is Role.ADMIN:
         return f"request code {request.code} is for administrators, and {account.access_key} is not one"
     return None  # any account is enough; unknown codes are refused later
+
+
+def _lacking_proxy(account: Account, request: Any, body: bytes) -> str | None:
+    """Why a proxy may not make a request of its own accord; None if it may."""
+    if type(request) in OF_PROXIES and not is_of_consumers(request, body):
+        return None
+    return f"{account.access_key} is an account of a proxy, and the request names no user"
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -211,3 +211,46 @@ ROWS: Final[Mapping[type[Any], Row]] = {
         group_requests.ConsumeMessageDirectly,
     ),
 }
+
+
+OF_PROXIES: Final = frozenset(
+    {
+        admin_requests.HeartBeat,
+        admin_requests.UnregisterClient,
+        operator_requests.GetTopicConfig,
+        operator_requests.GetSubscriptionGroupConfig,
+    }
+)
+"""The requests that a proxy may make of its own accord; of the first two, only those of producers."""
+
+THROUGH_PROXIES: Final = frozenset(
+    {
+        requests.SendMessage,
+        requests.SendMessageV2,
+        requests.RecallMessage,
+        requests.EndTransaction,
+        requests.ConsumerSendMsgBack,
+        requests.PullMessage,
+        requests.QueryConsumerOffset,
+        requests.UpdateConsumerOffset,
+        requests.SearchOffsetByTimestamp,
+        requests.GetMaxOffset,
+        requests.GetMinOffset,
+        pop_requests.PopMessage,
+        pop_requests.AckMessage,
+        pop_requests.ChangeMessageInvisibleTime,
+        admin_requests.CheckClientConfig,
+    }
+)
+"""The requests that a proxy may make for a user, also for an administrator."""
+
+
+def is_of_consumers(request: Any, body: bytes) -> bool:
+    """Whether a request that registers a client, or says that it leaves, is about a consumer group."""
+    match request:
+        case admin_requests.HeartBeat():
+            return any(True for _ in _heartbeat(request, body))
+        case admin_requests.UnregisterClient():
+            return any(True for _ in _leaving(request, body))
+        case _:
+            return False

@@ -104,6 +104,7 @@ class CheckBacks(Service):
 
     def __init__(self, context: BrokerContext, *, halves: HalfMessages, transactions: Transactions) -> None:
         self._context = context
+        self._broker_name = context.settings.group
         self._timeout_seconds = context.settings.transaction_timeout_seconds
         self._interval_seconds = context.settings.transaction_check_seconds
         self._last = context.settings.transaction_checks_max
@@ -347,7 +348,9 @@ class CheckBacks(Service):
             self._log.warning("nobody_to_check_back", producer_group=group, unanswerable=self.unanswerable)
             return
         self._turn += 1
-        members[self._turn % len(members)].send(_check_request(message, number, self._turn & 0x7FFFFFFF))
+        members[self._turn % len(members)].send(
+            _check_request(message, number, self._turn & 0x7FFFFFFF, self._broker_name)
+        )
         self.asked += 1
 
     # -- giving up ---------------------------------------------------------------------------------------------------
@@ -393,7 +396,7 @@ class CheckBacks(Service):
         self._appender.add_atomically([*discards, PendingCommand(skipped, settled)])
 
 
-def _check_request(message: StoredMessage, number: int, opaque: int) -> bytes:
+def _check_request(message: StoredMessage, number: int, opaque: int, broker_name: str) -> bytes:
     """The request, with the message as if it were in its original queue."""
     unique_key = message.properties.get(props.UNIQUE_KEY, "")
     topic = message.properties.get(props.REAL_TOPIC, "")
@@ -407,5 +410,6 @@ def _check_request(message: StoredMessage, number: int, opaque: int) -> bytes:
         transaction_id=unique_key,
         offset_msg_id=message.offset_message_id,
         topic=topic,
+        broker_name=broker_name,
     )
     return encode_request(RequestCode.CHECK_TRANSACTION_STATE, opaque, ext=ext.fields(), body=record, oneway=True)

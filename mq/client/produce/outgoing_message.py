@@ -46,6 +46,8 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
     sharding_key: str | None
     is_batch: bool = False
     """Whether the body contains many messages; then ``unique_key`` is theirs, joined by commas."""
+    extra: Mapping[str, str] | None = None
+    """Header fields of the request that take the place of the usual ones, or are sent in addition."""
 
 
 _checked_topics: set[str] = set()

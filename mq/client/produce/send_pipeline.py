@@ -86,7 +86,7 @@ class RetryPolicy:
 
 def send_fields(group: str, message: OutgoingMessage, queue: MessageQueue) -> dict[str, str]:
     """The header fields of requests 310 and 320, by their one-letter names."""
-    return {
+    fields = {
         "a": group,
         "b": message.topic,
         "c": AUTO_CREATE_TEMPLATE,
@@ -101,6 +101,7 @@ def send_fields(group: str, message: OutgoingMessage, queue: MessageQueue) -> di
         "m": "true" if message.is_batch else "false",
         "n": queue.broker_name,
     }
+    return fields if message.extra is None else {**fields, **message.extra}
 
 
 def _lacks_leader(obstacle: ClientError) -> bool:

@@ -40,7 +40,7 @@ from tests.support.running_broker import SECONDS_MAX
 from tests.support.waiting import until
 
 GUIDE: Final = Path(__file__).parents[3] / "docs" / "commands.md"
-NO_RESULT: Final = {"namesrv", "broker", "demo"}
+NO_RESULT: Final = {"namesrv", "broker", "proxy", "demo"}
 """Servers, and a demonstration for people: they log, and print no result."""
 
 KEYS: Final = {

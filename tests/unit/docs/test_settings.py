@@ -15,10 +15,11 @@ from mq.broker.admin.broker_config import CHANGEABLE
 from mq.broker.setting_groups import ChangeableSettings, SettingGroup
 from mq.broker.settings import BrokerSettings
 from mq.namesrv.settings import NamesrvSettings
+from mq.proxy.settings import ProxySettings
 from mq.settings import ProcessSettings
 
 GUIDE: Final = Path(__file__).parents[3] / "docs" / "settings.md"
-SERVERS: Final = (("broker", BrokerSettings), ("name server", NamesrvSettings))
+SERVERS: Final = (("broker", BrokerSettings), ("name server", NamesrvSettings), ("proxy", ProxySettings))
 REQUIRED: Final = {"peers"}
 """`raftmq broker` does not start with the default of the class."""
 

@@ -1,0 +1,54 @@
+"""Remembers answers of brokers and name servers for some seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+import trio
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
+
+
+class BriefCache(Generic[KeyT, ValueT]):
+    """The values that `ask` returns, for `seconds` each; callers that want the same value at once share one question.
+
+    An error is not remembered, and every caller asks again. At most `entries_max` values are kept; above, the oldest
+    are forgotten.
+    """
+
+    def __init__(self, ask: Callable[[KeyT], Awaitable[ValueT]], *, seconds: float, entries_max: int = 10_000) -> None:
+        self._ask = ask
+        self._seconds = seconds
+        self._entries_max = entries_max
+        self._values: dict[KeyT, tuple[ValueT, float]] = {}
+        self._asking: dict[KeyT, trio.Lock] = {}
+
+    async def get(self, key: KeyT) -> ValueT:
+        """The value. Raises what `ask` raises."""
+        found = self._fresh(key)
+        if found is not None:
+            return found[0]
+        lock = self._asking.setdefault(key, trio.Lock())
+        try:
+            async with lock:
+                found = self._fresh(key)
+                if found is None:
+                    value = await self._ask(key)
+                    self._values.pop(key, None)
+                    found = self._values[key] = value, trio.current_time() + self._seconds
+                    while len(self._values) > self._entries_max:
+                        del self._values[next(iter(self._values))]
+                return found[0]
+        finally:
+            if not lock.locked():
+                self._asking.pop(key, None)
+
+    def forget(self, key: KeyT) -> None:
+        """Ask again next time."""
+        self._values.pop(key, None)
+
+    def _fresh(self, key: KeyT) -> tuple[ValueT, float] | None:
+        found = self._values.get(key)
+        return found if found is not None and found[1] > trio.current_time() else None

@@ -1,0 +1,247 @@
+"""The brokers, as the services of the proxy see them: what the SDK's own connections offer, with the client's user.
+
+Leaders, their changes and retries are those of `mq.client.net.leader_calls` and `mq.client.produce.send_pipeline`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from mq.client.errors import BrokerError, ClientError, NoRoute, TopicNotFound
+from mq.client.message import SendResult
+from mq.client.net.client_core import ClientCore, RemotingSettings
+from mq.client.net.connection import OnServerRequest
+from mq.client.net.leader_calls import PAUSE_SECONDS, Repeat, call_leader, leader_address
+from mq.client.net.replies import read_body
+from mq.client.net.routes import TopicRoute
+from mq.client.produce.outgoing_message import OutgoingMessage, Pending
+from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline
+from mq.client.task_group import open_task_group
+from mq.protocol.acting import ActsFor
+from mq.protocol.bodies import CheckClientConfigBody, HeartbeatData, ProducerData
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.group_requests import GroupExt
+from mq.protocol.headers import Response
+from mq.protocol.names import AUTO_CREATE_TEMPLATE
+from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.operator_requests import TopicOfBrokerExt
+from mq.protocol.registration import TopicConfig
+from mq.proxy.brief_cache import BriefCache
+from mq.proxy.callers import Fields
+
+_FRESH_SECONDS: Final = 5.0
+"""For so long the proxy may not know of a change to a topic or a group."""
+_ASK_SECONDS: Final = 3.0
+_ANSWER_SECONDS: Final = 5.0
+"""Time to wait for the answer to a request after the time for which it may be held."""
+_STAY_CONNECTED_SECONDS: Final = 5.0
+_GROUP: Final = "raftmq-proxy"
+
+NOT_NOW: Final = frozenset(
+    {ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR, ResponseCode.GO_AWAY}
+)
+"""Answers to requests about consumption after which another attempt is useful."""
+
+Log = structlog.stdlib.BoundLogger
+
+
+class Topic(NamedTuple):
+    """A topic, as it was some seconds ago at most."""
+
+    route: TopicRoute
+    config: TopicConfig
+
+
+class Brokers:
+    """All brokers that the name servers know. Made by `open`."""
+
+    def __init__(self, core: ClientCore, pipeline: SendPipeline, log: Log) -> None:
+        self._core = core
+        self._pipeline = pipeline
+        self._log = log
+        self._topics: BriefCache[str, Topic] = BriefCache(self._ask_topic, seconds=_FRESH_SECONDS)
+        self._groups: BriefCache[str, SubscriptionGroupConfig | None] = BriefCache(
+            self._ask_group, seconds=_FRESH_SECONDS
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        name_servers: Sequence[str],
+        log: Log,
+        *,
+        client_id: str,
+        producer_groups: Callable[[], Collection[str]],
+        on_server_request: OnServerRequest,
+        settings: RemotingSettings,
+    ) -> AsyncGenerator[Brokers]:
+        """Connect when needed, until the block ends. `producer_groups` are announced to all brokers."""
+
+        def heartbeat() -> bytes:
+            groups = sorted(producer_groups()) or [_GROUP]
+            return HeartbeatData(client_id=client_id, producers=[ProducerData(group) for group in groups]).encode()
+
+        async with (
+            ClientCore.open(
+                name_servers, heartbeat_body=heartbeat, on_server_request=on_server_request, settings=settings
+            ) as core,
+            open_task_group() as tasks,
+        ):
+            pipeline = SendPipeline(tasks, core, _GROUP, policy=RetryPolicy(), auto_create_topics=False)
+            tasks.start_soon(pipeline.run)
+            brokers = cls(core, pipeline, log)
+            try:
+                yield brokers
+            finally:
+                pipeline.close()
+                tasks.cancel_scope.cancel()
+
+    # What there is.
+
+    async def topic(self, name: str) -> Topic:
+        """The route and the configuration of a topic. Raises ClientError."""
+        return await self._topics.get(name)
+
+    async def group(self, name: str) -> SubscriptionGroupConfig | None:
+        """The configuration of a consumer group; None if it does not exist yet. Raises ClientError."""
+        return await self._groups.get(name)
+
+    async def _ask_topic(self, name: str) -> Topic:
+        route = await self._core.route(name, refresh=True)
+        ext = TopicOfBrokerExt(topic=name, lo=True)
+        _, body = await self.ask(name, _first(route), RequestCode.GET_TOPIC_CONFIG, ext.fields())
+        return Topic(route, read_body(TopicConfig.decode, body))
+
+    async def _ask_group(self, name: str) -> SubscriptionGroupConfig | None:
+        route = await self._core.route(AUTO_CREATE_TEMPLATE)
+        code, ext = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupExt(group=name)
+        try:
+            _, body = await self.ask(AUTO_CREATE_TEMPLATE, _first(route), code, ext.fields())
+        except BrokerError as error:
+            if error.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                return None
+            raise
+        return read_body(SubscriptionGroupConfig.decode, body)
+
+    async def authenticate(self, user: ActsFor) -> None:
+        """Let a broker check the signature of a user. Raises ClientError if it is wrong."""
+        route = await self._core.route(AUTO_CREATE_TEMPLATE)
+        body = CheckClientConfigBody().encode()
+        code = RequestCode.CHECK_CLIENT_CONFIG
+        await self.ask(AUTO_CREATE_TEMPLATE, _first(route), code, user.fields(), body)
+
+    # Requests.
+
+    async def send(self, messages: Sequence[OutgoingMessage], *, seconds: float) -> list[SendResult | ClientError]:
+        """Store messages; for each its place, or an error that says whether it may be stored.
+
+        Those with the same sharding key are stored in this order. If cancelled, they may be stored.
+        """
+        pending = [Pending(message.unique_key) for message in messages]
+        numbers = [
+            self._pipeline.start(message, each.settle, timeout=seconds)
+            for message, each in zip(messages, pending, strict=True)
+        ]
+        outcomes: list[SendResult | ClientError] = []
+        try:
+            for each in pending:
+                try:
+                    outcomes.append(await each)
+                except ClientError as error:
+                    outcomes.append(error)
+        except trio.Cancelled:
+            for number in numbers:
+                self._pipeline.abandon(number)
+            raise
+        return outcomes
+
+    async def ask(
+        self,
+        topic: str,
+        broker_name: str,
+        code: int,
+        ext: Fields | None = None,
+        body: bytes = b"",
+        *,
+        seconds: float = _ASK_SECONDS,
+        repeat: Repeat = Repeat.ALWAYS,
+    ) -> tuple[Response, memoryview]:
+        """The answer of the leader of a broker group, which may be asked again. Raises ClientError."""
+        return await call_leader(
+            self._core,
+            topic,
+            broker_name,
+            code,
+            dict(ext or {}),
+            body,
+            seconds=seconds,
+            repeat=repeat,
+            busy_codes=NOT_NOW,
+        )
+
+    async def ask_held(
+        self, topic: str, broker_name: str, code: int, ext_for: Callable[[int], Fields], *, seconds: float
+    ) -> tuple[Response, memoryview] | None:
+        """As `ask`, for a request that the broker may hold: `ext_for` gets the rest of `seconds`, in milliseconds.
+
+        The answer may have any code. None if the time is over and no broker has answered.
+        """
+        deadline = trio.current_time() + seconds
+        refresh = False
+        error: ClientError | None = None
+        while True:
+            left = deadline - trio.current_time()
+            if left <= 0:
+                if error is not None:
+                    self._log.info("held_request_failed", topic=topic, broker=broker_name, reason=str(error))
+                return None
+            try:
+                address = await leader_address(self._core, topic, broker_name, refresh=refresh)
+                connection = await self._core.connection(address)
+                answer = await connection.request(
+                    code, dict(ext_for(math.ceil(1000 * left))), timeout=left + _ANSWER_SECONDS, may_be_held=True
+                )
+                if answer[0].code not in NOT_NOW:
+                    return answer
+                error = BrokerError(answer[0].code, answer[0].remark, address)
+            except TopicNotFound:
+                raise
+            except ClientError as failure:
+                error = failure
+            refresh = True
+            await trio.sleep(PAUSE_SECONDS)
+
+    # Producers of transactions.
+
+    def announce_producers(self) -> None:
+        """The producer groups have changed: tell the brokers now."""
+        self._core.heartbeat_soon()
+
+    async def stay_connected(self) -> None:
+        """Stay connected to all brokers, each of which may have a question for a producer; until cancelled."""
+        while True:
+            try:
+                route = await self._core.route(AUTO_CREATE_TEMPLATE, refresh=True)
+                await self._core.connect_all(route.addresses())
+            except ClientError as error:
+                self._log.debug("brokers_unknown", reason=str(error))
+            await trio.sleep(_STAY_CONNECTED_SECONDS)
+
+    def troubles(self) -> list[str]:
+        """What keeps the proxy from working now."""
+        return list(self._core.troubles())
+
+
+def _first(route: TopicRoute) -> str:
+    """A broker group of a route, if possible one with a leader. Raises NoRoute."""
+    names = sorted(route.brokers, key=lambda name: (route.leader_address(name) is None, name))
+    if not names:
+        raise NoRoute(route.topic, "no broker group has it")
+    return names[0]

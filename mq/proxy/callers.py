@@ -1,0 +1,118 @@
+"""Who makes a call: what its metadata say of the client."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+import trio
+from google.protobuf.message import DecodeError, Message
+
+from mq.client.errors import ClientError
+from mq.proxy.grpc.status import CallRefused, Status
+from mq.proxy.mapping.refusals import Refused, refusal_of
+from mq.proxy.wire import messaging_pb2 as pb
+
+CLIENT_ID: Final = "x-mq-client-id"
+CLIENT_VERSION: Final = "x-mq-client-version"
+_CLIENT_ID_LENGTH_MAX: Final = 256
+
+Fields = Mapping[str, str]
+"""Header fields of a request to a broker."""
+
+RequestT = TypeVar("RequestT", bound=Message)
+
+
+class Call(Protocol):
+    """A call as `mq.proxy.grpc` makes it; tests have others."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """By lower-case name."""
+
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+
+    @property
+    def deadline(self) -> float | None:
+        """On the clock of the event loop."""
+
+    async def receive(self) -> bytes | None:
+        """The next message; None after the last one."""
+
+    async def send(self, message: bytes) -> None:
+        """Waits until there is room for it."""
+
+
+Method = Callable[[Call], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client of a call.
+
+    Attributes:
+        peer: its address.
+        version: of its library.
+        deadline: of the call, on the clock of the event loop.
+        extra: header fields for the requests to brokers that are made for it.
+    """
+
+    client_id: str
+    peer: str
+    version: str = ""
+    deadline: float | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def seconds_left(self, usual: float) -> float:
+        """For a request to a broker: until shortly before the deadline, at most `usual`."""
+        if self.deadline is None:
+            return usual
+        return min(usual, max(self.deadline - trio.current_time() - 0.1, 0.001))
+
+
+Identify = Callable[[Call], Awaitable[Caller]]
+"""Finds out who makes a call. Raises Refused, ClientError."""
+
+
+def caller_of(call: Call) -> Caller:
+    """The caller of a call. Raises Refused."""
+    client_id = call.metadata.get(CLIENT_ID, "").strip()
+    if not client_id:
+        raise Refused(pb.CLIENT_ID_REQUIRED, f"the call has no {CLIENT_ID} in its metadata")
+    if len(client_id) > _CLIENT_ID_LENGTH_MAX:
+        raise Refused(pb.CLIENT_ID_REQUIRED, f"a client id of {len(client_id)} characters; maximum: 256")
+    return Caller(client_id, call.peer, call.metadata.get(CLIENT_VERSION, ""), call.deadline)
+
+
+def parsed(kind: type[RequestT], data: bytes | None) -> RequestT:
+    """A request. Raises CallRefused if there is none, or it is not of this kind."""
+    if data is None:
+        raise CallRefused(Status.INTERNAL, "the call has no request")
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise CallRefused(Status.INTERNAL, f"the request is no {kind.DESCRIPTOR.name}: {error}") from error
+
+
+def unary(
+    kind: type[RequestT],
+    identify: Identify,
+    serve: Callable[[RequestT, Caller], Awaitable[Message]],
+    refuse: Callable[[pb.Status], Message],
+) -> Method:
+    """The method for one request and one answer; what `serve` refuses is answered with `refuse`."""
+
+    async def method(call: Call) -> None:
+        request = parsed(kind, await call.receive())
+        try:
+            answer = await serve(request, await identify(call))
+        except Refused as refused:
+            answer = refuse(refused.status)
+        except ClientError as error:
+            answer = refuse(refusal_of(error).status)
+        await call.send(answer.SerializeToString())
+
+    return method

@@ -1,0 +1,44 @@
+"""Finds out who makes a call, and whether it is whom it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from mq.protocol.acting import ActsFor
+from mq.proxy.brief_cache import BriefCache
+from mq.proxy.brokers import Brokers
+from mq.proxy.callers import Call, Caller
+from mq.proxy.clients import Clients
+from mq.proxy.mapping.authorization import user_of
+
+_KNOWN_SECONDS: Final = 60.0
+"""A signature that a broker has accepted is not checked again for so long. Brokers check each request all the same."""
+
+
+class Identification:
+    """The callers of calls.
+
+    Args:
+        age_seconds_max: of a signature; None if clients need none, because brokers have no accounts.
+    """
+
+    def __init__(
+        self, brokers: Brokers, clients: Clients, wall_clock_ms: Callable[[], int], age_seconds_max: float | None
+    ) -> None:
+        self._clients = clients
+        self._wall_clock_ms = wall_clock_ms
+        self._age_seconds_max = age_seconds_max
+        self._known: BriefCache[ActsFor, None] = BriefCache(brokers.authenticate, seconds=_KNOWN_SECONDS)
+
+    async def caller_of(self, call: Call) -> Caller:
+        """The caller of a call, who is here from now on. Raises Refused, ClientError."""
+        caller = self._clients.caller_of(call)
+        if self._age_seconds_max is None:
+            return caller
+        address = call.peer.rpartition(":")[0].strip("[]")
+        age_ms_max = int(1000 * self._age_seconds_max)
+        user = user_of(call.metadata, address, self._wall_clock_ms(), age_ms_max=age_ms_max)
+        await self._known.get(user)
+        return replace(caller, extra=user.fields())

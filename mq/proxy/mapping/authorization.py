@@ -1,0 +1,46 @@
+"""Who a client says it is, in the metadata of a call. Pure.
+
+It signs the time alone: whoever sees the metadata can repeat them until they are too old.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from mq.protocol.acting import ActsFor
+from mq.proxy.mapping.refusals import Refused
+from mq.proxy.wire import messaging_pb2 as pb
+
+AUTHORIZATION: Final = "authorization"
+DATE_TIME: Final = "x-mq-date-time"
+_ALGORITHM: Final = "MQv2-HMAC-SHA1"
+_HEADER: Final = re.compile(
+    rf"{_ALGORITHM}\s+Credential=([^,/\s]+)[^,]*,\s*SignedHeaders={DATE_TIME},\s*Signature=([0-9A-Fa-f]{{40}})",
+    re.IGNORECASE,
+)
+_FORMAT: Final = "%Y%m%dT%H%M%SZ"
+
+
+def user_of(metadata: Mapping[str, str], address: str, now_ms: int, *, age_ms_max: int) -> ActsFor:
+    """The user of a call from `address`, with a signature that is still to be checked. Raises Refused."""
+    header, time = metadata.get(AUTHORIZATION, ""), metadata.get(DATE_TIME, "")
+    if not header:
+        raise Refused(pb.UNAUTHORIZED, "calls must be signed: give the client an access key and a secret key")
+    found = _HEADER.fullmatch(header.strip())
+    if found is None:
+        raise Refused(pb.UNAUTHORIZED, f"the {AUTHORIZATION} header is not {_ALGORITHM} over {DATE_TIME}")
+    try:
+        signed_at = dt.datetime.strptime(time, _FORMAT).replace(tzinfo=dt.UTC)
+    except ValueError:
+        raise Refused(pb.UNAUTHORIZED, f"{DATE_TIME} is {time[:40]!r}, not a time such as 20260102T030405Z") from None
+    age_ms = now_ms - int(signed_at.timestamp() * 1000)
+    if abs(age_ms) > age_ms_max:
+        raise Refused(
+            pb.UNAUTHORIZED,
+            f"the call was signed {age_ms / 1000:.0f} s ago; at most {age_ms_max / 1000:.0f} s are allowed: "
+            "is the clock of the client right?",
+        )
+    return ActsFor(found[1], time, found[2], address)

@@ -1,0 +1,69 @@
+"""Stored messages, as clients of the gRPC protocol get them. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Final
+
+from mq.client.message import ReceivedMessage
+from mq.protocol import properties as props
+from mq.protocol.properties import is_reserved
+from mq.proxy.mapping.names import resource_of
+from mq.proxy.mapping.outgoing import BORN_HOST, TRACE_CONTEXT
+from mq.proxy.mapping.times import duration, timestamp
+from mq.proxy.wire import messaging_pb2 as pb
+
+_DIGITS_MAX: Final = 18
+
+
+def message_of(
+    received: ReceivedMessage[Any], topic: str, *, handle: str | None = None, invisible_ms: int | None = None
+) -> pb.Message:
+    """A message of `topic`; one that was popped has a receipt handle and the time for which it is hidden."""
+    record, properties = received.record, received.properties
+    told = pb.SystemProperties(
+        message_id=properties.get(props.UNIQUE_KEY) or record.offset_message_id,
+        message_type=_kind(properties),
+        keys=properties.get(props.KEYS, "").split(),
+        body_digest=pb.Digest(type=pb.CRC32, checksum=f"{zlib.crc32(received.raw_body):08X}"),
+        body_encoding=pb.IDENTITY,
+        born_timestamp=timestamp(record.born_timestamp_ms),
+        born_host=properties.get(BORN_HOST) or f"{record.born_host.ip}:{record.born_host.port}",
+        store_timestamp=timestamp(record.store_timestamp_ms),
+        store_host=f"{record.store_host.ip}:{record.store_host.port}",
+        queue_id=record.queue_id,
+        queue_offset=record.queue_offset,
+        delivery_attempt=record.reconsume_times + 1,
+    )
+    for name, field in ((props.TAGS, "tag"), (props.SHARDING_KEY, "message_group"), (TRACE_CONTEXT, "trace_context")):
+        if value := properties.get(name):
+            setattr(told, field, value)
+    if (due := _number(properties.get(props.TIMER_DELIVER_MS, ""))) is not None:
+        told.delivery_timestamp.CopyFrom(timestamp(due))
+    if (seconds := _number(properties.get(props.CHECK_IMMUNITY_SECONDS, ""))) is not None:
+        told.orphaned_transaction_recovery_duration.CopyFrom(duration(1000 * seconds))
+    if dead_topic := properties.get(props.DEAD_TOPIC):
+        told.dead_letter_queue.topic = dead_topic
+        told.dead_letter_queue.message_id = properties.get(props.DEAD_MESSAGE_ID, "")
+    if handle is not None:
+        told.receipt_handle = handle
+    if invisible_ms is not None:
+        told.invisible_duration.CopyFrom(duration(invisible_ms))
+    return pb.Message(
+        topic=resource_of(topic),
+        body=received.raw_body,
+        system_properties=told,
+        user_properties={name: value for name, value in properties.items() if not is_reserved(name)},
+    )
+
+
+def _kind(properties: Any) -> pb.MessageType:
+    if props.TRANSACTION_PREPARED in properties:
+        return pb.TRANSACTION
+    if any(name in properties for name in (props.DELAY, *props.TIMER_PROPERTIES)):
+        return pb.DELAY
+    return pb.FIFO if props.SHARDING_KEY in properties else pb.NORMAL
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX else None

@@ -1,0 +1,170 @@
+"""Messages of clients, validated and in the form that brokers store. Pure."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from mq.client.produce.outgoing_message import OutgoingMessage
+from mq.protocol import properties as props
+from mq.protocol.compression import COMPRESSED, ZLIB
+from mq.protocol.records import BODY_BYTES_MAX, PREPARED
+from mq.proxy.mapping.refusals import Refused
+from mq.proxy.mapping.times import duration_ms, timestamp_ms
+from mq.proxy.wire import messaging_pb2 as pb
+
+BORN_HOST: Final = "__BORNHOST"
+TRACE_CONTEXT: Final = "TRACE_CONTEXT"
+
+PROPERTIES_MAX: Final = 128
+PROPERTIES_BYTES_MAX: Final = 16 * 1024
+MESSAGE_GROUP_LENGTH_MAX: Final = 63
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_GZIP: Final = b"\x1f\x8b"
+_WITH_GZIP_HEADER: Final = 16 + zlib.MAX_WBITS
+
+
+class Outgoing(NamedTuple):
+    """A message for the brokers, and what kind of message its properties make it."""
+
+    message: OutgoingMessage
+    kind: pb.MessageType
+
+
+def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: Mapping[str, str]) -> Outgoing:
+    """A message of a client at the address `peer`, for `topic`; `extra` goes into the header of the request.
+
+    Raises Refused.
+    """
+    told = message.system_properties
+    _check_user_properties(message.user_properties)
+    if not told.message_id.strip():
+        raise Refused(pb.ILLEGAL_MESSAGE_ID, "the message has no id")
+    body, sys_flag = _body(message)
+    own = {props.UNIQUE_KEY: told.message_id, props.WAIT: "true"}
+    own.update(_labels(told))
+    kind = _kind(told)
+    if told.message_type == pb.TRANSACTION:
+        sys_flag |= PREPARED
+        own |= {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: topic}
+        if told.HasField("orphaned_transaction_recovery_duration"):
+            seconds = duration_ms(told.orphaned_transaction_recovery_duration) // 1000
+            own[props.CHECK_IMMUNITY_SECONDS] = str(seconds)
+    if told.HasField("delivery_timestamp"):
+        own[props.TIMER_DELIVER_MS] = str(timestamp_ms(told.delivery_timestamp))
+    if told.HasField("trace_context"):
+        own[TRACE_CONTEXT] = told.trace_context
+    own[BORN_HOST] = told.born_host or peer
+    born_ms = timestamp_ms(told.born_timestamp) if told.HasField("born_timestamp") else now_ms
+    own[props.BORN_TIMESTAMP] = str(born_ms)
+    for name, value in own.items():
+        if not value or props.NAME_END in value or props.VALUE_END in value:
+            raise Refused(pb.BAD_REQUEST, f"{name} is empty or contains 0x01 or 0x02")
+    properties = props.encode({**message.user_properties, **own})
+    if (nbytes := len(properties.encode())) > props.SENT_PROPERTIES_BYTES_MAX:
+        raise Refused(
+            pb.MESSAGE_PROPERTIES_TOO_LARGE,
+            f"all properties have {nbytes} bytes; maximum: {props.SENT_PROPERTIES_BYTES_MAX}",
+        )
+    ready = OutgoingMessage(
+        topic=topic,
+        body=body,
+        properties=properties,
+        sys_flag=sys_flag,
+        flag=0,
+        born_timestamp_ms=born_ms,
+        unique_key=told.message_id,
+        sharding_key=told.message_group if told.HasField("message_group") else None,
+        extra=extra,
+    )
+    return Outgoing(ready, kind)
+
+
+def _kind(told: pb.SystemProperties) -> pb.MessageType:
+    """The kind that the properties make a message; the first one counts. Raises Refused if there is no such kind."""
+    if told.HasField("priority"):
+        raise Refused(pb.UNSUPPORTED, "messages with a priority are not supported")
+    if told.HasField("lite_topic"):
+        raise Refused(pb.UNSUPPORTED, "messages to lite topics are not supported")
+    if told.message_type == pb.TRANSACTION:
+        return pb.TRANSACTION
+    if told.HasField("delivery_timestamp"):
+        return pb.DELAY
+    if told.HasField("message_group"):
+        return pb.FIFO
+    return pb.NORMAL
+
+
+def _body(message: pb.Message) -> tuple[bytes, int]:
+    """The body and the flags of its compression. Raises Refused.
+
+    Clients call zlib's format GZIP, and gzip's; consumers of the older protocol know the former only.
+    """
+    body = message.body
+    if not body:
+        raise Refused(pb.MESSAGE_BODY_EMPTY, "the message has an empty body")
+    if len(body) > BODY_BYTES_MAX:
+        raise Refused(pb.MESSAGE_BODY_TOO_LARGE, f"the body has {len(body)} bytes; maximum: {BODY_BYTES_MAX}")
+    if message.system_properties.body_encoding != pb.GZIP:
+        return body, 0
+    if not body.startswith(_GZIP):
+        return body, COMPRESSED | ZLIB
+    stream = zlib.decompressobj(_WITH_GZIP_HEADER)
+    try:
+        inflated = stream.decompress(body, BODY_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise Refused(pb.MESSAGE_CORRUPTED, f"the body is not gzip: {error}") from error
+    if len(inflated) > BODY_BYTES_MAX:
+        raise Refused(pb.MESSAGE_BODY_TOO_LARGE, f"the body inflates to more than {BODY_BYTES_MAX} bytes")
+    if not stream.eof:
+        raise Refused(pb.MESSAGE_CORRUPTED, "the body is gzip that is cut off")
+    return inflated, 0
+
+
+def _labels(told: pb.SystemProperties) -> dict[str, str]:
+    """Tag, keys and message group, as properties. Raises Refused."""
+    labels: dict[str, str] = {}
+    if told.HasField("tag"):
+        if not told.tag.strip() or "|" in told.tag or _CONTROL.search(told.tag):
+            raise Refused(pb.ILLEGAL_MESSAGE_TAG, f"the tag {told.tag!r} is blank, or contains | or control characters")
+        labels[props.TAGS] = told.tag
+    if told.keys:
+        bad = [key for key in told.keys if not key.strip() or _CONTROL.search(key)]
+        if bad:
+            raise Refused(pb.ILLEGAL_MESSAGE_KEY, f"the key {bad[0]!r} is blank, or contains control characters")
+        labels[props.KEYS] = " ".join(told.keys)
+    if told.HasField("message_group"):
+        group = told.message_group
+        if not group.strip() or _CONTROL.search(group):
+            raise Refused(pb.ILLEGAL_MESSAGE_GROUP, "the message group is blank, or contains control characters")
+        if len(group.encode()) > MESSAGE_GROUP_LENGTH_MAX:
+            raise Refused(
+                pb.ILLEGAL_MESSAGE_GROUP,
+                f"the message group has {len(group.encode())} bytes; maximum: {MESSAGE_GROUP_LENGTH_MAX}",
+            )
+        labels[props.SHARDING_KEY] = group
+    return labels
+
+
+def _check_user_properties(properties: Mapping[str, str]) -> None:
+    """Raises Refused."""
+    if len(properties) > PROPERTIES_MAX:
+        raise Refused(
+            pb.MESSAGE_PROPERTIES_TOO_LARGE, f"the message has {len(properties)} properties; maximum: {PROPERTIES_MAX}"
+        )
+    nbytes = 0
+    for name, value in properties.items():
+        if props.is_reserved(name):
+            raise Refused(pb.ILLEGAL_MESSAGE_PROPERTY_KEY, f"the property name {name} is reserved")
+        if not name or not value or _CONTROL.search(name) or _CONTROL.search(value):
+            raise Refused(
+                pb.ILLEGAL_MESSAGE_PROPERTY_KEY,
+                f"the property {name[:64]!r} has an empty name or value, or contains control characters",
+            )
+        nbytes += len(name.encode()) + len(value.encode())
+    if nbytes > PROPERTIES_BYTES_MAX:
+        raise Refused(
+            pb.MESSAGE_PROPERTIES_TOO_LARGE, f"the properties have {nbytes} bytes; maximum: {PROPERTIES_BYTES_MAX}"
+        )

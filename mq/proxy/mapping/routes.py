@@ -1,0 +1,86 @@
+"""Routes and assignments for clients. Pure.
+
+Clients connect to the endpoints in them, and those are the ones that the client has given: of this proxy, or of a load
+balancer in front of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from mq.client.net.routes import TopicRoute
+from mq.protocol.registration import TopicConfig
+from mq.proxy.mapping.names import resource_of
+from mq.proxy.mapping.refusals import Refused
+from mq.proxy.wire import messaging_pb2 as pb
+
+ANY_QUEUE: Final = -1
+
+_KINDS: Final[Mapping[str, tuple[pb.MessageType, ...]]] = {
+    "NORMAL": (pb.NORMAL,),
+    "FIFO": (pb.FIFO,),
+    "DELAY": (pb.DELAY,),
+    "TRANSACTION": (pb.TRANSACTION,),
+    "MIXED": (pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION),
+}
+MESSAGE_TYPE: Final = "message.type"
+
+
+def kinds_of(config: TopicConfig) -> tuple[pb.MessageType, ...]:
+    """The kinds of messages that a topic takes, by its attribute; without it, normal ones. None of an unknown type."""
+    return _KINDS.get(config.attributes.get(MESSAGE_TYPE, "NORMAL"), ())
+
+
+def check_kind(topic: str, config: TopicConfig, kind: pb.MessageType) -> None:
+    """Raises Refused if the topic does not take messages of this kind."""
+    if kind not in kinds_of(config):
+        wanted = config.attributes.get(MESSAGE_TYPE, "NORMAL")
+        raise Refused(
+            pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            f"the topic {topic} takes messages of type {wanted}, not {pb.MessageType.Name(kind)}",
+        )
+
+
+def queues_of(route: TopicRoute, config: TopicConfig, endpoints: pb.Endpoints) -> list[pb.MessageQueue]:
+    """All queues of a topic, with what may be done with them."""
+    readable, writable = set(route.read_queues), set(route.write_queues)
+    kinds = kinds_of(config) or (pb.MESSAGE_TYPE_UNSPECIFIED,)
+    queues = []
+    for queue in sorted(readable | writable):
+        both = queue in readable and queue in writable
+        queues.append(
+            pb.MessageQueue(
+                topic=resource_of(route.topic),
+                id=queue.queue_id,
+                permission=pb.READ_WRITE if both else pb.READ if queue in readable else pb.WRITE,
+                broker=pb.Broker(name=queue.broker_name, id=0, endpoints=endpoints),
+                accept_message_types=kinds,
+            )
+        )
+    return queues
+
+
+def assignments_of(route: TopicRoute, endpoints: pb.Endpoints, *, in_order: bool) -> list[pb.Assignment]:
+    """What any member of a group receives from: whole broker groups, or in ordered consumption single queues.
+
+    Raises Refused if the topic has no queue that may be read.
+    """
+    places = (
+        [(queue.broker_name, queue.queue_id) for queue in route.read_queues]
+        if in_order
+        else [(name, ANY_QUEUE) for name in sorted({queue.broker_name for queue in route.read_queues})]
+    )
+    if not places:
+        raise Refused(pb.FORBIDDEN, f"no queue of the topic {route.topic} may be read")
+    return [
+        pb.Assignment(
+            message_queue=pb.MessageQueue(
+                topic=resource_of(route.topic),
+                id=queue_id,
+                permission=pb.READ_WRITE,
+                broker=pb.Broker(name=broker_name, id=0, endpoints=endpoints),
+            )
+        )
+        for broker_name, queue_id in places
+    ]

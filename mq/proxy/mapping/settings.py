@@ -1,0 +1,64 @@
+"""The settings that a client gets for those it has sent. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.protocol.delay import DELAY_LEVELS_MS
+from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.records import BODY_BYTES_MAX
+from mq.proxy.mapping.refusals import Refused
+from mq.proxy.mapping.times import duration
+from mq.proxy.wire import messaging_pb2 as pb
+
+PRODUCERS: Final = frozenset({pb.PRODUCER})
+CONSUMERS: Final = frozenset({pb.PUSH_CONSUMER, pb.SIMPLE_CONSUMER, pb.PULL_CONSUMER})
+LITE: Final = frozenset({pb.LITE_PUSH_CONSUMER, pb.LITE_SIMPLE_CONSUMER})
+
+SEND_ATTEMPTS: Final = 3
+RECEIVE_BATCH_MAX: Final = 32
+LONG_POLLING_MS: Final = 20_000
+_FIRST_RETRY_LEVEL: Final = 2
+"""The level, from 0, of the delay before the first redelivery, as for consumers of the older protocol."""
+
+
+def merged(told: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Settings:
+    """The settings for a client that has sent `told`; `group` is the configuration of a consumer's group, if it exists.
+
+    Raises Refused for a kind of client that is not served.
+    """
+    kind = told.client_type
+    if kind in LITE:
+        raise Refused(pb.UNSUPPORTED, "consumers of lite topics are not supported")
+    settings = pb.Settings()
+    settings.CopyFrom(told)
+    settings.metric.Clear()
+    settings.metric.on = False
+    if kind in PRODUCERS or told.HasField("publishing"):
+        settings.backoff_policy.CopyFrom(
+            pb.RetryPolicy(
+                max_attempts=SEND_ATTEMPTS,
+                exponential_backoff=pb.ExponentialBackoff(initial=duration(10), max=duration(1000), multiplier=2.0),
+            )
+        )
+        settings.publishing.max_body_size = BODY_BYTES_MAX
+        settings.publishing.validate_message_type = True
+        return settings
+    if kind not in CONSUMERS and not told.HasField("subscription"):
+        raise Refused(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {kind} is not one that this proxy serves")
+    group = group or SubscriptionGroupConfig(group_name="")
+    settings.subscription.fifo = group.consume_message_orderly
+    settings.subscription.receive_batch_size = RECEIVE_BATCH_MAX
+    settings.subscription.long_polling_timeout.CopyFrom(duration(LONG_POLLING_MS))
+    settings.backoff_policy.CopyFrom(
+        pb.RetryPolicy(
+            max_attempts=max_attempts(group),
+            customized_backoff=pb.CustomizedBackoff(next=map(duration, DELAY_LEVELS_MS[_FIRST_RETRY_LEVEL:])),
+        )
+    )
+    return settings
+
+
+def max_attempts(group: SubscriptionGroupConfig) -> int:
+    """How often a message is delivered before it becomes a dead letter."""
+    return max(group.retry_max_times, 0) + 1

@@ -1,0 +1,30 @@
+"""Times and durations of the gRPC protocol in milliseconds. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+_NANOS: Final = 1_000_000
+
+
+def duration(ms: int) -> Duration:
+    """Milliseconds as a duration."""
+    return Duration(seconds=ms // 1000, nanos=ms % 1000 * _NANOS)
+
+
+def duration_ms(value: Duration) -> int:
+    """A duration in milliseconds, rounded up."""
+    return value.seconds * 1000 - -value.nanos // _NANOS
+
+
+def timestamp(ms: int) -> Timestamp:
+    """Milliseconds since the epoch as a time."""
+    return Timestamp(seconds=ms // 1000, nanos=ms % 1000 * _NANOS)
+
+
+def timestamp_ms(value: Timestamp) -> int:
+    """A time in milliseconds since the epoch, rounded up."""
+    return value.seconds * 1000 - -value.nanos // _NANOS

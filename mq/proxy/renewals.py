@@ -1,0 +1,134 @@
+"""Messages that stay hidden while a client handles them, however long that takes.
+
+A client that asks for it gets messages that are hidden for a minute, and the proxy hides them again shortly before that
+is over: until the client settles them, for three hours at most, and while the client is there. If the proxy dies, the
+messages become visible within that minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+import trio
+
+from mq.client.errors import ClientError
+from mq.proxy.callers import Fields
+from mq.proxy.mapping.handles import Handle
+from mq.proxy.mapping.refusals import Refused
+
+HIDDEN_MS: Final = 60_000
+_AHEAD_SECONDS: Final = 20.0
+_LOOK_SECONDS: Final = 1.0
+_HOURS_MAX: Final = 3 * 3600.0
+_AT_ONCE: Final = 64
+
+Log = structlog.stdlib.BoundLogger
+Defer = Callable[[str, str, Handle, int, Fields], Awaitable[Handle]]
+
+
+class _Held:
+    """A message of a client. ``lock`` is held while its receipt is being used."""
+
+    __slots__ = ("extra", "group", "handle", "lock", "renew_at", "settled", "topic", "until")
+
+    def __init__(self, group: str, topic: str, handle: Handle, extra: Fields, now: float) -> None:
+        self.group = group
+        self.topic = topic
+        self.handle = handle
+        self.extra = extra
+        self.lock = trio.Lock()
+        self.renew_at = now + HIDDEN_MS / 1000 - _AHEAD_SECONDS
+        self.until = now + _HOURS_MAX
+        self.settled = False
+
+
+class Renewals:
+    """The messages that are kept hidden, by client, group and the receipt handle that the client has.
+
+    Args:
+        defer: hides a message of a group and topic for so many milliseconds; returns its new handle.
+        is_here: whether a client still is.
+    """
+
+    def __init__(self, defer: Defer, is_here: Callable[[str], bool], log: Log) -> None:
+        self._defer = defer
+        self._is_here = is_here
+        self._log = log
+        self._held: dict[tuple[str, str, str], _Held] = {}
+
+    @property
+    def count(self) -> int:
+        """The messages that are kept hidden."""
+        return len(self._held)
+
+    def hold(self, client_id: str, group: str, topic: str, handle: Handle, extra: Fields) -> None:
+        """Keep a message hidden, which was popped just now."""
+        self._held[client_id, group, handle.encode()] = _Held(group, topic, handle, extra, trio.current_time())
+
+    @asynccontextmanager
+    async def taken(self, client_id: str, group: str, text: str) -> AsyncGenerator[Handle]:
+        """The present handle of a message that a client settles; afterwards it is not kept hidden any more.
+
+        If the block fails, it stays as it was. Raises Refused for a handle that is none.
+        """
+        key = client_id, group, text
+        held = self._held.get(key)
+        if held is None:
+            yield Handle.decode(text)
+            return
+        async with held.lock:
+            yield held.handle
+            held.settled = True
+            if self._held.get(key) is held:
+                del self._held[key]
+
+    async def release(self, client_id: str) -> None:
+        """The client has gone: give its messages back."""
+        for key, held in [each for each in self._held.items() if each[0][0] == client_id]:
+            del self._held[key]
+            await self._give_back(held)
+
+    async def run(self) -> None:
+        """Keep messages hidden, until cancelled."""
+        while True:
+            await trio.sleep(_LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Hide those again that would become visible soon."""
+        now = trio.current_time()
+        due = [(key, held) for key, held in self._held.items() if held.renew_at <= now]
+        for at in range(0, len(due), _AT_ONCE):
+            async with trio.open_nursery() as nursery:
+                for key, held in due[at : at + _AT_ONCE]:
+                    nursery.start_soon(self._renew, key, held)
+
+    async def _renew(self, key: tuple[str, str, str], held: _Held) -> None:
+        if held.lock.locked():
+            return  # it is being settled
+        async with held.lock:
+            if held.settled or self._held.get(key) is not held:
+                return
+            if held.until <= trio.current_time() or not self._is_here(key[0]):
+                del self._held[key]
+                return
+            try:
+                held.handle = await self._defer(held.group, held.topic, held.handle, HIDDEN_MS, held.extra)
+                held.renew_at = trio.current_time() + HIDDEN_MS / 1000 - _AHEAD_SECONDS
+            except Refused as refused:
+                self._log.info("message_not_hidden_any_more", group=held.group, topic=held.topic, reason=refused.reason)
+                del self._held[key]
+            except ClientError as error:  # asked again a second later
+                self._log.warning("message_not_kept_hidden", group=held.group, topic=held.topic, reason=str(error))
+
+    async def _give_back(self, held: _Held) -> None:
+        async with held.lock:
+            if held.settled:
+                return
+            try:
+                await self._defer(held.group, held.topic, held.handle, 0, held.extra)
+            except (ClientError, Refused) as error:
+                self._log.info("message_not_given_back", group=held.group, topic=held.topic, reason=str(error))

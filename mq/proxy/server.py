@@ -1,0 +1,167 @@
+"""The proxy process: connects to the brokers, listens, serves, drains."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from mq.client.net.client_core import RemotingSettings, parse_addresses
+from mq.client.net.connection import AnswerLater
+from mq.client.net.identity import new_client_id
+from mq.monitoring.http import Monitoring, open_listeners
+from mq.protocol.headers import Request, UnknownRequest
+from mq.proxy.brokers import Brokers
+from mq.proxy.clients import Clients
+from mq.proxy.grpc import GrpcCounters, GrpcLimits, OwnCertificate, SelfSigned, TlsContext, serve_grpc
+from mq.proxy.metrics import collect
+from mq.proxy.service_table import ServiceTable
+from mq.proxy.settings import ProxySettings
+from mq.tls import Certificate
+
+_LOOK_SECONDS: Final = 1.0
+
+Log = structlog.stdlib.BoundLogger
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+async def serve(
+    settings: ProxySettings,
+    *,
+    draining: trio.Event | None = None,
+    remoting: RemotingSettings | None = None,
+    log: Log | None = None,
+    task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a proxy until cancelled, or until `draining` is set and all calls have ended.
+
+    ``task_status`` gets the address that it listens on.
+
+    Args:
+        remoting: how it talks to name servers and brokers; by default as the environment says, as every client.
+
+    Raises:
+        OSError: it cannot listen there.
+        CertificateUnusable: the files are not a certificate with its key.
+    """
+    log = structlog.get_logger("proxy") if log is None else log
+    draining = trio.Event() if draining is None else draining
+    remoting = RemotingSettings() if remoting is None else remoting
+    certificate, tls = _tls(settings, log)
+    listeners = await trio.open_tcp_listeners(settings.listen_port, host=settings.listen_host)
+    host, port = listeners[0].socket.getsockname()[:2]
+    clients = Clients(random.Random())
+    counters = GrpcCounters()
+    services: list[ServiceTable] = []
+
+    def answer_broker(request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater) -> bytes | None:
+        return services[0].answer_broker(request, body, answer_later) if services else None
+
+    log.info("listening", host=host, port=port)
+    try:
+        async with (
+            Brokers.open(
+                parse_addresses(settings.namesrv),
+                log,
+                client_id=new_client_id(),
+                producer_groups=clients.transaction_topics,
+                on_server_request=answer_broker,
+                settings=remoting,
+            ) as brokers,
+            trio.open_nursery() as nursery,
+        ):
+            table = ServiceTable(
+                brokers,
+                clients,
+                nursery,
+                draining,
+                wall_clock_ms,
+                log,
+                age_seconds_max=None if remoting.credentials is None else settings.signature_seconds_max,
+            )
+            services.append(table)
+            monitoring_listeners = await _monitoring_listeners(settings, log)
+            if monitoring_listeners:
+                valid_until = None if certificate is None else certificate.valid_until
+                monitoring = Monitoring(lambda: collect(table, counters, valid_until), _ready(brokers, draining))
+                nursery.start_soon(monitoring.serve, monitoring_listeners)
+            nursery.start_soon(brokers.stay_connected)
+            nursery.start_soon(table.renewals.run)
+            if certificate is not None:
+                nursery.start_soon(_look_at_files, certificate)
+            serving = partial(
+                serve_grpc,
+                listeners,
+                table.methods(),
+                limits=GrpcLimits(
+                    connections_max=settings.connections_max,
+                    streams_max=settings.calls_max,
+                    drain_seconds_max=settings.drain_seconds,
+                ),
+                tls=tls,
+                tls_required=settings.tls_mode == "enforcing",
+                log=log,
+                counters=counters,
+                drain=draining,
+            )
+            async with trio.open_nursery() as calls:
+                await calls.start(serving)
+                task_status.started((host, port))
+            nursery.cancel_scope.cancel()
+    finally:
+        log.info("stopped", host=host, port=port)
+
+
+def _tls(settings: ProxySettings, log: Log) -> tuple[Certificate | None, TlsContext | None]:
+    if settings.tls_mode == "disabled":
+        return None, None
+    if settings.tls_certificate is not None and settings.tls_key is not None:
+        certificate = Certificate(
+            settings.tls_certificate, settings.tls_key, settings.tls_clients_ca, log, wall_clock_ms
+        )
+        return certificate, OwnCertificate(certificate)
+    made = SelfSigned([settings.listen_host], wall_clock_ms)
+    log.info("certificate_made", fingerprint=made.fingerprint, valid_until=made.valid_until.isoformat())
+    return None, made
+
+
+async def _look_at_files(certificate: Certificate) -> None:
+    while True:
+        await trio.sleep(_LOOK_SECONDS)
+        certificate.refresh()
+
+
+def _ready(brokers: Brokers, draining: trio.Event) -> Callable[[], Awaitable[str | None]]:
+    async def reason() -> str | None:
+        """Why new clients should go elsewhere."""
+        await trio.lowlevel.checkpoint()
+        return "the proxy is about to stop" if draining.is_set() else next(iter(brokers.troubles()), None)
+
+    return reason
+
+
+async def _monitoring_listeners(settings: ProxySettings, log: Log) -> list[trio.SocketListener]:
+    """Listen for scrapes of metrics. Raises OSError if the configured address is not available."""
+    address = settings.metrics_address
+    if address is None:
+        await trio.lowlevel.checkpoint()
+        return []
+    host, port = address
+    try:
+        listeners = await open_listeners(host, port)
+    except OSError as error:
+        if settings.metrics_listen is not None:
+            raise OSError(error.errno, error.strerror, f"metrics address {host}:{port}") from error
+        log.warning("metrics_not_served", reason=f"{host}:{port}: {error.strerror}")
+        return []
+    log.info("metrics_served", host=host, port=listeners[0].socket.getsockname()[1])
+    return listeners

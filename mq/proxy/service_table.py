@@ -1,0 +1,128 @@
+"""The methods of the service, by path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+import trio
+
+from mq.client.net.connection import AnswerLater
+from mq.protocol.headers import Request, UnknownRequest
+from mq.proxy.brokers import Brokers
+from mq.proxy.callers import Caller, Method, unary
+from mq.proxy.clients import Clients
+from mq.proxy.identification import Identification
+from mq.proxy.mapping.refusals import Refused
+from mq.proxy.renewals import Renewals
+from mq.proxy.services.receiving import Receiving
+from mq.proxy.services.routing import Routing
+from mq.proxy.services.sending import Sending
+from mq.proxy.services.settling import PoppedMessages, Settling
+from mq.proxy.services.telemetry import Telemetry
+from mq.proxy.wire import messaging_pb2 as pb
+
+SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
+
+Log = structlog.stdlib.BoundLogger
+
+
+class ServiceTable:
+    """All services of a proxy.
+
+    Args:
+        nursery: of the tasks that outlive a call.
+        draining: set when the proxy is about to stop.
+        age_seconds_max: of the signatures of clients; None if they need none.
+    """
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        clients: Clients,
+        nursery: trio.Nursery,
+        draining: trio.Event,
+        wall_clock_ms: Callable[[], int],
+        log: Log,
+        *,
+        age_seconds_max: float | None,
+    ) -> None:
+        self._identification = Identification(brokers, clients, wall_clock_ms, age_seconds_max)
+        identify = self._identification.caller_of
+        popped = PoppedMessages(brokers, wall_clock_ms)
+        self.clients = clients
+        self.renewals = Renewals(popped.defer, clients.is_here, log)
+        self._telemetry = Telemetry(brokers, clients, identify, self.renewals, draining, nursery, log)
+        self._routing = Routing(brokers)
+        self._sending = Sending(brokers, wall_clock_ms)
+        self._settling = Settling(popped, self.renewals)
+        self._receiving = Receiving(brokers, popped, self.renewals, clients, identify, nursery, wall_clock_ms, log)
+
+    def methods(self) -> Mapping[str, Method]:
+        """By path."""
+        caller = self._identification.caller_of
+        routing, sending, settling, telemetry = self._routing, self._sending, self._settling, self._telemetry
+        return {
+            f"{SERVICE}QueryRoute": unary(
+                pb.QueryRouteRequest, caller, routing.query_route, lambda s: pb.QueryRouteResponse(status=s)
+            ),
+            f"{SERVICE}QueryAssignment": unary(
+                pb.QueryAssignmentRequest,
+                caller,
+                routing.query_assignment,
+                lambda s: pb.QueryAssignmentResponse(status=s),
+            ),
+            f"{SERVICE}Heartbeat": unary(
+                pb.HeartbeatRequest, caller, telemetry.heartbeat, lambda s: pb.HeartbeatResponse(status=s)
+            ),
+            f"{SERVICE}SendMessage": unary(
+                pb.SendMessageRequest, caller, sending.send, lambda s: pb.SendMessageResponse(status=s)
+            ),
+            f"{SERVICE}RecallMessage": unary(
+                pb.RecallMessageRequest, caller, sending.recall, lambda s: pb.RecallMessageResponse(status=s)
+            ),
+            f"{SERVICE}EndTransaction": unary(
+                pb.EndTransactionRequest, caller, sending.end_transaction, lambda s: pb.EndTransactionResponse(status=s)
+            ),
+            f"{SERVICE}ReceiveMessage": self._receiving.receive,
+            f"{SERVICE}AckMessage": unary(
+                pb.AckMessageRequest, caller, settling.acknowledge, lambda s: pb.AckMessageResponse(status=s)
+            ),
+            f"{SERVICE}ChangeInvisibleDuration": unary(
+                pb.ChangeInvisibleDurationRequest,
+                caller,
+                settling.change_invisible,
+                lambda s: pb.ChangeInvisibleDurationResponse(status=s),
+            ),
+            f"{SERVICE}ForwardMessageToDeadLetterQueue": unary(
+                pb.ForwardMessageToDeadLetterQueueRequest,
+                caller,
+                settling.forward_to_dead_letters,
+                lambda s: pb.ForwardMessageToDeadLetterQueueResponse(status=s),
+            ),
+            f"{SERVICE}Telemetry": telemetry.telemetry,
+            f"{SERVICE}NotifyClientTermination": unary(
+                pb.NotifyClientTerminationRequest,
+                caller,
+                telemetry.leave,
+                lambda s: pb.NotifyClientTerminationResponse(status=s),
+            ),
+            f"{SERVICE}SyncLiteSubscription": unary(
+                pb.SyncLiteSubscriptionRequest,
+                caller,
+                _refuse_lite,
+                lambda s: pb.SyncLiteSubscriptionResponse(status=s),
+            ),
+        }
+
+    def answer_broker(
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+    ) -> bytes | None:
+        """A request from a broker; see `mq.client.net.connection.OnServerRequest`."""
+        return self._telemetry.answer_broker(request, body, answer_later)
+
+
+async def _refuse_lite(request: pb.SyncLiteSubscriptionRequest, caller: Caller) -> pb.SyncLiteSubscriptionResponse:
+    await trio.lowlevel.checkpoint()
+    raise Refused(pb.UNSUPPORTED, "lite topics are not supported")

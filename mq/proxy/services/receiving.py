@@ -1,0 +1,274 @@
+"""Messages for consumers: ReceiveMessage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+import trio
+
+from mq.client.consume.popped_messages import PoppedMessage, read_popped
+from mq.client.errors import BrokerError, ClientError, UnreadableAnswer
+from mq.client.net.replies import LeftOut
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.pop_requests import PopExt
+from mq.proxy.brokers import Brokers
+from mq.proxy.callers import Call, Caller, Fields, Identify, parsed
+from mq.proxy.clients import Clients
+from mq.proxy.mapping.handles import Handle
+from mq.proxy.mapping.incoming import message_of
+from mq.proxy.mapping.names import group_of, topic_of
+from mq.proxy.mapping.refusals import OK, Refused, refusal_of
+from mq.proxy.mapping.settings import RECEIVE_BATCH_MAX, max_attempts
+from mq.proxy.mapping.times import duration_ms, timestamp
+from mq.proxy.renewals import HIDDEN_MS, Renewals
+from mq.proxy.services.settling import INVISIBLE_MS_MAX, PoppedMessages
+from mq.proxy.wire import messaging_pb2 as pb
+
+INVISIBLE_MS_MIN: Final = 10_000
+POLL_SECONDS_MIN: Final = 5.0
+POLL_SECONDS_MAX: Final = 20.0
+_MARGIN_SECONDS: Final = 0.5
+"""The answer comes so long before the deadline of the call."""
+_AGAIN_MS: Final = 1_000
+"""A message that did not reach its client is delivered again after this time."""
+_GIVE_BACK_SECONDS: Final = 5.0
+_FROM_THE_END: Final = 1
+_CODE_FOR_POLLING_SINCE: Final = (5, 0, 4)
+_NOTHING: Final = frozenset(
+    {
+        ResponseCode.POLLING_TIMEOUT,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+    }
+)
+
+Log = structlog.stdlib.BoundLogger
+
+
+class _Wanted:
+    """A checked request."""
+
+    def __init__(self, request: pb.ReceiveMessageRequest, caller: Caller, settings: pb.Settings | None) -> None:
+        self.group = group_of(request.group)
+        self.topic = topic_of(request.message_queue.topic)
+        self.broker_name = request.message_queue.broker.name
+        self.queue_id = request.message_queue.id
+        self.count = min(request.batch_size, RECEIVE_BATCH_MAX) if request.batch_size > 0 else RECEIVE_BATCH_MAX
+        self.renewed = request.auto_renew
+        self.attempt_id = request.attempt_id if request.HasField("attempt_id") else None
+        self.caller = caller
+        self.expression_type = "SQL92" if request.filter_expression.type == pb.SQL else "TAG"
+        self.expression = request.filter_expression.expression or "*"
+        self.invisible_ms = HIDDEN_MS if self.renewed else _invisible_ms(request)
+        self.poll_seconds = poll_seconds(request, caller, settings, trio.current_time())
+
+
+def _invisible_ms(request: pb.ReceiveMessageRequest) -> int:
+    invisible_ms = duration_ms(request.invisible_duration)
+    if not INVISIBLE_MS_MIN <= invisible_ms <= INVISIBLE_MS_MAX:
+        raise Refused(
+            pb.ILLEGAL_INVISIBLE_TIME,
+            f"an invisible time of {invisible_ms} ms; allowed: {INVISIBLE_MS_MIN} to {INVISIBLE_MS_MAX}",
+        )
+    return invisible_ms
+
+
+def poll_seconds(request: pb.ReceiveMessageRequest, caller: Caller, settings: pb.Settings | None, now: float) -> float:
+    """How long a request waits for messages. Raises Refused if its deadline is too near."""
+    left = math.inf if caller.deadline is None else caller.deadline - now
+    if request.HasField("long_polling_timeout"):
+        seconds = duration_ms(request.long_polling_timeout) / 1000
+    else:
+        request_ms = (
+            duration_ms(settings.request_timeout) if settings and settings.HasField("request_timeout") else 3000
+        )
+        seconds = left - request_ms / 2000
+    seconds = min(max(seconds, POLL_SECONDS_MIN), POLL_SECONDS_MAX)
+    if seconds <= left - _MARGIN_SECONDS:
+        return seconds
+    if left < POLL_SECONDS_MIN:
+        code = pb.ILLEGAL_POLLING_TIME if _version(caller.version) >= _CODE_FOR_POLLING_SINCE else pb.BAD_REQUEST
+        raise Refused(code, f"the deadline is in {max(left, 0):.1f} s; polling takes at least {POLL_SECONDS_MIN:g} s")
+    return left - _MARGIN_SECONDS
+
+
+def _version(text: str) -> tuple[int, ...]:
+    parts = text.lstrip("v").split("-")[0].split(".")
+    return tuple(int(part) for part in parts if part.isdecimal())
+
+
+class _Delivery:
+    """A pop for a call: its messages go to the call, or back to the broker if the call is over."""
+
+    def __init__(self) -> None:
+        self.messages: list[PoppedMessage[Any]] = []
+        self.error: Refused | None = None
+        self.done = trio.Event()
+        self.abandoned = False
+
+
+class Receiving:
+    """ReceiveMessage.
+
+    A pop goes on although its call ends, and what it gets then is given back: otherwise those messages would be hidden
+    for nothing.
+
+    Args:
+        nursery: of the tasks that outlive a call.
+    """
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        popped: PoppedMessages,
+        renewals: Renewals,
+        clients: Clients,
+        identify: Identify,
+        nursery: trio.Nursery,
+        wall_clock_ms: Callable[[], int],
+        log: Log,
+    ) -> None:
+        self._brokers = brokers
+        self._popped = popped
+        self._renewals = renewals
+        self._clients = clients
+        self._identify = identify
+        self._nursery = nursery
+        self._wall_clock_ms = wall_clock_ms
+        self._log = log
+
+    async def receive(self, call: Call) -> None:
+        """The status, the messages, and when the answer was sent."""
+        request = parsed(pb.ReceiveMessageRequest, await call.receive())
+        try:
+            caller = await self._identify(call)
+            wanted = _Wanted(request, caller, self._clients.settings(caller.client_id))
+            messages = await self._pop(wanted)
+        except Refused as refused:
+            await call.send(pb.ReceiveMessageResponse(status=refused.status).SerializeToString())
+            return
+        except ClientError as error:
+            await call.send(pb.ReceiveMessageResponse(status=refusal_of(error).status).SerializeToString())
+            return
+        if not messages:
+            nothing = pb.Status(code=pb.MESSAGE_NOT_FOUND, message="no new message")
+            await call.send(pb.ReceiveMessageResponse(status=nothing).SerializeToString())
+            return
+        await self._deliver(call, wanted, messages)
+
+    async def _deliver(self, call: Call, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:
+        sent = 0
+        try:
+            await call.send(pb.ReceiveMessageResponse(status=OK).SerializeToString())
+            for message in messages:
+                handle = Handle(message.receipt, message.record.physical_offset)
+                answer = message_of(
+                    message, wanted.topic, handle=handle.encode(), invisible_ms=message.receipt.invisible_ms
+                )
+                await call.send(pb.ReceiveMessageResponse(message=answer).SerializeToString())
+                sent += 1
+                if wanted.renewed:
+                    self._renewals.hold(
+                        wanted.caller.client_id, wanted.group, wanted.topic, handle, wanted.caller.extra
+                    )
+        except BaseException:
+            self._nursery.start_soon(self._give_back, wanted, messages[sent:])
+            raise
+        now = timestamp(self._wall_clock_ms())
+        await call.send(pb.ReceiveMessageResponse(delivery_timestamp=now).SerializeToString())
+
+    async def _pop(self, wanted: _Wanted) -> list[PoppedMessage[Any]]:
+        """Raises Refused, ClientError."""
+        topic = await self._brokers.topic(wanted.topic)
+        if wanted.broker_name not in topic.route.brokers:
+            raise Refused(pb.BAD_REQUEST, f"the topic {wanted.topic} has no broker {wanted.broker_name}")
+        config = await self._brokers.group(wanted.group)
+        in_order = config is not None and config.consume_message_orderly
+        attempts = None if config is None else max_attempts(config)
+        deadline = trio.current_time() + wanted.poll_seconds
+        while True:
+            delivery = _Delivery()
+            seconds = max(deadline - trio.current_time(), 0.05)
+            self._nursery.start_soon(self._pop_for, delivery, wanted, in_order, seconds)
+            try:
+                await delivery.done.wait()
+            except BaseException:
+                delivery.abandoned = True
+                if delivery.done.is_set():
+                    self._nursery.start_soon(self._give_back, wanted, delivery.messages)
+                raise
+            if delivery.error is not None:
+                raise delivery.error
+            alive = [each for each in delivery.messages if attempts is None or each.reconsume_times < attempts]
+            for message in delivery.messages:
+                if message not in alive:
+                    self._nursery.start_soon(self._bury, wanted, message)
+            if alive or trio.current_time() + 0.1 >= deadline:
+                return alive
+            if not delivery.messages:
+                return []
+
+    async def _pop_for(self, delivery: _Delivery, wanted: _Wanted, in_order: bool, seconds: float) -> None:
+        def ext_for(left_ms: int) -> Fields:
+            ext = PopExt(
+                consumer_group=wanted.group,
+                topic=wanted.topic,
+                queue_id=wanted.queue_id,
+                max_messages=wanted.count,
+                invisible_ms=wanted.invisible_ms,
+                poll_ms=left_ms,
+                born_ms=self._wall_clock_ms(),
+                init_mode=_FROM_THE_END,
+                expression_type=wanted.expression_type,
+                expression=wanted.expression,
+                order=in_order,
+                attempt_id=wanted.attempt_id if in_order else None,
+            )
+            return {**ext.fields(), **wanted.caller.extra}
+
+        try:
+            answer = await self._brokers.ask_held(
+                wanted.topic, wanted.broker_name, RequestCode.POP_MESSAGE, ext_for, seconds=seconds
+            )
+            if answer is not None:
+                response, body = answer
+                if response.code == ResponseCode.SUCCESS:
+                    left_out: list[LeftOut] = []
+                    delivery.messages = read_popped(
+                        wanted.topic, wanted.broker_name, response, body, math.inf, left_out=left_out
+                    )
+                    for queue, offset, missing in left_out:
+                        self._log.error("body_not_inflated", queue=queue, offset=offset, reason=str(missing))
+                elif response.code not in _NOTHING:
+                    delivery.error = refusal_of(BrokerError(response.code, response.remark or "", wanted.broker_name))
+        except UnreadableAnswer as error:
+            self._log.warning("pop_unreadable", broker=wanted.broker_name, topic=wanted.topic, reason=str(error))
+            delivery.error = refusal_of(error)
+        except ClientError as error:
+            delivery.error = refusal_of(error)
+        finally:
+            delivery.done.set()
+        if delivery.abandoned:
+            await self._give_back(wanted, delivery.messages)
+
+    async def _give_back(self, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:
+        """Messages that did not reach the client."""
+        for message in messages:
+            handle = Handle(message.receipt, message.record.physical_offset)
+            try:
+                await self._popped.defer(
+                    wanted.group, wanted.topic, handle, _AGAIN_MS, wanted.caller.extra, _GIVE_BACK_SECONDS
+                )
+            except (ClientError, Refused) as error:
+                self._log.info("message_not_given_back", group=wanted.group, topic=wanted.topic, reason=str(error))
+
+    async def _bury(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:
+        """A message has failed too often."""
+        handle = Handle(message.receipt, message.record.physical_offset)
+        try:
+            await self._popped.bury(wanted.group, wanted.topic, handle, message.message_id, wanted.caller.extra)
+        except (ClientError, Refused) as error:  # it comes again after its invisible time
+            self._log.warning("dead_letter_not_stored", group=wanted.group, topic=wanted.topic, reason=str(error))

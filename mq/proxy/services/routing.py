@@ -1,0 +1,41 @@
+"""Routes and assignments."""
+
+from __future__ import annotations
+
+from mq.proxy.brokers import Brokers
+from mq.proxy.callers import Caller
+from mq.proxy.mapping.names import group_of, topic_of
+from mq.proxy.mapping.refusals import OK, Refused
+from mq.proxy.mapping.routes import assignments_of, queues_of
+from mq.proxy.wire import messaging_pb2 as pb
+
+
+class Routing:
+    """QueryRoute and QueryAssignment."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    async def query_route(self, request: pb.QueryRouteRequest, caller: Caller) -> pb.QueryRouteResponse:
+        """The queues of a topic. Raises Refused, ClientError."""
+        endpoints = _checked(request.endpoints)
+        topic = await self._brokers.topic(topic_of(request.topic))
+        return pb.QueryRouteResponse(status=OK, message_queues=queues_of(topic.route, topic.config, endpoints))
+
+    async def query_assignment(self, request: pb.QueryAssignmentRequest, caller: Caller) -> pb.QueryAssignmentResponse:
+        """What a member of a group receives from. Raises Refused, ClientError."""
+        endpoints = _checked(request.endpoints)
+        name, group = topic_of(request.topic), group_of(request.group)
+        topic = await self._brokers.topic(name)
+        config = await self._brokers.group(group)
+        in_order = config is not None and config.consume_message_orderly
+        return pb.QueryAssignmentResponse(
+            status=OK, assignments=assignments_of(topic.route, endpoints, in_order=in_order)
+        )
+
+
+def _checked(endpoints: pb.Endpoints) -> pb.Endpoints:
+    """Raises Refused."""
+    if not endpoints.addresses:
+        raise Refused(pb.ILLEGAL_ACCESS_POINT, "the request does not say to which endpoints the client connects")
+    return endpoints

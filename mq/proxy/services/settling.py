@@ -1,0 +1,168 @@
+"""What consumers say of messages they have received: acknowledged, later, dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from mq.client.errors import BrokerError, ClientError
+from mq.client.net.leader_calls import Repeat
+from mq.client.net.replies import fields_of
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import pop_retry_topic
+from mq.protocol.pop_requests import AckExt, ChangeInvisibleExt
+from mq.protocol.receipts import NORMAL
+from mq.protocol.replies import PopTimes
+from mq.protocol.requests import SendBackExt
+from mq.proxy.brokers import Brokers
+from mq.proxy.callers import Caller, Fields
+from mq.proxy.mapping.handles import Handle
+from mq.proxy.mapping.names import group_of, topic_of
+from mq.proxy.mapping.refusals import OK, Refused, refusal_of, together
+from mq.proxy.mapping.times import duration_ms
+from mq.proxy.renewals import Renewals
+from mq.proxy.wire import messaging_pb2 as pb
+
+SETTLE_SECONDS: Final = 10.0
+_DEAD: Final = -1
+"""The delay level that makes a message a dead letter."""
+INVISIBLE_MS_MAX: Final = 12 * 3600 * 1000
+
+
+class PoppedMessages:
+    """Requests to brokers about popped messages. All are idempotent, and repeated while there is time."""
+
+    def __init__(self, brokers: Brokers, wall_clock_ms: Callable[[], int]) -> None:
+        self._brokers = brokers
+        self._wall_clock_ms = wall_clock_ms
+
+    async def acknowledge(self, group: str, topic: str, handle: Handle, extra: Fields, seconds: float) -> None:
+        """Raises Refused if it is visible again; ClientError."""
+        receipt = handle.receipt
+        ext = AckExt(
+            consumer_group=group,
+            topic=_place(group, topic, handle),
+            queue_id=receipt.queue_id,
+            extra_info=receipt.encode(),
+            offset=receipt.offset,
+        )
+        try:
+            await self._brokers.ask(
+                topic, receipt.broker, RequestCode.ACK_MESSAGE, {**ext.fields(), **extra}, seconds=seconds
+            )
+        except BrokerError as error:
+            if error.code != ResponseCode.NO_MESSAGE:
+                raise
+            if handle.hidden_until_ms <= self._wall_clock_ms():
+                raise Refused(pb.INVALID_RECEIPT_HANDLE, f"the receipt handle is expired: {error.remark}") from error
+            # It was acknowledged before: by this request, whose first answer was lost, or by the client.
+
+    async def defer(
+        self, group: str, topic: str, handle: Handle, invisible_ms: int, extra: Fields, seconds: float = SETTLE_SECONDS
+    ) -> Handle:
+        """Hide a message for so long from now on. Raises Refused if it is visible already; ClientError."""
+        receipt = handle.receipt
+        ext = ChangeInvisibleExt(
+            consumer_group=group,
+            topic=_place(group, topic, handle),
+            queue_id=receipt.queue_id,
+            extra_info=receipt.encode(),
+            offset=receipt.offset,
+            invisible_ms=invisible_ms,
+        )
+        code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+        try:
+            response, _ = await self._brokers.ask(
+                topic, receipt.broker, code, {**ext.fields(), **extra}, seconds=seconds
+            )
+        except BrokerError as error:
+            if error.code != ResponseCode.NO_MESSAGE:
+                raise
+            raise Refused(pb.INVALID_RECEIPT_HANDLE, f"the receipt handle is expired: {error.remark}") from error
+        return handle.deferred(fields_of(PopTimes, response))
+
+    async def bury(self, group: str, topic: str, handle: Handle, message_id: str, extra: Fields) -> None:
+        """Make a message a dead letter, and acknowledge it. Raises Refused, ClientError."""
+        ext = SendBackExt(
+            physical_offset=handle.physical_offset,
+            group=group,
+            delay_level=_DEAD,
+            original_message_id=message_id or None,
+            origin_topic=topic,
+            max_reconsume_times=0,
+        )
+        await self._brokers.ask(
+            topic,
+            handle.receipt.broker,
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            {**ext.fields(), **extra},
+            seconds=SETTLE_SECONDS,
+            repeat=Repeat.UNLESS_CARRIED_OUT,
+        )
+        await self.acknowledge(group, topic, handle, extra, SETTLE_SECONDS)
+
+
+class Settling:
+    """AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue."""
+
+    def __init__(self, popped: PoppedMessages, renewals: Renewals) -> None:
+        self._popped = popped
+        self._renewals = renewals
+
+    async def acknowledge(self, request: pb.AckMessageRequest, caller: Caller) -> pb.AckMessageResponse:
+        """Each message has a status. Raises Refused."""
+        group, topic = group_of(request.group), topic_of(request.topic)
+        entries = [
+            pb.AckMessageResultEntry(message_id=each.message_id, receipt_handle=each.receipt_handle)
+            for each in request.entries
+        ]
+        if not entries:
+            raise Refused(pb.BAD_REQUEST, "the request acknowledges no message")
+        seconds = caller.seconds_left(SETTLE_SECONDS)
+
+        async def acknowledge(entry: pb.AckMessageResultEntry) -> None:
+            try:
+                async with self._renewals.taken(caller.client_id, group, entry.receipt_handle) as handle:
+                    await self._popped.acknowledge(group, topic, handle, caller.extra, seconds)
+                entry.status.CopyFrom(OK)
+            except Refused as refused:
+                entry.status.CopyFrom(refused.status)
+            except ClientError as error:
+                entry.status.CopyFrom(refusal_of(error).status)
+
+        async with trio.open_nursery() as nursery:
+            for entry in entries:
+                nursery.start_soon(acknowledge, entry)
+        return pb.AckMessageResponse(status=together(entry.status for entry in entries), entries=entries)
+
+    async def change_invisible(
+        self, request: pb.ChangeInvisibleDurationRequest, caller: Caller
+    ) -> pb.ChangeInvisibleDurationResponse:
+        """Hide a message for another time; the answer has a new receipt handle. Raises Refused, ClientError."""
+        group, topic = group_of(request.group), topic_of(request.topic)
+        invisible_ms = duration_ms(request.invisible_duration)
+        if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
+            raise Refused(
+                pb.ILLEGAL_INVISIBLE_TIME, f"an invisible time of {invisible_ms} ms; allowed: 0 to {INVISIBLE_MS_MAX}"
+            )
+        async with self._renewals.taken(caller.client_id, group, request.receipt_handle) as handle:
+            changed = await self._popped.defer(
+                group, topic, handle, invisible_ms, caller.extra, caller.seconds_left(SETTLE_SECONDS)
+            )
+        return pb.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.encode())
+
+    async def forward_to_dead_letters(
+        self, request: pb.ForwardMessageToDeadLetterQueueRequest, caller: Caller
+    ) -> pb.ForwardMessageToDeadLetterQueueResponse:
+        """The client gives a message up. Raises Refused, ClientError."""
+        group, topic = group_of(request.group), topic_of(request.topic)
+        async with self._renewals.taken(caller.client_id, group, request.receipt_handle) as handle:
+            await self._popped.bury(group, topic, handle, request.message_id, caller.extra)
+        return pb.ForwardMessageToDeadLetterQueueResponse(status=OK)
+
+
+def _place(group: str, topic: str, handle: Handle) -> str:
+    """The topic in which a popped message is stored."""
+    return topic if handle.receipt.mark == NORMAL else pop_retry_topic(group, topic)

@@ -1,0 +1,182 @@
+"""Clients and their telemetry streams: Telemetry, Heartbeat, NotifyClientTermination; and questions of brokers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+import trio
+
+from mq.client.errors import ClientError
+from mq.client.net.connection import AnswerLater, refuse_server_request
+from mq.client.net.replies import received_messages
+from mq.protocol.headers import CheckTransactionState, Request, UnknownRequest
+from mq.proxy.brokers import Brokers
+from mq.proxy.callers import Call, Caller, Identify, parsed
+from mq.proxy.clients import Clients, TelemetryStream
+from mq.proxy.grpc.status import BrokenCall, CallRefused, Status
+from mq.proxy.mapping.handles import TransactionId
+from mq.proxy.mapping.incoming import message_of
+from mq.proxy.mapping.names import group_of, topic_of
+from mq.proxy.mapping.refusals import OK, Refused, refusal_of
+from mq.proxy.mapping.routes import kinds_of
+from mq.proxy.mapping.settings import CONSUMERS, LITE, PRODUCERS, merged
+from mq.proxy.renewals import Renewals
+from mq.proxy.wire import messaging_pb2 as pb
+
+TOPICS_MAX: Final = 256
+"""Transaction topics of all clients of one proxy: a broker takes so many producer groups on one connection."""
+_CHECKS_MAX: Final = 256
+"""Questions on their way to clients; further ones are dropped, and brokers ask again."""
+_CHECK_SECONDS: Final = 10.0
+
+Log = structlog.stdlib.BoundLogger
+
+
+class Telemetry:
+    """The streams to clients.
+
+    Args:
+        draining: set when the proxy is about to stop.
+        nursery: of the tasks that outlive a call.
+    """
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        clients: Clients,
+        identify: Identify,
+        renewals: Renewals,
+        draining: trio.Event,
+        nursery: trio.Nursery,
+        log: Log,
+    ) -> None:
+        self._brokers = brokers
+        self._clients = clients
+        self._identify = identify
+        self._renewals = renewals
+        self._draining = draining
+        self._nursery = nursery
+        self._log = log
+        self._checks = 0
+
+    async def telemetry(self, call: Call) -> None:
+        """Serve a stream until the client ends it; a proxy that stops ends it with UNAVAILABLE, and the client opens
+        another one and sends its settings again.
+        """
+        try:
+            caller = await self._identify(call)
+        except Refused as refused:
+            await call.send(pb.TelemetryCommand(status=refused.status).SerializeToString())
+            return
+        except ClientError as error:
+            await call.send(pb.TelemetryCommand(status=refusal_of(error).status).SerializeToString())
+            return
+        stream = TelemetryStream(call, caller.client_id)
+        self._clients.opened(stream)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cancel_at_drain, nursery.cancel_scope)
+                await self._serve(call, stream)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._clients.closed(stream)
+        if self._draining.is_set():
+            raise CallRefused(Status.UNAVAILABLE, "this proxy is about to stop: connect again")
+
+    async def _cancel_at_drain(self, scope: trio.CancelScope) -> None:
+        await self._draining.wait()
+        scope.cancel()
+
+    async def _serve(self, call: Call, stream: TelemetryStream) -> None:
+        while (data := await call.receive()) is not None:
+            command = parsed(pb.TelemetryCommand, data)
+            if command.HasField("settings"):
+                await stream.send(await self._settings(stream, command.settings))
+
+    async def _settings(self, stream: TelemetryStream, told: pb.Settings) -> pb.TelemetryCommand:
+        """The answer to the settings of a client."""
+        try:
+            if told.HasField("subscription") and told.client_type not in LITE:
+                group = await self._brokers.group(group_of(told.subscription.group))
+            else:
+                group = None
+            settings = merged(told, group)
+            if told.HasField("publishing"):
+                await self._produces(stream, {topic_of(topic) for topic in told.publishing.topics})
+        except Refused as refused:
+            return pb.TelemetryCommand(status=refused.status)
+        except ClientError as error:
+            return pb.TelemetryCommand(status=refusal_of(error).status)
+        stream.settings = settings
+        return pb.TelemetryCommand(status=OK, settings=settings)
+
+    async def _produces(self, stream: TelemetryStream, topics: set[str]) -> None:
+        """Note the topics to which a producer may send transactional messages: brokers ask about these."""
+        found: set[str] = set()
+        for topic in topics:
+            try:
+                if pb.TRANSACTION in kinds_of((await self._brokers.topic(topic)).config):
+                    found.add(topic)
+            except ClientError as error:  # it does not exist yet; the first message to it will say so
+                self._log.debug("topic_unknown", topic=topic, reason=str(error))
+        known = self._clients.transaction_topics()
+        room = TOPICS_MAX - len(known)
+        added = sorted(found - known)
+        if len(added) > room:
+            self._log.error("too_many_transaction_topics", topics=len(known) + len(added), limit=TOPICS_MAX)
+            found -= set(added[max(room, 0) :])
+        if self._clients.produces(stream, frozenset(found)):
+            self._brokers.announce_producers()
+
+    async def heartbeat(self, request: pb.HeartbeatRequest, caller: Caller) -> pb.HeartbeatResponse:
+        """The client is still here. Raises Refused for a kind of client that is none."""
+        if request.client_type not in PRODUCERS | CONSUMERS | LITE:
+            raise Refused(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {request.client_type} is unknown")
+        return pb.HeartbeatResponse(status=OK)
+
+    async def leave(
+        self, request: pb.NotifyClientTerminationRequest, caller: Caller
+    ) -> pb.NotifyClientTerminationResponse:
+        """The client leaves, and gets no messages any more."""
+        self._clients.gone(caller.client_id)
+        self._nursery.start_soon(self._renewals.release, caller.client_id)
+        return pb.NotifyClientTerminationResponse(status=OK)
+
+    # Questions of brokers.
+
+    def answer_broker(
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+    ) -> bytes | None:
+        """A request from a broker, which may be a question about a transaction."""
+        if not isinstance(request, CheckTransactionState):
+            return refuse_server_request(request, body, answer_later)
+        if self._checks < _CHECKS_MAX:
+            self._checks += 1
+            self._nursery.start_soon(self._check, request, bytes(body))
+        return None
+
+    async def _check(self, request: CheckTransactionState, body: bytes) -> None:
+        try:
+            [message] = received_messages("", memoryview(body))
+            stream = self._clients.producer_of(message.topic)
+            broker_name = request.ext.broker_name
+            if stream is None or broker_name is None:
+                return  # the client has gone meanwhile; or the broker is of an older release
+            transaction = TransactionId(
+                broker_name,
+                request.ext.half_queue_offset,
+                request.ext.half_physical_offset,
+                message.message_id,
+            )
+            command = pb.RecoverOrphanedTransactionCommand(
+                message=message_of(message, message.topic), transaction_id=transaction.encode()
+            )
+            with trio.move_on_after(_CHECK_SECONDS):
+                await stream.send(pb.TelemetryCommand(status=OK, recover_orphaned_transaction_command=command))
+        except BrokenCall as error:  # asked again by the broker
+            self._log.debug("check_not_sent", reason=str(error))
+        except (ClientError, ValueError) as error:
+            self._log.warning("check_unreadable", reason=str(error))
+        finally:
+            self._checks -= 1

@@ -1,0 +1,146 @@
+"""Accounts through a proxy: it acts as the user who has signed the call, and can do nothing else."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hmac
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from mq.client import Admin, BrokerError, Message, Producer, SendRejected
+from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
+from mq.client.net.credentials import Credentials
+from mq.client.users import UserAdmin
+from mq.protocol.acting import ActsFor
+from mq.protocol.codes import RequestCode
+from mq.protocol.user_bodies import PolicyEntryInfo, UserInfo
+from mq.proxy.wire import messaging_pb2 as pb
+from mq.testing import Kit, open_kit
+from tests.support.proxies import ENDPOINTS, InMemoryProxy, open_proxy
+
+ACCOUNTS = """
+accounts:
+- {accessKey: operator, secretKey: operator-secret, admin: true}
+- {accessKey: gateway, secretKey: gateway-secret, proxy: true}
+- {accessKey: another, secretKey: another-secret, topicPerms: [Orders=PUB]}
+- accessKey: orders-service
+  secretKey: orders-secret
+  topicPerms: [Orders=PUB|SUB]
+  groupPerms: [billing=SUB]
+"""
+OPERATOR = RemotingSettings(credentials=Credentials("operator", "operator-secret"), tls=None)
+GATEWAY = Credentials("gateway", "gateway-secret")
+
+
+def signed(user: str, secret: str, at: dt.datetime) -> dict[str, str]:
+    """The metadata with which a client signs a call."""
+    time = f"{at:%Y%m%dT%H%M%SZ}"
+    signature = hmac.new(secret.encode(), time.encode(), "sha1").hexdigest().upper()
+    header = f"MQv2-HMAC-SHA1 Credential={user}, SignedHeaders=x-mq-date-time, Signature={signature}"
+    return {"authorization": header, "x-mq-date-time": time}
+
+
+def run(path: Path, test: Callable[[Kit, InMemoryProxy, Admin], Awaitable[None]]) -> None:
+    file = path / "plain_acl.yml"
+    file.write_text(ACCOUNTS)
+
+    async def main() -> None:
+        async with (
+            open_kit(acl_file=file) as kit,
+            Admin(kit.namesrv, remoting=OPERATOR) as admin,
+            open_proxy(kit, GATEWAY) as proxy,
+        ):
+            await admin.create_topic("Orders", 1)
+            await admin.create_topic("Secrets", 1)
+            await test(kit, proxy, admin)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_proxy_acts_as_the_user_of_its_client(tmp_path: Path) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        proxy.metadata = signed("orders-service", "orders-secret", kit.now())
+        assert (await proxy.send("Orders", "one")).status.code == pb.OK
+        assert (await proxy.send("Secrets", "two")).status.code == pb.FORBIDDEN
+        _, [got] = await proxy.receive("billing", "Orders")
+        assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
+        assert (await proxy.receive("spies", "Orders"))[0].code == pb.FORBIDDEN
+        assert (await proxy.receive("billing", "Secrets"))[0].code == pb.FORBIDDEN
+        assert kit.messages("Secrets") == []
+
+    run(tmp_path, test)
+
+
+def test_who_has_not_signed_or_not_lately_is_refused(tmp_path: Path) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        right = signed("orders-service", "orders-secret", kit.now())
+        wrong = {
+            "no signature": {},
+            "another key": signed("orders-service", "guessed-secret", kit.now()),
+            "unknown user": signed("somebody", "orders-secret", kit.now()),
+            "the proxy's own user": signed("gateway", "gateway-secret", kit.now()),
+            "too old": signed("orders-service", "orders-secret", kit.now() - dt.timedelta(seconds=310)),
+            "another time": right | {"x-mq-date-time": f"{kit.now() + dt.timedelta(seconds=9):%Y%m%dT%H%M%SZ}"},
+            "no time": right | {"x-mq-date-time": "yesterday"},
+            "another algorithm": right | {"authorization": "Basic b3JkZXJzOm9yZGVycw=="},
+        }
+        for why, metadata in wrong.items():
+            proxy.metadata = metadata
+            assert (await proxy.send("Orders", "one")).status.code == pb.UNAUTHORIZED, why
+            assert (await proxy.receive("billing", "Orders"))[0].code == pb.UNAUTHORIZED, why
+            route = pb.QueryRouteRequest(topic=pb.Resource(name="Orders"), endpoints=ENDPOINTS)
+            assert (await proxy.ask("QueryRoute", route, pb.QueryRouteResponse)).status.code == pb.UNAUTHORIZED, why
+            async with proxy.telemetry("c1", pb.Settings(client_type=pb.PRODUCER)) as (_, answer):
+                assert answer.status.code == pb.UNAUTHORIZED, why
+        assert kit.messages("Orders") == []
+        proxy.metadata = right
+        assert (await proxy.send("Orders", "one")).status.code == pb.OK
+
+    run(tmp_path, test)
+
+
+def test_policies_of_users_count_with_the_address_of_the_client(tmp_path: Path) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        near = PolicyEntryInfo(resource="Topic:Orders", actions=["Pub"], decision="Allow", source_ips=["192.0.2.0/24"])
+        far = PolicyEntryInfo(resource="Topic:Secrets", actions=["Pub"], decision="Allow", source_ips=["10.0.0.0/8"])
+        async with UserAdmin(kit.namesrv, remoting=OPERATOR) as users:
+            shop = UserInfo(name="shop", password="shop-secret", user_type="Normal")
+            await trio.sleep(2)  # the format level of the group rises
+            await users.create_user(shop)
+            await users.put_policies("shop", [near, far])
+        proxy.metadata = signed("shop", "shop-secret", kit.now())
+        assert (await proxy.send("Orders", "one")).status.code == pb.OK
+        assert (await proxy.send("Secrets", "two")).status.code == pb.FORBIDDEN
+
+    run(tmp_path, test)
+
+
+def test_the_account_of_a_proxy_can_do_nothing_of_its_own(tmp_path: Path) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        own = RemotingSettings(credentials=GATEWAY, tls=None)
+        async with Producer(kit.namesrv, remoting=own) as producer:
+            with pytest.raises(SendRejected, match="names no user"):
+                await producer.send(Message("Orders", b"one"))
+        async with Admin(kit.namesrv, remoting=own) as gateway:
+            with pytest.raises(BrokerError, match="names no user"):
+                await gateway.delete_topic("Orders")
+        user = signed("operator", "operator-secret", kit.now())
+        acting = ActsFor(
+            "operator", user["x-mq-date-time"], user["authorization"].rpartition("=")[2], "192.0.2.7"
+        ).fields()
+        another = RemotingSettings(credentials=Credentials("another", "another-secret"), tls=None)
+        for settings, code, why in (
+            (own, RequestCode.DELETE_TOPIC_IN_BROKER, "not allowed through a proxy"),
+            (another, RequestCode.CHECK_CLIENT_CONFIG, "not an account of a proxy"),
+        ):
+            async with ClientCore.open(parse_addresses(kit.namesrv), settings=settings) as core:
+                address = (await core.route("Orders")).leader_address("broker-a")
+                with pytest.raises(BrokerError, match=why):
+                    await core.call(address or "", code, {"topic": "Orders", **acting})
+        assert kit.messages("Orders") == []
+
+    run(tmp_path, test)

@@ -1,0 +1,273 @@
+"""Messages through a proxy: sent, received, acknowledged, given back; on brokers of the test kit, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+import trio.testing
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from mq.client import Admin
+from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.proxy.wire import messaging_pb2 as pb
+from mq.testing import Kit, open_kit
+from tests.support.proxies import ENDPOINTS, Call, InMemoryProxy, message, open_proxy, receive_request
+
+Test = Callable[[Kit, InMemoryProxy, Admin], Awaitable[None]]
+
+
+def run(test: Test, *, replicas: int = 1, **settings: object) -> None:
+    async def main() -> None:
+        async with (
+            open_kit(replicas=replicas, **settings) as kit,
+            Admin(kit.namesrv) as admin,
+            open_proxy(kit) as proxy,
+        ):
+            await admin.create_topic("Orders", 2)
+            await admin.create_topic("Steps", 2, message_type="FIFO")
+            await admin.create_topic("Later", 2, message_type="DELAY")
+            await admin.create_topic("Payments", 2, message_type="TRANSACTION")
+            await test(kit, proxy, admin)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def bodies(messages: list[pb.Message]) -> list[str]:
+    return [each.body.decode() for each in messages]
+
+
+async def begin(proxy: InMemoryProxy, group: str, topic: str) -> None:
+    """Let a new group begin here: it begins at the end of the topic."""
+    status, messages = await proxy.receive(group, topic)
+    assert (status.code, messages) == (pb.MESSAGE_NOT_FOUND, [])
+
+
+def test_a_message_is_sent_received_and_acknowledged() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        sent = await proxy.send("Orders", "one", tag="red", keys=["k1", "k2"], trace_context="trace")
+        assert sent.status.code == pb.OK
+        [entry] = sent.entries
+        assert (entry.status.code, entry.message_id, entry.transaction_id) == (pb.OK, "id-one", "")
+        status, [got] = await proxy.receive("billing", "Orders")
+        assert status.code == pb.OK
+        told = got.system_properties
+        assert (got.topic.name, got.body) == ("Orders", b"one")
+        assert (told.message_id, told.tag, list(told.keys)) == ("id-one", "red", ["k1", "k2"])
+        assert (told.delivery_attempt, told.message_type, told.trace_context) == (1, pb.NORMAL, "trace")
+        assert (told.body_digest.type, told.body_encoding) == (pb.CRC32, pb.IDENTITY)
+        assert told.invisible_duration.seconds == 30
+        assert told.born_host == "192.0.2.7:50123"
+        answer = await proxy.acknowledge("billing", got)
+        assert (answer.status.code, answer.entries[0].status.code) == (pb.OK, pb.OK)
+        await kit.advance(seconds=60)
+        await begin(proxy, "billing", "Orders")
+
+    run(test)
+
+
+def test_a_message_that_nobody_acknowledges_comes_again_and_then_is_dead() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one")
+        for attempt in (1, 2):
+            _, [got] = await proxy.receive("billing", "Orders")
+            assert got.system_properties.delivery_attempt == attempt
+            await kit.advance(seconds=31)
+        await begin(proxy, "billing", "Orders")
+        await kit.settle()
+        assert [each.body for each in kit.dead_letters("billing")] == [b"one"]
+        late = await proxy.acknowledge("billing", got)
+        assert late.status.code == pb.INVALID_RECEIPT_HANDLE
+
+    run(test)
+
+
+def test_an_invisible_time_is_changed_and_the_new_handle_counts() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one")
+        _, [got] = await proxy.receive("billing", "Orders")
+        changed = await proxy.ask(
+            "ChangeInvisibleDuration",
+            pb.ChangeInvisibleDurationRequest(
+                group=pb.Resource(name="billing"),
+                topic=got.topic,
+                receipt_handle=got.system_properties.receipt_handle,
+                invisible_duration=Duration(seconds=120),
+            ),
+            pb.ChangeInvisibleDurationResponse,
+        )
+        assert changed.status.code == pb.OK
+        await kit.advance(seconds=60)
+        await begin(proxy, "billing", "Orders")
+        got.system_properties.receipt_handle = changed.receipt_handle
+        assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
+        await kit.advance(seconds=120)
+        await begin(proxy, "billing", "Orders")
+
+    run(test)
+
+
+def test_a_client_gives_a_message_up() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one")
+        _, [got] = await proxy.receive("billing", "Orders")
+        answer = await proxy.ask(
+            "ForwardMessageToDeadLetterQueue",
+            pb.ForwardMessageToDeadLetterQueueRequest(
+                group=pb.Resource(name="billing"),
+                topic=got.topic,
+                receipt_handle=got.system_properties.receipt_handle,
+                message_id="id-one",
+            ),
+            pb.ForwardMessageToDeadLetterQueueResponse,
+        )
+        assert answer.status.code == pb.OK
+        assert [each.body for each in kit.dead_letters("billing")] == [b"one"]
+        await kit.advance(seconds=60)
+        await begin(proxy, "billing", "Orders")
+
+    run(test)
+
+
+def test_a_message_stays_hidden_while_its_client_handles_it_and_a_killed_proxy_hides_it_for_a_minute_at_most() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        async with open_proxy(kit) as killed:
+            for body in ("one", "two"):
+                await proxy.send("Orders", body)
+            _, messages = await killed.receive("billing", "Orders", auto_renew=True)
+            if len(messages) == 1:
+                messages += (await killed.receive("billing", "Orders", auto_renew=True))[1]
+            assert sorted(bodies(messages)) == ["one", "two"]
+            for _ in range(14):
+                await trio.sleep(10)  # heartbeats come this often; meanwhile the proxy keeps the messages hidden
+                call = pb.HeartbeatRequest(client_type=pb.PUSH_CONSUMER)
+                assert (await killed.ask("Heartbeat", call, pb.HeartbeatResponse)).status.code == pb.OK
+            await begin(proxy, "billing", "Orders")
+            # The handle that the client has is that of the first pop, two minutes ago.
+            [done] = [each for each in messages if each.body == b"one"]
+            assert (await killed.acknowledge("billing", done)).status.code == pb.OK
+        await kit.advance(seconds=61)
+        _, again = await proxy.receive("billing", "Orders")
+        assert bodies(again) == ["two"]
+
+    run(test)
+
+
+def test_a_client_that_leaves_gives_back_what_it_has() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one")
+        _, [_] = await proxy.receive("billing", "Orders", client="c2", auto_renew=True)
+        left = await proxy.ask(
+            "NotifyClientTermination",
+            pb.NotifyClientTerminationRequest(),
+            pb.NotifyClientTerminationResponse,
+            client="c2",
+        )
+        assert left.status.code == pb.OK
+        _, again = await proxy.receive("billing", "Orders")
+        assert bodies(again) == ["one"]
+
+    run(test)
+
+
+def test_messages_of_a_receive_that_its_client_has_given_up_come_at_once() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        call = Call("c2", trio.current_time() + 30)
+        await call.to_server.send(receive_request("billing", "Orders").SerializeToString())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(proxy.serve, "ReceiveMessage", call)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        await proxy.send("Orders", "one")
+        _, again = await proxy.receive("billing", "Orders")
+        assert bodies(again) == ["one"]
+        assert again[0].system_properties.delivery_attempt <= 2
+
+    run(test)
+
+
+def test_message_groups_are_handled_in_order() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await admin.put_consumer_group(SubscriptionGroupConfig(group_name="steps", consume_message_orderly=True))
+        assigned = await proxy.ask(
+            "QueryAssignment",
+            pb.QueryAssignmentRequest(
+                topic=pb.Resource(name="Steps"), group=pb.Resource(name="steps"), endpoints=ENDPOINTS
+            ),
+            pb.QueryAssignmentResponse,
+        )
+        assert [each.message_queue.id for each in assigned.assignments] == [0, 1]
+        await begin(proxy, "steps", "Steps")
+        sent = await proxy.send("Steps", "1", "2", "3", message_group="g", message_type=pb.FIFO)
+        assert sent.status.code == pb.OK
+        _, first = await proxy.receive("steps", "Steps")
+        assert bodies(first) == ["1", "2", "3"]
+        assert {each.system_properties.message_group for each in first} == {"g"}
+        assert (await proxy.acknowledge("steps", first[0])).status.code == pb.OK
+        await begin(proxy, "steps", "Steps")  # the others are open, and nobody gets any of the queue
+        await kit.advance(seconds=31)
+        _, again = await proxy.receive("steps", "Steps")
+        assert bodies(again) == ["2", "3"]
+
+    run(test)
+
+
+def test_a_delay_may_be_as_long_as_the_broker_allows_and_a_message_is_recalled() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "later", "Later")
+        due = int(kit.now().timestamp()) + 30 * 86400
+        sent = await proxy.send("Later", "a", "b", delivery_timestamp=Timestamp(seconds=due), message_type=pb.DELAY)
+        assert sent.status.code == pb.OK
+        by_id = {entry.message_id: entry for entry in sent.entries}
+        recalled = await proxy.ask(
+            "RecallMessage",
+            pb.RecallMessageRequest(topic=pb.Resource(name="Later"), recall_handle=by_id["id-a"].recall_handle),
+            pb.RecallMessageResponse,
+        )
+        assert (recalled.status.code, recalled.message_id) == (pb.OK, "id-a")
+        too_far = Timestamp(seconds=due + 400 * 86400)
+        refused = await proxy.send("Later", "c", delivery_timestamp=too_far, message_type=pb.DELAY)
+        assert refused.status.code == pb.ILLEGAL_DELIVERY_TIME
+        await kit.advance(days=30, seconds=5)
+        _, got = await proxy.receive("later", "Later")
+        assert bodies(got) == ["b"]
+        assert got[0].system_properties.message_type == pb.DELAY
+        assert got[0].system_properties.delivery_timestamp.seconds == due
+
+    run(test)
+
+
+def test_a_leader_change_costs_clients_no_error() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one")
+        _, [got] = await proxy.receive("billing", "Orders")
+        await kit.lose_leader()
+        assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
+        assert (await proxy.send("Orders", "two")).status.code == pb.OK
+        status, got_two = await proxy.receive("billing", "Orders")
+        assert (status.code, bodies(got_two)) == (pb.OK, ["two"])
+
+    run(test, replicas=3)
+
+
+def test_each_message_of_a_request_has_a_status() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one")
+        _, [got] = await proxy.receive("billing", "Orders")
+        bad = message("Orders", "x", receipt_handle="1 2 3")
+        answer = await proxy.acknowledge("billing", got, bad)
+        assert answer.status.code == pb.MULTIPLE_RESULTS
+        assert [each.status.code for each in answer.entries] == [pb.OK, pb.INVALID_RECEIPT_HANDLE]
+
+    run(test)

@@ -1,0 +1,118 @@
+"""Transactions through a proxy; and what clients and proxies learn of each other by telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from mq.client import Admin
+from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.proxy.grpc import CallRefused, Status
+from mq.proxy.wire import messaging_pb2 as pb
+from mq.testing import Kit, open_kit
+from tests.support.proxies import Call, InMemoryProxy, open_proxy
+
+PRODUCER = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[pb.Resource(name="Payments")]))
+
+
+def run(test: Callable[[Kit, InMemoryProxy, Admin], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with (
+            open_kit(transaction_timeout_seconds=6, transaction_check_seconds=6) as kit,
+            Admin(kit.namesrv) as admin,
+            open_proxy(kit) as proxy,
+        ):
+            await admin.create_topic("Payments", 2, message_type="TRANSACTION")
+            await test(kit, proxy, admin)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def end(
+    proxy: InMemoryProxy, transaction_id: str, resolution: pb.TransactionResolution
+) -> pb.EndTransactionResponse:
+    request = pb.EndTransactionRequest(
+        topic=pb.Resource(name="Payments"), message_id="m", transaction_id=transaction_id, resolution=resolution
+    )
+    return await proxy.ask("EndTransaction", request, pb.EndTransactionResponse)
+
+
+def test_a_transaction_ends_as_its_producer_says_also_through_another_proxy() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        sent = await proxy.send("Payments", "yes", "no", message_type=pb.TRANSACTION)
+        assert sent.status.code == pb.OK
+        yes, no = (entry.transaction_id for entry in sent.entries)
+        async with open_proxy(kit) as other:
+            assert (await end(other, yes, pb.COMMIT)).status.code == pb.OK
+        assert (await end(proxy, no, pb.ROLLBACK)).status.code == pb.OK
+        assert (await end(proxy, "nonsense", pb.COMMIT)).status.code == pb.INVALID_TRANSACTION_ID
+        assert (await end(proxy, "", pb.COMMIT)).status.code == pb.INVALID_TRANSACTION_ID
+        await kit.settle()
+        assert [each.body for each in kit.messages("Payments")] == [b"yes"]
+
+    run(test)
+
+
+def test_a_new_producer_is_asked_about_an_orphan_as_soon_as_it_is_due() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        async with proxy.telemetry("p1", PRODUCER) as (stream, answer):
+            assert answer.status.code == pb.OK
+            await proxy.send("Payments", "orphan", message_type=pb.TRANSACTION)
+            began = trio.current_time()
+            with trio.fail_after(20):
+                command = (await stream.hear()).recover_orphaned_transaction_command
+            assert command.message.body == b"orphan"
+            assert command.message.system_properties.message_id == "id-orphan"
+            assert trio.current_time() - began < 13  # time-out and interval of the checks, and a second
+            assert (await end(proxy, command.transaction_id, pb.COMMIT)).status.code == pb.OK
+        await kit.settle()
+        assert [each.body for each in kit.messages("Payments")] == [b"orphan"]
+
+    run(test)
+
+
+def test_settings_say_what_the_servers_want() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        async with proxy.telemetry("p1", PRODUCER) as (_, answer):
+            assert answer.settings.backoff_policy.max_attempts == 3
+            assert answer.settings.publishing.validate_message_type
+            assert answer.settings.publishing.max_body_size == 4 * 1024 * 1024
+            assert not answer.settings.metric.on
+        config = SubscriptionGroupConfig(group_name="steps", consume_message_orderly=True, retry_max_times=5)
+        await admin.put_consumer_group(config)
+        consumer = pb.Settings(
+            client_type=pb.SIMPLE_CONSUMER, subscription=pb.Subscription(group=pb.Resource(name="steps"))
+        )
+        async with proxy.telemetry("c1", consumer) as (_, answer):
+            assert answer.status.code == pb.OK
+            assert answer.settings.subscription.fifo
+            assert answer.settings.subscription.receive_batch_size == 32
+            assert answer.settings.subscription.long_polling_timeout.seconds == 20
+            assert answer.settings.backoff_policy.max_attempts == 6
+            assert answer.settings.backoff_policy.customized_backoff.next[0].seconds == 10
+        lite = pb.Settings(client_type=pb.LITE_PUSH_CONSUMER, subscription=pb.Subscription())
+        async with proxy.telemetry("c2", lite) as (_, answer):
+            assert answer.status.code == pb.UNSUPPORTED
+
+    run(test)
+
+
+def test_a_proxy_that_stops_ends_telemetry_so_that_clients_go_elsewhere() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        call = Call("p1")
+        await call.to_server.send(pb.TelemetryCommand(settings=PRODUCER).SerializeToString())
+
+        async def expect_unavailable() -> None:
+            with pytest.raises(CallRefused) as caught:
+                await proxy.serve("Telemetry", call)
+            assert caught.value.status is Status.UNAVAILABLE
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect_unavailable)
+            assert pb.TelemetryCommand.FromString(await call.answers.receive()).HasField("settings")
+            proxy.draining.set()
+
+    run(test)
