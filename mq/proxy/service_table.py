@@ -16,6 +16,7 @@ from mq.proxy.clients import Clients
 from mq.proxy.identification import Identification
 from mq.proxy.mapping.refusals import Refused
 from mq.proxy.renewals import Renewals
+from mq.proxy.services.pulling import Pulling
 from mq.proxy.services.receiving import Receiving
 from mq.proxy.services.routing import Routing
 from mq.proxy.services.sending import Sending
@@ -56,6 +57,7 @@ class ServiceTable:
         self._telemetry = Telemetry(brokers, clients, identify, self.renewals, draining, nursery, log)
         self._routing = Routing(brokers)
         self._sending = Sending(brokers, wall_clock_ms)
+        self._pulling = Pulling(brokers, identify)
         self._settling = Settling(popped, self.renewals)
         self._receiving = Receiving(brokers, popped, self.renewals, clients, identify, nursery, wall_clock_ms, log)
 
@@ -63,6 +65,7 @@ class ServiceTable:
         """By path."""
         caller = self._identification.caller_of
         routing, sending, settling, telemetry = self._routing, self._sending, self._settling, self._telemetry
+        pulling = self._pulling
         return {
             f"{SERVICE}QueryRoute": unary(
                 pb.QueryRouteRequest, caller, routing.query_route, lambda s: pb.QueryRouteResponse(status=s)
@@ -100,6 +103,16 @@ class ServiceTable:
                 caller,
                 settling.forward_to_dead_letters,
                 lambda s: pb.ForwardMessageToDeadLetterQueueResponse(status=s),
+            ),
+            f"{SERVICE}PullMessage": pulling.pull,
+            f"{SERVICE}UpdateOffset": unary(
+                pb.UpdateOffsetRequest, caller, pulling.update_offset, lambda s: pb.UpdateOffsetResponse(status=s)
+            ),
+            f"{SERVICE}GetOffset": unary(
+                pb.GetOffsetRequest, caller, pulling.get_offset, lambda s: pb.GetOffsetResponse(status=s)
+            ),
+            f"{SERVICE}QueryOffset": unary(
+                pb.QueryOffsetRequest, caller, pulling.query_offset, lambda s: pb.QueryOffsetResponse(status=s)
             ),
             f"{SERVICE}Telemetry": telemetry.telemetry,
             f"{SERVICE}NotifyClientTermination": unary(

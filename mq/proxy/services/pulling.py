@@ -1,0 +1,162 @@
+"""Queues that a client reads by itself: PullMessage, UpdateOffset, GetOffset, QueryOffset."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.client.errors import BrokerError, ClientError
+from mq.client.net.replies import fields_of, received_messages
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import QueueOffset
+from mq.protocol.replies import OffsetReply, PullReply
+from mq.protocol.requests import (
+    PullExt,
+    QueryConsumerOffsetExt,
+    QueueExt,
+    SearchOffsetExt,
+    UpdateConsumerOffsetExt,
+)
+from mq.proxy.brokers import Brokers
+from mq.proxy.callers import Call, Caller, Fields, Identify, parsed
+from mq.proxy.mapping.incoming import message_of
+from mq.proxy.mapping.names import group_of, topic_of
+from mq.proxy.mapping.refusals import OK, Refused, refusal_of
+from mq.proxy.mapping.settings import LONG_POLLING_MS, RECEIVE_BATCH_MAX
+from mq.proxy.mapping.times import duration_ms, timestamp_ms
+from mq.proxy.wire import messaging_pb2 as pb
+
+_MAY_BE_HELD: Final = 2
+_SUBSCRIPTION_HERE: Final = 4
+_NOTHING: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY})
+_ENDS: Final = {pb.BEGINNING: RequestCode.GET_MIN_OFFSET, pb.END: RequestCode.GET_MAX_OFFSET}
+
+
+class _Queue:
+    """A queue in a request. Raises Refused."""
+
+    def __init__(self, queue: pb.MessageQueue) -> None:
+        self.topic = topic_of(queue.topic)
+        self.broker_name = queue.broker.name
+        self.queue_id = queue.id
+        if not self.broker_name:
+            raise Refused(pb.BAD_REQUEST, "the queue has no broker")
+
+
+class Pulling:
+    """The calls of pull consumers."""
+
+    def __init__(self, brokers: Brokers, identify: Identify) -> None:
+        self._brokers = brokers
+        self._identify = identify
+
+    async def pull(self, call: Call) -> None:
+        """The status, the messages, and the offset at which the next pull goes on."""
+        request = parsed(pb.PullMessageRequest, await call.receive())
+        try:
+            answers = await self._pull(request, await self._identify(call))
+        except Refused as refused:
+            answers = [pb.PullMessageResponse(status=refused.status)]
+        except ClientError as error:
+            answers = [pb.PullMessageResponse(status=refusal_of(error).status)]
+        for answer in answers:
+            await call.send(answer.SerializeToString())
+
+    async def _pull(self, request: pb.PullMessageRequest, caller: Caller) -> list[pb.PullMessageResponse]:
+        group, queue = group_of(request.group), _Queue(request.message_queue)
+        offset = _checked(request.offset)
+        count = min(request.batch_size, RECEIVE_BATCH_MAX) if request.batch_size > 0 else RECEIVE_BATCH_MAX
+        seconds = min(max(duration_ms(request.long_polling_timeout), 0), LONG_POLLING_MS) / 1000
+
+        def ext_for(left_ms: int) -> Fields:
+            ext = PullExt(
+                consumer_group=group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                queue_offset=offset,
+                max_messages=count,
+                sys_flag=_SUBSCRIPTION_HERE | (_MAY_BE_HELD if seconds else 0),
+                commit_offset=QueueOffset(0),
+                suspend_timeout_ms=left_ms,
+                sub_version=0,
+                subscription=request.filter_expression.expression or "*",
+                expression_type="SQL92" if request.filter_expression.type == pb.SQL else "TAG",
+            )
+            return {**ext.fields(), **caller.extra}
+
+        answer = await self._brokers.ask_held(
+            queue.topic,
+            queue.broker_name,
+            RequestCode.PULL_MESSAGE,
+            ext_for,
+            seconds=max(caller.seconds_left(seconds), 1.0),
+        )
+        nothing = pb.Status(code=pb.MESSAGE_NOT_FOUND, message="no new message")
+        if answer is None:
+            return [pb.PullMessageResponse(status=nothing), pb.PullMessageResponse(next_offset=offset)]
+        response, body = answer
+        if response.code == ResponseCode.SUCCESS or response.code in _NOTHING:
+            status = OK if response.code == ResponseCode.SUCCESS else nothing
+            messages = received_messages(queue.broker_name, body) if response.code == ResponseCode.SUCCESS else []
+            return [
+                pb.PullMessageResponse(status=status),
+                *(pb.PullMessageResponse(message=message_of(message, queue.topic)) for message in messages),
+                pb.PullMessageResponse(next_offset=fields_of(PullReply, response).next_begin_offset),
+            ]
+        refused = refusal_of(BrokerError(response.code, response.remark, queue.broker_name))
+        answers = [pb.PullMessageResponse(status=refused.status)]
+        if response.code == ResponseCode.PULL_OFFSET_MOVED:  # where it can go on
+            reply = fields_of(PullReply, response)
+            answers.append(pb.PullMessageResponse(next_offset=reply.next_begin_offset))
+        return answers
+
+    async def update_offset(self, request: pb.UpdateOffsetRequest, caller: Caller) -> pb.UpdateOffsetResponse:
+        """Store the offset at which a group goes on. Raises Refused, ClientError."""
+        group, queue = group_of(request.group), _Queue(request.message_queue)
+        ext = UpdateConsumerOffsetExt(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            commit_offset=_checked(request.offset),
+        )
+        await self._brokers.ask(
+            queue.topic, queue.broker_name, RequestCode.UPDATE_CONSUMER_OFFSET, {**ext.fields(), **caller.extra}
+        )
+        return pb.UpdateOffsetResponse(status=OK)
+
+    async def get_offset(self, request: pb.GetOffsetRequest, caller: Caller) -> pb.GetOffsetResponse:
+        """The offset at which a group goes on. Raises Refused, ClientError."""
+        group, queue = group_of(request.group), _Queue(request.message_queue)
+        ext = QueryConsumerOffsetExt(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
+        )
+        offset = await self._offset(queue, RequestCode.QUERY_CONSUMER_OFFSET, {**ext.fields(), **caller.extra})
+        return pb.GetOffsetResponse(status=OK, offset=offset)
+
+    async def query_offset(self, request: pb.QueryOffsetRequest, caller: Caller) -> pb.QueryOffsetResponse:
+        """The begin or the end of a queue, or its offset at a time. Raises Refused, ClientError."""
+        queue = _Queue(request.message_queue)
+        if request.query_offset_policy == pb.TIMESTAMP:
+            if not request.HasField("timestamp"):
+                raise Refused(pb.BAD_REQUEST, "the request has no time")
+            code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+            fields = SearchOffsetExt(
+                topic=queue.topic, queue_id=queue.queue_id, timestamp_ms=timestamp_ms(request.timestamp)
+            ).fields()
+        elif request.query_offset_policy in _ENDS:
+            code = _ENDS[request.query_offset_policy]
+            fields = QueueExt(topic=queue.topic, queue_id=queue.queue_id).fields()
+        else:
+            raise Refused(pb.BAD_REQUEST, f"the offset policy {request.query_offset_policy} is unknown")
+        offset = await self._offset(queue, code, {**fields, **caller.extra})
+        return pb.QueryOffsetResponse(status=OK, offset=offset)
+
+    async def _offset(self, queue: _Queue, code: int, fields: Fields) -> int:
+        response, _ = await self._brokers.ask(queue.topic, queue.broker_name, code, fields)
+        return fields_of(OffsetReply, response).offset
+
+
+def _checked(offset: int) -> QueueOffset:
+    """Raises Refused."""
+    if offset < 0:
+        raise Refused(pb.ILLEGAL_OFFSET, f"the offset is {offset}")
+    return QueueOffset(offset)
