@@ -7,6 +7,7 @@ import signal
 import sys
 
 import pytest
+import structlog
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from hypothesis import HealthCheck, settings
 
@@ -35,3 +36,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("steady")
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After each module, logging is as it was when Python started.
+
+    `capture_logs` leaves structlog configured. Then the SDK lets it render what it logs, which takes 20 ms for each
+    exception.
+    """
+    if (nextitem is None or nextitem.path != item.path) and structlog.is_configured():
+        structlog.reset_defaults()
