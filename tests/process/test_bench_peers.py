@@ -10,7 +10,7 @@ from benchmarks.peers.__main__ import PEERS, parse_arguments, prepare
 from benchmarks.peers.samples import LOADS
 from benchmarks.peers.turns import Outcome, measure
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly]
 
 
 def left_in(directory: Path) -> list[str]:

@@ -33,6 +33,7 @@ async def values(measure: Measure, plan: Plan, directory: Path) -> dict[str, flo
     return {figure.name: figure.value for figure in figures}
 
 
+@pytest.mark.nightly
 async def test_lateness(plan: Plan, tmp_path: Path) -> None:
     found = await values(measure_lateness, plan, tmp_path)
     assert found["messages of level 1, 1,000 a second"] == 1000

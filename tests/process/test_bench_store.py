@@ -60,6 +60,7 @@ async def test_follower(plan: Plan, tmp_path: Path) -> None:
     assert found["cost of the reader, all cores shared"] <= 100
 
 
+@pytest.mark.nightly
 @pytest.mark.trio
 async def test_latency(plan: Plan, tmp_path: Path) -> None:
     found = await values(latency.measure_latency, plan, tmp_path)

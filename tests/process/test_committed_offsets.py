@@ -40,7 +40,7 @@ async def read_from(consumer: PullConsumer, offset: int) -> None:
     assert [(each.queue_offset, each.body) for each in messages] == [(offset, b"%d" % offset)]
 
 
-@pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["stopped", "killed"])
 async def test_the_next_consumer_begins_at_what_was_committed(tmp_path: Path, kill: bool) -> None:
     async with DevCluster.open(tmp_path, ports=Ports.free(3)) as cluster:
         async with Admin(cluster.namesrv) as admin:

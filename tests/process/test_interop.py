@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
     ("name", "scenario", "security"),
     [
         ("java4", "push", "none"),
-        ("java5", "tags", "none"),
+        pytest.param("java5", "tags", "none", marks=pytest.mark.nightly),
         ("java4", "refused", "acl"),
         ("java5", "unencrypted", "tls"),
     ],

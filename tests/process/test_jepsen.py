@@ -31,7 +31,10 @@ def directory_of(store: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("workload", ["queue", "log", "order", "numbered", "pop"])
+@pytest.mark.parametrize(
+    "workload",
+    ["log", "numbered", "pop", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("order", "queue"))],
+)
 def test_promises_hold_under_kills_and_partitions(tmp_path: Path, workload: str) -> None:
     nemeses = ["--nemesis", "kill,partition", "--quick"]
     options = ["--workload", workload, *nemeses, "--time", "6", "--seed", "1", "--store", str(tmp_path)]
@@ -69,6 +72,7 @@ def test_operators_and_damaged_disks_break_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_wrong_starts_and_short_logs_break_nothing(tmp_path: Path) -> None:
     nemeses = ["--nemesis", "behind,wrong-start", "--quick"]
     options = ["--workload", "queue", *nemeses, "--time", "5", "--seed", "1", "--store", str(tmp_path)]
@@ -78,6 +82,7 @@ def test_wrong_starts_and_short_logs_break_nothing(tmp_path: Path) -> None:
     assert log.counts["removed in their time"] > 0, "no file was removed"
 
 
+@pytest.mark.nightly
 def test_replicas_that_are_all_damaged_repair_each_other(tmp_path: Path) -> None:
     options = ["scenario", "helix", "--backend", "local", "--time", "5", "--seed", "1", "--store", str(tmp_path)]
     done = subprocess.run([*RUN[:3], *options], cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""One quick run of raftmq-jepsen: whoever changes anything sees soon whether it still reaches a verdict."""
+"""The profile smoke of raftmq-jepsen reaches a verdict. `test_jepsen` has runs of the same kind each time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jepsen.profiles import SMOKE, cells
 from jepsen.run import HISTORY
 from jepsen.workloads import WORKLOADS
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly]
 
 
 def test_first_cell_of_the_profile_smoke_is_valid(tmp_path: Path) -> None:

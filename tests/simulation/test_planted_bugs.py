@@ -17,6 +17,7 @@ from chaos.planted.__main__ import (
     Finding,
     PatchRefused,
     check,
+    compiled_packages,
     hunt,
     main,
     names,
@@ -47,11 +48,21 @@ QUICKLY_FOUND = (
     "vote-not-persisted",
 )
 ALWAYS_HUNTED = ("double-vote", "one-attempt-more")
-"""One for the log and one for brokers; `make test-all` hunts them all."""
+"""One for the log and one for brokers."""
+LONG_HUNTED = ("kill-forgets-nothing", "lease-too-long")
+"""More than 20 seeds."""
 
 
 def hunts(names: Iterable[str]) -> list[Any]:
-    return [pytest.param(name, marks=() if name in ALWAYS_HUNTED else pytest.mark.slow) for name in names]
+    """`make test-all` hunts all but the longest, and those that are compiled for one test: these are for the night."""
+
+    def marks(name: str) -> list[pytest.MarkDecorator]:
+        if name in ALWAYS_HUNTED:
+            return []
+        is_long = name in LONG_HUNTED or (workload(name) == UNIT_TEST and compiled_packages(name))
+        return [pytest.mark.slow, *([pytest.mark.nightly] if is_long else [])]
+
+    return [pytest.param(name, marks=marks(name)) for name in names]
 
 
 def test_there_are_enough_mistakes() -> None:
@@ -121,8 +132,7 @@ def test_simulated_brokers_find(name: str, hunted: Callable[[str], Finding]) -> 
     assert hunted(name).seeds is not None, f"{name} went unnoticed in {SEEDS_MAX} seeds"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in names() if workload(name) == UNIT_TEST])
+@pytest.mark.parametrize("name", hunts(name for name in names() if workload(name) == UNIT_TEST))
 def test_named_test_finds(name: str, hunted: Callable[[str], Finding]) -> None:
     assert hunted(name).seeds is not None, f"{unit_test(name)} does not notice {name}"
 
