@@ -38,7 +38,7 @@ BENCHES += bench-client bench-special bench-metrics bench-fair bench-backup benc
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
 	@echo 'make demo-spark   the same for Apache Spark: it reads from the followers, counts words and writes; needs Java 17'
-	@echo 'make test-unit   the units, without sockets and processes; less than a minute on two processors'
+	@echo 'make test-unit   the units, without sockets and processes; about a minute on two processors'
 	@echo 'make test    the quick tests: units, some simulated and real groups; about 5 minutes on two processors'
 	@echo 'make test-all   all tests, with Java those of Spark too; 25 minutes on two processors'
 	@echo 'make test-nightly   what make test-all leaves out: the programs behind make bench once each, and 200 seeds of all workloads'
@@ -103,19 +103,20 @@ test-spark:
 	    $(SPARK_ENV) $(QUICK_START) PY=$(SPARK_PY) deploy/pytest-twice.sh spark -W default $(or $(ARGS),tests/spark); \
 	else echo 'raftmq: the tests with Spark are left out'; fi
 
-# Two halves side by side, always the same tests in the same order in each: what fails once fails again. ARGS, if there
-# are any, go to one process, as in make test ARGS='tests/unit/segment -k torn'.
+# Three lanes side by side on two processors, since tests with sockets and processes wait much of the time; always the
+# same tests in the same order in each. ARGS, if there are any, go to one process, as in
+# make test ARGS='tests/unit/segment -k torn'.
 test: $(INSTALLED)
 ifdef ARGS
 	$(PY) -m pytest $(ARGS)
 else
-	@$(MAKE) --no-print-directory -j 2 .test-brokers .test-others SELECTED="-m 'not slow'"
+	@$(MAKE) --no-print-directory -j 3 .test-brokers .test-clients .test-others SELECTED="-m 'not slow'"
 endif
 
 # Nothing here opens a socket or starts a process: tests/no_sockets.py fails what does.
 UNIT_FILES := tests/unit/segment tests/unit/consensus tests/unit/durability tests/paper tests/interaction tests/wire
 UNIT_OTHER_FILES := tests/unit/broker tests/unit/store tests/unit/protocol tests/unit/filter tests/unit/jepsen tests/unit/spark
-UNIT_OTHER_FILES += tests/unit/monitoring tests/unit/fuzz tests/unit/interop
+UNIT_OTHER_FILES += tests/unit/monitoring tests/unit/fuzz tests/unit/interop tests/unit/celery
 UNIT_LEFT_OUT := segment/test_synced_writes segment/test_threaded_writers segment/test_full_disks
 UNIT_LEFT_OUT += durability/test_restored_logs
 UNIT_LEFT_OUT += broker/consume/test_routes store/test_key_index monitoring/test_probe spark/test_bulk_reader
@@ -196,13 +197,17 @@ IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/br
 .part-simulation:
 	$(PART) --last simulation $(PY) -m pytest -o cache_dir=.pytest_cache/simulation $(IN_CI) tests/simulation
 
-.PHONY: .test-brokers .test-others .lane-processes .lane-in-process .lane-checks .lane-simulation .part-processes
+.PHONY: .test-brokers .test-clients .test-others .lane-processes .lane-in-process .lane-checks .lane-simulation .part-processes
 .PHONY: .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads .part-fuzz
 .PHONY: .part-gate .part-simulation .lint
+OF_BROKERS := tests/broker tests/attacks
+OF_CLIENTS := tests/unit/client tests/unit/replica tests/process tests/kit tests/frameworks tests/users
 .test-brokers:
-	$(PY) -m pytest $(SELECTED) tests/broker tests/simulation tests/attacks tests/unit/jepsen
+	$(PY) -m pytest -o cache_dir=.pytest_cache/brokers $(SELECTED) $(OF_BROKERS)
+.test-clients:
+	$(PY) -m pytest -o cache_dir=.pytest_cache/clients $(SELECTED) $(OF_CLIENTS)
 .test-others:
-	$(PY) -m pytest $(SELECTED) --ignore=tests/broker --ignore=tests/simulation --ignore=tests/attacks --ignore=tests/unit/jepsen
+	$(PY) -m pytest $(SELECTED) $(addprefix --ignore=,$(OF_BROKERS) $(OF_CLIENTS) tests/spark)
 
 # Which branches the quick tests reach, in figures and as pages in htmlcov. There is no number to reach.
 coverage: $(INSTALLED)

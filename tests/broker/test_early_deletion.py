@@ -131,6 +131,7 @@ async def test_replica_refuses_to_name_its_own_first_message(
             assert (await client.request(code, fields)).code == 0
 
 
+@pytest.mark.slow
 async def test_expired_messages_are_gone_though_a_reader_holds_them_elsewhere(tmp_path: Path) -> None:
     async with three_replicas(tmp_path, **SMALL) as brokers:
         leader, holder, other = [await broker.connect() for broker in brokers]
@@ -155,6 +156,7 @@ async def test_expired_messages_are_gone_though_a_reader_holds_them_elsewhere(tm
                 assert answer.code == 0, (code, answer)
 
 
+@pytest.mark.slow
 async def test_copied_log_notes_when_missing_entries_expire(
     tmp_path: Path, disks: Disks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ async def test_copied_log_notes_when_missing_entries_expire(
         assert replica.core.began_early
 
 
+@pytest.mark.slow
 async def test_replica_that_deleted_early_does_not_lead(tmp_path: Path, disks: Disks) -> None:
     async with three_replicas(tmp_path, **KEPT) as brokers:
         short, others = await deleted_early(brokers, disks)
@@ -186,6 +189,7 @@ async def test_replica_that_deleted_early_does_not_lead(tmp_path: Path, disks: D
         assert await info(short, "role") == "follower"
 
 
+@pytest.mark.slow
 async def test_deleted_files_come_back_when_there_is_room(tmp_path: Path, disks: Disks) -> None:
     async with three_replicas(tmp_path, **KEPT) as brokers:
         short, _ = await deleted_early(brokers, disks)

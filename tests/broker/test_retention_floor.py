@@ -242,6 +242,7 @@ async def test_a_disk_that_is_full_takes_it_and_that_is_counted(
         assert (await client.pull("Late")).code != ResponseCode.SUCCESS
 
 
+@pytest.mark.slow
 async def test_each_replica_knows_what_waits(tmp_path: Path, clock: WallClock) -> None:
     async with three_replicas(tmp_path, **SMALL) as group:
         clients = [await broker.connect() for broker in group]

@@ -91,6 +91,7 @@ async def test_nothing_is_said_to_be_gone(tmp_path: Path, others: Others, state:
         assert len(await popped(client, consumerGroup="H")) > 0
 
 
+@pytest.mark.slow
 async def test_delayed_messages_wait_for_the_replica_that_has_them(
     tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ print("ends")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop", [True, False], ids=["dropped", "at the end of the process"])
 def test_a_forgotten_close_is_said(drop: bool) -> None:
     result = python(FORGOTTEN.format(drop=drop))
@@ -145,6 +146,7 @@ with running_kit() as kit:
 """
 
 
+@pytest.mark.slow
 def test_a_keyboard_interrupt_closes_the_kit() -> None:
     began = time.monotonic()
     result = python(INTERRUPTED)
@@ -211,6 +213,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_processes_use_kits_side_by_side() -> None:
     processes = [
         subprocess.Popen([sys.executable, "-c", PARALLEL], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -242,6 +245,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_is_told_where_the_brokers_are() -> None:
     result = python(FORKED)
     assert result.returncode == 0, result.stderr

@@ -66,6 +66,7 @@ def test_the_examples_of_the_guide_pass(tmp_path: Path) -> None:
     assert re.search(r"8 passed", result.stdout), result.stdout
 
 
+@pytest.mark.slow
 def test_fixtures_take_their_settings_from_the_marker(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("""
 import pytest
@@ -116,6 +117,7 @@ sys.meta_path.insert(0, NoServers())
 """
 
 
+@pytest.mark.slow
 def test_without_the_servers_one_line_says_what_to_install(tmp_path: Path) -> None:
     code = f"{WITHOUT_SERVERS}\nimport raftmq.testing"
     result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT)

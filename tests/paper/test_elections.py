@@ -335,6 +335,7 @@ def test_election_with_slow_fsync() -> None:
     assert sum(group[node].role is Role.LEADER for node in group.nodes) == 1
 
 
+@pytest.mark.slow
 def test_elections_with_slow_and_uneven_fsync() -> None:
     """Rounds get so much longer than a vote takes to be written that candidates do not split the votes for ever.
 

@@ -253,6 +253,7 @@ def revive(group: Group, victim: NodeId) -> None:
     group.pass_time(5.0)
 
 
+@pytest.mark.slow
 def test_joint_shrink_5_to_3() -> None:
     """Two voters leave one after the other, the leader crashes anywhere in between, and its successor goes on."""
     for delivered in range(0, 48, 4):

@@ -17,6 +17,7 @@ from mq.compiled import IS_COMPILED, PURE_PYTHON
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_all_cases_run(tmp_path: Path, form: str) -> None:
     if form == COMPILED and not IS_COMPILED:

@@ -85,6 +85,7 @@ def terminal(shell: str, home: Path) -> Iterator[Terminal]:
         os.close(ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_names_and_options_are_completed_once_it_is_installed(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:

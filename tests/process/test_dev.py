@@ -103,6 +103,7 @@ def test_status_without_a_name_server_says_which_one_is_missing() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_group_with_accounts_says_that_it_needs_keys(tmp_path: Path) -> None:
     """It used to wait for a leader, for a minute."""
     accounts = tmp_path / "plain_acl.yml"

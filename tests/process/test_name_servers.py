@@ -24,6 +24,7 @@ FIRST, SECOND = NAME_SERVERS
 READY_SECONDS_MAX = 60.0
 
 
+@pytest.mark.slow
 def test_clients_work_with_either_name_server_and_go_on_without_both(tmp_path: Path) -> None:
     with held(tmp_path):
         run_trio(partial(_clients_work, tmp_path))
@@ -61,6 +62,7 @@ async def _clients_work(directory: Path) -> None:
             await producer.send(Message("Orders", b"a new client while the second is dead"))
 
 
+@pytest.mark.slow
 def test_a_group_that_somebody_unregisters_is_whole_again_at_once(tmp_path: Path) -> None:
     with held(tmp_path):
         run_trio(partial(_unregistered_by_others, tmp_path))

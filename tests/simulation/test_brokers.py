@@ -16,7 +16,7 @@ from chaos.__main__ import main, regressions, simulate_seed
 from chaos.broker_sim.workloads import WORKLOADS
 
 SEEDS = 12  # `make sim` and `make test-nightly` run 200
-QUICK_SEEDS = 3
+QUICK_SEEDS = 1
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -74,6 +74,7 @@ def test_a_seed_gives_the_same_run_whatever_ran_before_it() -> None:
     assert simulate_seed(32, None, "pop") == simulate_seed(32, None, "pop")
 
 
+@pytest.mark.slow
 def test_a_busy_processor_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = simulate_seed(1, 4.0, "everyday")
     seconds = itertools.count()
@@ -81,6 +82,7 @@ def test_a_busy_processor_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert simulate_seed(1, 4.0, "everyday") == quick
 
 
+@pytest.mark.slow
 def test_a_host_that_stalls_changes_nothing() -> None:
     """The process stands still for 20 ms of every 50."""
     undisturbed = simulate_seed(1, 4.0, "everyday")

@@ -46,6 +46,7 @@ class Commands:
         return json.loads(await self.run(*arguments, "--json"))
 
 
+@pytest.mark.slow
 async def test_users_and_what_they_may_do(tmp_path: Path) -> None:
     names = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None, metrics_listen="off")
     async with trio.open_nursery() as nursery:

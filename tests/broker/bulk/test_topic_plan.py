@@ -32,6 +32,7 @@ async def test_a_plan_says_what_queues_hold(tmp_path: Path) -> None:
             assert ext["logIdentity"] == broker.settings.identity
 
 
+@pytest.mark.slow
 async def test_stripes_between_places_are_what_lies_in_each_file(tmp_path: Path) -> None:
     small = {"segment_bytes": SMALL_SEGMENT_BYTES, "message_bytes_max": 32 * 1024, "entry_bytes_max": 4096}
     async with running(tmp_path, **small) as broker:

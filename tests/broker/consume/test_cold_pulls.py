@@ -83,6 +83,7 @@ EVEN = {"subscription": "even"}
 SQL = {"subscription": "n >= 3 AND TAGS = 'odd'", "expressionType": "SQL92"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body_bytes", "queues", "messages"), [(1000, 1, 1000), (1000, 4, 1000), (40_000, 8, 200)], ids=str
 )

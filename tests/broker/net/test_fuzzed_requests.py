@@ -23,6 +23,7 @@ SLOW: Final = {RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS}
 DOCUMENTED: Final = {int(code) for code in ResponseCode}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 async def test_a_broker_answers_whatever_it_is_asked(tmp_path: Path, serialization: int) -> None:
     rng = random.Random(serialization)
@@ -59,6 +60,7 @@ async def _post_all(
     return posted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 async def test_a_name_server_answers_whatever_it_is_asked(tmp_path: Path, serialization: int) -> None:
     rng = random.Random(serialization)

@@ -17,7 +17,7 @@ from mq.store.dispatch import QUEUE_ENTRY
 from tests.support.pop_crashes import INVISIBLE_MS, Connection, CrashMachine, started
 
 CrashMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-test_no_message_is_lost_or_hidden_for_ever = CrashMachine.TestCase
+test_no_message_is_lost_or_hidden_for_ever = pytest.mark.slow(CrashMachine.TestCase)
 BODY_AT = 88
 """Of a record with IPv4 hosts."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -320,4 +321,4 @@ class RepeatsMachine(RuleBasedStateMachine):
 
 
 RepeatsMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestRepeats = RepeatsMachine.TestCase
+TestRepeats = pytest.mark.slow(RepeatsMachine.TestCase)

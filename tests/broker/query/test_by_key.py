@@ -171,6 +171,7 @@ async def test_a_broker_stops_although_its_builder_gets_no_time(
     assert not builders()
 
 
+@pytest.mark.slow
 async def test_a_part_with_a_damaged_key_is_indexed_once_the_log_is_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ async def test_only_where_a_record_begins_one_is_found(tmp_path: Path, clock: Cl
             assert (answer.code, answer.body) == (ResponseCode.SYSTEM_ERROR, b""), offset
 
 
+@pytest.mark.slow
 async def test_metadata_is_not_shown(tmp_path: Path, clock: Clock) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
@@ -140,6 +141,7 @@ async def test_where_store_times_fall_a_place_is_found_at_which_they_pass_the_ti
             assert found == 0 or seconds[found - 1] < wanted
 
 
+@pytest.mark.slow
 async def test_times_are_found_behind_what_was_deleted(tmp_path: Path, clock: Clock) -> None:
     given = {"segment_bytes": 128 * 1024, "message_bytes_max": 1024, "entry_bytes_max": 1024}
     given |= {"retention_bytes": 1024 * 1024, "delete_when": -1}

@@ -86,6 +86,7 @@ def bits(path: Path) -> Iterator[int]:
     yield from range(8 * path.stat().st_size)
 
 
+@pytest.mark.slow
 async def test_every_bit_of_a_queue_file(tmp_path: Path) -> None:
     """Messages by tag, so that a tag code that is wrong would lose one without a word."""
     path = queue_file(tmp_path)

@@ -15,7 +15,7 @@ from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import QueueFileDamaged
 from tests.support.timer_model import DAY, HOUR, MINUTE, SECOND, START_MS, TimerMachine
 
-TestTimers = TimerMachine.TestCase
+TestTimers = pytest.mark.slow(TimerMachine.TestCase)
 TestTimers.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 

@@ -418,7 +418,7 @@ class TransactionsMachine(RuleBasedStateMachine):
 
 
 TransactionsMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestTransactions = TransactionsMachine.TestCase
+TestTransactions = pytest.mark.slow(TransactionsMachine.TestCase)
 
 
 @pytest.fixture

@@ -117,6 +117,7 @@ def test_large_files_are_uploaded_in_parts_and_read_in_ranges(
     assert verified(storage)["last_index"] == 150
 
 
+@pytest.mark.slow
 def test_endpoint_that_goes_away_in_the_middle_leaves_the_backup_as_it_was(
     storage: ObjectStorage, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_endpoint_that_goes_away_in_the_middle_leaves_the_backup_as_it_was(
     assert verified(storage)["last_index"] == 300
 
 
+@pytest.mark.slow
 def test_run_that_dies_before_the_manifest_leaves_the_backup_as_it_was(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     taken(storage, tmp_path / "n1")
@@ -229,6 +231,7 @@ def test_object_that_is_gone_is_noticed_by_the_next_run(storage: ObjectStorage, 
     assert "damaged: the object is missing" in str(refusal(taken(storage, tmp_path / "n1")))
 
 
+@pytest.mark.slow
 def test_later_one_of_two_runs_at_once_is_refused(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     for known in (0, 100):

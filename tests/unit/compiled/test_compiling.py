@@ -57,6 +57,7 @@ def test_without_the_headers_of_python_it_says_what_to_install(
     assert f"{tmp_path}/Python.h is missing" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_leaves_everything_as_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_without_one_of_the_libraries_none_is_used(tmp_path: Path, missing: str)
     assert done.stdout == "False\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(building.missing_tool() is not None, reason="a tool to compile with is missing")
 def test_a_module_may_be_made_from_several_files(tmp_path: Path) -> None:
     package = tmp_path / "made" / "fast"

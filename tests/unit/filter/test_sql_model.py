@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -190,6 +191,7 @@ def ordered(kind: str, left: Any, right: Any) -> bool | None:
     return {"<": order < 0, "<=": order <= 0, ">": order > 0, ">=": order >= 0}[kind]
 
 
+@pytest.mark.slow
 @settings(max_examples=1500, derandomize=True, deadline=None)
 @given(trees, messages)
 @example(("=", ("property", "a"), ("truth", True)), {"a": "true"})

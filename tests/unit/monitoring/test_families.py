@@ -63,6 +63,7 @@ def test_a_name_that_is_no_unicode_does_not_stop_a_scrape(accept: str) -> None:
     assert b'\na{topic="T?"} 1.0\na{topic="U"} 2.0\n' in result_of(render([family], accept))[1]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(families(), st.sampled_from(ACCEPTS)), max_size=4))
 def test_metrics_with_labels_of_earlier_scrapes_are_rendered_as_without(scrapes: list[tuple[Families, str]]) -> None:
     texts = LabelTexts()

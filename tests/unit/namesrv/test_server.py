@@ -257,6 +257,7 @@ async def test_of_too_many_unread_answers_the_oldest_is_dropped() -> None:
             assert (response.code, len(TopicList.decode(names).topics)) == (ResponseCode.SUCCESS, 3000)
 
 
+@pytest.mark.slow
 @pytest.mark.trio
 async def test_an_answer_longer_than_a_frame_is_refused() -> None:
     async with name_server() as server:

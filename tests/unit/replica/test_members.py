@@ -282,6 +282,7 @@ async def test_relaxed_mode_power_loss_of_one_makes_it_abstain_until_it_caught_u
         await lost.until(lambda member: ABSTAINING not in member.replica.log.notes)
 
 
+@pytest.mark.slow
 async def test_a_majority_that_was_killed_in_relaxed_mode_waits_until_an_operator_trusts_it(tmp_path: Path) -> None:
     """Also after starts in order: who may lack what it acknowledged forgets that only when it has caught up."""
     relaxed = dataclasses.replace(CONFIG, durable_commit=False)

@@ -68,6 +68,7 @@ def test_power_cut_at_each_step(operation: Operation) -> None:
     check_each_step(operation)
 
 
+@pytest.mark.slow
 def test_segment_roll_crash_each_step() -> None:
     check_each_step(roll)
 

@@ -84,6 +84,7 @@ def test_fetched_files_are_put_in_front(peer: SegmentLog, files: int) -> None:
     assert_put_back(home, peer, manifest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_of", ["finish", "install"])
 def test_power_cut_at_each_step_loses_nothing(peer: SegmentLog, step_of: str) -> None:
     manifest = offered(peer)

@@ -209,6 +209,7 @@ def test_a_full_disk_only_costs_the_sidecar(home: LogHome) -> None:
     assert len(sidecars(home)) == 2  # of three
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["roll", "truncate"])
 def test_segment_roll_crash_each_step_with_sidecars(operation: str) -> None:
     """Whatever subset of sidecars and data survives, the log is what it was, or what it became."""

@@ -257,6 +257,7 @@ def test_what_lies_below_the_base_is_gone(home: LogHome) -> None:
     home.close_all()
 
 
+@pytest.mark.slow
 def test_many_threads_read_while_the_log_grows_and_is_cut(tmp_path: Path) -> None:
     home = LogHome(disk=RealDisk(), segment_bytes=1 << 18)  # type: ignore[arg-type]
     log = SegmentLog.open(

@@ -239,6 +239,7 @@ def test_wait_may_return_early(form: Form) -> None:
     assert all_orders(form, entry_alone, check_all_done, needless=2) > 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_is_done_or_kept_after_a_failure(form: Form) -> None:
     failed = 0
@@ -266,6 +267,7 @@ class OneAtATime(Choices):
         return among - 1 if len(self.made) % 2 else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_all_writes_are_observed_however_many_there_are(form: Form) -> None:
     """They are kept while nothing else is due, and there is room for so many."""

@@ -123,6 +123,7 @@ def record(body: bytes = b"body", **fields: Any) -> bytes:
     )
 
 
+@pytest.mark.slow
 @steady
 @given(st.lists(records(), max_size=6) | st.lists(records(uniform=True), max_size=6))
 def test_columns_show_what_a_consumer_sees(pieces: list[bytes]) -> None:
@@ -166,6 +167,7 @@ def without_body(piece: bytes) -> bytes:
     return piece[:head] + piece[head + len(stored.body) :]
 
 
+@pytest.mark.slow
 @steady
 @given(st.lists(records(), max_size=6) | st.lists(records(uniform=True), max_size=6))
 def test_records_without_their_bodies_have_the_same_other_cells(pieces: list[bytes]) -> None:

@@ -197,6 +197,7 @@ def test_bytes_are_reckoned_from_what_a_queue_holds() -> None:
     assert end.offsets == {A0: 50, A1: 50}
 
 
+@pytest.mark.slow
 @steady
 @given(st.lists(st.lists(st.integers(0, 20), min_size=3, max_size=3), min_size=1, max_size=20), st.integers(1, 30))
 def test_micro_batches_have_each_message_once(steps: list[list[int]], most: int) -> None:

@@ -67,6 +67,7 @@ def restore_all(queue: ConsumeQueue) -> None:
         assert queue.restore(start, wanted[0], entries(*wanted))
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_never_read_while_a_process_runs(tmp_path: Path) -> None:
     queue = written(tmp_path)
     for bit in each_bit(tmp_path):
@@ -81,6 +82,7 @@ def test_a_flipped_bit_is_never_read_while_a_process_runs(tmp_path: Path) -> Non
         assert queue.read(QueueOffset(0), END) == entries(0, END), bit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_flipped_bit_is_never_read_after_a_start(tmp_path: Path, first: int) -> None:
     end = 6

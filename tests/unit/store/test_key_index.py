@@ -157,6 +157,7 @@ QUERIES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.lists(MESSAGES, min_size=1, max_size=3), max_size=12), st.integers(0, 20), QUERIES, st.booleans())
 def test_a_search_finds_the_newest_messages_of_a_key(

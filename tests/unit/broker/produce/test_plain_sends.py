@@ -95,6 +95,7 @@ BATCHES = st.one_of(
 FRAMES = frames()
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(st.lists(st.lists(FRAMES, max_size=6).map(b"".join), max_size=5))
 def test_any_requests_give_the_same_log_and_the_same_replies(chunks: list[bytes]) -> None:

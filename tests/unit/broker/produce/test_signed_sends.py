@@ -104,6 +104,7 @@ def signed_frames(draw: st.DrawFn) -> bytes:
     return signed_frame(access_key, secret_key, body, wrong=wrong, own=own, header=opaque, b=topic, i=text, **more)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chunk=st.lists(signed_frames(), max_size=6).map(b"".join), address=st.sampled_from(["10.0.0.2", "10.0.0.3"]))
 def test_signatures_and_permissions_are_checked_as_by_the_reference(tmp_path: Path, chunk: bytes, address: str) -> None:
@@ -223,6 +224,7 @@ ACL_FILES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(st.tuples(ACL_FILES, st.lists(signed_frames(), max_size=4).map(b"".join)), min_size=1, max_size=4),

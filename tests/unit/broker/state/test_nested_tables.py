@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def test_a_table_is_copied_once_after_a_capture() -> None:
     assert tables.to_change("a") is second
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.text(max_size=2), st.text(max_size=2), st.integers(0, 3)), unique=True))
 def test_keys_come_in_their_order(keys: list[tuple[str, str, int]]) -> None:
     assert list(in_order(keys)) == sorted(keys)

@@ -181,7 +181,7 @@ class PopStateMachine(RuleBasedStateMachine):
 
 
 PopStateMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
-test_checkpoints = PopStateMachine.TestCase
+test_checkpoints = pytest.mark.slow(PopStateMachine.TestCase)
 
 
 def ready() -> Metadata:

@@ -110,6 +110,7 @@ def position(sequences: ProducerSequences, producer: str, number: int) -> int | 
     return one.position
 
 
+@pytest.mark.slow
 def test_the_table_agrees_with_a_plain_one() -> None:
     @given(NOTES, st.sets(st.integers(0, 59)))
     def agrees(notes: list[tuple[str, tuple[int, int], int]], snapshots: set[int]) -> None:
