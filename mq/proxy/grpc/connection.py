@@ -9,32 +9,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.errors import ErrorCodes
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    Event,
-    PingAckReceived,
-    RemoteSettingsChanged,
-    RequestReceived,
-    StreamEnded,
-    StreamReset,
-    WindowUpdated,
-)
-from h2.exceptions import DenialOfServiceError, ProtocolError
-from h2.settings import SettingCodes, Settings
-from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
-
 from mq.protocol.intake import SMALL_BYTES, Intake
-from mq.proxy.grpc.floods import Flood, FloodGuard, FrameSplitter, FrameTooLong
+from mq.proxy.grpc.floods import FloodGuard
+from mq.proxy.grpc.frames import ErrorCode, FrameSplitter, Http2Error
 from mq.proxy.grpc.framing import ENCODINGS, MessageReader
+from mq.proxy.grpc.header_blocks import Field, encoded
+from mq.proxy.grpc.http2 import Http2
 from mq.proxy.grpc.limits import GrpcLimits
-from mq.proxy.grpc.request_headers import NoGrpc, RequestHead, parse_head
+from mq.proxy.grpc.request_headers import MalformedRequest, NoGrpc, RequestHead, announced_bytes, parse_head
 from mq.proxy.grpc.status import BrokenCall, CallRefused, Status, percent_encoded
 
-_WINDOW_AT_START: Final = 65_535
 _LAST_STREAM: Final = 2**31 - 1
 _PING: Final = b"raftmq--"
 _DRAIN_PING: Final = b"draining"
@@ -43,12 +27,10 @@ _SECONDS_TO_HEAR: Final = 1.0
 before it has read the first one are served.
 """
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
-_CONTENT_TYPE: Final = (b"content-type", b"application/grpc")
-_OK: Final = (b":status", b"200")
-_STATUS: Final = {status: (b"grpc-status", b"%d" % status) for status in Status}
-_ACCEPTED: Final = (b"grpc-accept-encoding", ",".join(ENCODINGS).encode())
-
-Headers = list[tuple[bytes, bytes]]
+_OK: Final = encoded((b":status", b"200"), (b"content-type", b"application/grpc"))
+_COMPRESSED: Final = encoded((b"grpc-encoding", b"gzip"))
+_STATUS: Final = {status: encoded((b"grpc-status", b"%d" % status)) for status in Status}
+_ACCEPTED: Final = encoded((b"grpc-accept-encoding", ",".join(ENCODINGS).encode()))
 
 
 class ConnectionFailed(Exception):
@@ -64,20 +46,6 @@ class ConnectionFailed(Exception):
         self.reason = reason
         self.flood = flood
         self.of_client = of_client
-
-
-class _Http2(H2Connection):
-    """h2's connection, with what it has no method for."""
-
-    MAX_CLOSED_STREAMS = 1024
-
-    @property
-    def unsent_bytes(self) -> int:
-        return len(self._data_to_send)
-
-    def send_frame(self, frame: Frame) -> None:
-        """Send a frame without a change of state."""
-        self._data_to_send += frame.serialize()
 
 
 def _nothing() -> None:
@@ -135,7 +103,7 @@ class CallStream:
         self.headers_sent = False
         self.text: NoGrpc | None = None
         self.unsent: memoryview = memoryview(b"")
-        self.trailers: Headers | None = None
+        self.trailers = b""
         self.finishing = False
 
     # What `Intake` needs.
@@ -164,7 +132,7 @@ class GrpcConnection:
 
     Attributes:
         streams: the open calls.
-        client_leaves: the client has sent GOAWAY.
+        client_left: the client has sent GOAWAY.
     """
 
     def __init__(
@@ -175,7 +143,13 @@ class GrpcConnection:
         self._on_call = on_call
         self._splitter = FrameSplitter()
         self._guard = FloodGuard(limits, now)
-        self._http2 = self._begin()
+        self._http2 = Http2(
+            self,
+            streams_max=limits.streams_max,
+            header_bytes_max=limits.header_list_bytes_max,
+            stream_window=limits.stream_window_bytes,
+            connection_window=limits.connection_window_bytes,
+        )
         self.streams: dict[int, CallStream] = {}
         self._blocked: dict[int, CallStream] = {}
         self._now = now
@@ -187,33 +161,7 @@ class GrpcConnection:
         self._failed = False
         self._drained_at: float | None = None
         self._last_stream: int | None = None
-        self.client_leaves = False
-
-    def _begin(self) -> _Http2:
-        limits = self._limits
-        config = H2Configuration(
-            client_side=False,
-            header_encoding=None,
-            validate_outbound_headers=False,
-            normalize_outbound_headers=False,
-        )
-        http2 = _Http2(config)
-        settings = {
-            # h2 ends the connection beyond its own limit; a call that is refused is tried again.
-            SettingCodes.MAX_CONCURRENT_STREAMS: 2 * limits.streams_max + 100,
-            SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
-            SettingCodes.MAX_HEADER_LIST_SIZE: limits.header_list_bytes_max,
-        }
-        http2.local_settings = Settings(client=False, initial_values=settings)
-        http2.decoder.max_header_list_size = limits.header_list_bytes_max
-        http2.initiate_connection()
-        http2.clear_outbound_data_buffer()
-        told = {int(code): value for code, value in settings.items()}
-        told[SettingCodes.MAX_CONCURRENT_STREAMS] = limits.streams_max
-        http2.send_frame(SettingsFrame(0, told))
-        if (more := limits.connection_window_bytes - _WINDOW_AT_START) > 0:
-            http2.increment_flow_control_window(more)
-        return http2
+        self.client_left = False
 
     # ---------------------------------------------------------------------------------- from the client
 
@@ -221,25 +169,17 @@ class GrpcConnection:
         """Bytes of the client have arrived. Raises ConnectionFailed; then all calls have ended."""
         self._now = self._received_at = now
         self._pinged_at = None
+        guard, http2 = self._guard, self._http2
         try:
-            for kind, flags, nbytes, piece in self._splitter.split(data):
-                if kind is not None:
-                    self._settled = True
-                    self._guard.frame(kind, flags, nbytes, now)
-                # One frame at a time: h2 changes its state for all that it is fed, before we see the first event.
-                events = self._http2.receive_data(piece)
-                for event in events:
-                    self._handle(event)
-                if self.client_leaves:
+            for kind, flags, stream_id, payload in self._splitter.split(data):
+                self._settled = True
+                guard.frame(kind, flags, len(payload), now)
+                http2.receive(kind, flags, stream_id, payload)
+                if self.client_left:
                     return
-        except Flood as error:
-            raise self._fail(ErrorCodes.ENHANCE_YOUR_CALM, f"the client floods: {error}", flood=True) from error
-        except FrameTooLong as error:
-            raise self._fail(ErrorCodes.FRAME_SIZE_ERROR, str(error)) from error
-        except DenialOfServiceError as error:
-            raise self._fail(None, f"the client floods: {error}", flood=True) from error
-        except ProtocolError as error:
-            raise self._fail(None, str(error) or type(error).__name__) from error
+        except Http2Error as error:
+            reason = f"the client floods: {error.reason}" if error.flood else error.reason
+            raise self._fail(error.code, reason, flood=error.flood) from error
 
     def lost(self) -> None:
         """The connection is gone: all calls end. No effect the second time."""
@@ -248,78 +188,103 @@ class GrpcConnection:
             self._close(stream)
             stream.on_end()
 
-    def _fail(
-        self, code: ErrorCodes | None, reason: str, *, flood: bool = False, of_client: bool = True
-    ) -> ConnectionFailed:
-        if code is not None:
-            self._go_away(code, self._http2.highest_inbound_stream_id)
+    def _fail(self, code: ErrorCode, reason: str, *, flood: bool = False, of_client: bool = True) -> ConnectionFailed:
+        self._http2.go_away(code, self._http2.last_stream)
         self.lost()
         return ConnectionFailed(reason, flood=flood, of_client=of_client)
 
-    def _handle(self, event: Event) -> None:
-        match event:
-            case RequestReceived(stream_id=stream_id, headers=headers, stream_ended=ended):
-                self._begin_call(stream_id, headers or [], half_closed=ended is not None)
-            case DataReceived(stream_id=stream_id, data=data, flow_controlled_length=owed, stream_ended=ended):
-                self._data(stream_id, data or b"", owed or 0, half_closed=ended is not None)
-            case StreamEnded(stream_id=stream_id):
-                if (stream := self.streams.get(stream_id)) is not None:
-                    stream.half_closed = True
-                    self._half_close(stream)
-            case StreamReset(stream_id=stream_id):
-                if (stream := self.streams.get(stream_id)) is not None:
-                    self._close(stream)
-                    stream.on_end()
-            case WindowUpdated() | RemoteSettingsChanged():
-                self.pump()
-            case PingAckReceived(ping_data=data):
-                if data == _DRAIN_PING and self._last_stream is None:
-                    self._refuse_new_calls()
-            case ConnectionTerminated():
-                # h2 sends nothing after that; clients that say it have ended their calls.
-                self.client_leaves = True
-                self.lost()
-            case _:
-                pass
+    # What `Requests` of HTTP/2 needs.
 
-    def _begin_call(self, stream_id: int, headers: Headers, *, half_closed: bool) -> None:
+    def request(self, stream_id: int, fields: list[Field], *, ended: bool) -> None:
+        """A call begins, unless it must be refused."""
         over = len(self.streams) >= self._limits.streams_max
         if over or (self._last_stream is not None and stream_id > self._last_stream):
-            self._http2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
+            self._http2.reset(stream_id, ErrorCode.REFUSED_STREAM)
             self._guard.reset(self._now)
             return
         head: RequestHead | None = None
         refusal: CallRefused | NoGrpc | None = None
+        announced: int | None = None
         try:
-            head = parse_head(headers)
+            announced = announced_bytes(fields)
+            head = parse_head(fields)
+        except MalformedRequest:
+            self._http2.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._guard.reset(self._now)
+            return
         except (CallRefused, NoGrpc) as error:
             refusal = error
         stream = CallStream(self, stream_id, head, self._limits.message_bytes_max)
-        stream.half_closed = half_closed
+        stream.half_closed = ended
         self.streams[stream_id] = stream
+        if announced is not None:
+            self._http2.expect(stream_id, announced)
+        if stream.closed:
+            return
         match refusal:
             case CallRefused():
                 self.finish(stream, refusal.status, refusal.reason, encodings=refusal.accepts_encodings)
             case NoGrpc():
                 # Answered when all of the request is there, as HTTP has it.
                 stream.text = refusal
+                if ended:
+                    self._answer_with_text(stream, refusal)
             case None:
                 self._on_call(stream)
 
     def _answer_with_text(self, stream: CallStream, answer: NoGrpc) -> None:
         stream.headers_sent = stream.finishing = True
-        self._http2.send_headers(stream.stream_id, [(b":status", b"%d" % answer.http_status), _TEXT])
+        block = encoded((b":status", b"%d" % answer.http_status), _TEXT)
+        self._http2.send_headers(stream.stream_id, block, end=False)
         stream.unsent = memoryview(answer.text.encode())
         self._send_rest(stream)
 
-    def _data(self, stream_id: int, data: bytes, owed: int, *, half_closed: bool) -> None:
-        stream = self.streams.get(stream_id)
-        if half_closed and stream is not None:
+    def reset(self, stream_id: int) -> None:
+        """The client has cancelled a call, or broken a rule with it."""
+        if (stream := self.streams.get(stream_id)) is not None:
+            self._close(stream)
+            stream.on_end()
+
+    def rule_broken(self) -> None:
+        """The client has made the server reset a stream."""
+        self._guard.reset(self._now)
+
+    def window_opened(self) -> None:
+        """There may be room for what calls have to send."""
+        self.pump()
+
+    def ping_answered(self, data: bytes) -> None:
+        """The client has answered a ping, maybe that of a drain."""
+        if data == _DRAIN_PING and self._drained_at is not None and self._last_stream is None:
+            self._refuse_new_calls()
+
+    def client_leaves(self) -> None:
+        """The client begins no more calls: clients say so when they have ended theirs."""
+        self.client_left = True
+        self.lost()
+
+    def ended(self, stream_id: int) -> None:
+        """The client sends no more for a call."""
+        if (stream := self.streams.get(stream_id)) is not None:
             stream.half_closed = True
-        if stream is None or stream.head is None or stream.refusal is not None:
-            self._acknowledge(stream_id, owed)
+            self._half_close(stream)
+
+    def data(self, stream_id: int, data: bytes, nbytes: int, *, ended: bool) -> None:
+        """Data of a call."""
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._http2.give_back(stream_id, nbytes)
             return
-        stream.owed += owed
+        stream.half_closed = ended
+        if stream.head is None or stream.refusal is not None:
+            self._http2.give_back(stream_id, nbytes)
+        else:
+            self._call_data(stream, data, nbytes)
+        if ended and not stream.closed:
+            self._half_close(stream)
+
+    def _call_data(self, stream: CallStream, data: bytes, nbytes: int) -> None:
+        stream.owed += nbytes
         begun = stream.reader.begun
         try:
             messages = stream.reader.feed(data)
@@ -378,12 +343,11 @@ class GrpcConnection:
         """
         if stream.closed or stream.finishing:
             return
-        trailers = [_STATUS[status]]
+        stream.trailers = _STATUS[status]
         if reason:
-            trailers.append((b"grpc-message", percent_encoded(reason)))
+            stream.trailers += encoded((b"grpc-message", percent_encoded(reason)))
         if encodings:
-            trailers.append(_ACCEPTED)
-        stream.trailers = trailers
+            stream.trailers += _ACCEPTED
         stream.finishing = True
         if status is not Status.OK:
             stream.unsent = memoryview(b"")
@@ -401,19 +365,19 @@ class GrpcConnection:
     def abandon(self, stream: CallStream) -> None:
         """Reset the stream of a client that does not read it. No effect if the call has ended."""
         if not stream.closed:
-            self._http2.reset_stream(stream.stream_id, ErrorCodes.CANCEL)
+            self._http2.reset(stream.stream_id, ErrorCode.CANCEL)
             self._close(stream)
 
     # ------------------------------------------------------------------------------------- to the client
 
     def bytes_to_send(self) -> bytes:
         """The bytes for the client; they are the shell's from now on."""
-        return self._http2.data_to_send()
+        return self._http2.bytes_to_send()
 
     @property
     def unsent_bytes(self) -> int:
         """The length of what `bytes_to_send` would return."""
-        return self._http2.unsent_bytes
+        return len(self._http2.unsent)
 
     def pump(self) -> None:
         """Send more of what calls have to send, in turns: there may be room in a window, or the shell took bytes."""
@@ -430,7 +394,7 @@ class GrpcConnection:
                 return
 
     def _has_room(self) -> bool:
-        return not self._failed and self._http2.unsent_bytes < self._limits.output_bytes_max
+        return not self._failed and len(self._http2.unsent) < self._limits.output_bytes_max
 
     def _send_rest(self, stream: CallStream) -> None:
         if stream.unsent and not self._blocked:
@@ -451,11 +415,10 @@ class GrpcConnection:
 
     def _send_frame(self, stream: CallStream) -> bool:
         """Send as much as one frame takes. Returns whether anything could be sent."""
-        stream_id = stream.stream_id
-        room = min(self._http2.local_flow_control_window(stream_id), self._http2.max_outbound_frame_size)
+        room = self._http2.room(stream.stream_id)
         if room <= 0:
             return False
-        self._http2.send_data(stream_id, bytes(stream.unsent[:room]))
+        self._http2.send_data(stream.stream_id, bytes(stream.unsent[:room]))
         stream.unsent = stream.unsent[room:]
         self._guard.sent_data()
         return True
@@ -463,20 +426,18 @@ class GrpcConnection:
     def _send_headers(self, stream: CallStream) -> None:
         if not stream.headers_sent:
             stream.headers_sent = True
-            headers = [_OK, _CONTENT_TYPE]
-            if stream.head is not None and stream.head.gzip_answers:
-                headers.append((b"grpc-encoding", b"gzip"))
-            self._http2.send_headers(stream.stream_id, headers)
+            compressed = stream.head is not None and stream.head.gzip_answers
+            self._http2.send_headers(stream.stream_id, _OK + _COMPRESSED if compressed else _OK, end=False)
 
     def _end(self, stream: CallStream) -> None:
         if stream.text is not None:
-            self._http2.end_stream(stream.stream_id)
+            self._http2.send_data(stream.stream_id, b"", end=True)
         else:
             # Without a message before them, the trailers are the headers, too.
-            headers = [] if stream.headers_sent else [_OK, _CONTENT_TYPE]
-            self._http2.send_headers(stream.stream_id, headers + (stream.trailers or []), end_stream=True)
+            block = stream.trailers if stream.headers_sent else _OK + stream.trailers
+            self._http2.send_headers(stream.stream_id, block, end=True)
         if not stream.half_closed:
-            self._http2.reset_stream(stream.stream_id, ErrorCodes.NO_ERROR)
+            self._http2.reset(stream.stream_id, ErrorCode.NO_ERROR)
         self._close(stream)
 
     def _close(self, stream: CallStream) -> None:
@@ -503,7 +464,7 @@ class GrpcConnection:
 
     def _acknowledge(self, stream_id: int, owed: int) -> None:
         if owed and not self._failed:
-            self._http2.acknowledge_received_data(owed, stream_id)
+            self._http2.give_back(stream_id, owed)
 
     # --------------------------------------------------------------------------------------------- time
 
@@ -511,14 +472,14 @@ class GrpcConnection:
         """Called about once a second. Raises ConnectionFailed if the connection must be closed."""
         limits, self._now = self._limits, now
         if not self._settled and now - self._begun_at >= limits.handshake_seconds_max:
-            raise self._fail(ErrorCodes.SETTINGS_TIMEOUT, "the client sent no HTTP/2 frame in time")
+            raise self._fail(ErrorCode.SETTINGS_TIMEOUT, "the client sent no HTTP/2 frame in time")
         if self._pinged_at is not None and now - self._pinged_at >= limits.ping_seconds_max:
-            raise self._fail(ErrorCodes.NO_ERROR, "the client does not answer a ping", of_client=False)
+            raise self._fail(ErrorCode.NO_ERROR, "the client does not answer a ping", of_client=False)
         if self._pinged_at is None and self._settled and now - self._received_at >= limits.ping_after_seconds:
             self._pinged_at = now
             self._http2.ping(_PING)
         if not self.streams and now - self._idle_since >= limits.idle_seconds_max:
-            raise self._fail(ErrorCodes.NO_ERROR, "no call for too long", of_client=False)
+            raise self._fail(ErrorCode.NO_ERROR, "no call for too long", of_client=False)
         if self._drained_at is not None:
             self._drain_on(self._drained_at, now)
 
@@ -526,7 +487,7 @@ class GrpcConnection:
         """Take no new calls: tell the client, and when it knows, refuse those that it begins nevertheless."""
         if self._drained_at is None and not self._failed:
             self._drained_at = now
-            self._go_away(ErrorCodes.NO_ERROR, _LAST_STREAM)
+            self._http2.go_away(ErrorCode.NO_ERROR, _LAST_STREAM)
             self._http2.ping(_DRAIN_PING)
 
     def _drain_on(self, drained_at: float, now: float) -> None:
@@ -537,9 +498,5 @@ class GrpcConnection:
             raise ConnectionFailed("the server stops", of_client=False)
 
     def _refuse_new_calls(self) -> None:
-        self._last_stream = self._http2.highest_inbound_stream_id
-        self._go_away(ErrorCodes.NO_ERROR, self._last_stream)
-
-    def _go_away(self, code: ErrorCodes, last_stream: int) -> None:
-        # h2 takes a connection for closed once it has sent a GOAWAY itself.
-        self._http2.send_frame(GoAwayFrame(0, last_stream_id=last_stream, error_code=code))
+        self._last_stream = self._http2.last_stream
+        self._http2.go_away(ErrorCode.NO_ERROR, self._last_stream)

@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from mq.proxy.grpc.framing import ENCODINGS
@@ -13,6 +14,15 @@ from mq.proxy.grpc.status import CallRefused, Status
 
 _TIMEOUT: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNIT_SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+_NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
+_FORBIDDEN_IN_VALUE: Final = re.compile(rb"[\x00\r\n]|\A[ \t]|[ \t]\Z")
+_ENCODING_NAMES: Final = re.compile(r"[^\s,]+")
+_PSEUDO: Final = frozenset({":method", ":scheme", ":path", ":authority"})
+_OF_ONE_CONNECTION: Final = frozenset({"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"})
+_REMEMBERED_BYTES_MAX: Final = 64
+_LENGTH_DIGITS_MAX: Final = 18
 
 
 class NoGrpc(Exception):
@@ -44,20 +54,33 @@ class RequestHead(NamedTuple):
     gzip_answers: bool
 
 
-def parse_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:
-    """Parse headers that HTTP/2 allows. Raises NoGrpc, or CallRefused."""
+class MalformedRequest(Exception):
+    """Headers that HTTP/2 does not allow; the message says why."""
+
+
+def parse_head(fields: Iterable[tuple[bytes, bytes]]) -> RequestHead:
+    """Parse the fields of a request. Raises MalformedRequest, NoGrpc, or CallRefused."""
     metadata: dict[str, str] = {}
     binary: dict[str, bytes] = {}
     pseudo: dict[str, str] = {}
-    for raw_name, raw_value in headers:
-        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-        if name.startswith(":"):
+    for raw_name, raw_value in fields:
+        name = _field_name(raw_name)
+        if _FORBIDDEN_IN_VALUE.search(raw_value):
+            raise MalformedRequest(f"a value of {name} with characters that are not allowed")
+        value = raw_value.decode("latin-1")
+        if name[0] == ":":
+            if metadata or binary or name in pseudo:
+                raise MalformedRequest(f"{name} twice, or after other fields")
             pseudo[name] = value
-        elif name.endswith("-bin"):
+        elif name[-4:] == "-bin":
             binary[name] = _binary(name, value)
         else:
             metadata[name] = f"{metadata[name]},{value}" if name in metadata else value
-    if pseudo.get(":method") != "POST":
+    if not pseudo.get(":method") or not pseudo.get(":scheme") or not pseudo.get(":path"):
+        raise MalformedRequest("a request without method, scheme or path")
+    if metadata.get("te", "trailers") != "trailers":
+        raise MalformedRequest(f"te is {metadata['te']!r}")
+    if pseudo[":method"] != "POST":
         raise NoGrpc(405, "This port serves gRPC: only POST is a call.\n")
     content_type = metadata.get("content-type", "")
     if not content_type.startswith("application/grpc") or content_type.startswith("application/grpc-web"):
@@ -65,17 +88,42 @@ def parse_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:
     encoding = metadata.get("grpc-encoding", "identity")
     if encoding not in ENCODINGS:
         raise CallRefused(Status.UNIMPLEMENTED, f"grpc-encoding {encoding!r} is not supported", accepts_encodings=True)
-    accepted = {each.strip() for each in metadata.get("grpc-accept-encoding", "").split(",")}
     return RequestHead(
-        pseudo.get(":path", ""),
+        pseudo[":path"],
         pseudo.get(":authority") or metadata.get("host", ""),
         metadata,
         binary,
         parse_timeout(metadata["grpc-timeout"]) if "grpc-timeout" in metadata else None,
         encoding,
         # A client that does not compress is spared the decompression, too.
-        encoding == "gzip" and "gzip" in accepted,
+        encoding == "gzip" and "gzip" in _ENCODING_NAMES.findall(metadata.get("grpc-accept-encoding", "")),
     )
+
+
+def announced_bytes(fields: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """The length of the data of a request, if its headers say it. Raises MalformedRequest."""
+    for name, value in fields:
+        if name == b"content-length":
+            if not value.isdigit() or len(value) > _LENGTH_DIGITS_MAX:
+                raise MalformedRequest(f"content-length is {value!r}")
+            return int(value)
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _short_field_name(name: bytes) -> str:
+    text = name.decode("latin-1")
+    if _NAME.fullmatch(name) is None or text in _OF_ONE_CONNECTION:
+        raise MalformedRequest(f"a field {text!r}")
+    if text[0] == ":" and text not in _PSEUDO:
+        raise MalformedRequest(f"a field {text!r}")
+    return text
+
+
+def _field_name(name: bytes) -> str:
+    if len(name) <= _REMEMBERED_BYTES_MAX:
+        return _short_field_name(name)
+    return _short_field_name.__wrapped__(name)
 
 
 def parse_timeout(text: str) -> float:

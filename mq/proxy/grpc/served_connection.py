@@ -122,7 +122,7 @@ class ServedConnection:
 
     async def _read(self) -> None:
         connection, counters = self._connection, self._shared.counters
-        while not connection.client_leaves:
+        while not connection.client_left:
             try:
                 data = await self._stream.receive_some(RECEIVE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError):

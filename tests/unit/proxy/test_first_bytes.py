@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.proxy.grpc.first_bytes import Addresses, BadProxyHeader, ProxyHeader, may_be_proxy_header, parse_proxy_header
-from mq.proxy.grpc.floods import PREFACE
+from mq.proxy.grpc.frames import PREFACE
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 FOUR = Addresses(("192.0.2.1", 5000), ("198.51.100.7", 8081))

@@ -177,8 +177,7 @@ class ByChance:
         assert self.loop.failed is None, str(self.loop.failed)
         assert not server.streams
         assert self.loop.intake.nbytes == self.loop.intake.waiting == 0
-        window = server._http2._inbound_flow_control_window_manager
-        assert window.current_window_size + window._bytes_processed == window.max_window_size
+        assert server._http2._window_in + server._http2._owed == LIMITS.connection_window_bytes
 
 
 def run_by_chance(seed: int, steps: int) -> None:

@@ -9,7 +9,8 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame
 
-from mq.proxy.grpc.connection import CallStream, ConnectionFailed, _Http2
+from mq.proxy.grpc import http2
+from mq.proxy.grpc.connection import CallStream, ConnectionFailed
 from mq.proxy.grpc.framing import framed
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.status import BrokenCall, CallRefused, Status
@@ -479,13 +480,15 @@ def test_a_refused_call_ends_once() -> None:
 
 
 def test_ended_calls_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Http2, "MAX_CLOSED_STREAMS", 50)
+    monkeypatch.setattr(http2, "_RESETS_KEPT", 50)
     loop = Loop()
     for _ in range(200):
         loop.client.call(messages=[b"x"])
         loop.turn()
         loop.answer(loop.begun.pop(), b"y")
-    http2 = loop.server._http2
+        loop.client.call(end=False)
+        loop.turn()
+        loop.answer(loop.begun.pop(), b"y")
     assert not loop.server.streams
-    assert len(http2.streams) <= 1
-    assert len(http2._closed_streams) <= 50
+    assert not loop.server._http2._streams
+    assert len(loop.server._http2._reset_by_us) == 50

@@ -19,7 +19,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from mq.proxy.grpc.floods import FrameSplitter, FrameTooLong
+from mq.proxy.grpc.frames import PREFACE, FrameSplitter, Http2Error
 from mq.proxy.grpc.limits import GrpcLimits
 from tests.support.grpc_client import Loop
 
@@ -194,8 +194,8 @@ def test_a_frame_that_is_too_long_is_refused_by_its_header() -> None:
     assert loop.failed is not None
     assert not loop.failed.flood
     assert loop.client.goaways[-1][0] == ErrorCodes.FRAME_SIZE_ERROR
-    with pytest.raises(FrameTooLong):
-        list(FrameSplitter().split(bytes(24) + b"\xff\xff\xff" + bytes(6)))
+    with pytest.raises(Http2Error, match="16384"):
+        list(FrameSplitter().split(PREFACE + b"\xff\xff\xff" + bytes(6)))
 
 
 def test_what_works_may_ping_and_cancel_for_ever() -> None:
@@ -237,17 +237,10 @@ def test_all_long_polls_of_a_client_may_end_at_once() -> None:
     assert not loop.server.streams
 
 
-def test_pieces_end_where_frames_end() -> None:
-    data = b"".join(
-        [
-            bytes(24),
-            PingFrame(0, b"12345678").serialize(),
-            DataFrame(1, bytes(300)).serialize(),
-            DataFrame(3, b"").serialize(),
-        ]
-    )
+def test_frames_are_found_wherever_chunks_end() -> None:
+    frames = [PingFrame(0, b"12345678"), DataFrame(1, bytes(300)), DataFrame(3, b"", flags=["END_STREAM"])]
+    data = PREFACE + b"".join(each.serialize() for each in frames)
     for step in (1, 2, 8, 9, 10, 24, 25, 400):
         splitter = FrameSplitter()
-        pieces = [piece for at in range(0, len(data), step) for piece in splitter.split(data[at : at + step])]
-        assert b"".join(piece.data for piece in pieces) == data
-        assert [(piece.kind, piece.nbytes) for piece in pieces if piece.kind is not None] == [(6, 8), (0, 300), (0, 0)]
+        found = [each for at in range(0, len(data), step) for each in splitter.split(data[at : at + step])]
+        assert found == [(6, 0, 0, b"12345678"), (0, 0, 1, bytes(300)), (0, 1, 3, b"")], f"in chunks of {step}"

@@ -14,7 +14,13 @@ from mq.proxy.grpc.request_headers import NoGrpc, parse_head, parse_timeout
 from mq.proxy.grpc.status import REASON_BYTES_MAX, CallRefused, Status, percent_encoded
 
 LIMIT = 1_000
-HEAD = [(b":method", b"POST"), (b":path", b"/a.B/C"), (b":authority", b"h:1"), (b"content-type", b"application/grpc")]
+HEAD = [
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/a.B/C"),
+    (b":authority", b"h:1"),
+    (b"content-type", b"application/grpc"),
+]
 
 
 def refusal(reader: MessageReader, data: bytes) -> Status:

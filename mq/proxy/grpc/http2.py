@@ -1,0 +1,414 @@
+"""The server's side of one HTTP/2 connection (RFC 9113): states of streams, flow control, errors. Without any I/O."""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from typing import Final, Protocol
+
+from mq.proxy.grpc.frames import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_BYTES_MAX,
+    PADDED,
+    PRIORITY,
+    ErrorCode,
+    Http2Error,
+    Kind,
+    frame,
+)
+from mq.proxy.grpc.header_blocks import NO_TABLE, Field, HeaderDecoder
+
+WINDOW_AT_START: Final = 65_535
+_WINDOW_MAX: Final = 2**31 - 1
+_RESETS_KEPT: Final = 1_000
+_PRIORITY_BYTES: Final = 5
+_PING_BYTES: Final = 8
+_SETTING: Final = struct.Struct("!HI")
+_NUMBER: Final = struct.Struct("!I")
+_WHOLE_STREAMS: Final = frozenset({Kind.DATA, Kind.HEADERS, Kind.PRIORITY, Kind.RST_STREAM, Kind.CONTINUATION})
+_WHOLE_CONNECTION: Final = frozenset({Kind.SETTINGS, Kind.PING, Kind.GOAWAY})
+
+
+class Setting:
+    """Codes of settings."""
+
+    ENABLE_PUSH: Final = 2
+    MAX_CONCURRENT_STREAMS: Final = 3
+    INITIAL_WINDOW_SIZE: Final = 4
+    MAX_FRAME_SIZE: Final = 5
+    MAX_HEADER_LIST_SIZE: Final = 6
+
+
+class Requests(Protocol):
+    """What is called for what arrives; it may answer, also at once."""
+
+    def request(self, stream_id: int, fields: list[Field], *, ended: bool) -> None:
+        """A new stream begins."""
+
+    def data(self, stream_id: int, data: bytes, nbytes: int, *, ended: bool) -> None:
+        """Data of a stream; give back ``nbytes``, with padding, some time."""
+
+    def ended(self, stream_id: int) -> None:
+        """The client sends no more on this stream."""
+
+    def reset(self, stream_id: int) -> None:
+        """A stream is over: the client has reset it, or has broken a rule on it."""
+
+    def rule_broken(self) -> None:
+        """The client has broken a rule that ends a stream, whether that was open or not."""
+
+    def window_opened(self) -> None:
+        """More may be sent on some stream."""
+
+    def ping_answered(self, data: bytes) -> None:
+        """The client has answered a ping."""
+
+    def client_leaves(self) -> None:
+        """The client will begin no more streams."""
+
+
+class _Stream:
+    __slots__ = ("announced", "arrived", "local_ended", "owed", "remote_ended", "window", "window_in")
+
+    def __init__(self, window: int, window_in: int) -> None:
+        self.window = window
+        self.window_in = window_in
+        self.owed = 0
+        self.announced: int | None = None
+        self.arrived = 0
+        self.local_ended = False
+        self.remote_ended = False
+
+    @property
+    def lacks_data(self) -> bool:
+        """The client has announced more than has arrived."""
+        return self.announced is not None and self.announced != self.arrived
+
+
+class Http2:
+    """One connection.
+
+    Attributes:
+        last_stream: the highest stream that the client has begun.
+        unsent: bytes for the client, to be taken by `bytes_to_send`.
+    """
+
+    def __init__(
+        self, requests: Requests, *, streams_max: int, header_bytes_max: int, stream_window: int, connection_window: int
+    ) -> None:
+        self._requests = requests
+        self._decoder = HeaderDecoder(header_bytes_max)
+        self._streams: dict[int, _Stream] = {}
+        self._reset_by_us: OrderedDict[int, None] = OrderedDict()
+        self.last_stream = 0
+        self.unsent = bytearray()
+        self._window = WINDOW_AT_START
+        self._initial_window = WINDOW_AT_START
+        self._stream_window = stream_window
+        self._initial_window_in = WINDOW_AT_START
+        self._window_in = max(connection_window, WINDOW_AT_START)
+        self._owed = 0
+        self._give_stream_from = min(stream_window, WINDOW_AT_START) // 2
+        self._give_connection_from = self._window_in // 2
+        self._block: tuple[int, int, bytearray] | None = None
+        self._first_block = NO_TABLE
+        self._settings_seen = False
+        self._settings_acknowledged = False
+        settings = (
+            (Setting.MAX_CONCURRENT_STREAMS, streams_max),
+            (Setting.INITIAL_WINDOW_SIZE, stream_window),
+            (Setting.MAX_HEADER_LIST_SIZE, header_bytes_max),
+        )
+        self.unsent += frame(Kind.SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings))
+        if self._window_in > WINDOW_AT_START:
+            self._send_window(0, self._window_in - WINDOW_AT_START)
+
+    # ------------------------------------------------------------------------------------ from the client
+
+    def receive(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """A frame has arrived. Raises Http2Error."""
+        if self._block is not None and (kind != Kind.CONTINUATION or stream_id != self._block[0]):
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a frame within a header block")
+        if not self._settings_seen and kind != Kind.SETTINGS:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        if (not stream_id and kind in _WHOLE_STREAMS) or (stream_id and kind in _WHOLE_CONNECTION):
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{Kind(kind).name} on stream {stream_id}")
+        match kind:
+            case Kind.DATA:
+                self._data(flags, stream_id, payload)
+            case Kind.HEADERS:
+                self._headers(flags, stream_id, payload)
+            case Kind.CONTINUATION:
+                self._continuation(flags, payload)
+            case Kind.WINDOW_UPDATE:
+                self._window_update(stream_id, payload)
+            case Kind.PING:
+                self._ping(flags, payload)
+            case Kind.RST_STREAM:
+                self._rst_stream(stream_id, payload)
+            case Kind.SETTINGS:
+                self._settings(flags, payload)
+            case Kind.PRIORITY:
+                self._priority(stream_id, payload)
+            case Kind.GOAWAY:
+                self._requests.client_leaves()
+            case Kind.PUSH_PROMISE:
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a client that pushes")
+            case _:
+                pass
+
+    def _data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        nbytes = len(payload)
+        self._window_in -= nbytes
+        if self._window_in < 0:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window of the connection allows")
+        data = _without_padding(flags, payload) if flags & PADDED else payload
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.remote_ended:
+            self._unexpected_data(stream_id, stream, nbytes)
+            return
+        stream.window_in -= nbytes
+        stream.arrived += len(data)
+        ended = bool(flags & END_STREAM)
+        if stream.window_in < 0:
+            self._break(stream_id, ErrorCode.FLOW_CONTROL_ERROR, nbytes)
+        elif stream.announced is not None and (stream.arrived > stream.announced or (ended and stream.lacks_data)):
+            self._break(stream_id, ErrorCode.PROTOCOL_ERROR, nbytes)
+        else:
+            if ended:
+                self._end_remote(stream_id, stream)
+            self._requests.data(stream_id, data, nbytes, ended=ended)
+
+    def _unexpected_data(self, stream_id: int, stream: _Stream | None, nbytes: int) -> None:
+        self._give_connection(nbytes)
+        if stream is None:
+            self._check_begun(stream_id)
+            if stream_id in self._reset_by_us:
+                return
+        self._break(stream_id, ErrorCode.STREAM_CLOSED, 0)
+
+    def _headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        block = _without_padding(flags, payload) if flags & PADDED else payload
+        if flags & PRIORITY:
+            if len(block) < _PRIORITY_BYTES:
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "headers that end within their priority")
+            if _NUMBER.unpack_from(block)[0] & _WINDOW_MAX == stream_id:
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
+            block = block[_PRIORITY_BYTES:]
+        if flags & END_HEADERS:
+            self._header_block(flags, stream_id, block)
+        else:
+            self._block = stream_id, flags, bytearray(block)
+
+    def _continuation(self, flags: int, payload: bytes) -> None:
+        if self._block is None:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        stream_id, first_flags, block = self._block
+        block += payload
+        if flags & END_HEADERS:
+            self._block = None
+            self._header_block(first_flags, stream_id, bytes(block))
+
+    def _header_block(self, flags: int, stream_id: int, block: bytes) -> None:
+        # Every block must be decoded, whatever becomes of its stream: it changes the table.
+        fields = self._decoder.decode(block)
+        ended = bool(flags & END_STREAM)
+        if stream_id > self.last_stream:
+            if not stream_id % 2:
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a client that begins stream {stream_id}")
+            self.last_stream = stream_id
+            stream = self._streams[stream_id] = _Stream(self._initial_window, self._initial_window_in)
+            stream.remote_ended = ended
+            self._requests.request(stream_id, fields, ended=ended)
+            return
+        open_stream = self._streams.get(stream_id)
+        if open_stream is None:
+            if stream_id not in self._reset_by_us:
+                raise Http2Error(ErrorCode.STREAM_CLOSED, f"headers on stream {stream_id}, which is closed")
+        elif open_stream.remote_ended:
+            self._break(stream_id, ErrorCode.STREAM_CLOSED, 0)
+        elif not ended or open_stream.lacks_data or any(name.startswith(b":") for name, _ in fields):
+            self._break(stream_id, ErrorCode.PROTOCOL_ERROR, 0)
+        else:
+            self._end_remote(stream_id, open_stream)
+            self._requests.ended(stream_id)
+
+    def _window_update(self, stream_id: int, payload: bytes) -> None:
+        if len(payload) != _NUMBER.size:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes")
+        increment = _NUMBER.unpack(payload)[0] & _WINDOW_MAX
+        if not stream_id:
+            self._window += increment
+            if not increment or self._window > _WINDOW_MAX:
+                code = ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR
+                raise Http2Error(code, f"WINDOW_UPDATE by {increment}")
+        elif (stream := self._streams.get(stream_id)) is None:
+            self._check_begun(stream_id)
+            return
+        else:
+            stream.window += increment
+            if not increment or stream.window > _WINDOW_MAX:
+                self._break(stream_id, ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR, 0)
+                return
+        self._requests.window_opened()
+
+    def _ping(self, flags: int, payload: bytes) -> None:
+        if len(payload) != _PING_BYTES:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
+        if flags & ACK:
+            self._requests.ping_answered(payload)
+        else:
+            self.unsent += frame(Kind.PING, ACK, 0, payload)
+
+    def _rst_stream(self, stream_id: int, payload: bytes) -> None:
+        if len(payload) != _NUMBER.size:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
+        if self._streams.pop(stream_id, None) is None:
+            self._check_begun(stream_id)
+        else:
+            self._requests.reset(stream_id)
+
+    def _settings(self, flags: int, payload: bytes) -> None:
+        if len(payload) % _SETTING.size or (flags & ACK and payload):
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes")
+        self._settings_seen = True
+        if flags & ACK:
+            if not self._settings_acknowledged:
+                self._settings_acknowledged = True
+                self._initial_window_in = self._stream_window
+                for stream in self._streams.values():
+                    stream.window_in += self._stream_window - WINDOW_AT_START
+            return
+        for code, value in _SETTING.iter_unpack(payload):
+            match code:
+                case Setting.ENABLE_PUSH if value > 1:
+                    raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
+                case Setting.INITIAL_WINDOW_SIZE:
+                    self._change_windows(value)
+                case Setting.MAX_FRAME_SIZE if not FRAME_BYTES_MAX <= value < 2**24:
+                    raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE is {value}")
+                case _:
+                    pass
+        self.unsent += frame(Kind.SETTINGS, ACK, 0)
+        self._requests.window_opened()
+
+    def _change_windows(self, size: int) -> None:
+        if size > _WINDOW_MAX:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE is {size}")
+        change, self._initial_window = size - self._initial_window, size
+        for stream in self._streams.values():
+            stream.window += change
+            if stream.window > _WINDOW_MAX:
+                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE is {size}")
+
+    def _priority(self, stream_id: int, payload: bytes) -> None:
+        if len(payload) != _PRIORITY_BYTES:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes")
+        if _NUMBER.unpack_from(payload)[0] & _WINDOW_MAX == stream_id:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
+
+    def _check_begun(self, stream_id: int) -> None:
+        if stream_id > self.last_stream or not stream_id % 2:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a frame on stream {stream_id}, which nobody has begun")
+
+    def _end_remote(self, stream_id: int, stream: _Stream) -> None:
+        stream.remote_ended = True
+        if stream.local_ended:
+            del self._streams[stream_id]
+
+    def _break(self, stream_id: int, code: ErrorCode, nbytes: int) -> None:
+        """Reset a stream on which the client has broken a rule."""
+        self._give_connection(nbytes)
+        was_open = stream_id in self._streams
+        self.reset(stream_id, code)
+        if was_open:
+            self._requests.reset(stream_id)
+        self._requests.rule_broken()
+
+    # ------------------------------------------------------------------------------------- to the client
+
+    def expect(self, stream_id: int, nbytes: int) -> None:
+        """The client has announced so many bytes of data; more or less of them break the rules."""
+        if (stream := self._streams.get(stream_id)) is not None:
+            stream.announced = nbytes
+            if stream.remote_ended and nbytes:
+                self._break(stream_id, ErrorCode.PROTOCOL_ERROR, 0)
+
+    def room(self, stream_id: int) -> int:
+        """How many bytes of data one frame of this stream may have now; below 1 none."""
+        return min(self._streams[stream_id].window, self._window, FRAME_BYTES_MAX)
+
+    def send_headers(self, stream_id: int, block: bytes, *, end: bool) -> None:
+        """Send a block of headers; with ``end`` nothing more on this stream."""
+        payload, self._first_block = self._first_block + block, b""
+        assert len(payload) <= FRAME_BYTES_MAX, f"a header block of {len(payload)} bytes"
+        self.unsent += frame(Kind.HEADERS, END_HEADERS | END_STREAM if end else END_HEADERS, stream_id, payload)
+        if end:
+            self._end_local(stream_id)
+
+    def send_data(self, stream_id: int, data: bytes, *, end: bool = False) -> None:
+        """Send data, at most as much as there is `room` for."""
+        stream = self._streams[stream_id]
+        stream.window -= len(data)
+        self._window -= len(data)
+        assert not data or (stream.window >= 0 and self._window >= 0), f"{len(data)} bytes exceed the window"
+        self.unsent += frame(Kind.DATA, END_STREAM if end else 0, stream_id, data)
+        if end:
+            self._end_local(stream_id)
+
+    def reset(self, stream_id: int, code: ErrorCode) -> None:
+        """End a stream at once; what the client still sends on it is ignored."""
+        self._streams.pop(stream_id, None)
+        self._reset_by_us[stream_id] = None
+        if len(self._reset_by_us) > _RESETS_KEPT:
+            self._reset_by_us.popitem(last=False)
+        self.unsent += frame(Kind.RST_STREAM, 0, stream_id, _NUMBER.pack(code))
+
+    def give_back(self, stream_id: int, nbytes: int) -> None:
+        """Data of so many bytes has been used: the client may send as much again."""
+        self._give_connection(nbytes)
+        stream = self._streams.get(stream_id)
+        if stream is not None and not stream.remote_ended:
+            stream.owed += nbytes
+            if stream.owed >= self._give_stream_from:
+                stream.window_in += stream.owed
+                self._send_window(stream_id, stream.owed)
+                stream.owed = 0
+
+    def ping(self, data: bytes) -> None:
+        """Ask the client for an answer."""
+        self.unsent += frame(Kind.PING, 0, 0, data)
+
+    def go_away(self, code: ErrorCode, last_stream: int) -> None:
+        """Tell the client that streams after the last one are not served."""
+        self.unsent += frame(Kind.GOAWAY, 0, 0, _NUMBER.pack(last_stream) + _NUMBER.pack(code))
+
+    def bytes_to_send(self) -> bytes:
+        """The bytes for the client; they are the caller's from now on."""
+        data = bytes(self.unsent)
+        self.unsent.clear()
+        return data
+
+    def _end_local(self, stream_id: int) -> None:
+        stream = self._streams[stream_id]
+        stream.local_ended = True
+        if stream.remote_ended:
+            del self._streams[stream_id]
+
+    def _give_connection(self, nbytes: int) -> None:
+        self._owed += nbytes
+        if self._owed >= self._give_connection_from:
+            self._window_in += self._owed
+            self._send_window(0, self._owed)
+            self._owed = 0
+
+    def _send_window(self, stream_id: int, increment: int) -> None:
+        self.unsent += frame(Kind.WINDOW_UPDATE, 0, stream_id, _NUMBER.pack(increment))
+
+
+def _without_padding(flags: int, payload: bytes) -> bytes:
+    if not payload or payload[0] >= len(payload):
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a frame with more padding than bytes")
+    return payload[1 : len(payload) - payload[0]]
