@@ -18,9 +18,9 @@ from mq.monitoring.http import Monitoring, open_listeners
 from mq.protocol.headers import Request, UnknownRequest
 from mq.proxy.brokers import Brokers
 from mq.proxy.clients import Clients
-from mq.proxy.grpc import GrpcCounters, GrpcLimits, OwnCertificate, SelfSigned, TlsContext, serve_grpc
+from mq.proxy.grpc import GrpcCounters, GrpcLimits, OwnCertificate, SelfSigned, TlsContext, health_methods, serve_grpc
 from mq.proxy.metrics import collect
-from mq.proxy.service_table import ServiceTable
+from mq.proxy.service_table import SERVICE, ServiceTable
 from mq.proxy.settings import ProxySettings
 from mq.tls import Certificate
 
@@ -101,13 +101,14 @@ async def serve(
             serving = partial(
                 serve_grpc,
                 listeners,
-                table.methods(),
+                {**table.methods(), **health_methods([SERVICE.strip("/")], lambda: not brokers.troubles())},
                 limits=GrpcLimits(
                     connections_max=settings.connections_max,
                     streams_max=settings.calls_max,
                     drain_seconds_max=settings.drain_seconds,
                 ),
                 tls=tls,
+                trusts=settings.trusts,
                 tls_required=settings.tls_mode == "enforcing",
                 log=log,
                 counters=counters,

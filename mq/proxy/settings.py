@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Literal, Self
 
@@ -38,6 +39,11 @@ class ProxySettings(ProcessSettings):
     tls_clients_ca: Path | None = Field(
         default=None, description="clients must have a certificate that one of these authorities signed (PEM)"
     )
+    haproxy_networks: str = Field(
+        default="",
+        description="load balancers that may name their clients by HAProxy's protocol: addresses or networks, separated "
+        "by commas; a header from anybody else closes the connection",
+    )
     connections_max: int = Field(
         default=10_000, ge=1, description="open connections; above, new connections are closed at once"
     )
@@ -64,6 +70,12 @@ class ProxySettings(ProcessSettings):
         parse_addresses(value)
         return value
 
+    @field_validator("haproxy_networks")
+    @classmethod
+    def _has_networks(cls, value: str) -> str:
+        _networks(value)
+        return value
+
     @model_validator(mode="after")
     def _has_both_files(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -72,9 +84,22 @@ class ProxySettings(ProcessSettings):
             raise ValueError("tls_clients_ca needs tls_certificate and tls_key")
         return self
 
+    def trusts(self, host: str) -> bool:
+        """Whether a host may name other clients; see ``haproxy_networks``."""
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return any(address in network for network in _networks(self.haproxy_networks))
+
     @property
     def metrics_address(self) -> tuple[str, int] | None:
         """Address for scrapes of metrics; None to disable them."""
         if self.metrics_listen is not None:
             return parse_metrics_address(self.metrics_listen)
         return metrics_address_beside((self.listen_host, self.listen_port))
+
+
+def _networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    """Raises ValueError."""
+    return [ipaddress.ip_network(each.strip()) for each in text.split(",") if each.strip()]

@@ -2,6 +2,7 @@
 
 from mq.proxy.grpc.call import Call
 from mq.proxy.grpc.counters import GrpcCounters
+from mq.proxy.grpc.health import health_methods
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.served_connection import Method
 from mq.proxy.grpc.server import serve_grpc
@@ -19,5 +20,6 @@ __all__ = [
     "SelfSigned",
     "Status",
     "TlsContext",
+    "health_methods",
     "serve_grpc",
 ]

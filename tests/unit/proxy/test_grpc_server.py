@@ -14,7 +14,16 @@ from h2.errors import ErrorCodes
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from mq.proxy.grpc import BrokenCall, Call, CallRefused, GrpcLimits, OwnCertificate, SelfSigned, Status
+from mq.proxy.grpc import (
+    BrokenCall,
+    Call,
+    CallRefused,
+    GrpcLimits,
+    OwnCertificate,
+    SelfSigned,
+    Status,
+    health_methods,
+)
 from mq.tls import Certificate
 from tests.support.certificates import Authority
 from tests.support.grpc_serving import Logged, Serving, serving
@@ -336,3 +345,24 @@ async def test_calls_that_outlast_the_drain_end_as_unavailable(autojump_clock: M
         await server.stopped.wait()
         assert 20 <= trio.current_time() - began <= 25
     assert server.counters.calls["/raftmq.Test/Wait", Status.UNAVAILABLE] == 1
+
+
+@pytest.mark.trio
+async def test_health_is_told_and_watched(autojump_clock: MockClock) -> None:
+    ready = [True]
+    health = health_methods(["a.B"], lambda: ready[0])
+    async with serving(methods=health) as server:
+        client = await server.connect()
+        for name in (b"", b"a.B"):
+            asked = b"\x0a" + bytes([len(name)]) + name if name else b""
+            assert (await client.unary("/grpc.health.v1.Health/Check", asked)).messages == [b"\x08\x01"]
+        assert (await client.unary("/grpc.health.v1.Health/Check", b"\x0a\x01x")).status is Status.NOT_FOUND
+        stream_id = await client.call("/grpc.health.v1.Health/Watch", b"")
+        answer = client.grpc.answers[stream_id]
+        for state in (True, False, True):
+            ready[0] = state
+            await trio.sleep(3)
+        server.drain.set()
+        await client.answer(stream_id)
+        assert answer.messages == [b"\x08\x01", b"\x08\x02", b"\x08\x01", b"\x08\x02"]
+        assert answer.status is Status.OK
