@@ -41,8 +41,8 @@ class ProxySettings(ProcessSettings):
     )
     haproxy_networks: str = Field(
         default="",
-        description="load balancers that may name their clients by HAProxy's protocol: addresses or networks, separated "
-        "by commas; a header from anybody else closes the connection",
+        description="load balancers that may name their clients by HAProxy's protocol: addresses or networks, "
+        "separated by commas; a header from anybody else closes the connection",
     )
     connections_max: int = Field(
         default=10_000, ge=1, description="open connections; above, new connections are closed at once"
