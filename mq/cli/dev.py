@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mq.broker.settings import BrokerSettings
 
 _PORT_MIN: Final = 1024
+PROXY_PORT: Final = 8081
 _EPHEMERAL: Final = {
     "segment_bytes": str(16 * 1024 * 1024),
     # Whatever else is on this disk: nothing is kept, and nothing is refused.
@@ -63,6 +64,10 @@ def dev(
             "free ports. Default: 9876, and 10911 and up for brokers.",
         ),
     ] = None,
+    proxy: Annotated[
+        bool,
+        typer.Option("--proxy", help="Also run a proxy for gRPC clients, on port 8081; with --port 0 on any free one."),
+    ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of all brokers; may be repeated.", metavar="NAME=VALUE"),
@@ -86,7 +91,7 @@ def dev(
     console = Console(soft_wrap=True, stderr=as_json)
     try:
         with nullcontext(directory) if directory is not None else _new_directory() as home:
-            _run(home, nodes, groups, base_port, settings, ratios, console, as_json, until_stdin_closes)
+            _run(home, nodes, groups, base_port, proxy, settings, ratios, console, as_json, until_stdin_closes)
     except DevClusterFailed as failed:
         raise CommandFailed(str(failed)) from failed
     except OSError as error:
@@ -106,6 +111,7 @@ def _run(
     nodes: int,
     groups: int | None,
     base_port: int | None,
+    proxy: bool,
     settings: dict[str, str],
     ratios: BrokerSettings,
     console: Console,
@@ -135,10 +141,15 @@ def _run(
                 settings=settings,
                 on_progress=lambda text: console.print(f"{text} ..."),
             ) as clusters:
+                proxy_address = None
+                if proxy:
+                    console.print("starting the proxy ...")
+                    proxy_port = await clusters[0].start_proxy(0 if base_port == 0 else PROXY_PORT)
+                    proxy_address = f"{HOST}:{proxy_port}"
                 if as_json:
-                    print(json.dumps(await _announcement(clusters)), flush=True)
+                    print(json.dumps(await _announcement(clusters, proxy_address)), flush=True)
                 else:
-                    await _announce(clusters, console)
+                    await _announce(clusters, proxy_address, console)
                 async with trio.open_nursery() as watchers:
                     watchers.start_soon(_say_who_ends, clusters, console)
                     watchers.start_soon(watch_disk, directory, ratios, warn)
@@ -173,10 +184,11 @@ async def _say_who_ends(clusters: list[DevCluster], console: Console) -> None:
         await trio.sleep(WATCH_SECONDS)
 
 
-async def _announcement(clusters: list[DevCluster]) -> dict[str, object]:
+async def _announcement(clusters: list[DevCluster], proxy_address: str | None) -> dict[str, object]:
     """What programs need to know of running servers."""
     return {
         "namesrv": clusters[0].namesrv,
+        **({} if proxy_address is None else {"proxy": proxy_address}),
         "broker_groups": [
             {
                 "name": cluster.group,
@@ -192,9 +204,11 @@ async def _announcement(clusters: list[DevCluster]) -> dict[str, object]:
     }
 
 
-async def _announce(clusters: list[DevCluster], console: Console) -> None:
+async def _announce(clusters: list[DevCluster], proxy_address: str | None, console: Console) -> None:
     first = clusters[0]
     console.print(f"name server   {first.namesrv}")
+    if proxy_address is not None:
+        console.print(f"proxy         {proxy_address}  (gRPC)")
     for cluster in clusters:
         leader = await cluster.leader()
         if len(clusters) > 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ POLL_SECONDS = 0.05
 WATCH_SECONDS = 0.5
 STOP_SECONDS_MAX = 10.0
 _DISK_MENTIONED = 0.8
+_LISTENS = re.compile(r'"port": (\d+), "event": "listening"')
 
 PORTS_FILE = "cluster.json"
 """File in the directory of a group with its ports. Without it the directory is new."""
@@ -205,7 +207,7 @@ class DevCluster:
         return self._children[node_id].process.pid
 
     def log_path(self, name: str) -> Path:
-        """Log file of a replica, or of "namesrv"."""
+        """Log file of a replica, of "namesrv", or of "proxy"."""
         return self.directory / "logs" / f"{name}.log"
 
     def is_running(self, name: str) -> bool:
@@ -293,6 +295,25 @@ class DevCluster:
         """Exit codes of servers that have ended unexpectedly, by name; a negative one is a signal."""
         codes = {child.name: child.process.poll() for child in self._children.values() if child.wanted}
         return {name: code for name, code in codes.items() if code is not None}
+
+    async def start_proxy(self, port: int) -> int:
+        """Start a proxy for gRPC clients and wait until it listens; returns its port, the given one unless that is 0.
+
+        Raises DevClusterFailed.
+        """
+        name = "proxy"
+        begin = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
+        await self._spawn(
+            name, ["proxy", "--namesrv", self.namesrv, "--listen", f"{HOST}:{port}", "--set", "metrics_listen=off"]
+        )
+        with trio.move_on_after(READY_SECONDS_MAX):
+            while self.is_running(name):
+                said = self.log_path(name).read_bytes()[begin:].decode(errors="replace")
+                if (listens := _LISTENS.search(said)) is not None:
+                    return int(listens[1])
+                await trio.sleep(POLL_SECONDS)
+        self.check()
+        raise DevClusterFailed(f"the proxy does not listen: {_last_words(self.log_path(name))}")
 
     async def _spawn_namesrv(self) -> None:
         await self._spawn(

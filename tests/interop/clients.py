@@ -303,6 +303,8 @@ class PythonClient:
 
     name: str
     servers: str
+    proxy: str = ROCKETMQ
+    """Whose proxy it connects to."""
     protocol: str = GRPC
     stays_away_seconds: float = 0
 
@@ -323,13 +325,15 @@ class PythonClient:
         return self._output / "bin" / "python"
 
     def missing(self) -> str | None:
-        return tools_missing("java", "mvn")
+        return tools_missing("java", "mvn") if self.proxy == ROCKETMQ else None
 
     def is_built(self) -> bool:
-        return any(self._output.glob("lib/*/site-packages/rocketmq_python_client-*")) and servers_built()
+        has_proxy = self.proxy == RAFTMQ or servers_built()
+        return any(self._output.glob("lib/*/site-packages/rocketmq_python_client-*")) and has_proxy
 
     def build(self, *, offline: bool = False) -> None:
-        build_servers(offline=offline)
+        if self.proxy == ROCKETMQ:
+            build_servers(offline=offline)
         if not self._program.exists():
             run_tool([sys.executable, "-m", "venv", str(self._output)], HERE)
         install = [str(self._program), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -338,7 +342,10 @@ class PythonClient:
 
     def command(self, directory: Path, security: Security) -> list[str]:
         # The client writes its log below HOME.
-        return ["env", f"HOME={directory}", str(self._program), str(HERE / "grpc" / "main.py")]
+        environment = [f"HOME={directory}"]
+        if self.proxy == RAFTMQ and security.authority is not None:
+            environment += ["INTEROP_GRPC_TLS=on", f"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH={security.authority}"]
+        return ["env", *environment, str(self._program), str(HERE / "grpc" / "main.py")]
 
 
 # -- RocketMQ's own servers, which gRPC clients need -------------------------------------------------------------------
@@ -381,6 +388,7 @@ CLIENTS: dict[str, Client] = {
         GoClient(),
         NodeClient(),
         RustClient(),
+        PythonClient("python-raftmq", RAFTMQ, proxy=RAFTMQ),
         PythonClient("python", RAFTMQ),
         PythonClient("python-rocketmq", ROCKETMQ),
     )

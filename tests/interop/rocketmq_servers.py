@@ -5,7 +5,6 @@ All are of the version `SERVERS_VERSION` unless told otherwise, and listen on th
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,26 +18,21 @@ import trio
 from mq.cli.dev_cluster import HOST, DevClusterFailed, Ports
 from mq.client import Admin, ClientError
 from tests.interop.clients import SERVERS_VERSION, servers_lib
-from tests.interop.security import Security
 
 GROUP = "broker-a"
 CLUSTER = "DefaultCluster"
 
-_SYNC_TOPIC = "DefaultHeartBeatSyncerTopic"
-"""The proxy creates it, and ends if name servers do not know it at once."""
-
-_READY_SECONDS_MAX = 120.0
+READY_SECONDS_MAX = 120.0
 _STOP_SECONDS_MAX = 10.0
 
 _NAMESRV = "org.apache.rocketmq.namesrv.NamesrvStartup"
 _BROKER = "org.apache.rocketmq.broker.BrokerStartup"
-_PROXY = "org.apache.rocketmq.proxy.ProxyStartup"
 
 _OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/java.util.concurrent.locks")
 
 
 @dataclass(slots=True)
-class _Server:
+class RocketMQServer:
     """A running JVM; its configuration, data, logs and output are in ``directory``."""
 
     name: str
@@ -54,7 +48,7 @@ class _Server:
         arguments: list[str],
         version: str = SERVERS_VERSION,
         options: Mapping[str, str] | None = None,
-    ) -> _Server:
+    ) -> RocketMQServer:
         options = {
             **(options or {}),
             "user.home": str(directory),
@@ -85,7 +79,7 @@ class _Server:
 
     async def wait_listening(self, port: int) -> None:
         """Until it accepts connections. Raises DevClusterFailed."""
-        with trio.move_on_after(_READY_SECONDS_MAX):
+        with trio.move_on_after(READY_SECONDS_MAX):
             while True:
                 self.check()
                 try:
@@ -108,55 +102,13 @@ class _Server:
 
 
 @dataclass(slots=True)
-class GrpcProxy:
-    """RocketMQ's proxy in cluster mode, in front of whatever brokers a name server knows."""
-
-    address: str
-    _server: _Server
-
-    @classmethod
-    @asynccontextmanager
-    async def open(cls, namesrv: str, directory: Path, security: Security) -> AsyncIterator[GrpcProxy]:
-        """Start it and wait until it serves; it signs requests, or uses TLS, as ``security`` says.
-
-        Raises DevClusterFailed, and ClientError if the servers do not answer.
-        """
-        async with Admin(namesrv) as admin:
-            await admin.create_topic(_SYNC_TOPIC, 1)
-        (directory / "conf").mkdir(parents=True)
-        port, remoting_port, _ = Ports.free(1).all
-        settings = {
-            "rocketMQClusterName": CLUSTER,
-            "namesrvAddr": namesrv,
-            "grpcServerPort": port,
-            "remotingListenPort": remoting_port,
-            "localServeAddr": HOST,
-            "enableAclRpcHookForClusterMode": security.administrator is not None,
-        }
-        security.write_tools_file(directory)
-        path = directory / "conf" / "rmq-proxy.json"
-        path.write_text(json.dumps(settings) + "\n")
-        options = security.java_tls_options
-        server = await _Server.start("the proxy", _PROXY, directory, ["-pc", str(path)], options=options)
-        try:
-            await server.wait_listening(port)
-            yield cls(f"{HOST}:{port}", server)
-        finally:
-            await server.stop()
-
-    def check(self) -> None:
-        """Raises DevClusterFailed if it has ended."""
-        self._server.check()
-
-
-@dataclass(slots=True)
 class RocketMQCluster:
     """A name server and a broker of RocketMQ."""
 
     namesrv: str
     group: str
-    _servers: list[_Server]
-    _by_address: dict[str, _Server] = field(default_factory=dict)
+    _servers: list[RocketMQServer]
+    _by_address: dict[str, RocketMQServer] = field(default_factory=dict)
 
     @classmethod
     @asynccontextmanager
@@ -185,7 +137,7 @@ class RocketMQCluster:
         try:
             home = directory / "namesrv"
             path = _written(home, {"listenPort": ports.namesrv, "rocketmqHome": home})
-            server = await _Server.start("the name server", _NAMESRV, home, ["-c", str(path)], version)
+            server = await RocketMQServer.start("the name server", _NAMESRV, home, ["-c", str(path)], version)
             cluster._servers.append(server)
             await server.wait_listening(ports.namesrv)
             for n in range(max(dledger, 1)):
@@ -208,7 +160,9 @@ class RocketMQCluster:
                 if dledger:
                     given |= {"enableDLegerCommitLog": "true", "dLegerGroup": GROUP}
                     given |= {"dLegerPeers": peers, "dLegerSelfId": f"n{n}"}
-                server = await _Server.start("the broker", _BROKER, home, ["-c", str(_written(home, given))], version)
+                server = await RocketMQServer.start(
+                    "the broker", _BROKER, home, ["-c", str(_written(home, given))], version
+                )
                 cluster._servers.append(server)
                 cluster._by_address[f"{HOST}:{broker_port}"] = server
             for address, server in cluster._by_address.items():
@@ -234,7 +188,7 @@ class RocketMQCluster:
         await server.process.wait()
 
     async def _wait_registered(self) -> None:
-        with trio.move_on_after(_READY_SECONDS_MAX):
+        with trio.move_on_after(READY_SECONDS_MAX):
             while True:
                 self.check()
                 try:
@@ -244,7 +198,7 @@ class RocketMQCluster:
                 except ClientError:
                     pass  # not yet
                 await trio.sleep(0.2)
-        raise DevClusterFailed(f"RocketMQ's broker did not register within {_READY_SECONDS_MAX:g} s")
+        raise DevClusterFailed(f"RocketMQ's broker did not register within {READY_SECONDS_MAX:g} s")
 
 
 def _written(home: Path, settings: Mapping[str, object]) -> Path:

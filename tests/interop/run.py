@@ -20,10 +20,22 @@ from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError
 from tests.interop import mqadmin
-from tests.interop.clients import CLIENTS, GRPC, HERE, REMOTING, ROCKETMQ, SERVERS_VERSION, BuildFailed, Client
+from tests.interop.clients import (
+    CLIENTS,
+    GRPC,
+    HERE,
+    RAFTMQ,
+    REMOTING,
+    ROCKETMQ,
+    SERVERS_VERSION,
+    BuildFailed,
+    Client,
+    PythonClient,
+)
+from tests.interop.grpc_proxies import raftmq_proxy, rocketmq_proxy
 from tests.interop.refusals import SCENARIOS
 from tests.interop.report import ALL, Outcome, Page, markdown, table
-from tests.interop.rocketmq_servers import GrpcProxy, RocketMQCluster
+from tests.interop.rocketmq_servers import RocketMQCluster
 from tests.interop.scenarios import Scenario
 from tests.interop.security import ACL, NONE, TITLES, Security, secured
 from tests.interop.stage import QUEUES, BrokerLogs, Servers, Stage, Unmet
@@ -38,11 +50,12 @@ PAGES = {
     ),
     GRPC: Page(
         REPORTS / "interop-grpc.md",
-        "gRPC clients behind RocketMQ's proxy",
+        "gRPC clients behind proxies",
         "all servers and the client share it",
-        f"The proxy is that of RocketMQ {SERVERS_VERSION}, in cluster mode, unmodified. In the column `python` it "
-        "stands in front of raftmq, in `python-rocketmq` in front of a name server and a broker of RocketMQ of the "
-        "same version. How to set this up: [gRPC clients](../grpc-clients.md).",
+        "In the column `python-raftmq`, `raftmq proxy` stands in front of raftmq, and the client itself signs its "
+        f"calls, or uses TLS. In the others, the proxy is that of RocketMQ {SERVERS_VERSION}, in cluster mode, "
+        "unmodified: in `python` in front of raftmq, in `python-rocketmq` in front of a name server and a broker of "
+        "RocketMQ of the same version. How to set this up: [gRPC clients](../grpc-clients.md).",
     ),
 }
 """The report of each protocol's clients."""
@@ -112,8 +125,11 @@ class Performance:
         if self.client.protocol == REMOTING:
             yield servers.namesrv
             return
-        async with GrpcProxy.open(servers.namesrv, self.directory / "proxy", self.security) as proxy:
-            yield proxy.address
+        ours = isinstance(self.client, PythonClient) and self.client.proxy == RAFTMQ
+        async with (raftmq_proxy if ours else rocketmq_proxy)(
+            servers.namesrv, self.directory / "proxy", self.security
+        ) as address:
+            yield address
 
     async def _play_within(
         self, limiter: trio.CapacityLimiter, servers: Servers, address: str, scenario: Scenario

@@ -38,6 +38,9 @@ ADMINISTRATOR = Keys("interop-administrator", "admin-SECRET-22")
 READER = Keys("interop-reader", "reader-SECRET-333")
 """May consume every topic, and send to none."""
 
+PROXY = Keys("interop-proxy", "proxy-SECRET-4444")
+"""May make requests for users who have signed their calls."""
+
 _ACCOUNTS = f"""
 accounts:
 - {{accessKey: {ADMINISTRATOR.access_key}, secretKey: {ADMINISTRATOR.secret_key}, admin: true}}
@@ -45,6 +48,7 @@ accounts:
    defaultTopicPerm: PUB|SUB, defaultGroupPerm: SUB}}
 - {{accessKey: {READER.access_key}, secretKey: {READER.secret_key},
    defaultTopicPerm: SUB, defaultGroupPerm: SUB}}
+- {{accessKey: {PROXY.access_key}, secretKey: {PROXY.secret_key}, proxy: true}}
 """
 
 

@@ -104,21 +104,25 @@ class Scene:
     def __init__(self, address: str, topic: str) -> None:
         self.topic = topic
         self.group = f"{topic}-group"
-        self._configuration = ClientConfiguration(address, Credentials(), request_timeout=10)
+        keys = os.environ.get("INTEROP_ACCESS_KEY", ""), os.environ.get("INTEROP_SECRET_KEY", "")
+        credentials = Credentials(*keys) if all(keys) else Credentials()
+        self._configuration = ClientConfiguration(address, credentials, request_timeout=10)
+        self._tls = os.environ.get("INTEROP_GRPC_TLS") == "on"
 
     def producer(self, checker: Checker | None = None) -> Any:
-        producer = Producer(self._configuration, (self.topic,), checker)
+        producer = Producer(self._configuration, (self.topic,), checker, tls_enable=self._tls)
         producer.startup()
         return producer
 
     def simple(self, expression: str = "*") -> Any:
         subscription = {self.topic: FilterExpression(expression)}
-        consumer = SimpleConsumer(self._configuration, self.group, subscription, await_duration=2)
+        consumer = SimpleConsumer(self._configuration, self.group, subscription, await_duration=2, tls_enable=self._tls)
         consumer.startup()
         return consumer
 
     def push(self, listener: Listener) -> Any:
-        consumer = PushConsumer(self._configuration, self.group, listener, {self.topic: FilterExpression("*")})
+        subscription = {self.topic: FilterExpression("*")}
+        consumer = PushConsumer(self._configuration, self.group, listener, subscription, tls_enable=self._tls)
         consumer.startup()
         return consumer
 
