@@ -110,6 +110,10 @@ def _body(message: pb.Message) -> tuple[bytes, int]:
     if message.system_properties.body_encoding != pb.GZIP:
         return body, 0
     if not body.startswith(_GZIP):
+        try:
+            zlib.decompressobj().decompress(body, 1)
+        except zlib.error as error:
+            raise Refused(pb.MESSAGE_CORRUPTED, f"the body is neither gzip nor zlib: {error}") from error
         return body, COMPRESSED | ZLIB
     stream = zlib.decompressobj(_WITH_GZIP_HEADER)
     try:
