@@ -23,7 +23,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from benchmarks.frames import QUEUES
 from benchmarks.wires.amqp import AmqpWire
@@ -66,6 +66,10 @@ class Job:
     keys: tuple[str, str] | None = None
     tls_ca: str | None = None
 
+    def at(self, begin: float) -> Job:
+        """The same at another time."""
+        return replace(self, begin=begin)
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -73,7 +77,8 @@ class Report:
 
     ``failed``: requests in all windows and before them that were refused, or whose connection was closed; only loads
     that survive such failures count them. ``refusals``: in which words, and on how many connections. ``late``: how long
-    after they were due requests were sent, in all windows, in buckets; only loads with a rate have it.
+    after they were due requests were sent, in all windows, in buckets; only loads with a rate have it. ``wake_ups``:
+    how often this process waited, by window.
     """
 
     messages: list[int]
@@ -82,6 +87,7 @@ class Report:
     failed: int = 0
     refusals: dict[str, int] = field(default_factory=dict)
     late: dict[int, int] = field(default_factory=dict)
+    wake_ups: list[int] = field(default_factory=list)
 
 
 class Connection:
@@ -151,6 +157,7 @@ class Recorder:
         self._window_seconds = window_seconds
         self._windows = [array("d") for _ in range(windows)]
         self._cpu_marks: list[float] = []
+        self._wait_marks: list[int] = []
         self._batch = batch
         self.samples = array("d")
         self.boundary = begin
@@ -159,12 +166,14 @@ class Recorder:
         """Begin the window that ``now`` is in; returns the report when the last one has ended."""
         while now >= self.boundary:
             self._cpu_marks.append(process_cpu_seconds())
+            self._wait_marks.append(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw)
             number = len(self._cpu_marks) - 1
             if number == len(self._windows):
                 return Report(
                     messages=[len(latencies) * self._batch for latencies in self._windows],
                     cpu_seconds=[end - start for start, end in itertools.pairwise(self._cpu_marks)],
                     latencies=[buckets(latencies) for latencies in self._windows],
+                    wake_ups=[end - start for start, end in itertools.pairwise(self._wait_marks)],
                 )
             self.samples = self._windows[number]
             self.boundary += self._window_seconds

@@ -16,7 +16,8 @@ from benchmarks.frames import OPAQUE, complete_bytes
 _REPLY = b'{"code":0,"extFields":{"msgId":"7F00000100002A9F0000000000000000","queueId":"0","queueOffset":"0"},"flag":1,'
 
 
-def _reply(opaque: bytes) -> bytes:
+def reply(opaque: bytes) -> bytes:
+    """The acknowledgement of a send."""
     header = _REPLY + b'"opaque":%b}' % opaque
     return struct.pack(">II", 4 + len(header), len(header)) + header
 
@@ -58,7 +59,7 @@ def serve(port: int) -> None:
             del received[:end]
             for opaque in found:
                 if opaque not in replies:
-                    replies[opaque] = _reply(opaque)
+                    replies[opaque] = reply(opaque)
             sock.sendall(b"".join([replies[opaque] for opaque in found]))
 
 

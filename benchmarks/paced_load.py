@@ -55,6 +55,10 @@ class PacedJob:
         """See `Job`."""
         return self.job.windows
 
+    def at(self, begin: float) -> PacedJob:
+        """The same at another time."""
+        return replace(self, job=self.job.at(begin))
+
 
 class Sender:
     """Hands due requests to the connections in turn; each connection keeps at most ``job.in_flight`` of them.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -32,6 +34,27 @@ def wait_seconds(pid: int) -> float:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
+
+
+def ran_seconds(pid: int) -> float:
+    """How long the threads of the process that live now have run, in steps of a nanosecond. 0 once it is gone."""
+    return sum(_thread_numbers(pid, "schedstat", lambda text: int(text.split()[0]))) / 1e9
+
+
+def wake_ups(pid: int) -> float:
+    """How often threads of the process that live now have waited for something. 0 once it is gone."""
+    return sum(_thread_numbers(pid, "status", lambda text: _number_in(text, "voluntary_ctxt_switches:")))
+
+
+def _thread_numbers(pid: int, name: str, number: Callable[[str], int]) -> list[int]:
+    found = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found.append(number((task / name).read_text()))
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it has ended meanwhile
+    return found
 
 
 def machine_cpu_seconds() -> float:
@@ -69,10 +92,13 @@ def _status_bytes(pid: int, name: str) -> int:
 
 def _file_number(path: str, name: str) -> int:
     try:
-        lines = Path(path).read_text().splitlines()
+        return _number_in(Path(path).read_text(), name)
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
+
+
+def _number_in(text: str, name: str) -> int:
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(name)), 0)
 
 
 def load_average() -> float:

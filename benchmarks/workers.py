@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import trio
 
@@ -21,8 +21,19 @@ ROOT = Path(__file__).parent.parent
 WORKERS_MAX = 2
 
 
+ATTEMPTS_MAX = 3
+AHEAD_SECONDS_MIN = 1.0
+"""From the start of load generators to their first window, at least, when they are started again."""
+_LATE_SHARE = 0.1
+"""A window that is read later than by this share of it is measured again."""
+
+
 class GeneratorFailed(Exception):
     """A load generator ended early; the message has its last output."""
+
+
+class _WindowMissed(Exception):
+    """This process did not run when a window ended."""
 
 
 def share_out(job: Job, workers: int = WORKERS_MAX) -> list[Job]:
@@ -56,6 +67,7 @@ class WindowedJob(Protocol):
     def window_seconds(self) -> float: ...
     @property
     def windows(self) -> int: ...
+    def at(self, begin: float) -> Self: ...
 
 
 async def drive(
@@ -63,10 +75,26 @@ async def drive(
 ) -> tuple[list[Report], list[list[float]]]:
     """Run all jobs at once, with the same windows; also returns what each meter counted in each window.
 
-    ``generator`` is a module that reads a job and writes a `Report`, both as JSON.
+    ``generator`` is a module that reads a job and writes a `Report`, both as JSON. If the machine is so busy that this
+    process notices the end of a window far too late, all windows are measured again.
 
-    Raises GeneratorFailed.
+    Raises GeneratorFailed, also if that happens each of `ATTEMPTS_MAX` times.
     """
+    ahead = max(jobs[0].begin - time.clock_gettime(time.CLOCK_MONOTONIC), AHEAD_SECONDS_MIN)
+    for attempt in range(ATTEMPTS_MAX):
+        if attempt:
+            begin = time.clock_gettime(time.CLOCK_MONOTONIC) + ahead
+            jobs = [job.at(begin) for job in jobs]
+        try:
+            return await _drive(jobs, meters, generator)
+        except* _WindowMissed:
+            pass
+    raise GeneratorFailed(f"the end of a window was noticed late {ATTEMPTS_MAX} times: this machine is too busy")
+
+
+async def _drive(
+    jobs: Sequence[WindowedJob], meters: Sequence[Meter], generator: str
+) -> tuple[list[Report], list[list[float]]]:
     reports = list[Report]()
     marks = list[list[float]]()
     failures = list[str]()
@@ -93,7 +121,9 @@ async def drive(
         first = jobs[0]
         for window in range(first.windows + 1):
             end = first.begin + window * first.window_seconds
-            await trio.sleep(end - time.clock_gettime(time.CLOCK_MONOTONIC))
+            await trio.sleep(max(0.0, end - time.clock_gettime(time.CLOCK_MONOTONIC)))
+            if time.clock_gettime(time.CLOCK_MONOTONIC) - end > _LATE_SHARE * first.window_seconds:
+                raise _WindowMissed
             marks.append([read() for read in meters])
 
     async with trio.open_nursery() as nursery:

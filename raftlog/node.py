@@ -23,6 +23,7 @@ import structlog
 import trio
 
 from raftlog.bootstrap import Confs, configurations, core_for
+from raftlog.common_step import sleep_to_step
 from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX, encode_conf
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.latency_histogram import LatencyHistogram
@@ -219,6 +220,7 @@ class Run:
         self._hosted.attach(self.replica)
         self._tick_due = False
         self._timer = Deadline(self._next_deadline, self._time_is_up)
+        self.reactor.expect_soon(lambda: self.replica.core.in_flight)
         self.reactor.at_turn_begin(self.replica.begin_turn)
         self.reactor.at_turn_end(self._tick)
         self.reactor.at_turn_end(self._hosted.end_turn)
@@ -266,7 +268,7 @@ class Run:
             incarnation=incarnation,
             listen=self.settings.listen,
             on_frame=self._receive,
-            on_peer_gone=self._peer_gone,
+            on_peer_gone=lambda peer: self.replica.peer_gone(peer),
             log=self._log,
             tls=self.settings.tls,
         )
@@ -375,7 +377,7 @@ class Run:
             free, total = await this_machine().in_thread(partial(self._disk.usage, settings.directory))
             self.replica.disk_usage(free, total, *settings.disk_ratios(total))
             self.replica.note_commit()
-            await trio.sleep(DISK_POLL_SECONDS)
+            await sleep_to_step(DISK_POLL_SECONDS)
 
     def _found_damage(self, damage: object) -> None:
         """A read found a damaged entry; it was refused, and this run must end for the log to be repaired."""
@@ -469,9 +471,6 @@ class Run:
         # The fetched log may skip removals; the members' directories are learned again.
         self.replica.remember(STORES, None, lambda: self.restart("a log was fetched from a peer"))
 
-    def _peer_gone(self, peer: NodeId) -> None:
-        self.replica.peer_gone(peer)
-
     def _storage_failed(self, error: object) -> None:
         assert isinstance(error, BaseException)
         raise error
@@ -483,9 +482,9 @@ class Run:
         return self.replica.next_deadline() - suspended
 
     def _time_is_up(self) -> None:
-        """Request a turn, which reads the waiting input before any timeout is judged."""
+        """Take a turn, which reads the waiting input before any timeout is judged."""
         self._tick_due = True
-        self.reactor.wake()
+        self.reactor.turn_now()
 
     def _tick(self) -> None:
         if self._tick_due:

@@ -18,7 +18,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.frames import send_frame
@@ -50,6 +50,10 @@ class Job:
     begin: float
     window_seconds: float
     windows: int
+
+    def at(self, begin: float) -> Job:
+        """The same at another time."""
+        return replace(self, begin=begin)
 
 
 class _Consumer:

@@ -21,6 +21,7 @@ from chaos.log_sim.node import DIRECTORY, Node, World
 from chaos.log_sim.process import LogProcess
 from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
+from mq.broker.base.periodic_task import REST_SECONDS_MAX
 from mq.broker.base.process_tuning import DescriptorLimits
 from mq.broker.base.retention import encode_early
 from mq.broker.base.steady_wall_clock import SteadyWallClock
@@ -202,9 +203,9 @@ class BrokerProcess(LogProcess):
         """See `LogProcess.started`."""
         actions = self.broker.periodic()
         now = self._world.now
-        self._actions = [action for _, action in actions]
-        self._periods = [seconds for seconds, _ in actions]
-        self._due_at = [now + self._rng.uniform(0.0, min(seconds, 1.0)) for seconds in self._periods]
+        self._actions = actions
+        self._due_at = [now + self._rng.uniform(0.0, min(each.seconds, 1.0)) for each in actions]
+        self._rested_since = [now] * len(actions)
         self._checkpoint_at = now + self._rng.uniform(0.0, self.settings.checkpoint_seconds)
         self._next_tick()
 
@@ -224,10 +225,13 @@ class BrokerProcess(LogProcess):
         now = self._world.now
         self.broker.services.forwarder.tick()
         self.broker.slow_answers.go_on()
-        for number, due_at in enumerate(self._due_at):
-            if due_at <= now:
-                self._due_at[number] = now + self._periods[number]
-                self._actions[number]()
+        for number, (seconds, action, rests_until) in enumerate(self._actions):
+            if self._due_at[number] > now:
+                continue
+            if rests_until() > now < self._rested_since[number] + REST_SECONDS_MAX:
+                continue
+            self._rested_since[number], self._due_at[number] = now, now + seconds
+            action()
         if now >= self._checkpoint_at:
             self._checkpoint_at = float("inf")
             self._begin_checkpoint()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from mq.broker.admin.stats import local_day
 from mq.broker.base.counters import TrafficCounters
 from mq.broker.base.name_server_registration import Registration
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.consume.follower_reads import LEADER_ID, broker_id_of
 from mq.broker.context import Environment, broker_context
@@ -22,7 +23,7 @@ from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.flow_control import UnreadReplies
 from mq.broker.net.linearizable_reads import LinearizableReads
-from mq.broker.net.service import Periodic, Task
+from mq.broker.net.service import Task
 from mq.broker.services import Services
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, DeleteTopic, PutReplica, decode_command, encode_command
@@ -420,15 +421,20 @@ class Broker:
     # -- timers ------------------------------------------------------------------------------------------------------
 
     def periodic(self) -> Sequence[Periodic]:
-        """Everything that a timer must call while the broker runs, with intervals in seconds."""
+        """Everything that a timer must call while the broker runs."""
+        upkeep = self._limits.upkeep
         return (
-            (_TRY_AGAIN_SECONDS, self.try_again),
-            (_EXPIRE_CLIENT_REQUESTS_SECONDS, self.expire_client_requests),
+            Periodic(
+                _TRY_AGAIN_SECONDS, self.try_again, lambda: now_if(self._unread.kept_waiting or self._reads.failed)
+            ),
+            Periodic(
+                _EXPIRE_CLIENT_REQUESTS_SECONDS, self.expire_client_requests, lambda: now_if(len(self._questions))
+            ),
             *self.services.periodic,
-            (self._limits.upkeep.announce_again_seconds, self.announce_again),
-            (_LOOK_AT_CONNECTIONS_SECONDS, self.look_at_connections),
-            (self._limits.upkeep.flush_queues_seconds, self.flush_queues),
-            (self._settings.idle_seconds_max, self.close_idle_connections),
+            Periodic(upkeep.announce_again_seconds, self.announce_again),
+            Periodic(_LOOK_AT_CONNECTIONS_SECONDS, self.look_at_connections),
+            Periodic(upkeep.flush_queues_seconds, self.flush_queues, lambda: now_if(self._store.dirty_count)),
+            Periodic(self._settings.idle_seconds_max, self.close_idle_connections),
         )
 
     def tasks(self) -> Sequence[Task]:

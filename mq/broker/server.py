@@ -17,7 +17,7 @@ import trio
 
 from mq.broker.access.control import AccessControl
 from mq.broker.base.name_server_registration import Registrar
-from mq.broker.base.periodic_task import repeat
+from mq.broker.base.periodic_task import Periodic, PeriodicTask
 from mq.broker.base.process_tuning import (
     allow_descriptors,
     descriptor_limits,
@@ -383,9 +383,11 @@ class _Host:
                 refreshed = [each for each in (self.access, self.certificate) if each is not None]
                 actions = [
                     *broker.periodic(),
-                    *((self._limits.upkeep.refresh_files_seconds, each.refresh) for each in refreshed),
+                    *(Periodic(self._limits.upkeep.refresh_files_seconds, each.refresh) for each in refreshed),
                 ]
-                nursery.start_soon(repeat, actions, reactor.end_turn, broker.note_delay)
+                periodic = PeriodicTask(actions, reactor.end_turn, broker.note_delay)
+                reactor.before_waiting(periodic.refresh)
+                nursery.start_soon(periodic.run)
                 for task in broker.tasks():
                     nursery.start_soon(task)
                 nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker, log)

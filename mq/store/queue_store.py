@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -102,6 +102,7 @@ class QueueStore:
         self.watched: Container[QueueKey] = _All()
         """The queues that `take_grown` reports: all by default. Empty containers disable it."""
         self._queues: dict[QueueKey, ConsumeQueue] = {}
+        self._queues_of: Counter[str] = Counter()
         self._by_name: dict[tuple[bytes, int], ConsumeQueue] = {}
         # Queues with entries in memory, with the flush call before which the first entry arrived, oldest first.
         self._dirty: dict[QueueKey, int] = {}
@@ -147,6 +148,10 @@ class QueueStore:
 
     def __len__(self) -> int:
         return len(self._queues)
+
+    def has_queues(self, topic: str) -> bool:
+        """Whether any queue of a topic has or had entries."""
+        return self._queues_of[topic] > 0
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue, or None if it never had an entry."""
@@ -294,6 +299,7 @@ class QueueStore:
             return
         for key in doomed:
             queue = self._queues.pop(key)
+            self._queues_of[topic] -= 1
             queue.max_offset = _GONE
             self._files.forget_queue(queue)
             del self._by_name[key[0].encode(), key[1]]
@@ -325,6 +331,11 @@ class QueueStore:
                 with suppress(QueueFileDamaged):
                     queue.expire(self._expire_before)
         return len(self._to_expire)
+
+    @property
+    def has_damage(self) -> bool:
+        """Whether there are damaged blocks that are not restored yet."""
+        return bool(self._files.damaged)
 
     def damaged(self) -> list[DamagedBlock]:
         """Damaged blocks that are not restored yet, in order of detection."""
@@ -417,6 +428,8 @@ class QueueStore:
         - What holds for each queue.
         """
         names = {(name.decode(), queue_id): queue for (name, queue_id), queue in self._by_name.items()}
+        counts = Counter(topic for topic, _ in self._queues)
+        assert counts == +self._queues_of, f"{+self._queues_of} queues are counted, {counts} are there"
         assert names == self._queues, f"{len(names)} queues by encoded name, {len(self._queues)} by name"
         damaged = {block.queue.key for block in self.damaged()}
         for key, queue in self._queues.items():
@@ -458,6 +471,7 @@ class QueueStore:
         )
         queue.captured = self._captures
         self._queues[topic, queue_id] = queue
+        self._queues_of[topic] += 1
         self._by_name[topic.encode(), queue_id] = queue
         if tail:
             self._note_tail(queue)

@@ -143,7 +143,7 @@ class Cluster:
     def run_timers(self) -> None:
         """Do what the brokers do by time, now."""
         for broker in self._brokers.values():
-            for _, action in broker.services.periodic:
+            for _, action, _ in broker.services.periodic:
                 action()
             broker.context.reactor.end_turn()
 

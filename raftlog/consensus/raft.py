@@ -108,6 +108,16 @@ class RaftCore(Election, Following):
         """The last entry on this replica's disk."""
         return self._tickets.durable
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether a write of this replica, or an entry that a follower should acknowledge, is in flight."""
+        last = self._log.last_index
+        if self._tickets.durable < last:
+            return True
+        return self._role is Role.LEADER and any(
+            peer.match < last and peer.state is PeerState.REPLICATE for peer in self._peers.values()
+        )
+
     def beginning(self, now: float) -> tuple[Beginning, NodeId | None]:
         """How the beginning of this log compares with the logs of the others, and one that begins earlier, or that
         knows more.

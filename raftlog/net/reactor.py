@@ -22,6 +22,7 @@ from contextlib import contextmanager
 import trio
 
 from raftlog.net.flush import Flushed, flush_streams
+from raftlog.net.lingering import LINGER_SECONDS, Lingering
 
 EPOLLIN = select.EPOLLIN
 EPOLLOUT = select.EPOLLOUT
@@ -31,11 +32,11 @@ RECEIVE_BYTES = 64 * 1024
 
 EVENTS_MAX = 512
 """So many descriptors are ready in one turn at most."""
-_LINGER_SECONDS = 0.003
 _SLICE_SECONDS = 0.005
-"""While there is an event at least every three milliseconds, the reactor waits for the next one itself, for at most
-five milliseconds, before other tasks get their turn. So it also waits for most syncs of the log. A trip through trio's
-loop costs as much as serving a small request, and a message passing through a group takes three or four.
+"""While there is an event at least every three milliseconds (`LINGER_SECONDS`), the reactor waits for the next one
+itself, for at most five milliseconds, before other tasks get their turn. So it also waits for most syncs of the log. A
+trip through trio's loop costs as much as serving a small request, and a message passing through a group takes three or
+four. Where the next event usually comes later, the reactor does not wait: see `Lingering`.
 """
 
 _PAUSE_SECONDS = 0.0001
@@ -94,6 +95,9 @@ class Reactor:
         self._due: float | None = None
         self._is_polling = False
         self._giving_way = 0
+        self._lingering = Lingering()
+        self._in_flight: Callable[[], bool] = lambda: False
+        self._before_waiting: list[Callable[[], None]] = []
         self.add(self._wake_fd, self._drain_wake)
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN, *, patient: bool = False) -> None:
@@ -134,6 +138,21 @@ class Reactor:
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` at the end of each turn, in order of registration."""
         self._turn_end.append(callback)
+
+    def before_waiting(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` after some turns, before the reactor lets other tasks run and waits for them and for events.
+
+        For what has to look at the result of turns, but not of each of them.
+        """
+        self._before_waiting.append(callback)
+
+    def expect_soon(self, in_flight: Callable[[], bool]) -> None:
+        """``in_flight()``: whether something is in flight that ends in an event soon, for which the reactor waits."""
+        self._in_flight = in_flight
+
+    def turn_now(self) -> None:
+        """Take a turn at once, with what is ready: for a task on the reactor's thread. `wake` costs system calls."""
+        self._turn(self._epoll.poll(0, EVENTS_MAX))
 
     def serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]]) -> None:
         """Call ``serve`` with all that is ready in a turn, before any handler of it.
@@ -186,16 +205,24 @@ class Reactor:
         """Serve until cancelled. An uncaught exception of a handler ends the run."""
         poll = self._epoll.poll
         epoll_fd = self._epoll.fileno()
+        lingering = self._lingering
         while True:
+            for callback in self._before_waiting:
+                callback()
             await trio.lowlevel.wait_readable(epoll_fd)
-            left = _SLICE_SECONDS
-            give_way_at = trio.current_time() + left
+            now = trio.current_time()
+            give_way_at = now + _SLICE_SECONDS
             self._is_polling = True
-            while left > 0 and (ready := poll(0 if self._giving_way else min(left, _LINGER_SECONDS), EVENTS_MAX)):
+            wait = 0.0
+            while ready := poll(wait, EVENTS_MAX):
+                lingering.came(now)
                 self._turn(ready)
                 while self._due is not None:
                     self._turn(self._ready_by(self._due))
-                left = 0 if self._giving_way else give_way_at - trio.current_time()
+                now = trio.current_time()
+                if not lingering.pays(now, in_flight=self._in_flight()) or self._giving_way or now >= give_way_at:
+                    break
+                wait = min(give_way_at - now, LINGER_SECONDS)
             self._is_polling = False
 
     def _ready_by(self, due: float) -> list[tuple[int, int]]:

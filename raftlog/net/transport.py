@@ -24,11 +24,13 @@ import socket
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import structlog
 import trio
 
+from raftlog.common_step import seconds_to_step, sleep_to_step
 from raftlog.consensus.confchange import MEMBERS_MAX
 from raftlog.consensus.types import NodeId
 from raftlog.log_numbers import LogIndex
@@ -57,7 +59,7 @@ STRANGERS_MAX = 64
 """Limit on connections before their handshake, so that they do not use up descriptors of the log. Above it, the oldest
 one of the host with the most is closed: a host that opens many does not disturb the handshakes of others.
 """
-SECRET_POLL_SECONDS = 1.0
+SECRET_POLL_SECONDS = 2.0
 REFUSALS_KEPT: Final = 100
 """Number of recent refusal reasons kept."""
 NOT_RECORDED = "its store id is being recorded; it may connect again"
@@ -84,13 +86,18 @@ class PeerRefused(Exception):
     """The peer refused the connection, with its reason."""
 
 
-class _Link(NamedTuple):
-    """An open connection to a peer, its frame tags, and its protocol version."""
+@dataclass(slots=True)
+class _Link:
+    """An open connection to a peer, its frame tags, and its protocol version.
+
+    ``is_used``: whether frames were sent since it was looked at the last time.
+    """
 
     stream: StreamSocket
     seal: Seal
     secret_id: bytes
     version: int
+    is_used: bool = False
 
 
 class ListenRefused(Exception):
@@ -188,6 +195,7 @@ class Transport:
             buffers[0] = wire.stamped(buffers[0], link.version)
         tag = link.seal.tag(buffers[0], buffers[-1]) if len(buffers) > 1 else link.seal.tag(buffers[0])
         link.stream.send_all([*buffers, tag], nbytes + TAG_BYTES)
+        link.is_used = True
         return True
 
     def set_members(self, conf_index: LogIndex, addresses: Mapping[NodeId, str]) -> None:
@@ -327,17 +335,19 @@ class Transport:
         closed = trio.Event()
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
         stream = StreamSocket(self._reactor, sock, lambda data: len(data), lambda reason: closed.set())
-        self._outbound[peer, lane] = _Link(stream, keys.seal, keys.secret_id, version)
+        link = self._outbound[peer, lane] = _Link(stream, keys.seal, keys.secret_id, version)
         ping = bytes(wire.stamped(wire.PING, version))
         self._log.info("peer_connected", peer=peer, lane=lane.label, version=version, tls=isinstance(sock, TlsSocket))
         try:
             while True:
-                with trio.move_on_after(PING_SECONDS):
+                with trio.move_on_after(seconds_to_step(PING_SECONDS, trio.current_time())):
                     await closed.wait()
                     return
-                # Unacknowledged data lets TCP_USER_TIMEOUT detect a dead link before it is needed.
-                stream.send(ping + keys.seal.tag(ping))
-                self._reactor.wake()
+                if not link.is_used:
+                    # Unacknowledged data lets TCP_USER_TIMEOUT detect a dead link before it is needed.
+                    stream.send(ping + keys.seal.tag(ping))
+                    stream.flush()
+                link.is_used = False
         finally:
             del self._outbound[peer, lane]
             stream.close("replica stops")
@@ -345,7 +355,7 @@ class Transport:
     async def _follow_secret(self) -> None:
         """Read the secret again when its file changes, and close connections with an invalid secret."""
         while True:
-            await trio.sleep(SECRET_POLL_SECONDS)
+            await sleep_to_step(SECRET_POLL_SECONDS)
             try:
                 changed = await this_machine().in_thread(self._secrets.poll)
             except SecretUnusable as error:

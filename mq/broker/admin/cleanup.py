@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mq.broker.base.periodic_task import Periodic
 from mq.broker.base.retention import Retention
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
 from mq.protocol.operator_requests import CleanExpiredConsumequeue, CleanUnusedTopic, DeleteExpiredCommitlog
@@ -33,8 +34,8 @@ class Cleanup(Service):
         yield Route(DeleteExpiredCommitlog, self.handle_delete_expired)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield self._period_seconds, self.run
+        """Periodic actions; see `Service`."""
+        yield Periodic(self._period_seconds, self.run)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """Delete by these settings from now on."""

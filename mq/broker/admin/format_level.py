@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
-from mq.broker.net.service import Periodic, Service
+from mq.broker.net.service import Service
 from mq.broker.state.commands import encode_command
 from mq.broker.state.format_level import RaiseLevel, announced_level, next_level
 
@@ -28,8 +29,8 @@ class LevelRaises(Service):
         self._not_before = 0.0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield self._context.limits.upkeep.raise_level_seconds, self.look
+        """Periodic actions; see `Service`."""
+        yield Periodic(self._context.limits.upkeep.raise_level_seconds, self.look)
 
     def look(self) -> None:
         """Propose the next level if all members support it."""

@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.group_admin import GroupAnswer, GroupCommand, GroupView, MemberRole, MemberView
@@ -76,8 +77,8 @@ class RaftMembers(Service):
         yield Route(ManageGroup, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _EXPIRE_SECONDS, self.expire
+        """Periodic actions; see `Service`."""
+        yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._waiting))
 
     def handle(self, call: Call[ManageGroup]) -> bytes | None:
         """Request code 9001. Raises RequestRefused."""

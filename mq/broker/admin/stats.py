@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, RateOverTime
+from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import BrokerStatsData, StatsOver
@@ -59,9 +60,12 @@ class Stats(Service):
         yield Route(ViewBrokerStatsData, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _LOOK_SECONDS, self.look_on
-        yield SAMPLE_SECONDS, self.sample
+        """Periodic actions; see `Service`."""
+        yield Periodic(_LOOK_SECONDS, self.look_on, self._looks_next_at)
+        yield Periodic(SAMPLE_SECONDS, self.sample)
+
+    def _looks_next_at(self) -> float:
+        return float("-inf") if self._round else self._looked_at + self._look_seconds_min
 
     def sample(self) -> None:
         """Record the current values; called by a timer."""

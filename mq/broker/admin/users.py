@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from mq.broker.access.policies import rules_of
 from mq.broker.access.sealing import NONCE_BYTES, SealBroken, is_sealed_with, opened, seal
+from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.format_level import LEVEL_OF_USERS
 from mq.broker.state.users import (
@@ -97,8 +98,8 @@ class UserAdministration(Service):
         yield Route(ListAcls, self.handle_list_policies)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield self._reseal_seconds, self.reseal
+        """Periodic actions; see `Service`."""
+        yield Periodic(self._reseal_seconds, self.reseal)
 
     # -- users -------------------------------------------------------------------------------------------------------
 

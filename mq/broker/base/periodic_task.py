@@ -3,35 +3,107 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 import trio
 
-_AHEAD_SECONDS = 0.01
+from raftlog.common_step import seconds_to_step
+
+_AHEAD_SECONDS: Final = 0.01
 """Actions due this soon run together with those due now."""
+REST_SECONDS_MAX: Final = 1.0
+"""An action that has nothing to do is called this often all the same: that may depend on the wall clock."""
 
 
-async def repeat(
-    actions: Sequence[tuple[float, Callable[[], None]]],
-    react: Callable[[], None],
-    note_delay: Callable[[float], None] = lambda seconds: None,
-) -> None:
-    """Run each action at its interval, and ``react`` after them; the first time after one interval.
+def never_rests() -> float:
+    """For an action that is called at each interval."""
+    return float("-inf")
+
+
+def now_if(busy: object) -> float:
+    """For ``rests_until`` of an action that either has something to do at each interval, or nothing."""
+    return float("-inf") if busy else float("inf")
+
+
+class Periodic(NamedTuple):
+    """An action, called at an interval in seconds.
+
+    ``rests_until`` says until when, on the clock of the event loop, there is nothing to do for it unless a turn of the
+    reactor changes that: infinity if it waits for nothing. It is called often and must be cheap.
+    """
+
+    seconds: float
+    action: Callable[[], None]
+    rests_until: Callable[[], float] = never_rests
+
+
+class Schedule:
+    """When each action is due: pure. ``now`` is on the clock of the event loop."""
+
+    def __init__(self, actions: Sequence[Periodic], now: float) -> None:
+        self._actions = actions
+        self._due_at = [0.0] * len(actions)
+        self._due_at_latest = [0.0] * len(actions)
+        for number in range(len(actions)):
+            self._plan(number, now)
+
+    def next_at(self) -> float:
+        """When the next action is due, as things are."""
+        # Called after most turns of an idle broker: without helper functions.
+        next_at = min(self._due_at_latest)
+        for (_, _, rests_until), due_at in zip(self._actions, self._due_at, strict=True):
+            if due_at < next_at and (rests := rests_until()) < next_at:
+                next_at = max(due_at, rests)
+        return next_at
+
+    def run_due(self, now: float) -> None:
+        """Run what is due now or `_AHEAD_SECONDS` later."""
+        soon = now + _AHEAD_SECONDS
+        for number, (_, action, rests_until) in enumerate(self._actions):
+            if self._due_at_latest[number] <= soon or (self._due_at[number] <= soon and rests_until() <= soon):
+                self._plan(number, now)
+                action()
+
+    def _plan(self, number: int, now: float) -> None:
+        seconds, _, rests_until = self._actions[number]
+        rest = seconds_to_step(REST_SECONDS_MAX, now) if rests_until is not never_rests else 0.0
+        self._due_at[number] = now + seconds
+        self._due_at_latest[number] = now + max(seconds, rest)
+
+
+class PeriodicTask:
+    """Runs each action at its interval, and ``react`` after them; the first time after one interval.
 
     ``note_delay`` is called with the seconds by which due actions were late, and with the duration of all of them.
 
     Waking a task, and then the reactor, costs several times what most actions do. So one task runs all of them, an
     action up to `_AHEAD_SECONDS` early if others are due, and ends a turn of the reactor itself.
     """
-    now = trio.current_time()
-    due = [now + seconds for seconds, _ in actions]
-    while True:
-        wanted = min(due)
-        await trio.sleep_until(wanted)
-        now = trio.current_time()
-        note_delay(now - wanted)
-        for number, (seconds, action) in enumerate(actions):
-            if due[number] <= now + _AHEAD_SECONDS:
-                action()
-                due[number] = now + seconds
-        react()
-        note_delay(trio.current_time() - now)
+
+    def __init__(
+        self,
+        actions: Sequence[Periodic],
+        react: Callable[[], None],
+        note_delay: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self._schedule = Schedule(actions, trio.current_time())
+        self._react = react
+        self._note_delay = note_delay
+        self._scope = trio.CancelScope()
+
+    def refresh(self) -> None:
+        """There were turns of the reactor: an action may have got something to do, or nothing any more."""
+        next_at = max(self._schedule.next_at(), trio.current_time())
+        if next_at != self._scope.deadline:
+            self._scope.deadline = next_at
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            with trio.CancelScope(deadline=self._schedule.next_at()) as self._scope:
+                await trio.sleep_forever()
+            now = trio.current_time()
+            self._note_delay(now - self._scope.deadline)
+            self._schedule.run_due(now)
+            self._react()
+            self._note_delay(trio.current_time() - now)

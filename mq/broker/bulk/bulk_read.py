@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.bulk.selection import QueueSpan, Selection, read_answer, select
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused, decoded
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import TopicConfig
 from mq.filter.subscription import SubscriptionError, parse_tags
 from mq.protocol.bulk import (
@@ -105,8 +106,8 @@ class BulkReads(Service):
         yield Route(BulkRead, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _EXPIRE_SECONDS, self.expire
+        """Periodic actions; see `Service`."""
+        yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._held or self._queue))
 
     def counters(self) -> dict[str, int]:
         """Figures: requests, and rows and bytes by role and by client."""

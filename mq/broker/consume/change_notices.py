@@ -55,6 +55,11 @@ class ChangeNotices:
         else:
             self._telling[group] = deque(members)
 
+    @property
+    def are_pending(self) -> bool:
+        """Whether `go_on` has something to send."""
+        return bool(self._senders or self._telling)
+
     def go_on(self) -> None:
         """Send some of the pending notices; called by a timer."""
         for (group, sender), ticks in list(self._senders.items()):

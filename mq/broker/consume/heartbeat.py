@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.consume.change_notices import ChangeNotices
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.client_limits import HeartbeatRefused
-from mq.broker.net.clients import CheckedSubscriptions
+from mq.broker.net.clients import ROUND_CALLS, CheckedSubscriptions
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.write_path.replicate import encoded
@@ -50,6 +51,7 @@ class Heartbeats(Service):
         self._wall_clock_ms = context.wall_clock_ms
         self._notices = ChangeNotices(context.limits.consume.notices_at_once_max)
         self._expire_some_seconds = context.limits.consume.expire_some_seconds
+        self._expired_at = float("-inf")
         self._creating: set[str] = set()
 
     def routes(self) -> Iterator[Route]:
@@ -59,9 +61,14 @@ class Heartbeats(Service):
         yield Route(GetConsumerListByGroup, self.handle_consumer_list)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _NOTIFY_SECONDS, self.notify_more
-        yield self._expire_some_seconds, self.expire_some
+        """Periodic actions; see `Service`."""
+        yield Periodic(_NOTIFY_SECONDS, self.notify_more, lambda: now_if(self._notices.are_pending))
+        yield Periodic(self._expire_some_seconds, self.expire_some, self._expires_next_at)
+
+    def _expires_next_at(self) -> float:
+        """With few connections as late as one round of all of them still takes as long as with many."""
+        count = self._clients.connection_count
+        return self._expired_at + self._expire_some_seconds * ROUND_CALLS / count if count else float("inf")
 
     def resign(self) -> None:
         """This replica stopped leading; groups that it was creating may never exist."""
@@ -134,7 +141,8 @@ class Heartbeats(Service):
 
     def expire_some(self) -> None:
         """Remove some of the clients that were silent for too long; called by a timer."""
-        self.notify(self._clients.expire_some(self._clock()))
+        self._expired_at = self._clock()
+        self.notify(self._clients.expire_some(self._expired_at))
 
     def notify_more(self) -> None:
         """Send pending notices to members of large groups; called by a timer."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.consume.offsets import Offsets
 from mq.broker.context import BrokerContext
-from mq.broker.net.service import Periodic, Service
+from mq.broker.net.service import Service
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.protocol.numbers import QueueOffset
 
@@ -36,8 +37,8 @@ class OffsetCorrections(Service):
         self._unseen: list[tuple[str, str]] = []
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _SECONDS, self.look
+        """Periodic actions; see `Service`."""
+        yield Periodic(_SECONDS, self.look, lambda: now_if(self._unseen))
 
     def lead(self) -> None:
         """This replica leads from now on."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.context import BrokerContext
@@ -25,7 +26,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import CommitOffsets, ResetOffset, encode_command
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown, answer_outcome
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
@@ -93,8 +94,8 @@ class Offsets(Service):
         yield Route(UpdateConsumerOffset, self.handle_update, leader_only=True, repeatable=True)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield self._commit_seconds, self.replicate_gathered
+        """Periodic actions; see `Service`."""
+        yield Periodic(self._commit_seconds, self.replicate_gathered, lambda: now_if(self._gathered))
 
     def resign(self) -> None:
         """This replica stopped leading: batched commits are dropped, consumers repeat them."""

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
+from mq.broker.base.periodic_task import Periodic
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions, scanned_max
 from mq.broker.consume.follower_reads import LEADER_ID, FollowerReads
@@ -18,7 +19,7 @@ from mq.broker.limits import ConsumeLimits
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import TopicConfig
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
@@ -130,8 +131,8 @@ class Pulls(Service):
             self.resume(pull)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield self._limits.expire_seconds, self.expire
+        """Periodic actions; see `Service`."""
+        yield Periodic(self._limits.expire_seconds, self.expire, self.polling.next_deadline)
 
     def check_invariants(self) -> None:
         """See `Service.check_invariants`."""

@@ -15,13 +15,14 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from mq.broker.base.periodic_task import Periodic
 from mq.broker.consume.lock_renewals import LockRenewals
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.clients import ROUND_CALLS
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, LockQueues, UnlockQueues, encode_command
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
 from mq.protocol.codes import ResponseCode
@@ -69,6 +70,7 @@ class QueueLockService(Service):
         self._clock = context.clock
         self._log = context.log
         self._limits = context.limits.consume
+        self._expired_at = float("-inf")
         self._led_since = 0.0
         self._renewed = LockRenewals()
         self._to_expire: deque[tuple[str, str]] = deque()
@@ -89,8 +91,13 @@ class QueueLockService(Service):
         return {"locked_queues": self._metadata.lock_count, "fenced_commits": self.fenced}
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield self._limits.expire_some_seconds, self.expire_some
+        """Periodic actions; see `Service`."""
+        yield Periodic(self._limits.expire_some_seconds, self.expire_some, self._expires_next_at)
+
+    def _expires_next_at(self) -> float:
+        """With few locks as late as one round of all of them still takes as long as with many."""
+        count = self._metadata.lock_count + len(self._metadata.queue_locks)
+        return self._expired_at + self._limits.expire_some_seconds * ROUND_CALLS / count if count else float("inf")
 
     def lead(self) -> None:
         """This replica leads from now on; all locks count as just renewed."""
@@ -244,6 +251,7 @@ class QueueLockService(Service):
 
         `ROUND_CALLS` calls cover all tables that existed at the first of them.
         """
+        self._expired_at = self._clock()
         if not self._to_expire:
             # In a fixed order. Tables only among the renewals were deleted with their topic or group.
             self._to_expire.extend(dict.fromkeys((*self._metadata.queue_locks, *self._renewed)))

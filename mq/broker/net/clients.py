@@ -216,6 +216,11 @@ class ClientRegistry(Generic[ConnectionT]):
             self._remove_producer(name, connection)
         return self._remove_consumers([(self._consumers[name], connection) for name in sorted(listed.consumer_groups)])
 
+    @property
+    def connection_count(self) -> int:
+        """Connections with clients in groups."""
+        return len(self._listed)
+
     def expire_some(self, now: float) -> list[Notice[ConnectionT]]:
         """Remove clients without a heartbeat for `ClientLimits.expiry_seconds`, of some of the connections.
 

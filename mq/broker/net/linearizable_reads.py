@@ -55,6 +55,11 @@ class LinearizableReads:
         """One attempt; ``on_read(False)`` is called once this replica knows its role."""
         self._begin(on_read, 0.0)
 
+    @property
+    def failed(self) -> int:
+        """Failed reads that `try_again` will retry."""
+        return len(self._failed)
+
     def try_again(self) -> None:
         """Retry failed reads; called when the leader changes, and by a timer."""
         failed, self._failed = self._failed, []

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from mq.broker.base.periodic_task import Periodic
 from mq.broker.net.call import Handler
 from mq.broker.net.connection import ClientConnection
 from mq.broker.settings import BrokerSettings
 from raftlog import ConfState, RoleChange
 from raftlog.log_numbers import LogIndex
-
-Periodic = tuple[float, Callable[[], None]]
-"""Interval in seconds, and the action."""
 
 Task = Callable[[], Awaitable[None]]
 """Runs until it is cancelled."""
@@ -78,7 +76,7 @@ class Service:
         """A turn of the event loop ends; batched writes can be appended now."""
 
     def periodic(self) -> Iterable[Periodic]:
-        """Periodic actions with their intervals; called once."""
+        """Periodic actions; called once."""
         return ()
 
     def tasks(self) -> Iterable[Task]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator
 from functools import partial
 
+from mq.broker.base.periodic_task import Periodic
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions
 from mq.broker.consume.long_polling import LongPolling, QueueKey
@@ -22,7 +23,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.broker.pop.ack import PopAcks
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.pop.peek import Peeks
@@ -133,9 +134,9 @@ class Pops(Service):
         yield from self.acks.routes()
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _EXPIRE_SECONDS, self.expire
-        yield self._limits.pop.revive_seconds, self.revival.run
+        """Periodic actions; see `Service`."""
+        yield Periodic(_EXPIRE_SECONDS, self.expire, self.polling.next_deadline)
+        yield Periodic(self._limits.pop.revive_seconds, self.revival.run, self.revival.rests_until)
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""

@@ -72,6 +72,7 @@ class PopRevival:
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._heap: list[tuple[int, CheckpointId]] = []
         self._unlisted: Iterator[tuple[int, CheckpointId]] = iter(())
+        self._is_listing = False
         self._tail: NextOffset
         """The queue for due messages of the current checkpoint."""
         self._delivery: Delivery[CheckpointId] | None = None
@@ -115,6 +116,15 @@ class PopRevival:
         """Rebuild the heap in steps, since there may be very many checkpoints."""
         self._heap = []
         self._unlisted = self._all(list(self._metadata.pops.queues), self._wall_clock_ms())
+        self._is_listing = True
+
+    def rests_until(self) -> float:
+        """When `run` has something to do at the earliest, on the clock of the event loop."""
+        if self._is_listing or (self._delivery is not None and self._delivery.is_under_way):
+            return float("-inf")
+        if not self._heap:
+            return float("inf")
+        return self._context.clock() + (self._heap[0][0] - self._wall_clock_ms()) / 1000
 
     def run(self) -> None:
         """Redeliver what is due; called by a timer several times a second."""
@@ -122,7 +132,9 @@ class PopRevival:
         if now_ms < self._seen_ms - _PAUSE_MS:
             self._rescan()  # the clock was set back: do not wait until it has caught up
         self._seen_ms = now_ms
-        for row in islice(self._unlisted, _LISTED_AT_ONCE):
+        rows = list(islice(self._unlisted, _LISTED_AT_ONCE))
+        self._is_listing = len(rows) == _LISTED_AT_ONCE
+        for row in rows:
             heapq.heappush(self._heap, row)
         if self._delivery is not None:
             self._delivery.run(now_ms)

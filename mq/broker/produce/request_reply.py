@@ -14,13 +14,14 @@ from functools import partial
 
 import msgspec
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.broker.produce.send import Sends
 from mq.broker.replication.peer_calls import PeerCalls
 from mq.broker.write_path.internal_messages import check_sent_bytes
@@ -97,8 +98,8 @@ class Replies(Service):
         yield Route(RelayReply, self.handle_relayed)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _EXPIRE_SECONDS, self.expire
+        """Periodic actions; see `Service`."""
+        yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._calls.are_open))
 
     def resign(self) -> None:
         """This replica stopped leading: pushes through other replicas count as failed."""

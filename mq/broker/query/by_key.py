@@ -33,6 +33,7 @@ from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.search import KeyQuery, SearchResult
 from raftlog import SegmentError, this_machine
+from raftlog.common_step import sleep_to_step
 
 QUERIES_MAX = 64
 """Queued and running queries; further ones are refused with "busy"."""
@@ -181,7 +182,7 @@ class KeyQueries(Service):
         """Build index files for all complete parts of the log, until cancelled."""
         retry_at = self._clock() + _RETRY_SECONDS
         while True:
-            await trio.sleep(self._index_seconds)
+            await sleep_to_step(self._index_seconds)
             try:
                 if self._clock() >= retry_at:
                     retry_at = self._clock() + _RETRY_SECONDS

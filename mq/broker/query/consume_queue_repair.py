@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
-from mq.broker.net.service import Periodic, Service
+from mq.broker.net.service import Service
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import QueueFileDamaged
@@ -47,8 +48,8 @@ class QueueRepair(Service):
         return {"queue_blocks_restored": self.restored}
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield self._look_seconds, self.run
+        """Periodic actions; see `Service`."""
+        yield Periodic(self._look_seconds, self.run, lambda: now_if(self._store.has_damage))
 
     def run(self) -> None:
         """Start restoring a damaged block unless one is being restored; called by a timer."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.broker.replication.peer_calls import PeerCalls
 from mq.broker.state.commands import PutReplica, encode_command
 from mq.broker.state.table import CommandRefused
@@ -60,8 +61,8 @@ class PeerAddresses(Service):
         yield Route(AnnounceReplica, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _RUN_SECONDS, self.run
+        """Periodic actions; see `Service`."""
+        yield Periodic(_RUN_SECONDS, self.run, lambda: now_if(self._is_unknown))
 
     def handle(self, call: Call[AnnounceReplica]) -> bytes | None:
         """Request code 9004. Raises RequestRefused."""
@@ -80,9 +81,14 @@ class PeerAddresses(Service):
             self._appender.add_command(command)
         return call.response()
 
+    @property
+    def _is_unknown(self) -> bool:
+        """Whether this replica, which does not lead, has to tell the leader its address."""
+        return self._metadata.replicas.get(self._node_id) != self._address and not self._appender.is_open
+
     def run(self) -> None:
         """Report this replica's address if the group does not have it; called by a timer."""
-        if self._metadata.replicas.get(self._node_id) == self._address or self._appender.is_open:
+        if not self._is_unknown:
             return
         now = self._clock()
         leader = self._leader_address()

@@ -68,6 +68,11 @@ class PeerCalls:
             link.waiting.append(frame)
             link.waiting_bytes += len(frame)
 
+    @property
+    def are_open(self) -> bool:
+        """Whether `expire` may have something to time out."""
+        return len(self._questions) > 0 or any(not link.upstream.connected for link in self._links.values())
+
     def expire(self) -> None:
         """Time out requests without an answer; called by a timer."""
         self._questions.expire()

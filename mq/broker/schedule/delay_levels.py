@@ -15,9 +15,10 @@ import heapq
 from collections.abc import Generator, Iterator
 from typing import Final
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
-from mq.broker.net.service import Periodic, Service
+from mq.broker.net.service import Service
 from mq.broker.schedule.delivery import Delivery, Due, Moved
 from mq.broker.schedule.placement import tail_of
 from mq.broker.schedule.read_backoff import PAUSE_MS_MAX, ReadBackoff
@@ -60,8 +61,10 @@ class Delays(Service):
         self.expired = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield self._context.limits.waiting.deliver_seconds, self.run
+        """Periodic actions; see `Service`."""
+        yield Periodic(
+            self._context.limits.waiting.deliver_seconds, self.run, lambda: now_if(self._levels and self.pending)
+        )
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""

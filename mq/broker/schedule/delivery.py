@@ -128,6 +128,11 @@ class Delivery(Generic[K]):
         """This replica stopped leading."""
         self._stopped = True
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether messages are being moved, or their records loaded, or the source must restart after a failure."""
+        return self._failed or self._groups > 0 or self._records.is_loading
+
     def run(self, now_ms: int) -> None:
         """Append what is due, as far as there is room; called several times a second."""
         if self._failed and not self._groups:

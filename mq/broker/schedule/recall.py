@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.net.service import Route, Service
 from mq.broker.schedule.timers import Timer, Timers
 from mq.broker.write_path.outcome import Stored, answer_outcome
 from mq.protocol import properties as props
@@ -72,8 +73,8 @@ class Recalls(Service):
         yield Route(RecallMessage, self.handle, leader_only=True)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield self._limits.deliver_seconds, self.run
+        """Periodic actions; see `Service`."""
+        yield Periodic(self._limits.deliver_seconds, self.run, lambda: now_if(self._searches))
 
     def resign(self) -> None:
         """This replica stopped leading: the new leader searches again."""

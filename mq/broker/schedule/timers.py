@@ -18,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Final
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.base.stored_times import TOLERANCE_MS, first_from_the_future
 from mq.broker.context import BrokerContext
-from mq.broker.net.service import Periodic, Service
+from mq.broker.net.service import Service
 from mq.broker.schedule.delivery import Delivery, Due, Moved
 from mq.broker.schedule.placement import relative_wait_ms, tail_of
 from mq.broker.schedule.read_backoff import ReadBackoff
@@ -84,8 +85,12 @@ class Timers(Service):
         self.late_ms = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield self._context.limits.waiting.deliver_seconds, self.run
+        """Periodic actions; see `Service`."""
+        yield Periodic(
+            self._context.limits.waiting.deliver_seconds,
+            self.run,
+            lambda: now_if(self._delivery is not None and self._store.has_queues(TIMER_TOPIC)),
+        )
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""

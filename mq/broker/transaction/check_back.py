@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Final
 
+from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
-from mq.broker.net.service import Periodic, Service
+from mq.broker.net.service import Service
 from mq.broker.state.check_cursors import AdvanceChecks
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import SkipEntries
@@ -131,8 +132,10 @@ class CheckBacks(Service):
         self.expired = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions, with intervals in seconds; see `Service`."""
-        yield self._limits.check_seconds, self.run
+        """Periodic actions; see `Service`."""
+        yield Periodic(
+            self._limits.check_seconds, self.run, lambda: now_if(self._tracks and self._halves.queue is not None)
+        )
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""

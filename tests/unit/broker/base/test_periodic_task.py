@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import trio
 from trio.testing import MockClock
 
-from mq.broker.base.periodic_task import repeat
+from mq.broker.base.periodic_task import REST_SECONDS_MAX, Periodic, PeriodicTask, Schedule, now_if
 
 
 def done_in(seconds: float, *periods: float, each_takes: float = 0.0) -> list[list[float]]:
@@ -25,7 +26,8 @@ def done_in(seconds: float, *periods: float, each_takes: float = 0.0) -> list[li
         nonlocal began
         began = clock.current_time()
         with trio.move_on_after(seconds):
-            await repeat([(period, partial(note, n)) for n, period in enumerate(periods)], partial(note, len(periods)))
+            actions = [Periodic(period, partial(note, n)) for n, period in enumerate(periods)]
+            await PeriodicTask(actions, partial(note, len(periods))).run()
 
     trio.run(main, clock=clock)
     return done
@@ -61,8 +63,55 @@ def test_delay_of_what_was_due_and_time_of_what_was_done_are_told() -> None:
 
     async def main() -> None:
         with trio.move_on_after(0.85):
-            await repeat([(0.5, partial(clock.jump, 0.3)), (0.1, lambda: None)], lambda: None, told.append)
+            actions = [Periodic(0.5, partial(clock.jump, 0.3)), Periodic(0.1, lambda: None)]
+            await PeriodicTask(actions, lambda: None, told.append).run()
 
     trio.run(main, clock=clock)
     # The slow one at 0.5 takes until 0.8; the other, due at 0.6, comes 0.2 late.
     assert [round(seconds, 3) for seconds in told if seconds > 0.001] == [0.3, 0.2]
+
+
+def test_what_has_nothing_to_do_rests_for_a_second_at_most() -> None:
+    ran, now = list[float](), 100.0
+    schedule = Schedule([Periodic(0.02, lambda: ran.append(now), lambda: now_if(False))], now)
+    for _ in range(3):
+        now = schedule.next_at()
+        schedule.run_due(now)
+    assert len(ran) == 3
+    assert all(0.5 <= later - earlier <= 1.5 * REST_SECONDS_MAX for earlier, later in pairwise([100.0, *ran]))
+
+
+def test_what_rests_until_a_time_is_called_then_and_not_before() -> None:
+    ran = list[float]()
+    schedule = Schedule([Periodic(0.02, lambda: ran.append(0.0), lambda: 100.3), Periodic(0.25, lambda: None)], 100.0)
+    assert schedule.next_at() == 100.25
+    schedule.run_due(100.25)
+    assert not ran
+    assert schedule.next_at() == 100.3
+    schedule.run_due(100.3)
+    assert len(ran) == 1
+
+
+def test_what_gets_something_to_do_while_it_rests_is_called_at_once_after_the_turn() -> None:
+    clock = MockClock(autojump_threshold=0)
+    ran, told, is_busy = list[float](), list[float](), False
+
+    async def main() -> None:
+        nonlocal is_busy
+        began = trio.current_time()
+        action = Periodic(0.02, lambda: ran.append(trio.current_time() - began), lambda: now_if(is_busy))
+        task = PeriodicTask([action], lambda: None, told.append)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task.run)
+            await trio.sleep(0.31)
+            is_busy = True
+            task.refresh()
+            await trio.sleep(0.05)
+            is_busy = False
+            task.refresh()
+            await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
+    assert [round(at, 3) for at in ran] == [0.31, 0.33, 0.35]
+    assert max(told) < 0.001, "it was not late: it had nothing to do before"

@@ -1,0 +1,178 @@
+"""What a message costs, and how long it takes, when there are few of them.
+
+Messages of 1 KiB at fixed times, 10 to 2,000 a second, whether earlier ones were acknowledged or not; the time to the
+acknowledgement counts from when a message was due. CPU and wake-ups (voluntary context switches) of each server and of
+the client are from /proc, and nothing else runs on the servers. Also raftmq and its client library when idle, the least
+that a synced write takes (floor), and the alternatives that this machine can run. ``python -m benchmarks.low_rate``
+(``make bench-low-rate``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.load import monotonic_seconds, quantile
+from benchmarks.low_rate.page import BEGIN, END, LowRateSample, goals, section
+from benchmarks.low_rate.systems import SYSTEMS, Running, System
+from benchmarks.peers.servers import PeerFailed
+from benchmarks.procfs import load_average, machine, process_tree, ran_seconds, wake_ups
+from benchmarks.report import replace_section
+from benchmarks.suite import FAILURES as SUITE_FAILURES
+from benchmarks.workers import ROOT, Meter, drive
+from mq.cli.errors import run_trio
+from tests.interop.clients import BuildFailed
+
+RATES = (10, 50, 200, 500, 2000)
+START_SECONDS = 2.5
+"""From the start of a client until it sends; then one second of load before the measurement."""
+FAILURES = (*SUITE_FAILURES, PeerFailed, BuildFailed)
+SETTLE_SECONDS = 8.0
+"""From the start of servers until their first work is done, such as registrations and the first scrub."""
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    system: list[str]
+    rate: list[int]
+    seconds: float
+    idle: float
+    quick: bool
+    no_write: bool
+    dir: Path | None
+
+
+def parse_arguments(arguments: Sequence[str]) -> Plan:
+    """The command line as a plan. Ends the process on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-low-rate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    names = [system.name for system in SYSTEMS]
+    parser.add_argument("--system", action="append", default=[], choices=names, help="only this one (repeatable)")
+    parser.add_argument("--rate", action="append", default=[], type=int, help="only this rate (repeatable); 0: idle")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each rate")
+    parser.add_argument("--idle", type=float, default=20.0, help="seconds without messages")
+    parser.add_argument("--quick", action="store_true", help="a second of each rate; the page stays as it is")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
+    parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+    plan = parser.parse_args(arguments, namespace=Plan())
+    if plan.quick:
+        plan.seconds = plan.idle = 1.0
+    plan.no_write |= plan.quick or bool(plan.rate)  # the page has all rates
+    return plan
+
+
+async def measure(system: System, plan: Plan, directory: Path, samples: list[LowRateSample]) -> None:
+    """All rates of one system. Raises an error of its servers, GeneratorFailed."""
+    async with system.open(directory) as running:
+        await trio.sleep(0.0 if plan.quick else SETTLE_SECONDS)
+        rates = [0, *RATES] if system.has_idle else RATES
+        for rate in rates:
+            if not plan.rate or rate in plan.rate:
+                sample = await _sample(running, rate, plan.seconds if rate else plan.idle)
+                samples.append(sample)
+                print(_line(system, sample), flush=True)
+        running.check()
+
+
+async def _sample(running: Running, rate: float, seconds: float) -> LowRateSample:
+    load = load_average()
+    begin = monotonic_seconds() + START_SECONDS + (1.0 if rate else 3.0)
+    meters: list[Meter] = [partial(_of_tree, ran_seconds, pid) for pid in running.pids]
+    meters += [partial(_of_tree, wake_ups, pid) for pid in running.pids]
+    job = running.job(rate=rate, begin=begin, window_seconds=seconds)
+    (report,), (used,) = await drive([job], meters, running.client)
+    latencies = report.latencies[0]
+    count = len(running.pids)
+    return LowRateSample(
+        rate,
+        report.messages[0],
+        p50_ms=1e3 * quantile(latencies, 0.5),
+        p90_ms=1e3 * quantile(latencies, 0.9),
+        p99_ms=1e3 * quantile(latencies, 0.99),
+        server_cores=tuple(each / seconds for each in used[:count]),
+        server_wake_ups=tuple(each / seconds for each in used[count:]),
+        client_cores=report.cpu_seconds[0] / seconds,
+        client_wake_ups=report.wake_ups[0] / seconds,
+        load_average=load,
+    )
+
+
+def _of_tree(meter: Callable[[int], float], pid: int) -> float:
+    return sum(meter(each) for each in process_tree(pid))
+
+
+def _line(system: System, sample: LowRateSample) -> str:
+    wake_ups_of = " ".join(f"{each:.0f}" for each in sample.server_wake_ups)
+    if not sample.rate:
+        cpu = " ".join(f"{100 * each:.2f}" for each in sample.server_cores)
+        return (
+            f"{system.name} idle: servers {cpu} % of a core, wake-ups/s {wake_ups_of}; client "
+            f"{100 * sample.client_cores:.2f} %, {sample.client_wake_ups:.0f}; load average {sample.load_average:.1f}"
+        )
+    cpu = " ".join(f"{1e3 * each / sample.rate:.2f}" for each in sample.server_cores)
+    return (
+        f"{system.name} {sample.rate:g}/s: p50 {sample.p50_ms:.2f} p90 {sample.p90_ms:.2f} p99 {sample.p99_ms:.2f} ms, "
+        f"servers {cpu} ms/msg, wake-ups/s {wake_ups_of}; client {1e3 * sample.client_cores / sample.rate:.2f} ms/msg, "
+        f"{sample.client_wake_ups:.0f}; load average {sample.load_average:.1f}"
+    )
+
+
+def main() -> None:
+    """Measure, print, and write docs/performance.md and benchmarks/results/."""
+    plan = parse_arguments(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
+    samples, left_out = dict[str, list[LowRateSample]](), dict[str, str]()
+    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+        for system in SYSTEMS:
+            if plan.system and system.name not in plan.system:
+                left_out[system.name] = "not asked for"
+                continue
+            try:
+                if (reason := system.missing()) is None:
+                    system.prepare()
+                    kept = samples.setdefault(system.name, [])
+                    place = Path(directory) / system.name
+                    place.mkdir()
+                    run_trio(partial(measure, system, plan, place, kept))
+                    continue
+            except FAILURES as error:
+                reason = str(error)
+            left_out[system.name] = reason
+            print(f"{system.name} is left out: {reason}", flush=True)
+    for goal, found, is_met in goals(samples):
+        print(f"{goal}: {found}, {'met' if is_met else 'MISSED'}")
+    if not plan.no_write:
+        _write(samples, left_out)
+
+
+def _write(samples: dict[str, list[LowRateSample]], left_out: dict[str, str]) -> None:
+    now = datetime.now(UTC)
+    given = " ".join(sys.argv[1:])
+    command = "make bench-low-rate" + (f' ARGS="{given}"' if given else "")
+    date = f"{now:%Y-%m-%d %H:%M} UTC"
+    results = ROOT / "benchmarks" / "results" / f"low-rate-{now:%Y%m%dT%H%M%SZ}.json"
+    measured = {name: [asdict(each) for each in of_system] for name, of_system in samples.items() if of_system}
+    raw = {"machine": machine(), "date": date, "command": command, "measured": measured, "leftOut": left_out}
+    results.write_text(json.dumps(raw, indent=1) + "\n")
+    about = {system.name: system.about for system in SYSTEMS}
+    shown = {name: of_system for name, of_system in samples.items() if of_system}
+    text = section(about, shown, left_out, command=command, machine=machine(), date=date)
+    page = ROOT / "docs" / "performance.md"
+    page.write_text(replace_section(page.read_text(), text, BEGIN, END))
+    print(f"wrote docs/performance.md and {results.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

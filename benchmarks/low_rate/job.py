@@ -1,0 +1,42 @@
+"""What a client of `make bench-low-rate` does, and when its messages are due."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class LowRateJob:
+    """``rate`` messages a second of ``body_bytes``, due at fixed times until the last window ends; 0: only be there.
+
+    The messages acknowledged before ``begin``, on CLOCK_MONOTONIC, do not count. ``wire``, ``address``: a protocol of
+    `benchmarks.load.WIRES` and the server; ``namesrv``, ``topic``: for our client library.
+    """
+
+    rate: float
+    begin: float
+    window_seconds: float
+    windows: int = 1
+    body_bytes: int = 1024
+    wire: str = ""
+    address: tuple[str, int] = ("", 0)
+    namesrv: str = ""
+    topic: str = ""
+
+    @property
+    def end(self) -> float:
+        """When the last window ends."""
+        return self.begin + self.windows * self.window_seconds
+
+    def at(self, begin: float) -> LowRateJob:
+        """The same at another time."""
+        return replace(self, begin=begin)
+
+    def due_times(self, now: float) -> Iterator[float]:
+        """When messages are due, from soon after ``now``; one of them is at ``begin``."""
+        number = math.ceil((now - self.begin) * self.rate)
+        while (due := self.begin + number / self.rate) < self.end:
+            yield due
+            number += 1

@@ -1,0 +1,120 @@
+"""What is measured: the floor, raftmq by its own client library and by the generator of all, and the alternatives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.frames import QUEUES, TOPIC
+from benchmarks.low_rate.job import LowRateJob
+from benchmarks.peers.nats import NATS
+from benchmarks.peers.peer import Peer, nothing_to_prepare
+from benchmarks.peers.rabbitmq import RABBITMQ
+from benchmarks.peers.rocketmq import ROCKETMQ
+from benchmarks.peers.servers import open_servers
+from benchmarks.store_load import DISK, ROOT
+from mq.cli.dev_cluster import HOST, DevCluster, Ports
+from mq.client.admin import Admin
+
+NODES = 3
+FLOOR, SDK, GENERATOR = "floor", "raftmq", "raftmq-wire"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A system that runs. ``pids``: of its servers, the leader's first if it is known.
+
+    ``job``: completes the job of a client; ``client``: the module that does it. ``check`` raises an error if a server
+    has ended, or leads no longer.
+    """
+
+    pids: Sequence[int]
+    client: str
+    job: Callable[..., LowRateJob]
+    check: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """``about``: in the table. ``missing``, ``prepare``: see `benchmarks.peers.peer.Peer`. ``has_idle``: whether it is
+    also measured without messages. ``open``: start it in a new directory.
+    """
+
+    name: str
+    about: str
+    missing: Callable[[], str | None]
+    prepare: Callable[[], None]
+    has_idle: bool
+    open: Callable[[Path], AbstractAsyncContextManager[Running]]
+
+
+@asynccontextmanager
+async def _open_floor(directory: Path) -> AsyncIterator[Running]:
+    port = Ports.free(1).clients[0]
+    with open_servers(directory) as servers:
+        command = [sys.executable, "-m", "benchmarks.low_rate.floor_server", str(port), str(directory / "file")]
+        pid = servers.start("floor", command, {"PYTHONPATH": str(ROOT)})
+        await servers.wait_listening("floor", port)
+        job = partial(LowRateJob, wire="rocketmq", address=(HOST, port))
+        yield Running([pid], "benchmarks.low_rate.wire_load", job, servers.check)
+
+
+@asynccontextmanager
+async def _open_raftmq(wire: str, directory: Path) -> AsyncIterator[Running]:
+    async with DevCluster.open(directory, nodes=NODES, ports=Ports.free(NODES), settings=DISK) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic(TOPIC, QUEUES)
+        leader = await cluster.leader()
+        pids = [cluster.pid(node) for node in (leader, *(each for each in cluster.node_ids if each != leader))]
+        if wire:
+            job = partial(LowRateJob, wire=wire, address=(HOST, cluster.port(leader)))
+            yield Running(pids, "benchmarks.low_rate.wire_load", job, cluster.check)
+        else:
+            job = partial(LowRateJob, namesrv=cluster.namesrv, topic=TOPIC)
+            yield Running(pids, "benchmarks.low_rate.sdk_load", job, cluster.check)
+
+
+@asynccontextmanager
+async def _open_peer(peer: Peer, directory: Path) -> AsyncIterator[Running]:
+    async with peer.open(directory) as target:
+        job = partial(LowRateJob, wire=peer.wire, address=target.address)
+        yield Running(target.pids, "benchmarks.low_rate.wire_load", job, target.check)
+
+
+def _as_system(peer: Peer) -> System:
+    about = f"{peer.system}, {peer.replicas} server{'s' * (peer.replicas > 1)}, {peer.durability}"
+    return System(peer.name, about, peer.missing, peer.prepare, False, partial(_open_peer, peer))
+
+
+SYSTEMS = (
+    System(
+        FLOOR,
+        "a loop of epoll, receive, write, fdatasync, send; one process, no replication",
+        lambda: None,
+        nothing_to_prepare,
+        False,
+        _open_floor,
+    ),
+    System(
+        SDK,
+        "three replicas, majority, on disk; the client is our Python library",
+        lambda: None,
+        nothing_to_prepare,
+        True,
+        partial(_open_raftmq, ""),
+    ),
+    System(
+        GENERATOR,
+        "the same, with the client of the floor and of the other systems",
+        lambda: None,
+        nothing_to_prepare,
+        False,
+        partial(_open_raftmq, "rocketmq"),
+    ),
+    *map(_as_system, (*NATS, *RABBITMQ, *ROCKETMQ)),
+)
+"""In the order of the run and of the table."""

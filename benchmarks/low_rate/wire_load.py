@@ -1,0 +1,73 @@
+"""A client that sends few messages, each when it is due, in the protocol of any server: the least that a client can do.
+
+Unlike `benchmarks.paced_load`, which looks every millisecond, it wakes up at the microsecond at which a message is due.
+Run as ``python -m benchmarks.low_rate.wire_load``: a `LowRateJob` on standard input, a `benchmarks.load.Report` on
+standard output, both as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+from collections import deque
+from dataclasses import asdict
+
+from benchmarks.load import Connection, Job, Recorder, Report, monotonic_seconds
+from benchmarks.low_rate.job import LowRateJob
+from benchmarks.wires.wire import LoadFailed
+
+SLOTS = 1024
+"""Messages in flight at most; the next one waits for an answer."""
+
+
+def generate(job: LowRateJob) -> Report:
+    """Send until the last window ends. Raises LoadFailed, OSError."""
+    connection = Connection(
+        Job(
+            address=job.address,
+            connections=1,
+            in_flight=SLOTS,
+            body_bytes=job.body_bytes,
+            begin=job.begin,
+            window_seconds=job.window_seconds,
+            windows=job.windows,
+            first_slot=1,
+            wire=job.wire,
+        ),
+        0,
+    )
+    free = deque(connection.wire.first()[0])
+    recorder = Recorder(job.begin, job.window_seconds, job.windows, 1)
+    times = job.due_times(monotonic_seconds())
+    due = next(times, job.end)
+    while True:
+        now = monotonic_seconds()
+        if (report := recorder.advance(now)) is not None:
+            return report
+        if now < due or not free:
+            wait = recorder.boundary - now if not free else min(due, recorder.boundary) - now
+            if select.select([connection.fd], (), (), max(0.0, wait))[0]:
+                answered = connection.receive(recorder.samples)
+                free += answered
+                connection.sock.sendall(connection.wire.again(())[1])
+            continue
+        key = free.popleft()
+        connection.started[key] = due
+        due = next(times, float("inf"))
+        connection.sock.sendall(connection.wire.again((key,))[1])
+
+
+def main() -> None:
+    """Read a job, run it, write the report."""
+    given = json.load(sys.stdin)
+    try:
+        report = generate(LowRateJob(**{**given, "address": tuple(given["address"])}))
+    except (LoadFailed, OSError) as error:
+        print(f"load generator: {error}", file=sys.stderr)
+        sys.exit(1)
+    json.dump(asdict(report), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

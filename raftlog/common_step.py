@@ -1,0 +1,16 @@
+"""Periodic tasks of a process that wake up together: one wake-up of the process instead of one for each."""
+
+from __future__ import annotations
+
+import trio
+
+
+def seconds_to_step(seconds: float, now: float) -> float:
+    """From ``now`` to the next multiple of ``seconds``, at least half of ``seconds``: pure."""
+    left = seconds - now % seconds
+    return left if left >= seconds / 2 else left + seconds
+
+
+async def sleep_to_step(seconds: float) -> None:
+    """Sleep for about ``seconds``; all that sleep so for as long, or for a multiple of it, wake up together."""
+    await trio.sleep(seconds_to_step(seconds, trio.current_time()))

@@ -1,0 +1,65 @@
+"""When messages of `make bench-low-rate` are due, and how a run becomes a page; windows that nobody saw end."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice, pairwise
+
+import pytest
+import trio
+
+from benchmarks.low_rate.__main__ import parse_arguments
+from benchmarks.low_rate.job import LowRateJob
+from benchmarks.low_rate.page import LowRateSample, goals, section
+from benchmarks.workers import drive
+
+
+def sample(rate: float, p50_ms: float, cores: float = 0.002, wake_ups: float = 15.0) -> LowRateSample:
+    times = p50_ms, 2 * p50_ms, 3 * p50_ms
+    return LowRateSample(rate, round(10 * rate), *times, (cores, cores / 2), (wake_ups, 9.0), 0.01, 5, 0.5)
+
+
+def test_messages_are_due_at_fixed_times_one_of_them_when_the_window_begins() -> None:
+    job = LowRateJob(rate=4, begin=100.0, window_seconds=2.0)
+    due = list(job.due_times(98.9))
+    assert due[:5] == [99.0, 99.25, 99.5, 99.75, 100.0]
+    assert due[-1] == 101.75
+    assert {later - earlier for earlier, later in pairwise(due)} == {0.25}
+    assert list(islice(job.at(200.0).due_times(199.9), 1)) == [200.0]
+
+
+def test_goals_are_met_up_to_their_limits_and_missed_above() -> None:
+    samples = {
+        "floor": [sample(50, 1.0), sample(2000, 0.5)],
+        "raftmq": [sample(0, 0.0, 0.005, 20.0), sample(50, 2.03, 0.025), sample(500, 1.0), sample(2000, 1.04)],
+    }
+    assert [is_met for *_, is_met in goals(samples)] == [True, False, True, True, True, False]
+    assert [is_met for *_, is_met in goals({"raftmq": [sample(0, 0.0, 0.006, 20.0)]})] == [False, False]
+    assert [is_met for *_, is_met in goals({"raftmq": [sample(0, 0.0, 0.005, 21.0)]})] == [False, False]
+    assert goals({"nats": [sample(50, 1.0)]}) == []
+
+
+def test_a_page_has_a_row_for_each_rate_and_says_what_was_left_out() -> None:
+    samples = {"floor": [sample(50, 1.0)], "raftmq": [sample(0, 0.0), sample(50, 3.0, 0.1)]}
+    about = {"floor": "the floor", "raftmq": "ours"}
+    text = section(about, samples, {"nats": "not installed"}, command="c", machine="m", date="d")
+    assert "| raftmq | 50 | 3.00 / 6.00 / 9.00 | 2.00 / 1.00 | 0.20 | 15 / 9 | 5 |" in text
+    assert "| raftmq | 0.20 / 0.10 | 1.00 | 15 / 9 | 5 |" in text
+    assert "2.03 ms | 3.00 ms, missed |" in text
+    assert "nats (not installed)" in text
+
+
+def test_a_part_of_a_run_is_not_written() -> None:
+    assert parse_arguments(["--rate", "50"]).no_write
+    assert parse_arguments(["--quick"]).no_write
+    assert not parse_arguments(["--seconds", "5"]).no_write
+
+
+@pytest.mark.trio
+async def test_windows_that_were_over_before_anybody_looked_are_measured_again() -> None:
+    with trio.fail_after(30):
+        job = LowRateJob(rate=1, begin=time.monotonic() - 5.0, window_seconds=0.5)
+        (report,), used = await drive([job], [time.monotonic], "tests.support.silent_generator")
+    (begin,) = report.cpu_seconds
+    assert begin > job.begin + 5.0
+    assert len(used) == 1

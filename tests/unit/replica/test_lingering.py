@@ -1,0 +1,39 @@
+"""When the reactor waits for the next event itself."""
+
+from __future__ import annotations
+
+from raftlog.net.lingering import LINGER_SECONDS, Lingering
+
+SOON, LATE = LINGER_SECONDS / 10, LINGER_SECONDS * 10
+
+
+def pays_after(*gaps: tuple[bool, float]) -> tuple[bool, bool]:
+    """After waits that took so long, with something in flight or not: whether lingering pays without it, and with."""
+    lingering, now = Lingering(), 50.0
+    for in_flight, seconds in gaps:
+        lingering.pays(now, in_flight=in_flight)
+        now += seconds
+        lingering.came(now)
+    return lingering.pays(now, in_flight=False), lingering.pays(now, in_flight=True)
+
+
+def test_a_new_reactor_lingers() -> None:
+    assert pays_after() == (True, True)
+
+
+def test_requests_far_apart_end_lingering_for_them_but_not_for_what_is_in_flight() -> None:
+    message = [(True, SOON), (True, SOON), (False, LATE)]
+    assert pays_after(*10 * message) == (False, True)
+
+
+def test_requests_one_after_the_other_bring_it_back() -> None:
+    assert pays_after(*10 * [(False, LATE)]) == (False, True)
+    assert pays_after(*10 * [(False, LATE)], *20 * [(False, SOON)]) == (True, True)
+
+
+def test_answers_that_never_come_soon_are_not_waited_for() -> None:
+    assert pays_after(*10 * [(True, LATE)]) == (True, False)
+
+
+def test_one_late_event_among_many_changes_nothing() -> None:
+    assert pays_after(*20 * [(False, SOON)], (False, LATE)) == (True, True)
