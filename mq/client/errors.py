@@ -114,7 +114,9 @@ class BodyNotDecoded(ClientError):
 
 
 class AlreadyOpen(ClientError):
-    """`open` was called for a client that is open, or being opened or closed; nothing has changed."""
+    """`open` was called for a client that is open, or being opened or closed, or `run` for a consumer whose `run` is at
+    work; nothing has changed.
+    """
 
 
 class NotADeadLetter(ClientError):

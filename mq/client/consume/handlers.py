@@ -17,7 +17,7 @@ from mq.client.consume.policies import DeadLetter, HandlingPolicy, OnError, Retr
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.send_back import failure_text
 from mq.client.consume.subscription import Subscribed
-from mq.client.errors import ClientError
+from mq.client.errors import AlreadyOpen, ClientError
 from mq.client.logs import log
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.metrics.recorder import Recorder
@@ -111,6 +111,7 @@ class Handling:
         self._scope = None
         self._fallback = None
         self._was_run = False
+        self._ended = None  # an event loop may have been given up in the middle of `run`
 
     async def remind(self, seconds: float) -> None:
         """Log a warning if after `seconds` nothing is subscribed, or `run` was not called: the consumer waits silently
@@ -123,10 +124,19 @@ class Handling:
         if topics and not self._was_run:
             log.warning("handlers_without_run", group=self._group, topics=topics, missing="await consumer.run()")
 
+    def refuse_second_run(self) -> None:
+        """Raises AlreadyOpen while `run` is at work."""
+        if self._ended is not None and not self._ended.is_set():
+            raise AlreadyOpen(
+                f"run() of this consumer of group {self._group} is at work already; for more handlers at once set "
+                "`concurrency`, or open another consumer"
+            )
+
     async def run(self, fallback: Handler[Any] | None) -> None:
         """Handle messages until `stop`. `fallback` handles topics without their own handler; ValueError if it is
-        missing.
+        missing. One at a time: see `refuse_second_run`.
         """
+        self.refuse_second_run()
         missing = [topic for topic, each in self._subscribed.items() if each.handler is None]
         if fallback is None and missing:
             raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")

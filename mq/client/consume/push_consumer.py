@@ -473,9 +473,11 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         `run` or to the next owner of the queue.
 
         With `signals`, SIGTERM and SIGINT do what `drain(drain_timeout)` does, and a second one what `stop` does; that
-        needs the main thread. Raises the exception for which `StopConsumer` was the policy.
+        needs the main thread. Raises the exception for which `StopConsumer` was the policy, and AlreadyOpen while
+        another `run` is at work, which goes on.
         """
         self._opened()
+        self._handling.refuse_second_run()
         check_seconds("drain_timeout", drain_timeout)
         if handler is not None:
             check_handler(handler)

@@ -31,7 +31,7 @@ from mq.client import (
 from mq.client.net.life_cycle import Client
 from tests.support.producing import producer_of
 from tests.support.waiting import until
-from tests.unit.client.consuming import fill, offset_of
+from tests.unit.client.consuming import consumer_of, fill, offset_of, running
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed, check_back
 
 pytestmark = pytest.mark.anyio
@@ -330,3 +330,25 @@ async def test_check_that_a_producer_is_open_costs_little() -> None:
         finally:
             sys.settrace(before)
     assert 10 < executed <= 44, executed
+
+
+async def test_second_run_is_refused_and_the_first_one_goes_on() -> None:
+    """`stop` ended only the second one, and `concurrency` held for each."""
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        consumer = consumer_of(cluster)
+        bodies: list[bytes] = []
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            bodies.append(message.body)
+
+        async with running(consumer):
+            await until(lambda: consumer.assignment)
+            for _ in range(2):
+                with pytest.raises(AlreadyOpen, match=r"run\(\) of this consumer of group cg is at work already"):
+                    await consumer.run()
+            fill(cluster, 3)
+            await until(lambda: len(bodies) == 3)
+        async with running(consumer):
+            fill(cluster, 1)
+            await until(lambda: len(bodies) >= 4)
