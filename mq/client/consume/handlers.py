@@ -13,7 +13,15 @@ from mq.client.application_code import calling_task, failure_of, program_end_in,
 from mq.client.consume.decoding import Decoding, policy_of_failure
 from mq.client.consume.delivery import RETRY_SECONDS_MAX, DeliveryBoard
 from mq.client.consume.key_lanes import KeyLanes
-from mq.client.consume.policies import DeadLetter, HandlingPolicy, OnError, RetryLater, Skip, StopConsumer
+from mq.client.consume.policies import (
+    DeadLetter,
+    HandlingPolicy,
+    OnError,
+    RetryLater,
+    Skip,
+    StopConsumer,
+    raised_policy,
+)
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.send_back import failure_text
 from mq.client.consume.subscription import Subscribed
@@ -319,6 +327,8 @@ class Handling:
                 error = await failure_of(handler, part if is_batch else part[0], self._caller)
             finally:
                 self._at_work.discard(task)
+            if error is not None:
+                error = raised_policy(error) or error
         if error is None:
             if trace is not None:
                 trace.ended(ContextCode.SUCCESS)

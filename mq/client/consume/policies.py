@@ -25,6 +25,7 @@ __all__ = [
     "StopConsumer",
     "check_policies",
     "policy_of",
+    "raised_policy",
 ]
 
 
@@ -86,6 +87,26 @@ def check_policies(on_error: OnError | None) -> OnError:
         if not isinstance(choice, HandlingPolicy) and not callable(choice):
             raise TypeError(f"on_error for {kind.__name__}: {choice!r} is no policy, and no function that returns one")
     return given
+
+
+def raised_policy(error: BaseException) -> HandlingPolicy | None:
+    """The policy that a handler raised, by itself or in a group of exceptions; None if it raised anything else, too.
+
+    A group has the policy of all its exceptions, if these are policies of one class, and equal in when they retry.
+    """
+    if isinstance(error, HandlingPolicy):
+        return error
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    raised = [raised_policy(each) for each in error.exceptions]
+    first, *others = raised
+    if first is None or any(type(each) is not type(first) or _seconds(each) != _seconds(first) for each in others):
+        return None
+    return first
+
+
+def _seconds(policy: HandlingPolicy | None) -> float | None:
+    return policy.seconds if isinstance(policy, RetryLater) else None
 
 
 def policy_of(error: BaseException, *mappings: OnError) -> HandlingPolicy | None:

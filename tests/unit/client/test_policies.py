@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from mq.client import DeadLetter, OnError, PushConsumer, ReceivedMessage, RetryLater, Skip, StopConsumer
+from mq.client.consume.policies import raised_policy
 from mq.client.sync import SyncPushConsumer
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of, running
@@ -54,6 +55,36 @@ async def test_skipped_message_is_done(ordered: bool, caplog: pytest.LogCaptureF
     assert "message_skipped" in caplog.text
     assert "Skip: an empty order (test_policies.py:" in caplog.text
     assert "handler_failed" not in caplog.text
+
+
+@pytest.mark.anyio
+async def test_policy_raised_in_a_task_group_counts(caplog: pytest.LogCaptureFixture) -> None:
+    """It was logged as a failure, and the message retried 16 times."""
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 3)
+        consumer, shop = consumer_of(cluster), Shop(ExceptionGroup("of tasks", [Skip("empty"), Skip("empty, too")]))
+        shop.register(consumer)
+        with caplog.at_level("INFO", "mq.client"):
+            async with running(consumer):
+                await until(lambda: offset_of(cluster) == 3)
+        assert shop.got == [b"000", b"001", b"002"]
+    assert "reason='Skip: empty'" in caplog.text
+    assert "handler_failed" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("leaves", "wanted"),
+    [
+        ([Skip("a")], "Skip('a')"),
+        ([RetryLater(5), ExceptionGroup("inner", [RetryLater(5), RetryLater(5)])], "RetryLater('')"),
+        ([RetryLater(5), RetryLater(6)], "None"),
+        ([Skip(), DeadLetter()], "None"),
+        ([Skip(), ValueError("a failure")], "None"),
+        ([ValueError("a failure")], "None"),
+    ],
+)
+def test_group_has_the_policy_of_all_its_exceptions(leaves: list[Exception], wanted: str) -> None:
+    assert repr(raised_policy(ExceptionGroup("of tasks", leaves))) == wanted
 
 
 @pytest.mark.anyio
