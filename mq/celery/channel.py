@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from queue import Empty
 from typing import Any, Final
 
+from amqp.basic_message import Message as AmqpMessage
 from amqp.protocol import queue_declare_ok_t
 from kombu.exceptions import ChannelError
 from kombu.transport import virtual
@@ -26,6 +27,8 @@ LEVELS_MAX: Final = envelope.PRIORITY_MAX + 1
 GET_SECONDS: Final = 0.15
 """A `basic_get` waits for so long: a message that was just given back takes a moment."""
 _BROADCAST_QUEUE: Final = "bcast."
+_PROPERTIES: Final = frozenset({"delivery_info", *(name for name, _ in AmqpMessage.PROPERTIES)})
+"""What RabbitMQ would deliver: Celery's options that no transport knows, of any type, are among the properties."""
 
 
 class QoS(virtual.QoS):
@@ -86,7 +89,9 @@ class Channel(virtual.Channel):
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
         """Returns when a majority has stored the message."""
         message["body"], body_encoding = envelope.encode_body(message["body"])
-        properties = message["properties"]
+        properties = message["properties"] = {
+            name: value for name, value in message["properties"].items() if name in _PROPERTIES
+        }
         properties.update(body_encoding=body_encoding, delivery_tag=uuid())
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
         self._publish(message, exchange or "", routing_key or "")
@@ -238,7 +243,7 @@ class Channel(virtual.Channel):
         if self._intake is None or self._session_of_intake is not session:
             transport = self.connection
             self._intake = session.intake(
-                lambda delivery: transport.arrived(self, delivery), transport.failed, self._dead_letter
+                lambda deliveries: transport.arrived(self, deliveries), transport.failed, self._dead_letter
             )
             self._session_of_intake = session
             session.call_now(self._intake.limit, self.qos.prefetch_count)

@@ -349,3 +349,13 @@ def test_a_broker_that_is_killed_and_comes_back(url: str, cluster: Cluster) -> N
             each.ack()
     with kombu.Connection(url) as connection:
         assert connection.channel().basic_get("restarted") is None
+
+
+def test_options_that_no_transport_knows_are_left_out(url: str) -> None:
+    """Celery's `apply_async` passes them on, of any type, and RabbitMQ does not deliver them."""
+    queue = kombu.Queue("odd", kombu.Exchange("odd"), "odd")
+    with kombu.Connection(url) as connection, Inbox(connection, queue) as inbox:
+        publish(connection, queue, 1, signal=object(), correlation_id="c1")
+        assert inbox.wait(1) == [1]
+        assert inbox.messages[0].properties["correlation_id"] == "c1"
+        assert "signal" not in inbox.messages[0].properties
