@@ -1,14 +1,16 @@
 """Messages that a channel has and has not settled.
 
 One task pops as many messages as the prefetch limit leaves room for, and only from queues of which a broker has said
-that they have some; so a busy worker takes nothing away from others. Another task renews the invisible time of messages
+that they have some; so a busy worker takes nothing away from others. If there is only one queue, a broker holds the pop
+until it has some: that is one request less for each message. Another task renews the invisible time of messages
 before it ends, so a task may run for any time, and if the process dies, its messages are delivered again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -16,7 +18,8 @@ import anyio.abc
 
 from mq.celery.broadcasts import TransientQueue
 from mq.celery.envelope import decode, expires_at_ms, priority_of
-from mq.celery.queue_calls import POP_MAX, QueueCalls, Source, is_transient
+from mq.celery.pop_line import PopLine
+from mq.celery.queue_calls import CALL_SECONDS, POP_MAX, QueueCalls, Source, is_transient
 from mq.celery.topics import Topics
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.consume.renewals import Renewals
@@ -77,8 +80,8 @@ class _Consumed:
 class Intake:
     """Of one channel; belongs to one event loop.
 
-    `emit` is called there with each delivery, and must hand it to the application's thread. `fail` is called with what
-    ends the intake.
+    `emit` is called there with deliveries, and must hand them to the application's thread, all at once. `fail` is
+    called with what ends the intake.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class Intake:
         *,
         invisible: float,
         redeliveries_max: int | None,
-        emit: Callable[[Delivery], None],
+        emit: Callable[[list[Delivery]], None],
         fail: Callable[[BaseException], None],
         unwanted: Callable[[Delivery, str], Awaitable[bool]],
     ) -> None:
@@ -100,6 +103,7 @@ class Intake:
         self._fail = fail
         self._unwanted = unwanted
         self._renewals = Renewals(invisible, self._extend)
+        self._line = PopLine(calls, self._start)
         self.open: dict[str, Delivery] = {}
         """Deliveries that are not settled, by tag."""
         self._consumed: list[_Consumed] = []
@@ -129,6 +133,10 @@ class Intake:
                 await self._pop()
         except Exception as error:
             self._fail(error)
+
+    def _start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        assert self._tasks is not None, "starts a task before it runs"
+        self._tasks.start_soon(function)
 
     def limit(self, prefetch: int) -> None:
         """How many deliveries may be open; 0 for any number."""
@@ -210,7 +218,9 @@ class Intake:
         await anyio.lowlevel.checkpoint()
         while receipts := self._acks.pop(source, []):
             try:
-                await self._calls.acknowledge(source, receipts)
+                # Repeated for as long as they are hidden: afterwards, others get them whatever comes.
+                seconds = max(CALL_SECONDS, self._invisible)
+                await self._calls.acknowledge(source, receipts, seconds=seconds)
             except ClientError as error:
                 log.warning("not_acknowledged", topic=source.topic, messages=len(receipts), reason=str(error))
 
@@ -248,6 +258,7 @@ class Intake:
     async def close(self) -> None:
         """Give back what is open, and wait for acknowledgements."""
         self._is_over = True
+        self._line.close()
         self._renewals.close()
         for each in self._transient:
             each.on_message = None
@@ -284,16 +295,16 @@ class Intake:
     def _note_change(self) -> None:
         self._changed.set()
 
-    def _give(self, delivery: Delivery) -> None:
-        self._emitted += 1
-        self._emit(delivery)
+    def _give(self, deliveries: list[Delivery]) -> None:
+        self._emitted += len(deliveries)
+        self._emit(deliveries)
 
     def _pump(self) -> None:
         """Hand on what is in transient queues."""
         for queue in self._transient:
             while len(queue) and self._room() > 0 and not self._is_over:
                 if (delivery := self.get_transient(queue)) is not None:
-                    self._give(delivery)
+                    self._give([delivery])
 
     async def _pop(self) -> None:
         while True:
@@ -305,12 +316,15 @@ class Intake:
                         await self._pop_hot(each, min(room, POP_MAX))
                 if hot:
                     continue
-            assert self._tasks is not None, "pops before it runs"
             for each in self._consumed:
-                if not each.is_hot and not each.is_waiting:
+                if not each.is_hot and not each.is_waiting and (self._room() > 0 or not self._is_alone(each)):
                     each.is_waiting = True
-                    self._tasks.start_soon(self._wait, each)
+                    self._start(partial(self._wait, each))
             await self._changed.wait()
+
+    def _is_alone(self, consumed: _Consumed) -> bool:
+        """Whether all that there is room for may come from it."""
+        return self._consumed == [consumed] and consumed.levels == 1 and not self._transient
 
     def _in_turn(self) -> Iterator[_Consumed]:
         """The queues, beginning with the next one."""
@@ -338,12 +352,17 @@ class Intake:
         else:
             consumed.is_hot = False
             consumed.empty_seconds = min(max(2 * consumed.empty_seconds, 0.002), EMPTY_SECONDS_MAX)
+        await self._give_all(consumed, taken)
+
+    async def _give_all(self, consumed: _Consumed, taken: list[Delivery]) -> None:
         for delivery in taken:
             self._opened(delivery)
-            if consumed in self._consumed:
-                self._give(delivery)
-            else:  # the application has cancelled it meanwhile
-                await self.give_back(delivery.tag)
+        if consumed in self._consumed:
+            if taken:
+                self._give(taken)
+            return
+        for delivery in taken:  # the application has cancelled it meanwhile
+            await self.give_back(delivery.tag)
 
     async def _pop_some(self, consumed: _Consumed, count: int) -> list[Delivery]:
         """Messages that are wanted, of the highest priority that there is."""
@@ -394,8 +413,15 @@ class Intake:
         """Wait until a queue may have messages."""
         if consumed.empty_seconds > 0.002:
             await anyio.sleep(consumed.empty_seconds)
+        is_hot = True
         try:
             while consumed in self._consumed:
+                if self._is_alone(consumed):
+                    if (room := self._room()) > 0:
+                        is_hot = await self._pop_held(consumed, min(room, POP_MAX))
+                    else:
+                        is_hot = False
+                    break
                 if await self._calls.wait(consumed.source, WAIT_SECONDS):
                     break
                 consumed.empty_seconds = 0.0
@@ -408,8 +434,16 @@ class Intake:
             await anyio.sleep(RETRY_SECONDS)
             await self._look_for_leader(consumed)
         consumed.is_waiting = False
-        consumed.is_hot = True
+        consumed.is_hot = is_hot
         self._note_change()
+
+    async def _pop_held(self, consumed: _Consumed, count: int) -> bool:
+        """Wait for messages and take them; returns whether there may be more."""
+        messages = await self._line.pop(consumed.source, count, self._invisible)
+        taken = [each for message in messages if (each := await self._wanted(consumed, message)) is not None]
+        consumed.empty_seconds = 0.0
+        await self._give_all(consumed, taken)
+        return len(messages) == count
 
     async def _follow_routes(self) -> None:
         while True:

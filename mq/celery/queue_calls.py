@@ -17,6 +17,7 @@ from mq.client.consume.send_back import give_back
 from mq.client.errors import BrokerError, ClientError, NotADeadLetter, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import MessageQueue
+from mq.client.net.connection import Connection, open_connection
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.replies import fields_of, read_body
 from mq.protocol import properties as props
@@ -29,7 +30,7 @@ from mq.protocol.receipts import NORMAL, Receipt
 from mq.protocol.registration import TopicConfig
 from mq.protocol.replies import PopTimes
 
-__all__ = ["POP_MAX", "QueueCalls", "Source", "is_transient"]
+__all__ = ["CALL_SECONDS", "POP_MAX", "QueueCalls", "Source", "is_transient"]
 
 POP_MAX = 32
 """Messages of one pop."""
@@ -37,7 +38,7 @@ ANY_QUEUE = -1
 ANSWER_SECONDS = 3.0
 """For the answer to a request, beyond the time for which a broker may hold it."""
 CALL_SECONDS = 10.0
-"""For one acknowledgement or renewal, also across a change of leader."""
+"""For one request about a message, also across a change of leader."""
 
 _NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
 _NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR})
@@ -59,29 +60,63 @@ class Source(NamedTuple):
 class QueueCalls(Admin):
     """Administration, and pops on request."""
 
+    async def leader(self, source: Source) -> str:
+        """The address of the leader, as far as is known. Raises ClientError."""
+        return await leader_address(self._opened(), source.topic, source.broker_name)
+
+    async def connect(self, address: str) -> Connection:
+        """A connection that is not shared; its `run` must be run. Raises ConnectFailed."""
+        settings = self._opened().settings
+        return await open_connection(
+            address,
+            connect_seconds=settings.connect_seconds,
+            silence_seconds=settings.silence_seconds,
+            credentials=settings.credentials,
+            tls=settings.tls,
+        )
+
     async def pop(self, source: Source, queue_id: int, count_max: int, invisible: float) -> list[PoppedMessage]:
         """Messages that are there now, hidden from others for `invisible` seconds. Raises ClientError."""
-        remoting = self._opened()
-        connection = await remoting.connection(await leader_address(remoting, source.topic, source.broker_name))
+        connection = await self._opened().connection(await self.leader(source))
+        return await self.pop_at(connection, source, queue_id, count_max, invisible)
+
+    async def pop_at(
+        self,
+        connection: Connection,
+        source: Source,
+        queue_id: int,
+        count_max: int,
+        invisible: float,
+        *,
+        hold_seconds: float = 0.0,
+    ) -> list[PoppedMessage]:
+        """The same by a connection; the broker may wait for messages for `hold_seconds`."""
         ext = PopExt(
             consumer_group=source.topic,
             topic=source.topic,
             queue_id=queue_id,
             max_messages=min(count_max, POP_MAX),
             invisible_ms=math.ceil(invisible * 1000),
-            poll_ms=0,
+            poll_ms=int(hold_seconds * 1000),
             born_ms=time.time_ns() // 1_000_000,
             init_mode=0,
         )
         asked_at = anyio.current_time()
-        answer, body = await connection.request(RequestCode.POP_MESSAGE, ext.fields(), timeout=ANSWER_SECONDS)
+        answer, body = await connection.request(
+            RequestCode.POP_MESSAGE,
+            ext.fields(),
+            timeout=hold_seconds + ANSWER_SECONDS,
+            may_be_held=hold_seconds > 0,
+        )
         if answer.code in _NOTHING:
             return []
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             raise TopicNotFound(source.topic)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark or "", connection.address)
-        return read_popped(source.topic, source.broker_name, answer, body, asked_at + invisible)
+        # One that was held was popped just now, perhaps long after it was asked for.
+        popped_at = anyio.current_time() if hold_seconds else asked_at
+        return read_popped(source.topic, source.broker_name, answer, body, popped_at + invisible)
 
     async def wait(self, source: Source, seconds: float) -> bool:
         """Whether the queue has something to pop; a broker answers when it has, or after `seconds`."""
@@ -118,10 +153,13 @@ class QueueCalls(Admin):
             levels[source] = levels.get(source, 0) + 1
         return levels
 
-    async def acknowledge(self, source: Source, receipts: list[Receipt]) -> None:
-        """Returns when the acknowledgements are stored, or the messages are not hidden any more. Raises ClientError."""
+    async def acknowledge(self, source: Source, receipts: list[Receipt], *, seconds: float) -> None:
+        """Returns when the acknowledgements are stored, or the messages are not hidden any more. Raises ClientError if
+        no broker has answered for `seconds`.
+        """
         rows = [(source.topic, source.topic, receipt) for receipt in receipts]
-        await self._tell(source, RequestCode.BATCH_ACK_MESSAGE, None, batch_ack(source.broker_name, rows))
+        body = batch_ack(source.broker_name, rows)
+        await self._tell(source, RequestCode.BATCH_ACK_MESSAGE, None, body, seconds=seconds)
 
     async def change(self, source: Source, receipt: Receipt, seconds: float) -> Receipt | None:
         """Hide a message for `seconds` from now on; its new receipt, None if it is not hidden any more."""
@@ -143,7 +181,9 @@ class QueueCalls(Admin):
             revive_queue=times.revive_queue,
         )
 
-    async def _tell(self, source: Source, code: int, ext: dict[str, str] | None, body: bytes) -> PopTimes | None:
+    async def _tell(
+        self, source: Source, code: int, ext: dict[str, str] | None, body: bytes, *, seconds: float = CALL_SECONDS
+    ) -> PopTimes | None:
         try:
             answer, _ = await call_leader(
                 self._opened(),
@@ -152,7 +192,7 @@ class QueueCalls(Admin):
                 code,
                 ext,
                 body,
-                seconds=CALL_SECONDS,
+                seconds=seconds,
                 repeat=Repeat.ALWAYS,
                 busy_codes=_NOT_NOW,
             )

@@ -257,7 +257,7 @@ class Session:
 
     def intake(
         self,
-        emit: Callable[[Delivery], None],
+        emit: Callable[[list[Delivery]], None],
         fail: Callable[[BaseException], None],
         unwanted: Callable[[Delivery, str], Awaitable[bool]],
     ) -> Intake:

@@ -109,9 +109,12 @@ class Transport(virtual.Transport):
 
     # Deliveries.
 
-    def arrived(self, to: channel.Channel, delivery: Delivery) -> None:
-        """Take a delivery; called in the event loop of the session."""
-        self._ready.append((to, delivery))
+    def arrived(self, to: channel.Channel, deliveries: list[Delivery]) -> None:
+        """Take deliveries; called in the event loop of the session.
+
+        All at once: the application may hand over the first one and cancel its consumer before the next one is there.
+        """
+        self._ready.extend([(to, delivery) for delivery in deliveries])
         self._ring()
 
     def failed(self, error: BaseException) -> None:

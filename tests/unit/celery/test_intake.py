@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -11,7 +11,8 @@ import trio
 from mq.celery.intake import Delivery, Intake
 from mq.celery.queue_calls import Source
 from mq.client.consume.popped_messages import PoppedMessage
-from mq.client.errors import NoRoute
+from mq.client.errors import ConnectionLost, NoRoute
+from mq.protocol.receipts import Receipt
 from tests.unit.client.popping import popped_message
 
 pytestmark = pytest.mark.trio
@@ -41,7 +42,7 @@ async def test_messages_of_a_high_priority_are_delivered_also_if_the_pop_of_lowe
         mock.Mock(of_queue=lambda queue: queue),
         invisible=60.0,
         redeliveries_max=None,
-        emit=delivered.append,
+        emit=delivered.extend,
         fail=lambda error: pytest.fail(str(error)),
         unwanted=mock.AsyncMock(),
     )
@@ -52,3 +53,229 @@ async def test_messages_of_a_high_priority_are_delivered_also_if_the_pop_of_lowe
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert [each.message.receipt.offset for each in delivered if isinstance(each.message, PoppedMessage)] == [0]
+
+
+class OneQueue:
+    """A broker with one queue: pops are held until there is something, and forgotten if their connection closes."""
+
+    def __init__(self) -> None:
+        self.waiting: list[PoppedMessage] = []
+        self.requests: list[str] = []
+        self.acknowledged: list[int] = []
+        self.acknowledge_seconds = 0.0
+        self.given_back: list[int] = []
+        self.lines: list[Line] = []
+        self.levels = 1
+
+    async def sources(self, topic: str) -> dict[Source, int]:
+        return {Source(topic, "b"): self.levels}
+
+    async def leader(self, source: Source) -> str:
+        return "b:1"
+
+    async def connect(self, address: str) -> Line:
+        self.lines.append(line := Line(address))
+        return line
+
+    async def pop(self, source: Source, level: int, count: int, invisible: float) -> list[PoppedMessage]:
+        self.requests.append(f"pop {count}")
+        await trio.lowlevel.checkpoint()
+        return self._take(count)
+
+    async def pop_at(
+        self, line: Line, source: Source, level: int, count: int, invisible: float, *, hold_seconds: float
+    ) -> list[PoppedMessage]:
+        self.requests.append(f"held pop {count}")
+        for _ in range(round(10 * hold_seconds)):
+            if self.waiting:
+                break
+            await trio.sleep(0.1)
+            if line.lost is not None:
+                raise line.lost
+        return self._take(count)
+
+    async def wait(self, source: Source, seconds: float) -> bool:
+        self.requests.append("wait")
+        for _ in range(round(10 * seconds)):
+            if self.waiting:
+                break
+            await trio.sleep(0.1)
+        return bool(self.waiting)
+
+    async def acknowledge(self, source: Source, receipts: list[Receipt], *, seconds: float) -> None:
+        self.acknowledged += [each.offset for each in receipts]
+        self.acknowledge_seconds = seconds
+        await trio.lowlevel.checkpoint()
+
+    async def change(self, source: Source, receipt: Receipt, seconds: float) -> None:
+        self.given_back.append(receipt.offset)
+        await trio.lowlevel.checkpoint()
+
+    def _take(self, count: int) -> list[PoppedMessage]:
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return taken
+
+
+class Line:
+    """A connection that is not shared."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.lost: ConnectionLost | None = None
+
+    async def run(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.close("its task has ended")
+
+    def close(self, reason: str) -> None:
+        self.lost = self.lost or ConnectionLost(self.address, reason, sent=True)
+
+
+def letter(offset: int) -> PoppedMessage:
+    message = popped_message(offset, 1000)
+    message.body = b'{"properties": {}}'
+    return message
+
+
+def intake_of(broker: OneQueue, delivered: list[Delivery], prefetch: int) -> Intake:
+    intake = Intake(
+        cast("Any", broker),
+        mock.Mock(of_queue=lambda queue: queue),
+        invisible=60.0,
+        redeliveries_max=None,
+        emit=delivered.extend,
+        fail=lambda error: pytest.fail(str(error)),
+        unwanted=mock.AsyncMock(),
+    )
+    intake.limit(prefetch)
+    return intake
+
+
+async def test_of_a_single_queue_each_message_comes_with_a_pop_that_was_held(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    broker, delivered = OneQueue(), list[Delivery]()
+    intake = intake_of(broker, delivered, prefetch=2)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        for offset in range(3):
+            await trio.sleep(1)
+            broker.waiting.append(letter(offset))
+            await trio.sleep(1)
+            assert len(delivered) == offset + 1
+            await intake.acknowledge(delivered[-1].tag)
+        nursery.cancel_scope.cancel()
+    assert broker.acknowledged == [0, 1, 2]
+    # The first one finds out that there is nothing yet. One for one message is held while the first is at work.
+    assert broker.requests[:3] == ["pop 2", "held pop 2", "held pop 1"]
+    assert broker.requests.count("wait") == 0
+
+
+async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: trio.testing.MockClock) -> None:
+    broker, delivered = OneQueue(), list[Delivery]()
+    broker.waiting = [letter(offset) for offset in range(3)]
+    intake = intake_of(broker, delivered, prefetch=2)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(60)
+        assert [len(delivered), len(broker.waiting)] == [2, 1]
+        await intake.acknowledge(delivered[0].tag)
+        await trio.sleep(1)
+        assert [len(delivered), len(broker.waiting)] == [3, 0]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_channel_that_is_closed_takes_no_message_by_a_pop_that_is_held(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    broker, delivered = OneQueue(), list[Delivery]()
+    intake = intake_of(broker, delivered, prefetch=2)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1)
+        assert broker.requests[-1] == "held pop 2"
+        nursery.cancel_scope.cancel()
+    await intake.close()
+    assert [line.lost is not None for line in broker.lines] == [True]
+
+
+async def test_a_pop_that_is_held_when_its_consumer_is_cancelled_gives_the_message_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    broker, delivered = OneQueue(), list[Delivery]()
+    intake = intake_of(broker, delivered, prefetch=2)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1)
+        intake.cancel("q")
+        broker.waiting.append(letter(0))
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert broker.given_back == [0]
+    assert delivered == []
+
+
+async def test_with_a_second_queue_no_more_pops_are_held(autojump_clock: trio.testing.MockClock) -> None:
+    """What there is room for may come from either."""
+    broker, delivered = OneQueue(), list[Delivery]()
+    intake = intake_of(broker, delivered, prefetch=2)
+    await intake.consume("q")
+    await intake.consume("r")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert broker.requests == ["pop 2", "pop 2", "wait", "wait"]
+
+
+async def test_a_line_that_is_lost_is_opened_again(autojump_clock: trio.testing.MockClock) -> None:
+    broker, delivered = OneQueue(), list[Delivery]()
+    broker.refresh = mock.AsyncMock()  # type: ignore[attr-defined]
+    intake = intake_of(broker, delivered, prefetch=2)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1)
+        broker.lines[0].close("the leader was killed")
+        await trio.sleep(1)
+        broker.waiting.append(letter(0))
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert len(delivered) == 1
+    assert len(broker.lines) == 2
+
+
+async def test_messages_of_one_pop_are_delivered_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    """The application may take the first one, and cancel its consumer before the next one is there."""
+    broker, batches = OneQueue(), list[list[Delivery]]()
+    broker.waiting = [letter(0), letter(1)]
+    intake = intake_of(broker, [], prefetch=2)
+    intake._emit = batches.append
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert [len(batch) for batch in batches] == [2]
+
+
+async def test_an_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidden(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Tasks that were done ran again because no broker had answered for 10 s."""
+    broker, delivered = OneQueue(), list[Delivery]()
+    broker.waiting = [letter(0)]
+    intake = intake_of(broker, delivered, prefetch=2)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1)
+        await intake.acknowledge(delivered[0].tag)
+        nursery.cancel_scope.cancel()
+    assert broker.acknowledge_seconds == 60.0

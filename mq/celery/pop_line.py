@@ -1,0 +1,53 @@
+"""A connection of its own for pops that a broker holds until there is a message.
+
+A broker forgets a held pop when its connection closes. On the connection that the process shares, a pop of a channel
+that was closed would go on, and take a message that nobody gets before its visibility ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import anyio
+
+from mq.celery.queue_calls import QueueCalls, Source
+from mq.client.consume.popped_messages import PoppedMessage
+from mq.client.net.connection import Connection
+
+__all__ = ["HOLD_SECONDS", "PopLine"]
+
+HOLD_SECONDS: Final = 5.0
+"""For so long a broker may hold a pop. Nothing else uses the connection, so it is only noticed then if it is dead."""
+RETRY_SECONDS: Final = 0.2
+
+
+class PopLine:
+    """Of one channel, for one pop at a time; `start` runs the connection in a task, whose end closes it."""
+
+    def __init__(self, calls: QueueCalls, start: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
+        self._calls = calls
+        self._start = start
+        self._connection: Connection | None = None
+
+    async def pop(self, source: Source, count_max: int, invisible: float) -> list[PoppedMessage]:
+        """Messages of a queue with one level of priority, as soon as there are some; none after `HOLD_SECONDS`. Raises
+        ClientError.
+        """
+        address = await self._calls.leader(source)
+        connection = self._connection
+        if connection is None or connection.lost is not None or connection.address != address:
+            self.close()
+            connection = self._connection = await self._calls.connect(address)
+            self._start(connection.run)
+        asked_at = anyio.current_time()
+        messages = await self._calls.pop_at(connection, source, 0, count_max, invisible, hold_seconds=HOLD_SECONDS)
+        if not messages and anyio.current_time() < asked_at + RETRY_SECONDS:
+            await anyio.sleep(RETRY_SECONDS)  # not held: the broker is busy
+        return messages
+
+    def close(self) -> None:
+        """A pop that is held takes nothing any more, and fails."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close("closed by this client")
