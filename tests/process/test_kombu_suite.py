@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import anyio.from_thread
@@ -15,6 +13,7 @@ import pytest
 
 from mq.cli.dev_cluster import DevCluster, Ports
 from tests.support.real_groups import Cluster
+from tests.support.source_distributions import unpacked
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly]
 
@@ -60,21 +59,7 @@ class TestFailover(common.BaseFailover): ...
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unpacked source distribution of the installed version; pip keeps the archive in its cache."""
-    directory = tmp_path_factory.mktemp("kombu")
-    wanted = f"kombu=={version('kombu')}"
-    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-    done = subprocess.run(
-        [*download, "--no-build-isolation", "--dest", str(directory), wanted],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if done.returncode:
-        pytest.skip(f"no package index has the sources of {wanted}: {done.stderr.strip().splitlines()[-1:]}")
-    [archive] = directory.glob("kombu-*.tar.gz")
-    shutil.unpack_archive(archive, directory)
-    return next(path.parent.parent.parent for path in directory.glob("*/t/integration/common.py"))
+    return unpacked("kombu", tmp_path_factory.mktemp("kombu"))
 
 
 @pytest.fixture(scope="module")
