@@ -31,6 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 BENCHES := bench-peers bench-gate bench-steady bench-paced bench-memory bench-curves bench-store
 BENCHES += bench-low-rate bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
+BENCHES += bench-celery bench-celery-chaos
 .PHONY: help demo demo-spark test test-spark test-all test-nightly ci coverage check interop jepsen docker-image bench $(BENCHES)
 .PHONY: bench-spark
 .PHONY: fmt sanitize fuzz sim dist dist-check lock proto clean
@@ -64,6 +65,8 @@ help:
 	@echo 'make bench-fair   latency of a client beside demanding ones; writes docs/performance.md'
 	@echo 'make bench-once   checks that delayed and transactional messages become visible once while leaders are killed; writes a report'
 	@echo 'make bench-failover   how long writes stop when a leader fails; writes docs/reports/failover.md'
+	@echo 'make bench-celery   a task of Celery on raftmq, Redis and RabbitMQ, which must be installed; writes docs/celery.md'
+	@echo 'make bench-celery-chaos   100,000 tasks of Celery while workers, leaders and connections break; writes docs/reports/celery-chaos.md'
 	@echo 'make bench-spark   throughput and CPU of reads and writes by Spark; needs Java 17; writes docs/performance.md'
 	@echo 'make fmt     format the code'
 	@echo 'make sanitize   tests of the Cython modules with sanitizers for addresses and undefined behaviour; with ARGS=threads'

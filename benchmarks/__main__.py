@@ -40,6 +40,12 @@ CASES: Final[dict[str, Case]] = {
     "fair": Case("benchmarks.fair", "latency of a client beside demanding ones; writes docs/performance.md"),
     "once": Case("benchmarks.once", "delayed and transactional messages while leaders die; writes a report"),
     "failover": Case("benchmarks.failover", "how long writes stop when a leader fails; writes a report"),
+    "celery": Case(
+        "benchmarks.celery_load.noop", "Celery's tasks on raftmq, Redis and RabbitMQ; writes docs/celery.md"
+    ),
+    "celery-chaos": Case(
+        "benchmarks.celery_load.chaos", "Celery's tasks while everything breaks; needs Redis; writes a report"
+    ),
     "pulling": Case("benchmarks.pulling", "the cost of delivering messages"),
     "rolling-upgrade": Case("benchmarks.rolling_upgrade", "sends while replicas are upgraded one by one"),
     "spark": Case("benchmarks.spark", "throughput of Spark; make bench-spark sets it up"),

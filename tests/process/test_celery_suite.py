@@ -47,6 +47,8 @@ LEFT_OUT = [
 COUNTED = {"tasks": 70, "canvas": 170, "others": 30}
 """So many tests at least."""
 SECONDS_MAX = 1800
+REPEATED_MAX = 2
+"""So many tests of a part may fail, if they pass when they are run again."""
 
 
 @pytest.fixture(scope="module")
@@ -85,20 +87,28 @@ def test_celerys_integration_suite(sources: Path, cluster: Cluster, tmp_path: Pa
             "TEST_BROKER": f"raftmq://{cluster.namesrv}/{part}",
             "WORKER_LOGLEVEL": "INFO",
         }
-        plugins = ["celery.contrib.pytest", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "--tb=short", "-c", os.devnull]
-        command += ["--rootdir", str(sources), "-o", "python_classes=test_*"]
-        command += [word for plugin in plugins for word in ("-p", plugin)]
+        command += ["--rootdir", str(sources), "-o", "python_classes=test_*", "-p", "celery.contrib.pytest"]
+        command += ["-o", f"cache_dir={tmp_path / 'cache'}"]
         command += [word for test in LEFT_OUT for word in ("--deselect", f"t/integration/{test}")]
-        done = subprocess.run(
-            [*command, *(f"t/integration/{name}" for name in FILES[part])],
-            cwd=sources,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-        )
-    assert done.returncode == 0, done.stdout[-10_000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
+        command += [f"t/integration/{name}" for name in FILES[part]]
+
+        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [*command, *arguments],
+                cwd=sources,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS_MAX,
+            )
+
+        first = run()
+        # Celery repeats most of its tests up to five times: they look at logs and clocks. Here it is once, of few.
+        again = run("--last-failed") if first.returncode == 1 else None
+    failed = re.search(r"(\d+) failed", first.stdout)
+    assert failed is None or int(failed[1]) <= REPEATED_MAX, first.stdout[-10_000:]
+    assert (again or first).returncode == 0, (again or first).stdout[-10_000:]
+    passed = re.search(r"(\d+) passed", first.stdout)
     assert passed is not None
-    assert int(passed[1]) >= COUNTED[part], done.stdout[-1000:]
+    assert int(passed[1]) >= COUNTED[part] - REPEATED_MAX, first.stdout[-1000:]

@@ -1,0 +1,134 @@
+"""What became of each task: run once, again because a process died, too early, or never. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+VISIBILITY_SECONDS: Final = 30.0
+ACKNOWLEDGED_SECONDS: Final = VISIBILITY_SECONDS
+"""A task that had ended before its process was killed may not be acknowledged yet, for at most so long."""
+_CLOCK_SECONDS: Final = 0.001
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a task; `ended` is None if it did not end."""
+
+    task: str
+    pid: int
+    began: float
+    due: float | None
+    ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A task that ran once more. `killed` is when the process of the run before was killed, None if it was not."""
+
+    task: str
+    before: Run
+    killed: float | None
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the run before was killed, or had ended so shortly before that it was not acknowledged yet."""
+        if self.killed is None:
+            return False
+        return self.before.ended is None or self.killed - self.before.ended <= ACKNOWLEDGED_SECONDS
+
+
+@dataclass(slots=True)
+class Account:
+    """Tasks that were sent, and how they ran."""
+
+    sent: int = 0
+    chords: int = 0
+    lost: list[str] = field(default_factory=list)
+    again: list[Again] = field(default_factory=list)
+    early: list[Run] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    """Tasks that ran though nobody says that they were sent."""
+    delayed: int = 0
+    late_seconds: list[float] = field(default_factory=list)
+    """From the time when a delayed task was due to the beginning of its first run."""
+
+    @property
+    def untraced(self) -> list[Again]:
+        """Those that ran again though no process died."""
+        return [each for each in self.again if not each.is_traced]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every task ran once, and again only because a process was killed."""
+        return not (self.lost or self.untraced or self.early or self.unknown)
+
+
+def runs_of(notes: Iterable[str]) -> list[Run]:
+    """The runs that `chaos_app` has noted, in the order in which they began."""
+    runs: dict[str, Run] = {}
+    for line in notes:
+        what, run, *rest = line.split()
+        if what == "began":
+            task, pid, began, due = rest
+            runs[run] = Run(task, int(pid), float(began), None if due == "-" else float(due))
+        else:
+            runs[run].ended = float(rest[0])
+    return sorted(runs.values(), key=lambda each: each.began)
+
+
+def sent_of(lines: Iterable[str]) -> tuple[dict[str, str | None], int, list[str]]:
+    """The tasks of a producer with the chord that each belongs to; the number of chords; errors."""
+    tasks: dict[str, str | None] = {}
+    chords, errors = 0, []
+    for line in lines:
+        what, _, rest = line.partition(" ")
+        if what == "error":
+            errors.append(rest)
+            continue
+        names = rest.split()
+        tasks |= dict.fromkeys(names, names[0] if what == "chord" else None)
+        chords += what == "chord"
+    return tasks, chords, errors
+
+
+def account(
+    sent: Mapping[str, str | None], chords: int, runs: Iterable[Run], kills: Mapping[int, float], *, may_be_sent: bool
+) -> Account:
+    """The whole account. `kills` says when each process was killed; `may_be_sent` whether errors left tasks that nobody
+    knows.
+    """
+    by_task: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_task[run.task].append(run)
+    result = Account(len(sent), chords)
+    rerun_chords: dict[str, Again] = {}
+    repeats: list[Again] = []
+    for task, its_runs in by_task.items():
+        for before, later in pairwise(its_runs):
+            killed = kills.get(before.pid)
+            if killed is not None and not before.began <= killed <= later.began:
+                killed = None
+            repeats.append(again := Again(task, before, killed))
+            chord = sent.get(task)
+            if chord is not None and chord != task and again.is_traced:
+                rerun_chords[chord] = again
+    # A part that runs again may send the body of its chord again.
+    result.again = [
+        Again(each.task, rerun_chords[each.task].before, rerun_chords[each.task].killed)
+        if not each.is_traced and each.task in rerun_chords
+        else each
+        for each in repeats
+    ]
+    result.lost = [task for task in sent if all(run.ended is None for run in by_task.get(task, ()))]
+    if not may_be_sent:
+        result.unknown = [task for task in by_task if task not in sent]
+    for its_runs in by_task.values():
+        if (due := its_runs[0].due) is not None:
+            result.delayed += 1
+            result.late_seconds.append(its_runs[0].began - due)
+            result.early += [run for run in its_runs if run.began < due - _CLOCK_SECONDS]
+    return result

@@ -1,0 +1,186 @@
+"""What a task that does nothing costs with raftmq, Redis and RabbitMQ as Celery's broker.
+
+For each of them a worker with one process in its pool runs, all at the same time; they are measured in turn, several
+times. Latency is that of `noop.delay().get()`, one after the other; tasks/s is for many that are sent at once, until
+the last result is there. Results are in a Redis of their own, in memory, whatever the broker is.
+
+`python -m benchmarks celery` writes docs/celery.md's section.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import trio
+from celery import Celery
+
+from benchmarks.celery_load.noop_app import application
+from benchmarks.celery_load.redis import open_redis, redis_missing
+from benchmarks.celery_load.systems import Broker, System, all_open
+from benchmarks.celery_load.workers import WorkerFailed, Workers
+from benchmarks.peers.peer import package_missing
+from benchmarks.peers.rabbitmq import PROGRAM as RABBITMQ_PROGRAM
+from benchmarks.peers.servers import PeerFailed
+from benchmarks.procfs import load_average, machine, own_cpu_seconds, process_tree
+from benchmarks.report import replace_section
+from benchmarks.store_load import ROOT
+from mq.cli.dev_cluster import DevClusterFailed
+from mq.cli.errors import run_trio
+
+PAGE = ROOT / "docs" / "celery.md"
+BEGIN = "<!-- measured by `make bench-celery`: begin -->"
+END = "<!-- measured by `make bench-celery`: end -->"
+GET_SECONDS_MAX = 60.0
+WARM_UP = 30
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    rounds: int
+    calls: int
+    tasks: int
+    no_write: bool
+
+
+@dataclass(slots=True)
+class Measured:
+    """One system: its processes, and what was measured of it."""
+
+    system: System
+    broker: Broker
+    app: Celery
+    worker_pids: list[int]
+    seconds: list[float] = field(default_factory=list)
+    """Of each call."""
+    rates: list[float] = field(default_factory=list)
+    """Tasks per second, of each round."""
+    cpu_us: dict[str, list[float]] = field(default_factory=lambda: {"client": [], "worker": [], "broker": []})
+    """Per task of each round of many."""
+
+    def call(self, count: int) -> None:
+        """Call the task so often, one after the other."""
+        noop = self.app.tasks["noop"]
+        for _ in range(count):
+            began = time.perf_counter()
+            noop.delay().get(timeout=GET_SECONDS_MAX, interval=0.001)
+            self.seconds.append(time.perf_counter() - began)
+
+    def run(self, count: int) -> None:
+        """Run so many at once."""
+        noop = self.app.tasks["noop"]
+        before, began = self._cpu_seconds(), time.perf_counter()
+        for each in [noop.delay() for _ in range(count)]:
+            each.get(timeout=GET_SECONDS_MAX, interval=0.001)
+        self.rates.append(count / (time.perf_counter() - began))
+        for name, seconds in self._cpu_seconds().items():
+            self.cpu_us[name].append(1e6 * (seconds - before[name]) / count)
+
+    def _cpu_seconds(self) -> dict[str, float]:
+        servers = [pid for each in self.broker.pids for pid in process_tree(each)]
+        return {
+            "client": time.process_time(),
+            "worker": sum(map(own_cpu_seconds, self.worker_pids)),
+            "broker": sum(map(own_cpu_seconds, servers)),
+        }
+
+
+async def play(plan: Plan, directory: Path) -> list[Measured]:
+    """Measure all. Raises DevClusterFailed, PeerFailed, WorkerFailed, OSError."""
+    with ExitStack() as stack:
+        port, _ = stack.enter_context(open_redis(directory / "results"))
+        backend = f"redis://127.0.0.1:{port}/0"
+        async with all_open(directory) as opened:
+            measured = []
+            for number, (system, broker) in enumerate(opened):
+                environment = {
+                    "NOOP_BROKER": broker.url,
+                    "NOOP_BACKEND": backend,
+                    "NOOP_SETTINGS": json.dumps(dict(system.settings)),
+                    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+                }
+                workers = Workers("benchmarks.celery_load.noop_app", directory, environment, pool_size=1)
+                stack.callback(workers.close)
+                await workers.start(f"worker-{number}")
+                app = application(broker.url, backend, system.settings)
+                measured.append(Measured(system, broker, app, workers.pids(f"worker-{number}")))
+            await trio.to_thread.run_sync(_measure, plan, measured)
+    return measured
+
+
+def _measure(plan: Plan, measured: list[Measured]) -> None:
+    for each in measured:
+        each.call(WARM_UP)
+        each.seconds.clear()
+    for _ in range(plan.rounds):
+        for each in measured:
+            each.call(plan.calls)
+            each.run(plan.tasks)
+    for each in measured:
+        each.app.close()
+
+
+def markdown(measured: list[Measured], *, command: str, load: float) -> str:
+    """The section."""
+    count, calls = len(measured[0].rates), len(measured[0].seconds)
+    lines = [
+        f"Command: `{command}`. Date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Load average before: {load:.1f}.",
+        f"Machine: {machine()}; servers, workers and the client share it.",
+        "",
+        f"A `noop` task, {calls:,} calls of `noop.delay().get()`; tasks/s and CPU are the medians of {count} rounds of",
+        "many at once. Each worker has a pool of one process. Results are in Redis, in memory, for all of them.",
+        "",
+        "| broker | when `delay` returns, a task is | p50 / p99 ms | tasks/s | CPU us/task: client + worker + broker |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for each in measured:
+        quantiles = statistics.quantiles(each.seconds, n=100)
+        cpu = " + ".join(f"{statistics.median(us):,.0f}" for us in each.cpu_us.values())
+        lines.append(
+            f"| {each.system.name} | {each.system.durability} | {1e3 * statistics.median(each.seconds):.1f} / "
+            f"{1e3 * quantiles[98]:.1f} | {statistics.median(each.rates):,.0f} | {cpu} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print, and write the section of docs/celery.md."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-celery", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=200, help="one after the other, of each round and broker")
+    parser.add_argument("--tasks", type=int, default=1000, help="at once, of each round and broker")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/celery.md as it is")
+    plan = parser.parse_args(namespace=Plan())
+    for missing in (redis_missing(), package_missing(str(RABBITMQ_PROGRAM), "rabbitmq-server")):
+        if missing is not None:
+            parser.exit(2, f"bench: {missing}\n")
+    load = load_average()
+    with tempfile.TemporaryDirectory(prefix="raftmq-celery-") as directory:
+        try:
+            measured = run_trio(partial(play, plan, Path(directory)))
+        except (DevClusterFailed, PeerFailed, WorkerFailed, OSError, subprocess.CalledProcessError) as error:
+            print(f"bench: {error}", file=sys.stderr)
+            sys.exit(1)
+    given = " ".join(sys.argv[1:])
+    section = markdown(measured, command="make bench-celery" + (f' ARGS="{given}"' if given else ""), load=load)
+    print(section)
+    if not plan.no_write:
+        PAGE.write_text(replace_section(PAGE.read_text(), section, BEGIN, END))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""The application of the comparison: a task that does nothing. The environment of a worker says which broker it has."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+
+import raftmq.celery  # noqa: F401 - makes the URLs known
+
+
+def application(broker: str, backend: str, settings: Mapping[str, Any]) -> Celery:
+    """An application with the task `noop`."""
+    made = Celery("noop", broker=broker, backend=backend, set_as_current=False)
+    made.conf.update(broker_connection_retry_on_startup=True, result_expires=600, **settings)
+
+    @made.task(name="noop", shared=False)  # type: ignore[untyped-decorator]
+    def noop() -> None:
+        """Do nothing."""
+
+    return made
+
+
+if "NOOP_BROKER" in os.environ:
+    app = application(os.environ["NOOP_BROKER"], os.environ["NOOP_BACKEND"], json.loads(os.environ["NOOP_SETTINGS"]))
