@@ -4,7 +4,11 @@ import raftmq.celery
 from celery import Celery
 
 app = Celery("shop", broker="raftmq://127.0.0.1:9876")
+
+`celery beat --scheduler raftmq.celery:ScheduleScheduler` lets the brokers send `beat_schedule`.
 """
+
+from typing import TYPE_CHECKING
 
 try:
     from kombu.transport import TRANSPORT_ALIASES
@@ -13,7 +17,21 @@ except ModuleNotFoundError as error:
 
 from mq.celery.transport import TLSTransport, Transport
 
-__all__ = ["TLSTransport", "Transport"]
+if TYPE_CHECKING:
+    from mq.celery.beat import ScheduleScheduler
+
+__all__ = ["ScheduleScheduler", "TLSTransport", "Transport"]
 
 TRANSPORT_ALIASES["raftmq"] = "raftmq.celery:Transport"
 TRANSPORT_ALIASES["raftmqs"] = "raftmq.celery:TLSTransport"
+
+
+def __getattr__(name: str) -> object:
+    """The scheduler needs Celery, which other users of kombu do not have."""
+    if name != "ScheduleScheduler":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from mq.celery.beat import ScheduleScheduler
+    except ModuleNotFoundError as error:
+        raise ImportError("ScheduleScheduler needs Celery: pip install celery") from error
+    return ScheduleScheduler

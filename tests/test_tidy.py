@@ -47,6 +47,8 @@ PURE = (
     "mq/broker/net/client_limits.py",
     "mq/broker/net/clients.py",
     "mq/broker/net/consumer_group.py",
+    "mq/broker/recurring/catch_up.py",
+    "mq/broker/recurring/rule.py",
     "mq/broker/schedule/read_backoff.py",
     "mq/broker/base/counters.py",
     "mq/monitoring/event_loop_lag.py",

@@ -10,9 +10,22 @@ from chaos.broker_sim.ordered_pop import OrderedPop
 from chaos.broker_sim.pop import Pop
 from chaos.broker_sim.recreated import Recreated
 from chaos.broker_sim.scan import Scan
+from chaos.broker_sim.schedules import ScheduledMessages
 from chaos.broker_sim.transactions import Transactions
 from chaos.broker_sim.workload import Workload
 
 WORKLOADS: dict[str, type[Workload]] = {
-    each.name: each for each in (Delay, Transactions, Pop, OrderedPop, Dedup, Everyday, Scan, Recreated, Crowded)
+    each.name: each
+    for each in (
+        Delay,
+        Transactions,
+        Pop,
+        OrderedPop,
+        Dedup,
+        Everyday,
+        Scan,
+        Recreated,
+        Crowded,
+        ScheduledMessages,
+    )
 }

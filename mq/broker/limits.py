@@ -152,6 +152,9 @@ class StateLimits:
     """
     deleted_rows_max: int = 400_000
     """The same for their queues and groups, all counted together."""
+    schedules_max: int = 10_000
+    schedule_bytes_max: int = 16 * 1024 * 1024
+    """Schedules, and their bytes together: all of them are in memory and in every checkpoint."""
 
     @property
     def ranges_max(self) -> int:
@@ -239,6 +242,8 @@ TEST_MIN: Final = BrokerLimits(
         narrow=3,
         deleted_topics_max=4,
         deleted_rows_max=64,
+        schedules_max=6,
+        schedule_bytes_max=2500,
     ),
     upkeep=UpkeepLimits(traffic_series_max=1, early_checks=1, handover_checks=1),
 )

@@ -57,6 +57,8 @@ from mq.broker.produce.send import Sends
 from mq.broker.query.by_key import KeyQueries
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.query.consume_queue_repair import QueueRepair
+from mq.broker.recurring.requests import ScheduleRequests
+from mq.broker.recurring.ticks import Ticks
 from mq.broker.replication.forwarded_requests import ForwardedRequests
 from mq.broker.replication.forwarder import Forwarder
 from mq.broker.replication.peer_addresses import PeerAddresses
@@ -170,16 +172,18 @@ class Services:
         return self.locks, self.offsets, corrections, self.groups, self.subscriptions, self.pulls, rebalance
 
     def _waiting_messages(self, context: BrokerContext) -> tuple[Service, ...]:
-        """Delayed messages, timers and transactions."""
+        """Delayed messages, timers, schedules and transactions."""
         self.delays = Delays(context)
         self.timers = Timers(context)
         recalls = Recalls(context, timers=self.timers)
+        ticks = Ticks(context)
+        schedules = ScheduleRequests(context, ticks=ticks)
         self.waiting_queues = WaitingQueues(context)
         halves = HalfMessages(context, cold_reads=self.cold_reads)
         self.transactions = Transactions(context, halves=halves, places=self.waiting_queues)
         check_backs = CheckBacks(context, halves=halves, transactions=self.transactions)
         resume_check = ResumeCheck(context, records=self._records)
-        return self.delays, self.timers, recalls, self.transactions, check_backs, resume_check
+        return self.delays, self.timers, recalls, ticks, schedules, self.transactions, check_backs, resume_check
 
     def _production(self, context: BrokerContext) -> tuple[Service, ...]:
         self.dedup = Dedup(context)

@@ -8,5 +8,6 @@
 | `queue_calls` | requests about popped messages |
 | `topics` | topics of queues and exchanges, and the bindings between them |
 | `broadcasts` | queues that end with their process; they read what is broadcast to an exchange |
+| `beat` | hands the schedule of Celery's beat to the brokers |
 | `envelope`, `names`, `address` | a message of kombu as one of ours; names of topics; where and how to connect |
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from queue import Empty
 from typing import Any, Final
 
@@ -78,6 +78,8 @@ class Channel(virtual.Channel):
         self._no_ack: set[str] = set()
         self._transient: set[str] = set()
         self._dead_letter_exchanges: dict[str, tuple[str, str | None]] = {}
+        self.divert: Callable[[dict[str, Any], str, str], None] | None = None
+        """Gets what would be published: with exchange and routing key."""
 
     @property
     def _session(self) -> Session:
@@ -97,6 +99,9 @@ class Channel(virtual.Channel):
         self._publish(message, exchange or "", routing_key or "")
 
     def _publish(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        if self.divert is not None:
+            self.divert(message, exchange, routing_key)
+            return
         session = self._session
         delay_max_ms = int(session.address.delay_max * 1000)
         outgoing = envelope.encode(message, routing_key, now_ms=now_ms(), delay_max_ms=delay_max_ms)

@@ -18,12 +18,30 @@ from kombu.utils.json import dumps, loads
 
 from mq.celery.names import escaped
 from mq.client.message import ReceivedMessage
+from mq.protocol.schedule_bodies import DUE_MS, SCHEDULE
 
-__all__ = ["Outgoing", "decode", "encode", "encode_body", "expires_at_ms", "priority_of", "routing_key_of"]
+__all__ = [
+    "TEMPLATE_ID",
+    "Outgoing",
+    "decode",
+    "encode",
+    "encode_body",
+    "encode_template",
+    "expires_at_ms",
+    "priority_of",
+    "routing_key_of",
+]
 
 PRIORITY: Final = "kombu_priority"
 EXPIRES_MS: Final = "kombu_expires_ms"
+EXPIRES_AFTER_MS: Final = "kombu_expires_after_ms"
+"""Of a schedule's message: milliseconds after its tick."""
 ROUTING_KEY: Final = "kombu_routing_key"
+TEMPLATE_ID: Final = str(uuid.UUID(int=0))
+"""The id of a task that a schedule sends; each tick gets one of its own when it is received."""
+_EXPIRES_HEADER: Final = "raftmq_expires_seconds"
+_TICKS: Final = uuid.UUID("0c2b7a0e-8f8c-5b64-9b0e-6d1c6a2f4e11")
+"""The namespace of the ids of ticks."""
 PRIORITY_MAX: Final = 9
 _KEY_LENGTH_MAX: Final = 255
 _REASON_LENGTH_MAX: Final = 200
@@ -58,6 +76,26 @@ def encode(message: dict[str, Any], routing_key: str, *, now_ms: int, delay_max_
     return Outgoing(dumps(message).encode(), own, keys, priority, deliver_at_ms)
 
 
+def encode_template(message: dict[str, Any], routing_key: str, *, expires_seconds: float | None) -> Outgoing:
+    """The message of a schedule, from that of a task that is sent now: equal for all processes that make it.
+
+    What each tick has of its own, its id and when it expires, is filled in when it is received.
+    """
+    headers, properties = message["headers"], message["properties"]
+    headers.update(id=TEMPLATE_ID, root_id=TEMPLATE_ID, origin="schedule")
+    properties.update(correlation_id=TEMPLATE_ID, delivery_tag="", reply_to="")
+    if expires_seconds is not None:
+        headers[_EXPIRES_HEADER] = expires_seconds
+    outgoing = encode(message, routing_key, now_ms=0, delay_max_ms=0)
+    own = dict(outgoing.properties)
+    after = own.pop(EXPIRES_MS, None)  # counted from 0
+    if expires_seconds is not None:
+        after = str(int(expires_seconds * 1000))
+    if after is not None:
+        own[EXPIRES_AFTER_MS] = after
+    return Outgoing(outgoing.body, own, (), outgoing.priority, None)
+
+
 def decode(message: ReceivedMessage, *, redelivered: bool) -> dict[str, Any]:
     """The message for kombu, with a delivery tag of its own. Raises ValueError for a body of somebody else."""
     try:
@@ -66,9 +104,25 @@ def decode(message: ReceivedMessage, *, redelivered: bool) -> dict[str, Any]:
         raise ValueError(f"its body cannot be read: {error!r}"[:_REASON_LENGTH_MAX]) from error
     message_of_kombu = _checked(payload)
     properties = message_of_kombu["properties"]
+    if SCHEDULE in message.properties:
+        _fill_in(message_of_kombu, message)
     properties["delivery_tag"] = uuid.uuid4().hex
     properties.setdefault("delivery_info", {})["redelivered"] = redelivered
     return message_of_kombu
+
+
+def _fill_in(message_of_kombu: dict[str, Any], message: ReceivedMessage) -> None:
+    """Make the task of a tick from that of its schedule: with the same id whenever and wherever it is received."""
+    headers, due = message_of_kombu["headers"], message.properties.get(DUE_MS, "")
+    if headers.get("id") != TEMPLATE_ID:
+        return
+    task_id = str(uuid.uuid5(_TICKS, f"{message.properties[SCHEDULE]}/{due}"))
+    headers.update(id=task_id, root_id=task_id)
+    message_of_kombu["properties"]["correlation_id"] = task_id
+    seconds = headers.pop(_EXPIRES_HEADER, None)
+    if isinstance(seconds, int | float) and due.isdecimal():
+        expires = dt.datetime.fromtimestamp(int(due) / 1000 + seconds, dt.UTC)
+        headers["expires"] = expires.isoformat()
 
 
 def _checked(payload: object) -> dict[str, Any]:
@@ -102,7 +156,10 @@ def priority_of(message: ReceivedMessage) -> int:
 def expires_at_ms(message: ReceivedMessage) -> int | None:
     """The time after which nobody wants it, by the sender's clock."""
     text = message.properties.get(EXPIRES_MS, "")
-    return int(text) if text.isdecimal() else None
+    if text.isdecimal():
+        return int(text)
+    after, due = (message.properties.get(name, "") for name in (EXPIRES_AFTER_MS, DUE_MS))
+    return int(due) + int(after) if after.isdecimal() and due.isdecimal() else None
 
 
 def routing_key_of(message: ReceivedMessage) -> str:

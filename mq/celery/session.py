@@ -208,6 +208,17 @@ class Session:
             found = [self.topics.of_queue(queue) for queue in queues]
         return found
 
+    async def single_queue(self, exchange: str, routing_key: str) -> tuple[str, int] | None:
+        """The topic of the only queue to which an exchange sends such a message, and its levels of priority.
+
+        None if it goes nowhere, to several queues, or to what processes read for themselves. Raises ClientError.
+        """
+        topics = await self._topics_for(exchange, "direct", routing_key)
+        if len(topics) != 1 or topics[0] == self.topics.of_exchange(exchange):
+            return None
+        queues = await self._producer.queues(topics[0])
+        return topics[0], 1 + max((each.queue_id for each in queues), default=0)
+
     async def send(self, topic: str, outgoing: Outgoing) -> None:
         """Returns when a majority has stored the message, once. Raises ClientError."""
         missing: TopicNotFound | None = None

@@ -1,4 +1,4 @@
-"""`raftmq export`: topics, consumer groups and offsets as one JSON document, and what is read from one.
+"""`raftmq export`: topics, consumer groups, schedules and offsets as one JSON document, and what is read from one.
 
 Fields that an earlier format lacks are None: an import leaves such a setting as it is.
 """
@@ -19,14 +19,17 @@ from mq.cli.errors import CommandFailed, run_trio
 from mq.cli.output import print_json
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
-from mq.client.errors import TopicNotFound
+from mq.client.errors import BrokerError, TopicNotFound
 from mq.client.message import MessageQueue
+from mq.client.schedules import definition_of
 from mq.protocol.bodies import TopicConfig
+from mq.protocol.codes import ResponseCode
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic, reply_topic
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.schedule_bodies import ScheduleDefinition
 
-FORMAT: Final = 2
-FORMATS: Final = (1, 2)
+FORMAT: Final = 3
+FORMATS: Final = (1, 2, 3)
 
 
 class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +74,7 @@ class Definitions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topics: dict[str, dict[str, Topic]]
     consumer_groups: dict[str, Group]
     offsets: dict[str, list[Offset]] = msgspec.field(default_factory=dict)
+    schedules: dict[str, dict[str, ScheduleDefinition]] = msgspec.field(default_factory=dict)
 
 
 def export(
@@ -81,7 +85,7 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary of FILE as JSON.")] = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Write topics, consumer groups and offsets as one JSON document.
+    """Write topics, consumer groups, schedules and offsets as one JSON document.
 
     It is for `raftmq import`, and for version control. It contains no messages, system topics, retry and dead letter
     topics, users and policies, forbidden topics of groups, and request modes. Settings that it cannot contain are named
@@ -105,12 +109,16 @@ def export(
         file.write_bytes(text)
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}") from error
-    topics, groups = len(found.topics), len(found.consumer_groups)
+    topics, groups, schedules = len(found.topics), len(found.consumer_groups), len(found.schedules)
     queues = sum(len(rows) for rows in found.offsets.values())
     if as_json:
-        print_json({"file": str(file), "topics": topics, "consumer_groups": groups, "queues_with_offsets": queues})
+        counts = {"topics": topics, "consumer_groups": groups, "schedules": schedules, "queues_with_offsets": queues}
+        print_json({"file": str(file)} | counts)
     else:
-        print(f"{file}: topics: {topics}, consumer groups: {groups}, queues with offsets: {queues}")
+        print(
+            f"{file}: topics: {topics}, consumer groups: {groups}, schedules: {schedules}, "
+            f"queues with offsets: {queues}"
+        )
 
 
 def parse_definitions(file: Path) -> Definitions:
@@ -123,7 +131,7 @@ def parse_definitions(file: Path) -> Definitions:
         # Check the format first: a newer one may have unknown fields.
         version = json.loads(text).get("format")
         if version not in FORMATS:
-            raise CommandFailed(f"{file} has format {version}, this version of raftmq reads formats 1 and {FORMAT}")
+            raise CommandFailed(f"{file} has format {version}, this version of raftmq reads formats 1 to {FORMAT}")
         return msgspec.json.decode(text, type=Definitions)
     except (ValueError, AttributeError, msgspec.ValidationError) as error:
         raise CommandFailed(f"{file} is not a file of raftmq export: {error}") from error
@@ -157,7 +165,19 @@ async def read_definitions(admin: Admin, *, with_offsets: bool, left_out: list[s
             ]
             if rows:
                 offsets[name] = rows
-    return Definitions(FORMAT, topics, groups, offsets)
+    return Definitions(FORMAT, topics, groups, offsets, await _schedules(admin))
+
+
+async def _schedules(admin: Admin) -> dict[str, dict[str, ScheduleDefinition]]:
+    """The schedules by name and broker group; none of brokers that have no schedules. Raises ClientError."""
+    found: dict[str, dict[str, ScheduleDefinition]] = {}
+    try:
+        for status in await admin.schedules.list(bodies=True):
+            found.setdefault(status.schedule.name, {})[status.broker_name] = definition_of(status.schedule)
+    except BrokerError as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+    return found
 
 
 async def stored_offsets(admin: Admin, group: str) -> dict[MessageQueue, int]:

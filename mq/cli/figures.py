@@ -33,6 +33,8 @@ _UNITS: Final = tuple(
         (r"Index$", "entries"),
         (r"(scheduleMessageOffset_\d+)$", "messages delivered, stored"),
         (r"QueueSize$|^pullThreadPoolQueueCapacity$|held(Pops|Pulls)$|forwarded\w+$", "requests"),
+        (r"\.scheduleTicks", "ticks"),
+        (r"\.schedules", "schedules"),
         (r"\.transactionChecks", "questions"),
         (r"\.transactions", "transactions"),
         (r"\.replies", "replies"),

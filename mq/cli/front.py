@@ -27,8 +27,8 @@ COMMANDS = {
     "status": ("status", "Show groups, roles, terms, commit positions and the lag of each replica."),
     "top": ("top", "Show rates, lag and leaders live, until ctrl-C."),
     "tail": ("tail", "Print messages of a topic as they arrive, one per line."),
-    "export": ("definitions", "Write topics, consumer groups and offsets as one JSON document."),
-    "import": ("import_definitions", "Create the topics and consumer groups of an exported document."),
+    "export": ("definitions", "Write topics, consumer groups, schedules and offsets as one JSON document."),
+    "import": ("import_definitions", "Create the topics, consumer groups and schedules of an exported document."),
     "restore": ("restore", "Restore a backup into data directories of a new group."),
     "trace": ("tracing", "Show the trace of a message: who sent and handled it, when, how long and how often."),
 }
@@ -40,6 +40,7 @@ FUNCTIONS = {"import": "import_"}
 GROUPS = {
     "topic": ("topics", "Create, update, list, describe and delete topics."),
     "message": ("lookups", "Look up single messages."),
+    "schedule": ("schedules", "Create, list, show, pause, resume, trigger and delete schedules."),
     "consumer-group": ("consumer_groups", "Create, update, list, describe, reset and delete consumer groups."),
     "user": ("users", "Create, update, list and delete users."),
     "acl": ("policies", "Manage the permissions of users."),

@@ -22,6 +22,7 @@ from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.errors import BrokerError
 from mq.client.message import MessageQueue
+from mq.client.schedules import schedule_of
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
 
 LEFT: Final = "leave as it is:"
@@ -38,7 +39,7 @@ def import_(
         Path, typer.Argument(metavar="FILE", help="File written by `raftmq export`; - for standard input.")
     ],
     update: Annotated[
-        bool, typer.Option("--update", help="Update existing topics and groups whose settings differ.")
+        bool, typer.Option("--update", help="Update existing topics, groups and schedules that differ.")
     ] = False,
     offsets: Annotated[
         bool, typer.Option("--offsets", help="Also store the offsets; only if the cluster has the same messages.")
@@ -47,11 +48,12 @@ def import_(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Create the topics and consumer groups of an exported document.
+    """Create the topics, consumer groups and schedules of an exported document.
 
-    Topics are created in the broker groups that the document names. Nothing is deleted. A topic or group that exists
-    with other settings is not changed without --update: the command names it, and exits with 1. Offsets are stored
-    where the group has none or a lower one. One beyond the end of its queue is refused, and named; the exit code is 1.
+    Topics and schedules are created in the broker groups that the document names. Schedules begin now: ticks of the
+    time between export and import are not sent. Nothing is deleted. A topic, group or schedule that exists with other
+    settings is not changed without --update: the command names it, and exits with 1. Offsets are stored where the group
+    has none or a lower one. One beyond the end of its queue is refused, and named; the exit code is 1.
     """
     wanted = parse_definitions(file)
 
@@ -60,12 +62,17 @@ def import_(
             there = await read_definitions(admin, with_offsets=False, left_out=[])
             brokers = {broker for each in (await admin.cluster_info()).clusters.values() for broker in each}
             named = {broker for rows in wanted.topics.values() for broker in rows}
+            named |= {broker for rows in wanted.schedules.values() for broker in rows}
             if missing := sorted(named - brokers):
                 raise CommandFailed(
                     f"{file} names the broker group{'s' if len(missing) > 1 else ''} {', '.join(missing)}, and there "
                     f"{'are' if len(brokers) > 1 else 'is'} {', '.join(sorted(brokers)) or 'none'}"
                 )
-            steps = [*_topic_steps(wanted, there, update=update), *_group_steps(wanted, there, update=update)]
+            steps = [
+                *_topic_steps(wanted, there, update=update),
+                *_group_steps(wanted, there, update=update),
+                *_schedule_steps(wanted, there, update=update),
+            ]
             if not dry_run:
                 for step in steps:
                     await _carry_out(admin, step, wanted, there)
@@ -111,6 +118,15 @@ def _group_steps(wanted: Definitions, there: Definitions, *, update: bool) -> It
             yield {"what": "consumer group", "name": name, "do": _action(now, update=update)}
 
 
+def _schedule_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
+    """The same for schedules."""
+    for name, rows in sorted(wanted.schedules.items()):
+        for broker, definition in sorted(rows.items()):
+            now = there.schedules.get(name, {}).get(broker)
+            if now != definition:
+                yield {"what": "schedule", "name": name, "broker": broker, "do": _action(now, update=update)}
+
+
 def _filled(settings: SettingsT, now: SettingsT | None) -> SettingsT:
     """The settings, with the present ones where the document is of a format that does not have them."""
     if now is None:
@@ -145,6 +161,12 @@ async def _carry_out(admin: Admin, step: Mapping[str, object], wanted: Definitio
             attributes={**dict.fromkeys(gone), **topic.attributes},
             broker=broker,
         )
+        return
+    if step["what"] == "schedule":
+        broker = str(step["broker"])
+        schedule = schedule_of(wanted.schedules[name][broker])
+        put = admin.schedules.create if step["do"] == "create" else admin.schedules.update
+        await put(schedule, broker=broker)
         return
     await admin.put_consumer_group(
         group_config(name, _filled(wanted.consumer_groups[name], there.consumer_groups.get(name)))

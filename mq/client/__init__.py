@@ -54,6 +54,7 @@ from mq.client.net.routes import TopicRoute
 from mq.client.produce.outgoing_message import Pending
 from mq.client.produce.producer import Producer
 from mq.client.produce.transactions import Check, Transaction, TransactionProducer, TransactionState
+from mq.client.schedules import Cron, Every, Once, Schedule, ScheduleConflict, ScheduleNotFound, ScheduleStatus
 from mq.filter.subscription import SubscriptionError
 from mq.protocol.bodies import ClusterInfo
 from mq.protocol.compression import Codec
@@ -86,10 +87,12 @@ __all__ = [
     "ConsumeFrom",
     "Credentials",
     "CredentialsInvalid",
+    "Cron",
     "DeadLetter",
     "Delivery",
     "DeliveryFinished",
     "DeliveryStream",
+    "Every",
     "FlowLimits",
     "GroupAnswer",
     "GroupCommand",
@@ -114,6 +117,7 @@ __all__ = [
     "NotRecalled",
     "OffsetsFileDamaged",
     "OnError",
+    "Once",
     "OpenTelemetryMetrics",
     "Pending",
     "PopConsumer",
@@ -131,6 +135,10 @@ __all__ = [
     "ReplyNotDelivered",
     "RequestTimeout",
     "RetryLater",
+    "Schedule",
+    "ScheduleConflict",
+    "ScheduleNotFound",
+    "ScheduleStatus",
     "SendOutcomeUnknown",
     "SendRejected",
     "SendResult",

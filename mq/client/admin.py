@@ -20,6 +20,7 @@ from mq.client.net.leader_calls import leader_in
 from mq.client.net.life_cycle import Client
 from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
+from mq.client.schedules import Schedules
 from mq.protocol import properties as props
 from mq.protocol.admin_requests import (
     ConsumerGroupExt,
@@ -111,6 +112,11 @@ class Admin(Client):
         if response.code != ResponseCode.SUCCESS:
             raise BrokerError(response.code, response.remark, "name server")
         return response, body
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the brokers."""
+        return Schedules(self)
 
     # The cluster.
 

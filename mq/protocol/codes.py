@@ -161,6 +161,16 @@ class RequestCode(IntEnum):
     """Our own: first and last offsets of the queues of many topics."""
     SKIP_MESSAGE = 9010
     """Our own: a consumer group goes on behind the message at which it stands."""
+    PUT_SCHEDULE = 9012
+    """Our own: create or replace a schedule."""
+    DELETE_SCHEDULE = 9013
+    """Our own: delete a schedule."""
+    LIST_SCHEDULES = 9014
+    """Our own: show schedules and their next ticks."""
+    SWITCH_SCHEDULE = 9015
+    """Our own: pause or resume a schedule."""
+    TRIGGER_SCHEDULE = 9016
+    """Our own: send the message of a schedule now."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -219,6 +229,10 @@ class ResponseCode(IntEnum):
     GO_AWAY = 1500
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
+    SCHEDULE_NOT_EXIST = 9101
+    """Our own."""
+    SCHEDULE_CONFLICT = 9102
+    """Our own: the schedule has another version than expected."""
 
 
 PERM_INHERIT, PERM_WRITE, PERM_READ = 1, 2, 4

@@ -25,6 +25,7 @@ from mq.protocol import (
     pop_requests,
     reply_requests,
     requests,
+    schedule_requests,
     user_requests,
 )
 from mq.protocol.errors import HeaderError
@@ -180,6 +181,7 @@ def _reader(kind: msgspec.inspect.Type, *, strict: bool) -> Callable[[str], obje
 def _request_classes() -> Iterator[type[Request]]:
     for module in (
         requests,
+        schedule_requests,
         admin_requests,
         bulk_requests,
         group_requests,

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from mq.protocol import requests as plain
-from mq.protocol import user_requests
+from mq.protocol import schedule_requests, user_requests
 from mq.protocol.admin_requests import DeleteTopicInBroker, UnregisterClient, UpdateAndCreateTopic
 from mq.protocol.codes import RequestCode
 from mq.protocol.group_requests import CloneGroupOffset, InvokeBrokerToResetOffset, UpdateAndGetGroupForbidden
@@ -65,6 +65,9 @@ _WITHOUT_BODY: Final[frozenset[type[Any]]] = frozenset(
         plain.EndTransaction,
         plain.RecallMessage,
         plain.UpdateConsumerOffset,
+        schedule_requests.DeleteSchedule,
+        schedule_requests.SwitchSchedule,
+        schedule_requests.TriggerSchedule,
         user_requests.DeleteAcl,
         user_requests.DeleteUser,
     }

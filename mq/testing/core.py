@@ -18,6 +18,7 @@ _ROUNDS_MAX = 10_000
 _THREADS_SECONDS_MAX = 0.1
 _QUIET_SECONDS = 0.004
 _DESCRIBED_MAX = 20
+_TICKS_MAX = 1000
 
 
 class Core:
@@ -34,9 +35,20 @@ class Core:
         return self._cluster.clock.now()
 
     async def advance(self, seconds: float) -> None:
-        """Put the clock of the brokers ahead, and wait until they have delivered what is due then."""
+        """Put the clock of the brokers ahead, and wait until they have delivered what is due then.
+
+        It stops at each tick of a schedule, as time does: otherwise many would be due at once, and most be given up.
+        """
         await self.settle()
-        self._cluster.clock.advance(seconds)
+        clock = self._cluster.clock
+        end_ms = clock.wall_ms() + seconds * 1000
+        for _ in range(_TICKS_MAX):
+            tick_ms = min((each.due_ms for each in self.pending() if each.kind == "schedule"), default=end_ms)
+            if tick_ms >= end_ms:
+                break
+            clock.advance(max(tick_ms - clock.wall_ms(), 0) / 1000)
+            await self.settle()
+        clock.advance(max(end_ms - clock.wall_ms(), 0) / 1000)
         await self.settle()
 
     async def advance_to_next(self) -> Pending | None:
@@ -69,7 +81,7 @@ class Core:
             await trio.testing.wait_all_tasks_blocked()
             now_ms = self._cluster.clock.wall_ms()
             if self._cluster.leader is None or not any(
-                each.kind == "delayed" and each.due_ms <= now_ms for each in self.pending()
+                each.kind in ("delayed", "schedule") and each.due_ms <= now_ms for each in self.pending()
             ):
                 return
         raise AssertionError(f"messages are due, and the brokers do not deliver them\n{self.describe()}")

@@ -1,4 +1,4 @@
-"""What waits in a broker for its time: delayed messages, redeliveries, popped messages, open transactions."""
+"""What waits in a broker for its time: delayed messages, redeliveries, popped messages, transactions, schedules."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from mq.broker.context import BrokerContext
+from mq.broker.recurring.rule import next_due, rule_of
 from mq.broker.schedule.delay_levels import marks_of
 from mq.broker.transaction.check_back import SAMPLES
 from mq.client.message import ReceivedMessage
 from mq.protocol import properties as props
 from mq.protocol.delay import DELAY_LEVELS_MS, due_ms
 from mq.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
-from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, NO_OFFSET, QueueOffset
+from mq.protocol.records import Host, StoredMessage
+from mq.protocol.schedule_bodies import DUE_MS, SCHEDULE, ScheduleDefinition
 from mq.testing.stored import received, record_at
 
-PendingKind = Literal["delayed", "popped", "transaction"]
+PendingKind = Literal["delayed", "popped", "transaction", "schedule"]
 
 _CHECK_SLACK_MS = 200
 """Each check-back is late by up to this, also behind the one before: the broker looks several times a second."""
@@ -27,10 +30,10 @@ class Pending(NamedTuple):
 
     Attributes:
         kind: ``delayed`` until it is delivered, also to be retried; ``popped`` until its invisible time ends;
-            ``transaction`` until the next check-back.
+            ``transaction`` until the next check-back; ``schedule`` until its next tick.
         topic: where it is delivered, or from which topic it was popped.
         due_ms: when, in epoch milliseconds by the clock of the brokers.
-        message: as it is stored.
+        message: as it is stored, or, of a schedule, as it will be.
     """
 
     kind: PendingKind
@@ -46,7 +49,7 @@ class Pending(NamedTuple):
 
 def pending_of(context: BrokerContext) -> list[Pending]:
     """Everything that waits, by its time."""
-    found = [*_levels(context), *_timers(context), *_popped(context), *_transactions(context)]
+    found = [*_levels(context), *_timers(context), *_popped(context), *_transactions(context), *_ticks(context)]
     return sorted(found, key=lambda each: each.due_ms)
 
 
@@ -108,6 +111,41 @@ def _transactions(context: BrokerContext) -> Iterator[Pending]:
             due += ((now_ms - due) // interval_ms + 1) * interval_ms
         topic = record.properties.get(props.REAL_TOPIC, record.topic)
         yield Pending("transaction", topic, due, received(context, record))
+
+
+def _ticks(context: BrokerContext) -> Iterator[Pending]:
+    for schedule in context.metadata.schedules.table.values():
+        definition = schedule.definition
+        due = next_due(rule_of(definition), definition, schedule.settled_ms) if definition.enabled else None
+        if due is not None:
+            message = received(context, _to_be_sent(definition, due))
+            yield Pending("schedule", definition.topic, due, message)
+
+
+def _to_be_sent(definition: ScheduleDefinition, due: int) -> StoredMessage:
+    properties = definition.properties | {SCHEDULE: definition.name, DUE_MS: str(due)}
+    if definition.tags:
+        properties[props.TAGS] = definition.tags
+    if definition.keys:
+        properties[props.KEYS] = " ".join(definition.keys)
+    nowhere = Host("127.0.0.1", 0)
+    return StoredMessage(
+        topic=definition.topic,
+        queue_id=max(definition.queue_id, 0),
+        queue_offset=NO_OFFSET,
+        physical_offset=LOG_BEGIN,
+        size=0,
+        flag=0,
+        sys_flag=0,
+        born_timestamp_ms=due,
+        born_host=nowhere,
+        store_timestamp_ms=due,
+        store_host=nowhere,
+        reconsume_times=0,
+        prepared_offset=LOG_BEGIN,
+        body=definition.body,
+        properties=properties,
+    )
 
 
 def between_checks(context: BrokerContext) -> float:

@@ -20,6 +20,7 @@ from mq.protocol import (
     pop_requests,
     reply_requests,
     requests,
+    schedule_requests,
     user_requests,
 )
 from mq.protocol.bodies import HeartbeatData
@@ -178,6 +179,11 @@ ROWS: Final[Mapping[type[Any], Row]] = {
         user_requests.DeleteAcl,
         user_requests.GetAcl,
         user_requests.ListAcls,
+        schedule_requests.PutSchedule,
+        schedule_requests.DeleteSchedule,
+        schedule_requests.ListSchedules,
+        schedule_requests.SwitchSchedule,
+        schedule_requests.TriggerSchedule,
         admin_requests.UpdateAndCreateTopic,
         admin_requests.DeleteTopicInBroker,
         admin_requests.GetAllTopicConfig,

@@ -19,6 +19,7 @@ from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.state.format_level import RaiseLevel
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
 from mq.broker.state.request_modes import PutRequestMode
+from mq.broker.state.schedules import DeleteSchedule, PutSchedule, SettleTick, SwitchSchedule
 from mq.broker.state.table import CommandRefused, CommandUnknown, TableCommand, check_range
 from mq.broker.state.users import CreateUser, DeletePolicies, DeleteUser, PutPolicies, UpdateUser
 from mq.protocol.codes import PERM_READ, PERM_WRITE
@@ -224,6 +225,10 @@ _AsWritten: TypeAlias = (
     | DeleteUser
     | PutPolicies
     | DeletePolicies
+    | PutSchedule
+    | DeleteSchedule
+    | SwitchSchedule
+    | SettleTick
 )
 """Commands whose fields are encoded as they are."""
 Command: TypeAlias = _AsWritten | CommitOffsets

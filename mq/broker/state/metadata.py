@@ -47,6 +47,7 @@ from mq.broker.state.nested_tables import NestedTables, in_order
 from mq.broker.state.pop_checkpoints import PopCheckpoints
 from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.state.request_modes import RequestModes
+from mq.broker.state.schedules import Schedules
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand
 from mq.broker.state.users import Users
 from mq.broker.state.younger_queues import YoungerQueues
@@ -126,6 +127,8 @@ class Metadata:
         """Users created by request."""
         self.former_topics = FormerTopics(limits)
         """Where queues begin whose topic's name was used before."""
+        self.schedules = Schedules(limits)
+        """Messages that the leader sends by a rule."""
         self._parts: dict[str, StateTable] = {
             "format_level": self.format_level,
             "marks": self.marks,
@@ -136,6 +139,7 @@ class Metadata:
             "users": self.users,
             "former_topics": self.former_topics,
             "younger_queues": self.younger_queues,
+            "schedules": self.schedules,
         }
         """Parts by their name in snapshots."""
         self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}
@@ -433,6 +437,7 @@ class Metadata:
         self.pops.check_invariants()
         self.sequences.check_invariants()
         self.former_topics.check_invariants()
+        self.schedules.check_invariants()
 
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> bool:
         # A commit may be in flight while its topic is deleted; it must not affect a later topic of that name.

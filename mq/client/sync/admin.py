@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
 
 from mq.client.admin import Admin
 from mq.client.events import OnEvent
 from mq.client.net.client_core import RemotingSettings
+from mq.client.schedules import Schedules
 from mq.client.sync.facade import Facade, apart, waits
 
-__all__ = ["SyncAdmin"]
+__all__ = ["SyncAdmin", "SyncSchedules"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _asks(
+    method: Callable[Concatenate[Schedules, P], Awaitable[R]],
+) -> Callable[Concatenate[SyncSchedules, P], R]:
+    """The blocking method for a coroutine function of `Schedules`."""
+
+    @functools.wraps(method)
+    def call(schedules: SyncSchedules, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        admin = schedules._admin
+        return admin._call(method, admin._client.schedules, *args, **kwargs)
+
+    return call
+
+
+class SyncSchedules:
+    """`Schedules` for threads: `SyncAdmin.schedules`."""
+
+    def __init__(self, admin: SyncAdmin) -> None:
+        self._admin = admin
+
+    create = _asks(Schedules.create)
+    update = _asks(Schedules.update)
+    delete = _asks(Schedules.delete)
+    get = _asks(Schedules.get)
+    list = _asks(Schedules.list)
+    pause = _asks(Schedules.pause)
+    resume = _asks(Schedules.resume)
+    trigger = _asks(Schedules.trigger)
 
 
 class SyncAdmin(Facade[Admin], of=Admin):
@@ -24,6 +59,11 @@ class SyncAdmin(Facade[Admin], of=Admin):
         remoting: RemotingSettings | None = None,
     ) -> None:
         super().__init__(apart(Admin, namesrv, ping=ping, on_event=on_event, remoting=remoting))
+
+    @property
+    def schedules(self) -> SyncSchedules:
+        """The schedules of the brokers."""
+        return SyncSchedules(self)
 
     cluster_info = waits(Admin.cluster_info)
     broker_runtime = waits(Admin.broker_runtime)

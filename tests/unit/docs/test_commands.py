@@ -268,6 +268,11 @@ async def with_servers(cli: Commands, directory: Path) -> None:
     async with guarded(directory, namesrv=cli.namesrv):
         await topics_and_messages(cli)
         await consumer_groups_and_definitions(cli, directory)
+        daily = ("daily", "T", "--cron", "0 8 * * *", "--body", "x", "--key", "k", "--property", "a=b", "--tags", "t")
+        await run("schedule create", *daily)
+        await run("schedule create", *daily, "--end", "2999-01-01T00:00Z", "--start", "2998-01-01T00:00Z", "--replace")
+        for command in ("list", "show", "pause", "resume", "trigger", "delete"):
+            await run(f"schedule {command}", *(["daily"] if command != "list" else []))
         for arguments in (["create", "orders"], ["update", "orders", "--disable"], ["list"]):
             await run(f"user {arguments[0]}", *arguments[1:])
         for arguments in (["put", "orders", "Topic:T*"], ["list"], ["delete", "orders", "Topic:T*"]):

@@ -1,0 +1,251 @@
+"""The workload "schedules": schedules tick while clients create, change, pause, trigger and delete them.
+
+What must hold, by the committed log alone: each tick's message and its mark are in one entry; ticks come once and in
+order, at times of the rule, and not early by the clock of the leader (by no more than clocks differ); every tick is
+sent or counted as skipped, and skipped only if the catch-up policy says so. A message has the body of the version
+that the log has before it, and none comes from a paused schedule. Who was told that a change is stored finds it in the
+log. In the end no schedule is behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.log_oracle import Stored
+from chaos.broker_sim.workload import Brokers, Workload
+from chaos.violation import Violation
+from mq.broker.limits import DEFAULT, BrokerLimits
+from mq.broker.recurring.catch_up import ON_TIME_MS
+from mq.broker.state.commands import PutTopic
+from mq.broker.state.schedules import DeleteSchedule, PutSchedule, SettleTick, SwitchSchedule
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.frames import JSON
+from mq.protocol.schedule_bodies import CATCH_UPS, DUE_MS, SCHEDULE, ScheduleDefinition
+from mq.protocol.schedule_requests import ANY_VERSION, NO_VERSION
+
+_NAMES = "abcd"
+_BEHIND_MS = 1500
+"""A schedule that is done up to less than this before its next tick is not behind."""
+_UNREAD_MAX = 8
+"""The messages of ticks never end, so readers are always some behind."""
+
+
+class _Model(NamedTuple):
+    """A schedule as the log says it."""
+
+    definition: ScheduleDefinition
+    version: int
+    settled_ms: int
+
+    def ticks(self, until_ms: int) -> range:
+        """The ticks that are not done, up to this time."""
+        every, anchor = self.definition.every_ms, self.definition.anchor_ms or 0
+        first = anchor + ((self.settled_ms - anchor) // every + 1) * every
+        return range(first, until_ms + 1, every)
+
+
+class ScheduledMessages(Workload):
+    """See the module."""
+
+    name = "schedules"
+    topic = "S"
+    queues = 2
+
+    def __init__(self, cluster: Brokers) -> None:
+        super().__init__(cluster)
+        self._there: dict[str, _Model] = {}
+        self._versions: dict[int, tuple[str, ScheduleDefinition]] = {}
+        """What each version was."""
+        self._triggered: Counter[str] = Counter()
+        """How often each schedule may still be sent beside its ticks."""
+        self._messages: list[tuple[Stored, _Model | None]] = []
+        """Of this entry: each with what its schedule was before it in the log."""
+        self._marks: list[tuple[SettleTick, _Model]] = []
+        self._exists = False
+        self._puts = 0
+
+    def limits(self, drawn: BrokerLimits) -> BrokerLimits:
+        """See `Workload.limits`: the model does not know when there is no room."""
+        usual = DEFAULT.state
+        state = dataclasses.replace(
+            drawn.state, schedules_max=usual.schedules_max, schedule_bytes_max=usual.schedule_bytes_max
+        )
+        return dataclasses.replace(drawn, state=state)
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        if not self._exists:
+            ext = {"topic": self.topic, "defaultTopic": "TBW102", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
+            ext |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False}
+            self._ask("topic", RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+            return
+        chance, name = self.rng.random(), self.rng.choice(_NAMES)
+        if chance < 0.06:
+            self._put(name)
+        elif chance < 0.08:
+            self._ask("delete", RequestCode.DELETE_SCHEDULE, {"name": name})
+        elif chance < 0.11:
+            enabled = self.rng.random() < 0.6
+            self._ask("switch", RequestCode.SWITCH_SCHEDULE, {"name": name, "enabled": enabled})
+        elif chance < 0.13:
+            self._triggered[name] += 1
+            self._ask("trigger", RequestCode.TRIGGER_SCHEDULE, {"name": name})
+        elif chance < 0.16:
+            self._ask("list", RequestCode.LIST_SCHEDULES, {"ticks": 2})
+
+    def _put(self, name: str) -> None:
+        self._puts += 1
+        there = self._there.get(name)
+        if there is not None and self.rng.random() < 0.5:  # another message for the same ticks
+            definition = msgspec.structs.replace(there.definition, body=b"%d" % self._puts)
+        else:
+            definition = ScheduleDefinition(
+                name=name,
+                topic=self.topic,
+                body=b"%d" % self._puts,
+                every_ms=self.rng.choice((1000, 1000, 1300, 2500)),
+                anchor_ms=self.rng.choice((0, 7)),
+                catch_up=self.rng.choice(CATCH_UPS),
+                catch_up_ms=self.rng.choice((0, 2000, 60_000)),
+            )
+        version = NO_VERSION if there is None else there.version
+        expected = self.rng.choice((ANY_VERSION, version, version, version - 1 if version else 5))
+
+        def done(answer: Answer) -> None:
+            told = int(answer.ext["version"])
+            if self._versions.get(told) != (name, definition):
+                raise Violation(f"lost: {name} was stored with version {told}, the log has {self._versions.get(told)}")
+
+        self._ask("put", RequestCode.PUT_SCHEDULE, {"expectedVersion": expected}, definition.encode(), done)
+
+    def _ask(self, what: str, code: RequestCode, ext: dict[str, Any], body: bytes = b"", then: Any = None) -> None:
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self.counts[f"{what} done"] += 1
+                if then is not None:
+                    then(answer)
+            elif answer is Lost.UNKNOWN:
+                self.counts[f"{what} with unknown outcome"] += 1
+            else:
+                self.counts[f"{what} refused"] += 1
+
+        client = self.rng.choice(self.clients)
+        client.request(self.cluster.some_node(self.rng), code, ext, body, done, serialization=JSON)
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def stored(self, stored: Stored) -> None:
+        """See `Workload.stored`."""
+        if (name := stored.record.properties.get(SCHEDULE)) is not None:
+            self._messages.append((stored, self._there.get(name)))
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        match command:
+            case PutTopic(config=config) if config.name == self.topic:
+                self._exists = True
+            case PutSchedule(definition=definition, expected=expected):
+                there = self._there.get(definition.name)
+                version = NO_VERSION if there is None else there.version
+                if expected not in (ANY_VERSION, version):
+                    return
+                same = there is not None and (
+                    there.definition.rule() == definition.rule() and there.definition.enabled == definition.enabled
+                )
+                settled_ms = there.settled_ms if there is not None and same else command.timestamp_ms
+                self._change(definition, settled_ms)
+            case DeleteSchedule(name=name, expected=expected):
+                if name in self._there and expected in (ANY_VERSION, self._there[name].version):
+                    del self._there[name]
+            case SwitchSchedule(name=name, enabled=enabled):
+                there = self._there.get(name)
+                if there is not None and there.definition.enabled is not enabled:
+                    self._change(msgspec.structs.replace(there.definition, enabled=enabled), command.timestamp_ms)
+            case SettleTick(name=name):
+                there = self._there.get(name)
+                if there is None or there.version != command.version:
+                    raise Violation(f"version: {command} follows a change, now it is {there}")
+                self._marks.append((command, there))
+                self._there[name] = there._replace(settled_ms=command.settled_ms)
+
+    def _change(self, definition: ScheduleDefinition, settled_ms: int) -> None:
+        version = len(self._versions) + 1
+        self._versions[version] = definition.name, definition
+        self._there[definition.name] = _Model(definition, version, settled_ms)
+
+    def entry_ends(self) -> None:
+        """See `Workload.entry_ends`: each mark has its message in the same entry."""
+        for mark, before in self._marks:
+            self._check_mark(mark, before)
+        for stored, _ in self._messages:
+            name = stored.record.properties[SCHEDULE]
+            self._triggered[name] -= 1
+            if self._triggered[name] < 0:
+                raise Violation(f"duplicate: {name} sent {stored.place}, and neither a mark nor a client wanted that")
+            self.counts["triggered"] += 1
+        self._messages.clear()
+        self._marks.clear()
+
+    def _check_mark(self, mark: SettleTick, before: _Model) -> None:
+        ticks = before.ticks(mark.settled_ms)
+        if not before.definition.enabled:
+            raise Violation(f"paused: {mark} of {before}")
+        if mark.due_ms and mark.due_ms not in ticks:
+            raise Violation(f"duplicate: {mark.due_ms} of {mark.name} is no tick of {ticks} that is to be sent")
+        sent = self._message_of(mark, before) if mark.due_ms else None
+        given_up = [tick for tick in ticks if tick != mark.due_ms]
+        if len(given_up) != mark.skipped:
+            raise Violation(f"lost: {mark} passes {list(ticks)}, and counts {mark.skipped} as skipped")
+        self.counts["skipped"] += len(given_up)
+        if sent is None:
+            return
+        skew_ms = 2 * self.cluster.plan.wall_skew_ms
+        late_ms = sent.record.store_timestamp_ms - mark.due_ms
+        if late_ms < -skew_ms:
+            raise Violation(f"early: {mark} was stored {-late_ms} ms before its time")
+        definition = before.definition
+        if definition.catch_up == "all" and given_up:
+            too_early = [
+                tick for tick in given_up if sent.record.store_timestamp_ms - tick < definition.catch_up_ms - skew_ms
+            ]
+            if too_early:
+                raise Violation(f"given up: {too_early} of {mark}, and {definition.catch_up_ms} ms were to be waited")
+        if definition.catch_up == "skip" and late_ms > ON_TIME_MS + skew_ms + 5000:
+            raise Violation(f"late: {mark} was sent {late_ms} ms late")
+        self.late("ticks sent", max(0, late_ms) / 1000)
+
+    def _message_of(self, mark: SettleTick, before: _Model) -> Stored:
+        """The message of a mark, in the same entry."""
+        for at, (stored, known) in enumerate(self._messages):
+            properties = stored.record.properties
+            if (properties[SCHEDULE], properties[DUE_MS]) == (mark.name, str(mark.due_ms)):
+                del self._messages[at]
+                if known != before or stored.record.body != before.definition.body:
+                    raise Violation(f"version: {stored.place} has {stored.record.body!r}, the schedule was {before}")
+                if not properties.get(props.UNIQUE_KEY):
+                    raise Violation(f"properties: {stored.place} has {properties}")
+                return stored
+        raise Violation(f"lost: {mark} is in the log without its message")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def is_settled(self) -> bool:
+        """See `Workload.is_settled`: no schedule is behind."""
+        until_ms = self.cluster.true_ms() - _BEHIND_MS - 2 * self.cluster.plan.wall_skew_ms
+        return not any(each.definition.enabled and each.ticks(until_ms) for each in self._there.values())
+
+    @property
+    def has_read_all(self) -> bool:
+        """See `Workload.has_read_all`."""
+        return all(
+            self._read_to[queue_id] >= self.ledger.end(self.topic, queue_id) - _UNREAD_MAX
+            for queue_id in range(self.queues)
+        )

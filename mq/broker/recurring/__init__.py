@@ -1,0 +1,1 @@
+"""Schedules: messages that the leader sends by a rule, each tick once."""

@@ -1,0 +1,67 @@
+"""Which tick of a schedule is sent next, and which ones are given up: usually the one that is due now.
+
+Several are due when there was no leader for some time, when the disk was full, or when the clock was set forward. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from mq.broker.recurring.rule import Rule, next_due
+from mq.protocol.schedule_bodies import ScheduleDefinition
+
+ON_TIME_MS: Final = 60_000
+"""With `skip`, a tick that is later than this is not sent: an election and a restart take less."""
+
+
+class Tick(NamedTuple):
+    """What becomes of the ticks that are due up to ``settled_ms``: one of them is sent, or, for None, none."""
+
+    due_ms: int | None
+    settled_ms: int
+    skipped: int
+
+
+def next_tick(rule: Rule, definition: ScheduleDefinition, settled_ms: int, now_ms: int) -> Tick | None:
+    """What to do now for a schedule that is done up to ``settled_ms``; None if nothing is due. Raises RuleInvalid.
+
+    With `all`, one tick after the other is sent, from the first one that is late by at most `catch_up_ms`. With `last`,
+    only the newest is sent; with `skip` as well, unless it is late by more than a minute.
+    """
+    first_ms = next_due(rule, definition, settled_ms)
+    if first_ms is None or first_ms > now_ms:
+        return None
+    if definition.catch_up == "all":
+        return _in_order(rule, definition, first_ms, now_ms)
+    newest_ms = _newest(rule, definition, first_ms, now_ms)
+    older = rule.between(first_ms - 1, newest_ms - 1)
+    if definition.catch_up == "skip" and newest_ms < now_ms - ON_TIME_MS:
+        return Tick(None, newest_ms, older + 1)
+    return Tick(newest_ms, newest_ms, older)
+
+
+def _in_order(rule: Rule, definition: ScheduleDefinition, first_ms: int, now_ms: int) -> Tick:
+    too_late_ms = now_ms - definition.catch_up_ms - 1
+    if first_ms > too_late_ms:
+        return Tick(first_ms, first_ms, 0)
+    skipped = rule.between(first_ms - 1, too_late_ms)
+    found = next_due(rule, definition, too_late_ms)
+    if found is None or found > now_ms:
+        return Tick(None, too_late_ms, skipped)
+    return Tick(found, found, skipped)
+
+
+def _newest(rule: Rule, definition: ScheduleDefinition, first_ms: int, now_ms: int) -> int:
+    """The last tick up to ``now_ms``, by halving: there may be millions."""
+    newest_ms, low_ms, high_ms = first_ms, first_ms, now_ms
+    following = next_due(rule, definition, first_ms)
+    if following is None or following > now_ms:
+        return first_ms
+    while low_ms < high_ms:
+        middle_ms = (low_ms + high_ms) // 2
+        found = next_due(rule, definition, middle_ms)
+        if found is not None and found <= now_ms:
+            newest_ms = low_ms = found
+        else:
+            high_ms = middle_ms
+    return newest_ms

@@ -1,0 +1,273 @@
+"""The leader sends the messages of schedules, each tick once.
+
+Theory of operation. The message of a tick and the command that marks it as sent enter the log in one entry. After any
+failure either both are there or neither, and a new leader has applied all such entries before it begins. The mark is
+the time up to which a schedule is done; it never goes back, so neither a clock that was set back nor a leader whose
+clock is behind sends a tick again. A clock that was set forward makes many ticks due at once, and the schedule says
+which of them are sent (`mq.broker.recurring.catch_up`).
+
+Of each schedule, one tick is in flight at a time, so its messages are in order. While a change of a schedule is in
+flight, it does not tick: in the log, its old message never comes behind the change.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Final
+from zlib import crc32
+
+from mq.broker.base.periodic_task import Periodic
+from mq.broker.base.rate_limited_log import RateLimitedLog
+from mq.broker.context import BrokerContext
+from mq.broker.net.service import Service
+from mq.broker.recurring.catch_up import Tick, next_tick
+from mq.broker.recurring.rule import Rule, RuleInvalid, next_due, rule_of
+from mq.broker.schedule.placement import tail_of
+from mq.broker.state.commands import encode_command
+from mq.broker.state.schedules import Schedule, SettleTick
+from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
+from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
+from mq.broker.write_path.queue_offsets import NextOffset
+from mq.protocol import properties as props
+from mq.protocol.hashes import tag_code
+from mq.protocol.records import IPV4_HOST_BYTES, NO_HOST
+from mq.protocol.schedule_bodies import DUE_MS, SCHEDULE, ScheduleDefinition
+
+_IN_FLIGHT_MAX: Final = 64
+_PLANNED_AT_ONCE: Final = 50
+"""A new leader computes the next ticks of so many schedules in one step, which takes some milliseconds."""
+_PAUSE_MS: Final = 1000
+"""After a refusal, because the disk is full."""
+_AHEAD_MS: Final = 60_000
+"""A schedule that is done up to later than this from now was sent by a leader whose clock was ahead."""
+
+
+class Ticks(Service):
+    """Sends the messages of schedules while this replica leads.
+
+    Attributes:
+        sent: messages of ticks, and of requests to send one now.
+        skipped: ticks that were not sent, because they were too late or their topic does not exist.
+        late_ms: lateness of the most recent tick.
+    """
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata = context.metadata
+        self._schedules = context.metadata.schedules
+        self._appender = context.appender
+        self._tails = context.queue_offsets
+        self._unique_keys = context.unique_keys
+        host = context.store_host
+        self._host = host if len(host) == IPV4_HOST_BYTES else NO_HOST
+        self._suffix = props.encode(props.of_cluster(context.settings.cluster)).encode()
+        self._clock = context.clock
+        self._wall_clock_ms = context.wall_clock_ms
+        self._interval_seconds = context.limits.waiting.deliver_seconds
+        self._pending_bytes_max = context.settings.pending_bytes_max // 2
+        self._log = RateLimitedLog(context.log, context.wall_clock_ms)
+        self._leads = False
+        self._forget()
+        self.sent = 0
+        self.skipped = 0
+        self.late_ms = 0
+
+    def _forget(self) -> None:
+        self._rules: dict[str, tuple[int, Rule]] = {}
+        """By name: the version to which the rule belongs."""
+        self._due: list[tuple[int, str, int]] = []
+        """A heap of the next ticks: time, name, version."""
+        self._to_plan: deque[str] = deque()
+        self._in_flight: set[str] = set()
+        self._changing: Counter[str] = Counter()
+        self._unusable: set[str] = set()
+        self._paused_until_ms = 0
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions; see `Service`."""
+        yield Periodic(self._interval_seconds, self.run, self._rests_until)
+
+    def _rests_until(self) -> float:
+        if self._to_plan:
+            return float("-inf")
+        if not self._due:
+            return float("inf")
+        return self._clock() + (self._due[0][0] - self._wall_clock_ms()) / 1000
+
+    def lead(self) -> None:
+        """This replica leads, and everything committed before is applied."""
+        self._forget()
+        self._leads = True
+        self._to_plan.extend(sorted(self._schedules.table))
+
+    def resign(self) -> None:
+        """This replica stopped leading: another one sends."""
+        self._forget()
+        self._leads = False
+
+    def counters(self) -> dict[str, int]:
+        """Figures of this replica, by name."""
+        return {
+            "schedules": len(self._schedules.table),
+            "schedule_ticks_sent": self.sent,
+            "schedule_ticks_skipped": self.skipped,
+            "schedule_ticks_late_ms": self.late_ms,
+            "schedules_unusable": len(self._unusable),
+        }
+
+    def run(self) -> None:
+        """Send what is due; called by a timer many times a second."""
+        if not self._leads or not self._appender.is_open:
+            return
+        now_ms = self._wall_clock_ms()
+        for _ in range(min(len(self._to_plan), _PLANNED_AT_ONCE)):
+            self._plan(self._to_plan.popleft(), now_ms)
+        if now_ms < self._paused_until_ms <= now_ms + _PAUSE_MS:
+            return
+        while self._due and self._due[0][0] <= now_ms and self._may_send():
+            _, name, version = heapq.heappop(self._due)
+            schedule = self._schedules.table.get(name)
+            is_free = name not in self._in_flight and not self._changing[name]
+            if schedule is not None and schedule.version == version and is_free:
+                self._begin(schedule, now_ms)
+
+    def _may_send(self) -> bool:
+        # One is always allowed: ticks must not starve behind fast producers.
+        in_flight = len(self._in_flight)
+        return not in_flight or (in_flight < _IN_FLIGHT_MAX and self._appender.pending_bytes <= self._pending_bytes_max)
+
+    # -- changes by requests -------------------------------------------------------------------------------------------
+
+    def change(self, name: str) -> Callable[[], None]:
+        """A change of a schedule is about to be appended: it does not tick until the result is called, when the outcome
+        of the change is known.
+        """
+        changing = self._changing
+        changing[name] += 1
+
+        def end() -> None:
+            if changing is not self._changing:
+                return  # of an earlier leadership
+            changing[name] -= 1
+            if not changing[name]:
+                del changing[name]
+                self._plan(name, self._wall_clock_ms())
+
+        return end
+
+    def send_now(self, definition: ScheduleDefinition, tail: NextOffset, on_outcome: OnOutcome) -> None:
+        """Append the message of a schedule beside its ticks."""
+        sent_ms = self._wall_clock_ms()
+
+        def settled(outcome: Outcome) -> None:
+            self.sent += isinstance(outcome, Stored)
+            on_outcome(outcome)
+
+        self._appender.add_atomically([self._message(definition, tail, sent_ms, sent_ms, settled)])
+
+    def tail_for(self, definition: ScheduleDefinition) -> NextOffset | None:
+        """The queue of a schedule's messages: always the same one, so that they are in order; None without a topic."""
+        queue_id = definition.queue_id
+        if queue_id < 0:
+            config = self._metadata.topics.get(definition.topic)
+            queue_id = crc32(definition.name.encode()) % max(config.write_queues, 1) if config is not None else 0
+        return tail_of(definition.topic, queue_id, self._metadata, self._tails)
+
+    # -- ticks ---------------------------------------------------------------------------------------------------------
+
+    def _plan(self, name: str, now_ms: int) -> None:
+        """Note the next tick of a schedule, unless it is in flight or being changed: then it is planned afterwards."""
+        schedule = self._schedules.table.get(name)
+        if schedule is None:
+            self._rules.pop(name, None)
+            self._unusable.discard(name)
+            return
+        if not schedule.definition.enabled or name in self._in_flight or self._changing[name]:
+            return
+        try:
+            next_ms = next_due(self._rule(schedule), schedule.definition, schedule.settled_ms)
+        except RuleInvalid as error:
+            self._unusable.add(name)
+            self._log.warning("schedule_unusable", schedule=name, error=str(error))
+            return
+        self._unusable.discard(name)
+        if schedule.settled_ms > now_ms + _AHEAD_MS:
+            self._log.warning("schedule_ahead_of_clock", schedule=name, ahead_ms=schedule.settled_ms - now_ms)
+        if next_ms is not None:
+            heapq.heappush(self._due, (next_ms, name, schedule.version))
+
+    def _rule(self, schedule: Schedule) -> Rule:
+        name, version = schedule.definition.name, schedule.version
+        known = self._rules.get(name)
+        if known is None or known[0] != version:
+            known = self._rules[name] = version, rule_of(schedule.definition)
+        return known[1]
+
+    def _begin(self, schedule: Schedule, now_ms: int) -> None:
+        """Append the tick that is due of a schedule."""
+        definition = schedule.definition
+        name = definition.name
+        tick = next_tick(self._rule(schedule), definition, schedule.settled_ms, now_ms)
+        if tick is None:  # a change was refused, and the schedule was noted twice
+            return
+        tail = self.tail_for(definition)
+        if tail is None and tick.due_ms is not None:
+            self._log.warning("schedule_tick_dropped", schedule=name, topic=definition.topic, reason="no such topic")
+            tick = Tick(None, tick.settled_ms, tick.skipped + 1)
+        in_flight = self._in_flight
+        in_flight.add(name)
+
+        def settled(outcome: Outcome) -> None:
+            if in_flight is self._in_flight:
+                self._settled(name, tick, outcome)
+
+        group: PendingGroup = []
+        if tick.due_ms is not None and tail is not None:
+            group.append(self._message(definition, tail, tick.due_ms, now_ms))
+        mark = SettleTick(
+            name=name,
+            version=schedule.version,
+            settled_ms=tick.settled_ms,
+            due_ms=tick.due_ms or 0,
+            skipped=tick.skipped,
+        )
+        group.append(PendingCommand(encode_command(mark), settled))
+        self._appender.add_atomically(group)
+
+    def _message(
+        self,
+        definition: ScheduleDefinition,
+        tail: NextOffset,
+        due_ms: int,
+        now_ms: int,
+        on_outcome: OnOutcome | None = None,
+    ) -> InternalRecord:
+        own = {SCHEDULE: definition.name, DUE_MS: str(due_ms), props.UNIQUE_KEY: self._unique_keys.next()}
+        if definition.tags:
+            own[props.TAGS] = definition.tags
+        if definition.keys:
+            own[props.KEYS] = " ".join(definition.keys)
+        return InternalRecord(
+            tail=tail,
+            body=definition.body,
+            properties=props.fitted(definition.properties | own, self._suffix),
+            tag_code=tag_code(definition.tags) if definition.tags else 0,
+            born_timestamp_ms=now_ms,
+            born_host=self._host,
+            on_outcome=on_outcome,
+        )
+
+    def _settled(self, name: str, tick: Tick, outcome: Outcome) -> None:
+        self._in_flight.discard(name)
+        now_ms = self._wall_clock_ms()
+        if isinstance(outcome, Stored):
+            self.skipped += tick.skipped
+            if tick.skipped:
+                self._log.warning("schedule_ticks_skipped", schedule=name, skipped=tick.skipped)
+            if tick.due_ms is not None:
+                self.sent += 1
+                self.late_ms = max(now_ms - tick.due_ms, 0)
+        else:
+            self._paused_until_ms = now_ms + _PAUSE_MS
+        self._plan(name, now_ms)

@@ -1,0 +1,193 @@
+"""Celery's beat that hands its schedule to the brokers of the test kit; and a worker that runs what they send."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.beat import BeatLazyFunc, Service
+from celery.contrib.testing.worker import start_worker
+from celery.exceptions import ImproperlyConfigured
+from celery.schedules import BaseSchedule, crontab, schedule
+
+import raftmq.celery
+from mq.celery.beat import ScheduleScheduler, cron_of, rule_of
+from mq.client import Cron, Every
+from mq.client.sync import SyncAdmin
+from mq.testing import SyncKit, running_kit
+
+
+class Sunset(BaseSchedule):
+    """As `celery.schedules.solar`, which needs a further library."""
+
+
+MINUTE = dt.timedelta(minutes=1)
+TOPIC = "celery%q_celery"
+
+
+def application(kit: SyncKit, **entries: Any) -> Celery:
+    app = Celery("shop", broker=f"raftmq://{kit.namesrv}", set_as_current=False)
+    app.conf.update(
+        result_expires=None, beat_schedule=entries, broker_connection_retry_on_startup=True, timezone="Europe/Vienna"
+    )
+    return app
+
+
+def entry(**given: Any) -> dict[str, Any]:
+    return {"task": "add", "schedule": MINUTE, "args": (1, 2)} | given
+
+
+@contextmanager
+def beat(app: Celery) -> Iterator[ScheduleScheduler]:
+    """As `celery beat --scheduler raftmq.celery:ScheduleScheduler` after its first tick."""
+    scheduler = Service(app, scheduler_cls="raftmq.celery:ScheduleScheduler").scheduler
+    assert isinstance(scheduler, ScheduleScheduler)
+    try:
+        assert scheduler.tick() > 5
+        yield scheduler
+    finally:
+        scheduler.close()
+        app.close()
+
+
+def names(admin: SyncAdmin) -> list[str]:
+    return [each.schedule.name for each in admin.schedules.list()]
+
+
+def test_brokers_send_tasks_while_beat_is_down_and_each_tick_once_with_ten_of_them() -> None:
+    with running_kit() as kit:
+        for _ in range(3):
+            with beat(application(kit, a=entry())), beat(application(kit, a=entry())):
+                pass
+        kit.advance(minutes=4)
+        messages = kit.messages(TOPIC)
+        assert len(messages) == 4
+        assert len({each.properties["RAFTMQ_SCHEDULE_DUE"] for each in messages}) == 4
+
+
+def test_a_worker_runs_what_a_schedule_sends_with_an_id_for_each_tick() -> None:
+    with running_kit() as kit:
+        app = application(kit, a=entry())
+        app.conf.task_ignore_result = True
+        ran: list[Any] = []
+
+        @app.task(name="add", bind=True, shared=False, expires=3600)
+        def add(self: Any, a: int, b: int) -> None:
+            ran.append((self.request.id, self.request.root_id, a + b, self.request.expires))
+
+        with beat(app):
+            kit.advance(minutes=3)
+        app = application(kit)
+        app.tasks.register(add)
+        with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20, logfile="/dev/null"):
+            kit.advance_until(lambda: len(ran) >= 3)
+        assert [total for _, _, total, _ in ran] == [3, 3, 3]
+        ids = [task_id for task_id, *_ in ran]
+        assert len(set(ids)) == 3
+        assert all(uuid.UUID(each).int for each in ids)
+        assert [root for _, root, *_ in ran] == ids
+        dues = [int(each.properties["RAFTMQ_SCHEDULE_DUE"]) for each in kit.messages(TOPIC)]
+        assert [dt.datetime.fromisoformat(at).timestamp() for *_, at in ran] == [due / 1000 + 3600 for due in dues]
+
+
+def test_what_is_removed_goes_away_and_what_others_own_stays() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        with beat(application(kit, a=entry(), b=entry())):
+            pass
+        other = application(kit, z=entry())
+        other.main = "other"
+        with beat(other):
+            pass
+        assert names(admin) == ["celery/celery/other/z", "celery/celery/shop/a", "celery/celery/shop/b"]
+        kept = admin.schedules.get("celery/celery/shop/b")
+        with beat(application(kit, b=entry(), c=entry(args=(5, 6)))):
+            pass
+        assert names(admin) == ["celery/celery/other/z", "celery/celery/shop/b", "celery/celery/shop/c"]
+        assert admin.schedules.get("celery/celery/shop/b").version == kept.version, "it was not written again"
+
+
+def test_a_change_is_taken_over_and_a_pause_is_kept() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        with beat(application(kit, a=entry())):
+            pass
+        admin.schedules.pause("celery/celery/shop/a")
+        with beat(application(kit, a=entry(args=(7, 8)))):
+            pass
+        changed = admin.schedules.get("celery/celery/shop/a")
+        assert (b"7, 8" in changed.schedule.body, changed.schedule.enabled) == (True, False)
+
+
+def test_entries_that_are_added_while_it_runs_are_handed_over() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin, beat(application(kit, a=entry())) as scheduler:
+        scheduler.add(name="b", task="add", schedule=schedule(MINUTE), args=(1, 1))
+        scheduler.tick()
+        assert len(names(admin)) == 2
+
+
+def test_a_queue_with_priorities_and_a_task_that_this_process_does_not_know() -> None:
+    with running_kit() as kit:
+        app = application(kit, a=entry(task="elsewhere", options={"queue": "high", "priority": 7}))
+        app.conf.task_queue_max_priority = 9
+        with beat(app):
+            pass
+        kit.advance(minutes=1)
+        [message] = kit.messages("celery%q_high")
+        assert (message.queue.queue_id, message.properties["kombu_priority"]) == (7, "7")
+
+
+def test_brokers_that_cannot_be_reached_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        scheduler = Service(application(kit, a=entry()), scheduler_cls="raftmq.celery:ScheduleScheduler").scheduler
+        with monkeypatch.context() as patch:
+            patch.setattr(scheduler, "push", lambda: (_ for _ in ()).throw(ConnectionError("no broker")))
+            assert scheduler.tick() == 5
+        assert names(admin) == []
+        scheduler.tick()
+        assert len(names(admin)) == 1
+        scheduler.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"schedule": Sunset()}, "brokers know crontab and intervals"),
+        ({"schedule": 0.5}, "at least 1 s"),
+        ({"options": {"countdown": 5}}, "option countdown"),
+        ({"args": (BeatLazyFunc(lambda: 1),)}, "BeatLazyFunc"),
+    ],
+)
+def test_what_brokers_cannot_send_is_refused_by_name(given: dict[str, Any], why: str) -> None:
+    app = Celery("shop", broker="raftmq://127.0.0.1:9", set_as_current=False)
+    app.conf.beat_schedule = {"mine": entry(**given)}
+    with pytest.raises(ImproperlyConfigured, match=f"'mine'.*{why}"):
+        raftmq.celery.ScheduleScheduler(app)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expression"),
+    [
+        (crontab(), "* * * * *"),
+        (crontab(minute=0, hour="*/6"), "0 */6 * * *"),
+        (crontab(minute="*/15"), "*/15 * * * *"),
+        (crontab(minute="5,35", hour="8-18", day_of_week="mon-fri"), "5,35 8-18 * * 1-5"),
+        (crontab(minute=0, hour=0, day_of_month="2-30/3"), "0 0 2,5,8,11,14,17,20,23,26,29 * *"),
+        (crontab(minute=0, hour="0,12", month_of_year="jan,jul", day_of_week="sun"), "0 0,12 * 1,7 0"),
+    ],
+)
+def test_crontabs_as_cron_expressions(rule: Any, expression: str) -> None:
+    assert cron_of(rule) == expression
+
+
+def test_both_days_of_a_crontab_must_match_as_in_celery() -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.timezone = "Europe/Vienna"
+    scheduler = ScheduleScheduler(app, lazy=True)
+    second_tuesday = scheduler.Entry("a", "t", schedule=crontab(0, 8, "tue", "8-14"), app=app)
+    assert rule_of(second_tuesday) == Cron("0 8 8-14 * 2", "Europe/Vienna", "both")
+    rounded = scheduler.Entry("a", "t", schedule=schedule(MINUTE, relative=True), app=app)
+    assert rule_of(rounded) == Every(MINUTE, dt.datetime(1970, 1, 1, tzinfo=dt.UTC))

@@ -1,0 +1,211 @@
+"""Schedules on the test kit: real brokers on virtual time, with the SDK."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from mq.client import (
+    Admin,
+    BrokerError,
+    Cron,
+    Every,
+    MessageRefused,
+    NoRoute,
+    Once,
+    Schedule,
+    ScheduleConflict,
+    ScheduleNotFound,
+    TopicNotFound,
+)
+from mq.client.sync import SyncAdmin
+from mq.testing import Kit, open_kit, running_kit
+
+MINUTE = Every(dt.timedelta(minutes=1))
+
+
+def on_trio(test: Callable[[], Any]) -> None:
+    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def dues(kit: Kit, topic: str = "T") -> list[int]:
+    return [int(each.properties["RAFTMQ_SCHEDULE_DUE"]) for each in kit.messages(topic)]
+
+
+def check_minutes(kit: Kit, topic: str = "T") -> None:
+    """Every minute once, in order, and none early."""
+    found = dues(kit, topic)
+    assert found == list(range(found[0], found[0] + 60_000 * len(found), 60_000))
+    assert all(each.stored_at.timestamp() * 1000 >= due for each, due in zip(kit.messages(topic), found, strict=True))
+
+
+def test_every_tick_is_a_message_with_its_time() -> None:
+    async def main() -> None:
+        async with open_kit() as kit, Admin(kit.namesrv) as admin:
+            await admin.create_topic("T", queues=4)
+            schedule = Schedule("a", "T", b"hi", MINUTE, tags="red", keys=["k1", "k2"], properties={"x": "y"})
+            created = await admin.schedules.create(schedule)
+            assert len(created.next) == 3
+            await kit.advance(minutes=5)
+            messages = kit.messages("T")
+            assert len(messages) == 5
+            check_minutes(kit)
+            assert {(each.body, each.tags, tuple(each.keys)) for each in messages} == {(b"hi", "red", ("k1", "k2"))}
+            assert {each.properties["RAFTMQ_SCHEDULE"] for each in messages} == {"a"}
+            assert {each.properties["x"] for each in messages} == {"y"}
+            assert len({each.queue.queue_id for each in messages}) == 1, "one queue, so they are in order"
+            assert len({each.message_id for each in messages}) == 5
+            status = await admin.schedules.get("a")
+            assert (status.sent, status.skipped) == (5, 0)
+            assert status.last is not None
+            assert status.last.timestamp() * 1000 == dues(kit)[-1]
+
+    on_trio(main)
+
+
+def test_a_lost_leader_loses_and_repeats_no_tick() -> None:
+    async def main() -> None:
+        async with open_kit(replicas=3) as kit, Admin(kit.namesrv) as admin:
+            await admin.create_topic("T", queues=1)
+            await admin.schedules.create(Schedule("a", "T", b"hi", MINUTE))
+            for _ in range(2):
+                await kit.advance(minutes=2)
+                lost = await kit.lose_leader()
+                await kit.advance(minutes=2)
+                await kit.restore(lost)
+            assert len(kit.messages("T")) == 8
+            check_minutes(kit)
+
+    on_trio(main)
+
+
+def test_pause_resume_trigger_and_delete() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        admin.create_topic("T", queues=1)
+        admin.schedules.create(Schedule("a", "T", b"hi", MINUTE))
+        kit.advance(minutes=2)
+        admin.schedules.pause("a")
+        admin.schedules.pause("a")
+        assert admin.schedules.get("a").next == []
+        kit.advance(minutes=10)
+        assert len(kit.messages("T")) == 2
+        admin.schedules.trigger("a")
+        assert len(kit.messages("T")) == 3
+        admin.schedules.resume("a")
+        assert len(kit.messages("T")) == 3, "ticks of the pause are not sent"
+        kit.advance(minutes=1)
+        assert len(kit.messages("T")) == 4
+        admin.schedules.delete("a")
+        kit.advance(minutes=5)
+        assert len(kit.messages("T")) == 4
+        for call in (admin.schedules.get, admin.schedules.delete, admin.schedules.pause, admin.schedules.trigger):
+            with pytest.raises(ScheduleNotFound, match="no schedule 'a'"):
+                call("a")
+        admin.schedules.create(Schedule("a", "T", b"again", MINUTE))
+        kit.advance(minutes=1)
+        assert kit.messages("T")[-1].body == b"again"
+
+
+def test_a_change_expects_a_version() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        admin.create_topic("T", queues=1)
+        first = admin.schedules.create(Schedule("a", "T", b"one", MINUTE))
+        with pytest.raises(ScheduleConflict, match="exists with version 1"):
+            admin.schedules.create(Schedule("a", "T", b"two", MINUTE))
+        second = admin.schedules.update(Schedule("a", "T", b"two", MINUTE), expected_version=first.version)
+        assert second.version > first.version
+        assert admin.schedules.update(Schedule("a", "T", b"two", MINUTE)).version == second.version, "nothing changed"
+        with pytest.raises(ScheduleConflict):
+            admin.schedules.update(Schedule("a", "T", b"three", MINUTE), expected_version=first.version)
+        with pytest.raises(ScheduleConflict):
+            admin.schedules.delete("a", expected_version=first.version)
+        with pytest.raises(ScheduleNotFound):
+            admin.schedules.update(Schedule("b", "T", b"x", MINUTE))
+        kit.advance(minutes=1)
+        assert [each.body for each in kit.messages("T")] == [b"two"]
+
+
+def test_what_is_refused_says_why() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        admin.create_topic("T", queues=1)
+
+        def refused(match: str, error: type[Exception] = BrokerError, topic: str = "T", **given: Any) -> None:
+            values: dict[str, Any] = {"body": b"x", "rule": MINUTE} | given
+            schedule = Schedule("a", topic, **values)
+            with pytest.raises(error, match=match):
+                admin.schedules.create(schedule)
+
+        refused("Wrong number of fields", rule=Cron("* * *"))
+        refused("there is no time zone 'Mars/Base'", rule=Cron("* * * * *", "Mars/Base"))
+        refused("would never tick", rule=Once(dt.datetime(2020, 1, 1, tzinfo=dt.UTC)))
+        refused("would never tick", end=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+        refused("every_ms is 500; allowed", rule=Every(dt.timedelta(milliseconds=500)))
+        refused("size of body is 65537", body=bytes(65_537))
+        refused("the body is empty", ValueError, body=b"")
+        refused("needs a time zone", ValueError, rule=Once(dt.datetime(2030, 1, 1)))  # noqa: DTZ001 - that is the point
+        refused("queue id 5 is illegal, T has 1 queues", queue_id=5)
+        refused("RAFTMQ_SEQUENCE: names that begin with RAFTMQ_", properties={"RAFTMQ_SEQUENCE": "1-1"})
+        refused("is reserved", MessageRefused, properties={"DELAY": "3"})
+        refused("Unknown", TopicNotFound, topic="Unknown")
+        refused("one of the system", topic="SELF_TEST_TOPIC")
+        with pytest.raises(NoRoute, match="no broker group matches"):
+            admin.schedules.create(Schedule("a", "T", b"x", MINUTE), broker="nobody")
+        assert admin.schedules.list() == []
+
+
+def test_ticks_of_a_deleted_topic_are_skipped_until_it_is_there_again() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        admin.create_topic("T", queues=1)
+        admin.schedules.create(Schedule("a", "T", b"x", MINUTE))
+        kit.advance(minutes=1)
+        admin.delete_topic("T")
+        kit.advance(minutes=3)
+        status = admin.schedules.get("a")
+        assert (status.sent, status.skipped) == (1, 3)
+        admin.create_topic("T", queues=1)
+        kit.advance(minutes=1)
+        assert admin.schedules.get("a").sent == 2
+        assert len(kit.messages("T")) == 1
+
+
+def test_a_single_time_is_sent_once_and_stays_listed() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        admin.create_topic("T", queues=1)
+        at = kit.now() + dt.timedelta(days=3)
+        admin.schedules.create(Schedule("a", "T", b"x", Once(at)))
+        kit.advance(days=2)
+        assert kit.messages("T") == []
+        kit.advance(days=10)
+        assert len(kit.messages("T")) == 1
+        assert admin.schedules.get("a").next == []
+        assert len(admin.schedules.list()) == 1
+
+
+def test_many_schedules_are_listed_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.broker.recurring.requests.PAGE_MAX", 5)
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        admin.create_topic("T", queues=1)
+        for number in range(12):
+            owner = "even" if number % 2 == 0 else "odd"
+            admin.schedules.create(Schedule(f"s{number:03}", "T", b"x" * 100, MINUTE, owner=owner))
+        found = admin.schedules.list()
+        assert [each.schedule.name for each in found] == [f"s{number:03}" for number in range(12)]
+        assert {each.schedule.body for each in found} == {b""}
+        assert len(admin.schedules.list(owner="odd", bodies=True)) == 6
+        kit.advance(minutes=2)
+        assert len(kit.messages("T")) == 24
+
+
+def test_the_kit_knows_what_is_next() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        admin.create_topic("T", queues=1)
+        admin.schedules.create(Schedule("a", "T", b"x", Cron("0 8 * * *", "Europe/Vienna")))
+        following = kit.advance_to_next()
+        assert following is not None
+        assert (following.kind, following.topic, following.message.body) == ("schedule", "T", b"x")
+        assert len(kit.messages("T")) == 1
