@@ -88,17 +88,17 @@ class ScheduledMessages(Workload):
             self._ask("topic", RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
             return
         chance, name = self.rng.random(), self.rng.choice(_NAMES)
-        if chance < 0.06:
+        if chance < 0.02:
             self._put(name)
-        elif chance < 0.08:
+        elif chance < 0.025:
             self._ask("delete", RequestCode.DELETE_SCHEDULE, {"name": name})
-        elif chance < 0.11:
+        elif chance < 0.04:
             enabled = self.rng.random() < 0.6
             self._ask("switch", RequestCode.SWITCH_SCHEDULE, {"name": name, "enabled": enabled})
-        elif chance < 0.13:
+        elif chance < 0.05:
             self._triggered[name] += 1
             self._ask("trigger", RequestCode.TRIGGER_SCHEDULE, {"name": name})
-        elif chance < 0.16:
+        elif chance < 0.07:
             self._ask("list", RequestCode.LIST_SCHEDULES, {"ticks": 2})
 
     def _put(self, name: str) -> None:
@@ -175,6 +175,8 @@ class ScheduledMessages(Workload):
                     raise Violation(f"version: {command} follows a change, now it is {there}")
                 self._marks.append((command, there))
                 self._there[name] = there._replace(settled_ms=command.settled_ms)
+            case _:
+                pass
 
     def _change(self, definition: ScheduleDefinition, settled_ms: int) -> None:
         version = len(self._versions) + 1
