@@ -64,7 +64,7 @@ class ScheduleScheduler(Scheduler):
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Write the entries to the brokers if they have changed; returns the seconds until it looks again."""
-        entries = {
+        entries: dict[str, tuple[object, ...]] = {
             name: (entry.task, entry.schedule, entry.args, entry.kwargs, entry.options)
             for name, entry in self.schedule.items()
         }
@@ -200,7 +200,7 @@ def _zone_of(entry: Any, rule: Any) -> str:
 
 def _seconds(expires: object) -> float | None:
     """The seconds after which a task expires; None for a time, or for never."""
-    if isinstance(expires, numbers.Real) and not isinstance(expires, bool):
+    if isinstance(expires, numbers.Real):
         return float(expires)
     total = getattr(expires, "total_seconds", None)
     return float(total()) if total is not None else None

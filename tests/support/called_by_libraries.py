@@ -16,6 +16,7 @@ CALLED_BY_LIBRARIES = frozenset(
         "pytest_configure",
         "reportLatestOffset",
         "settings_customise_sources",  # pydantic
+        "setup_schedule",  # Celery's beat
         "streamReader",
         "streamWriter",
         "_fake_connect",  # FastStream

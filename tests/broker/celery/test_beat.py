@@ -22,7 +22,7 @@ from mq.client.sync import SyncAdmin
 from mq.testing import SyncKit, running_kit
 
 
-class Sunset(BaseSchedule):
+class Sunset(BaseSchedule):  # type: ignore[misc]
     """As `celery.schedules.solar`, which needs a further library."""
 
 
