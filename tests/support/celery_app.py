@@ -68,3 +68,14 @@ def log(self: Any, name: str) -> None:
 def _write(name: str) -> None:
     with open(f"{DIRECTORY}/{name}", "a", encoding="utf-8") as file:
         file.write(f"{os.getpid()} {time.time()}\n")
+
+
+@app.task(bind=True, acks_late=True)
+def tick(self: Any) -> None:
+    """Write down which task of a schedule ran."""
+    with open(f"{DIRECTORY}/ticks", "a") as file:
+        file.write(f"{self.request.id}\n")
+
+
+if "CELERY_TEST_BEAT" in os.environ:
+    app.conf.beat_schedule = {"tick": {"task": tick.name, "schedule": float(os.environ["CELERY_TEST_BEAT"])}}

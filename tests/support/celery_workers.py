@@ -26,6 +26,8 @@ class Workers:
     broker: str
     directory: Path
     options: dict[str, Any] = field(default_factory=dict)
+    beat_seconds: float | None = None
+    """The interval of the only entry of its beat."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -34,6 +36,7 @@ class Workers:
             "CELERY_TEST_BROKER": self.broker,
             "CELERY_TEST_DIRECTORY": str(self.directory),
             "CELERY_TEST_OPTIONS": json.dumps(self.options),
+            **({} if self.beat_seconds is None else {"CELERY_TEST_BEAT": str(self.beat_seconds)}),
         }
 
     @contextmanager
