@@ -89,7 +89,7 @@ class ScheduledMessages(Workload):
             return
         chance, name = self.rng.random(), self.rng.choice(_NAMES)
         if chance < 0.02:
-            self._put(name)
+            self.cluster.at(self._near_a_tick(name), self._put, name)
         elif chance < 0.025:
             self._ask("delete", RequestCode.DELETE_SCHEDULE, {"name": name})
         elif chance < 0.04:
@@ -100,6 +100,15 @@ class ScheduledMessages(Workload):
             self._ask("trigger", RequestCode.TRIGGER_SCHEDULE, {"name": name})
         elif chance < 0.07:
             self._ask("list", RequestCode.LIST_SCHEDULES, {"ticks": 2})
+
+    def _near_a_tick(self, name: str) -> float:
+        """Now, or just before a schedule ticks, so that a change is in flight then."""
+        there, now_ms = self._there.get(name), self.cluster.true_ms()
+        if there is None or self.rng.random() < 0.3:
+            return self.cluster.now
+        every, anchor = there.definition.every_ms, there.definition.anchor_ms or 0
+        wait_ms = every - (now_ms - anchor) % every
+        return self.cluster.now + max(0.0, wait_ms / 1000 - self.rng.uniform(0.0, 0.1))
 
     def _put(self, name: str) -> None:
         self._puts += 1
