@@ -21,6 +21,7 @@ from mq.proxy.mapping.handles import Handle
 from mq.proxy.mapping.incoming import message_of
 from mq.proxy.mapping.names import group_of, topic_of
 from mq.proxy.mapping.refusals import OK, Refused, refusal_of
+from mq.proxy.mapping.routes import ANY_QUEUE
 from mq.proxy.mapping.settings import RECEIVE_BATCH_MAX, max_attempts
 from mq.proxy.mapping.times import duration_ms, timestamp
 from mq.proxy.renewals import HIDDEN_MS, Renewals
@@ -216,7 +217,8 @@ class Receiving:
             ext = PopExt(
                 consumer_group=wanted.group,
                 topic=wanted.topic,
-                queue_id=wanted.queue_id,
+                # Out of order, a client that names a queue gets messages of all, or it would wait at an empty one.
+                queue_id=wanted.queue_id if in_order else ANY_QUEUE,
                 max_messages=wanted.count,
                 invisible_ms=wanted.invisible_ms,
                 poll_ms=left_ms,

@@ -195,6 +195,20 @@ def test_messages_of_a_receive_that_its_client_has_given_up_come_at_once() -> No
     run(test)
 
 
+def test_a_simple_consumer_that_names_a_queue_gets_messages_of_all() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one", "two")
+        got = []
+        while len(got) < 2:
+            status, messages = await proxy.receive("billing", "Orders", queue_id=1)
+            assert status.code == pb.OK
+            got += bodies(messages)
+        assert sorted(got) == ["one", "two"]
+
+    run(test)
+
+
 def test_message_groups_are_handled_in_order() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await admin.put_consumer_group(SubscriptionGroupConfig(group_name="steps", consume_message_orderly=True))
