@@ -46,6 +46,7 @@ CASES: Final[dict[str, Case]] = {
     "celery-chaos": Case(
         "benchmarks.celery_load.chaos", "Celery's tasks while everything breaks; needs Redis; writes a report"
     ),
+    "proxy": Case("benchmarks.proxy", "raftmq proxy beside RocketMQ's: CPU, latency, memory"),
     "pulling": Case("benchmarks.pulling", "the cost of delivering messages"),
     "rolling-upgrade": Case("benchmarks.rolling_upgrade", "sends while replicas are upgraded one by one"),
     "spark": Case("benchmarks.spark", "throughput of Spark; make bench-spark sets it up"),

@@ -20,8 +20,8 @@ DLEDGER_VERSION, SINGLE_VERSION = "4.9.7", "5.3.3"
 DLEDGER_NODES = 3
 
 _JVM = ("-server", "-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=1g")
-_OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/java.util.concurrent.locks")
-_NAMESRV, _BROKER = "org.apache.rocketmq.namesrv.NamesrvStartup", "org.apache.rocketmq.broker.BrokerStartup"
+OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/java.util.concurrent.locks")
+NAMESRV, BROKER = "org.apache.rocketmq.namesrv.NamesrvStartup", "org.apache.rocketmq.broker.BrokerStartup"
 
 _PATIENT = {
     "waitTimeMillsInSendQueue": "60000",
@@ -33,7 +33,7 @@ _PATIENT = {
 """Otherwise a broker refuses messages that waited for 200 ms. The thread counts are those of the DLedger examples."""
 
 
-def _start(servers: Servers, name: str, main: str, settings: Mapping[str, object], version: str) -> int:
+def start_java(servers: Servers, name: str, main: str, settings: Mapping[str, object], version: str) -> int:
     home = servers.directory / name
     home.mkdir()
     (home / "conf").mkdir()
@@ -42,7 +42,7 @@ def _start(servers: Servers, name: str, main: str, settings: Mapping[str, object
     path = home / "server.conf"
     path.write_text("".join(f"{key}={value}\n" for key, value in {**settings, "rocketmqHome": home}.items()))
     options = {"user.home": home, "rocketmq.home.dir": home, "rocketmq.log.dir": home / "logs"}
-    command = ["java", *_JVM, *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED)]
+    command = ["java", *_JVM, *(f"--add-opens={package}=ALL-UNNAMED" for package in OPENED)]
     command += [*(f"-D{key}={value}" for key, value in options.items()), "-cp", f"{servers_lib(version)}/*", main]
     return servers.start(name, [*command, "-c", str(path)], {"ROCKETMQ_HOME": str(home)})
 
@@ -52,7 +52,7 @@ async def _open(version: str, nodes: int, directory: Path) -> AsyncIterator[Targ
     base = Ports.free(2 * nodes + 1).namesrv
     namesrv = f"{HOST}:{base}"
     with open_servers(directory) as servers:
-        _start(servers, "namesrv", _NAMESRV, {"listenPort": base}, version)
+        start_java(servers, "namesrv", NAMESRV, {"listenPort": base}, version)
         await servers.wait_listening("namesrv", base)
         # A broker also listens two ports below its own, and one above.
         ports = {f"n{number}": base + 3 + 4 * number for number in range(nodes)}
@@ -75,7 +75,7 @@ async def _open(version: str, nodes: int, directory: Path) -> AsyncIterator[Targ
                 settings |= {"dLegerSelfId": node}
             else:
                 settings |= {"brokerId": 0, "brokerRole": "ASYNC_MASTER", "flushDiskType": "SYNC_FLUSH"}
-            pids.append(_start(servers, node, _BROKER, settings, version))
+            pids.append(start_java(servers, node, BROKER, settings, version))
 
         async def leader() -> str | None:
             try:

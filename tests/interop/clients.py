@@ -351,6 +351,7 @@ class PythonClient:
 # -- RocketMQ's own servers, which gRPC clients need -------------------------------------------------------------------
 
 SERVERS_VERSION = "5.3.3"
+WITH_PROXY = (SERVERS_VERSION, "5.5.0")
 
 
 def servers_lib(version: str = SERVERS_VERSION) -> Path:
@@ -367,7 +368,7 @@ def build_servers(version: str = SERVERS_VERSION, *, offline: bool = False) -> N
     """Fetch the jars, with what was fetched before only if ``offline``. Raises BuildFailed."""
     maven = ["mvn", "-B", "-q", "-f", str(HERE / "java" / "servers.xml")]
     maven += [f"-Drocketmq.version={version}", f"-Dinterop.output={servers_lib(version).parent}"]
-    if version == SERVERS_VERSION:
+    if version in WITH_PROXY:
         maven += ["-P", "proxy"]
     try:
         run_tool([*maven, "-o", "dependency:copy-dependencies"], HERE)

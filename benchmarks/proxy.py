@@ -1,0 +1,219 @@
+"""raftmq proxy beside RocketMQ's: CPU per sent and per received message, latency, memory.
+
+Each proxy has a broker of its own system behind it, a single one that syncs before it acknowledges. The same client
+(`benchmarks.proxy_load`) sends messages of 1 KiB to both by turns, and receives and acknowledges them, with 1 and with
+64 in flight. CPU is that of the proxy's process, and in brackets the broker's.
+
+``python -m benchmarks.proxy`` (``make bench-proxy``) prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import trio
+
+from benchmarks.peers.rocketmq import BROKER, NAMESRV, OPENED, start_java
+from benchmarks.peers.servers import Servers, open_servers
+from benchmarks.procfs import load_average, machine, own_cpu_seconds, rss_bytes
+from mq.cli.dev_cluster import HOST, DevCluster, Ports
+from mq.cli.errors import run_trio
+from mq.client import Admin
+from mq.client.errors import ClientError
+from tests.interop.clients import build_servers, servers_built, servers_lib, tools_missing
+
+VERSION = "5.5.0"
+TOPIC, QUEUES = "BenchmarkProxy", 8
+WORK = (("send", 1), ("send", 64), ("receive", 1), ("receive", 64))
+_MIB = 1024 * 1024
+
+
+@dataclass(slots=True)
+class System:
+    """A running proxy and the broker behind it. ``figures``: by work and messages in flight, one for each round."""
+
+    name: str
+    address: str
+    proxy: int
+    broker: int
+    figures: dict[tuple[str, int], list[Figures]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one turn: CPU in microseconds per message, latency in milliseconds."""
+
+    proxy_us: float
+    broker_us: float
+    p50_ms: float
+    p99_ms: float
+    per_second: float
+
+
+@asynccontextmanager
+async def raftmq(directory: Path) -> AsyncIterator[System]:
+    """One replica, and raftmq proxy."""
+    async with DevCluster.open(directory / "raftmq", nodes=1, ports=Ports.free(1)) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic(TOPIC, QUEUES)
+        with open_servers(directory) as servers:
+            port = Ports.free(1).namesrv
+            command = [
+                sys.executable,
+                "-m",
+                "mq.cli",
+                "proxy",
+                "--namesrv",
+                cluster.namesrv,
+                "--listen",
+                f"{HOST}:{port}",
+            ]
+            pid = servers.start("raftmq-proxy", [*command, "--set", "metrics_listen=off"])
+            await servers.wait_listening("raftmq proxy", port)
+            yield System("raftmq", f"{HOST}:{port}", pid, cluster.pid(cluster.node_ids[0]))
+
+
+@asynccontextmanager
+async def rocketmq(directory: Path) -> AsyncIterator[System]:
+    """A name server, a broker and a proxy of RocketMQ."""
+    ports = Ports.free(8)
+    namesrv = f"{HOST}:{ports.namesrv}"
+    with open_servers(directory) as servers:
+        start_java(servers, "namesrv", NAMESRV, {"listenPort": ports.namesrv}, VERSION)
+        await servers.wait_listening("namesrv", ports.namesrv)
+        broker_port = ports.clients[2]
+        settings = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": "broker-a",
+            "brokerId": 0,
+            "brokerRole": "ASYNC_MASTER",
+            "brokerIP1": HOST,
+            "listenPort": broker_port,
+            "haListenPort": broker_port + 1,
+            "namesrvAddr": namesrv,
+            "storePathRootDir": directory / "rocketmq-store",
+            "flushDiskType": "SYNC_FLUSH",
+            "diskMaxUsedSpaceRatio": "95",
+            "osPageCacheBusyTimeOutMills": "60000",
+            "waitTimeMillsInSendQueue": "60000",
+        }
+        broker = start_java(servers, "broker", BROKER, settings, VERSION)
+        await servers.wait("broker", partial(_topics_created, namesrv))
+        address = await _start_proxy(servers, directory / "proxy", namesrv, ports)
+        yield System(f"RocketMQ {VERSION}", *address, broker)
+
+
+async def _topics_created(namesrv: str) -> bool | None:
+    try:
+        async with Admin(namesrv) as admin:
+            if "broker-a" not in (await admin.cluster_info()).brokers:
+                return None
+            # The proxy creates this one, and ends if name servers do not know it at once.
+            await admin.create_topic("DefaultHeartBeatSyncerTopic", 1)
+            await admin.create_topic(TOPIC, QUEUES)
+    except ClientError:
+        return None
+    return True
+
+
+async def _start_proxy(servers: Servers, home: Path, namesrv: str, ports: Ports) -> tuple[str, int]:
+    port, remoting_port = ports.replication[:2]
+    (home / "conf").mkdir(parents=True)
+    settings = {
+        "rocketMQClusterName": "DefaultCluster",
+        "namesrvAddr": namesrv,
+        "grpcServerPort": port,
+        "remotingListenPort": remoting_port,
+        "localServeAddr": HOST,
+    }
+    path = home / "conf" / "rmq-proxy.json"
+    path.write_text(json.dumps(settings) + "\n")
+    options = {"user.home": home, "rocketmq.home.dir": home, "rocketmq.log.dir": home / "logs"}
+    command = ["java", "-server", "-Xms1g", "-Xmx1g", "-XX:+UseG1GC"]
+    command += [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
+    command += [*(f"-D{key}={value}" for key, value in options.items()), "-cp", f"{servers_lib(VERSION)}/*"]
+    main = "org.apache.rocketmq.proxy.ProxyStartup"
+    pid = servers.start("proxy", [*command, main, "-pc", str(path)], {"RMQ_PROXY_HOME": str(home)})
+    await servers.wait_listening("proxy", port)
+    return f"{HOST}:{port}", pid
+
+
+async def turn(system: System, work: str, in_flight: int, count: int) -> Figures:
+    """One load on one system, in a process of its own."""
+    before = own_cpu_seconds(system.proxy), own_cpu_seconds(system.broker)
+    command = [sys.executable, "-m", "benchmarks.proxy_load", system.address, TOPIC, work, str(in_flight), str(count)]
+    done = await trio.run_process(command, capture_stdout=True)
+    told = json.loads(done.stdout)
+    proxy, broker = own_cpu_seconds(system.proxy) - before[0], own_cpu_seconds(system.broker) - before[1]
+    per_message = 1e6 / count
+    return Figures(
+        proxy * per_message, broker * per_message, told["p50_ms"], told["p99_ms"], count / max(told["seconds"], 1e-9)
+    )
+
+
+def table(systems: list[System]) -> str:
+    """The medians of all rounds."""
+    rows = [
+        "| work | in flight | proxy | CPU us/message (broker) | p50 ms | p99 ms | messages/s |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
+    for work in WORK:
+        for system in systems:
+            turns = system.figures[work]
+            proxy, broker = median(each.proxy_us for each in turns), median(each.broker_us for each in turns)
+            p50, p99 = median(each.p50_ms for each in turns), median(each.p99_ms for each in turns)
+            rate = median(each.per_second for each in turns)
+            load = f"{work[0]} | {work[1]} | {system.name}"
+            rows.append(f"| {load} | {proxy:.0f} ({broker:.0f}) | {p50:.1f} | {p99:.1f} | {rate:,.0f} |")
+    return "\n".join(rows)
+
+
+async def measure(directory: Path, messages: int, rounds: int, warm_up: int) -> str:
+    """Both systems by turns; returns the report."""
+    before = load_average()
+    async with raftmq(directory) as ours, rocketmq(directory) as theirs:
+        systems = [ours, theirs]
+        for system in systems:
+            await turn(system, "send", 64, warm_up)
+            await turn(system, "prime", 1, 1)
+        idle = {system.name: rss_bytes(system.proxy) / _MIB for system in systems}
+        for _ in range(rounds):
+            for work, in_flight in WORK:
+                count = messages if in_flight > 1 else max(1, messages // 5)
+                for system in systems:
+                    figures = await turn(system, work, in_flight, count)
+                    system.figures.setdefault((work, in_flight), []).append(figures)
+        lines = [f"{machine()}; load average {before:.1f} before, {load_average():.1f} after.", "", table(systems), ""]
+        for system in systems:
+            used = rss_bytes(system.proxy) / _MIB
+            lines.append(
+                f"Memory of the proxy of {system.name}: {idle[system.name]:.0f} MiB warm, {used:.0f} MiB after."
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=5_000, help="messages of a turn with 64 in flight")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=5_000, help="messages sent before: Java compiles what is busy")
+    options = parser.parse_args()
+    if (reason := tools_missing("java")) is not None:
+        sys.exit(f"raftmq: {reason}: apt-get install openjdk-17-jre-headless")
+    if not servers_built(VERSION):
+        build_servers(VERSION)
+    with tempfile.TemporaryDirectory(prefix="raftmq-bench-") as directory:
+        print(run_trio(partial(measure, Path(directory), options.messages, options.rounds, options.warm_up)))
+
+
+if __name__ == "__main__":
+    main()

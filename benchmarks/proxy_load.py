@@ -1,0 +1,219 @@
+"""A gRPC client of RocketMQ 5 that sends, or receives and acknowledges, for `benchmarks.proxy`: a program of its own.
+
+    python -m benchmarks.proxy_load ADDRESS TOPIC WORK IN_FLIGHT COUNT
+
+WORK is ``prime`` (let the group begin here), ``send`` or ``receive``. Prints seconds, and p50 and p99 in ms, as JSON.
+It uses grpcio, the client library of Python, whatever the server.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import grpc
+from google.protobuf.message import Message
+
+from mq.proxy.wire import messaging_pb2 as pb
+
+SERVICE = "/apache.rocketmq.v2.MessagingService/"
+GROUP = "BenchmarkGroup"
+BODY = b"x" * 1024
+BATCH = 16
+POLL_SECONDS = 5
+CALL_SECONDS = 30
+
+
+class Client:
+    """One client with its telemetry stream."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        self._channel = grpc.insecure_channel(address)
+        self._metadata = [
+            ("x-mq-client-id", f"benchmark@{uuid.uuid4().hex[:12]}"),
+            ("x-mq-language", "PYTHON"),
+            ("x-mq-protocol", "GRPC_V2"),
+            ("x-mq-client-version", "5.1.2"),
+        ]
+        host, _, port = address.rpartition(":")
+        self._endpoints = pb.Endpoints(scheme=pb.IPv4, addresses=[pb.Address(host=host, port=int(port))])
+        self._topic, self._group = pb.Resource(name=topic), pb.Resource(name=GROUP)
+        self._commands: queue.SimpleQueue[pb.TelemetryCommand | None] = queue.SimpleQueue()
+        self._calls: dict[str, grpc.UnaryUnaryMultiCallable[Message, Message]] = {}
+        self._latencies: list[float] = []
+
+    def unary(self, method: str, kind: type[Message]) -> Callable[..., grpc.Future[Message]]:
+        """Begins calls of a method."""
+        call: grpc.UnaryUnaryMultiCallable[Message, Message] = self._channel.unary_unary(
+            SERVICE + method,
+            request_serializer=lambda each: each.SerializeToString(),
+            response_deserializer=kind.FromString,
+        )
+        return lambda request: call.future(request, metadata=self._stamped(), timeout=CALL_SECONDS)
+
+    def _stamped(self) -> tuple[tuple[str, str], ...]:
+        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        return (*self._metadata, ("x-mq-date-time", now), ("x-mq-request-id", uuid.uuid4().hex))
+
+    def settings(self, *, consumer: bool) -> None:
+        """Open the telemetry stream and wait for the answer to the settings."""
+        settings = pb.Settings(access_point=self._endpoints)
+        settings.client_type = pb.SIMPLE_CONSUMER if consumer else pb.PRODUCER
+        settings.user_agent.CopyFrom(pb.UA(language=pb.PYTHON, version="5.1.2", platform="linux", hostname="localhost"))
+        if consumer:
+            entry = pb.SubscriptionEntry(topic=self._topic, expression=pb.FilterExpression(type=pb.TAG, expression="*"))
+            settings.subscription.CopyFrom(pb.Subscription(group=self._group, subscriptions=[entry]))
+        else:
+            settings.publishing.CopyFrom(pb.Publishing(topics=[self._topic]))
+        self._commands.put(pb.TelemetryCommand(settings=settings))
+        telemetry: grpc.StreamStreamMultiCallable[Message, pb.TelemetryCommand] = self._channel.stream_stream(
+            f"{SERVICE}Telemetry",
+            request_serializer=lambda each: each.SerializeToString(),
+            response_deserializer=pb.TelemetryCommand.FromString,
+        )
+        told = telemetry(iter(self._commands.get, None), metadata=self._stamped())
+        for command in told:
+            if command.HasField("settings"):
+                break
+        threading.Thread(target=lambda: list(told), daemon=True).start()
+
+    def send(self, in_flight: int, count: int) -> None:
+        """Send so many messages."""
+        begin = self.unary("SendMessage", pb.SendMessageResponse)
+        room = threading.Semaphore(in_flight)
+        refused: list[str] = []
+        for number in range(count):
+            room.acquire()
+            told = pb.SystemProperties(message_id=f"01{uuid.uuid4().hex[:30].upper()}", message_type=pb.NORMAL)
+            told.born_timestamp.GetCurrentTime()
+            told.born_host = "localhost"
+            told.body_encoding = pb.IDENTITY
+            message = pb.Message(topic=self._topic, body=BODY, system_properties=told)
+            message.user_properties["number"] = str(number)
+            began = time.perf_counter()
+            future = begin(pb.SendMessageRequest(messages=[message]))
+
+            def done(future: grpc.Future[Message], began: float = began) -> None:
+                self._latencies.append(time.perf_counter() - began)
+                answer = future.result()
+                assert isinstance(answer, pb.SendMessageResponse)
+                if answer.status.code != pb.OK:
+                    refused.append(f"{answer.status.code}: {answer.status.message}")
+                room.release()
+
+            future.add_done_callback(done)
+        for _ in range(in_flight):
+            room.acquire()
+        if refused:
+            raise RuntimeError(f"{len(refused)} sends were refused: {refused[0]}")
+
+    def receive(self, in_flight: int, count: int) -> None:
+        """Receive and acknowledge so many messages: of each receive, all acknowledgements are in flight at once."""
+        assigned = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
+        request = pb.QueryAssignmentRequest(topic=self._topic, group=self._group, endpoints=self._endpoints)
+        answer = assigned(request).result()
+        assert isinstance(answer, pb.QueryAssignmentResponse)
+        if answer.status.code != pb.OK:
+            raise RuntimeError(answer.status.message)
+        batch = min(BATCH, in_flight)
+        left, lock, failed = [count], threading.Lock(), []
+
+        def work() -> None:
+            try:
+                while left[0] > 0:
+                    number = self._receive_batch(answer.assignments[0].message_queue, batch, POLL_SECONDS)
+                    with lock:
+                        left[0] -= number
+            except Exception as error:
+                failed.append(error)
+                left[0] = 0
+
+        workers = [threading.Thread(target=work) for _ in range(max(1, in_flight // BATCH))]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        if failed:
+            raise failed[0]
+
+    def prime(self) -> None:
+        """Receive once: a new group begins at the end of the topic."""
+        assigned = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
+        request = pb.QueryAssignmentRequest(topic=self._topic, group=self._group, endpoints=self._endpoints)
+        answer = assigned(request).result()
+        assert isinstance(answer, pb.QueryAssignmentResponse)
+        for assignment in answer.assignments:
+            self._receive_batch(assignment.message_queue, BATCH, POLL_SECONDS)
+
+    def _receive_batch(self, message_queue: pb.MessageQueue, batch: int, poll_seconds: int) -> int:
+        request = pb.ReceiveMessageRequest(
+            group=self._group,
+            message_queue=message_queue,
+            filter_expression=pb.FilterExpression(type=pb.TAG, expression="*"),
+            batch_size=batch,
+        )
+        request.invisible_duration.FromSeconds(60)
+        request.long_polling_timeout.FromSeconds(poll_seconds)
+        call: grpc.UnaryStreamMultiCallable[Message, pb.ReceiveMessageResponse] = self._channel.unary_stream(
+            f"{SERVICE}ReceiveMessage",
+            request_serializer=lambda each: each.SerializeToString(),
+            response_deserializer=pb.ReceiveMessageResponse.FromString,
+        )
+        began = time.perf_counter()
+        answers: Iterator[pb.ReceiveMessageResponse] = call(request, metadata=self._stamped(), timeout=CALL_SECONDS)
+        messages = []
+        for answer in answers:
+            if answer.HasField("message"):
+                messages.append(answer.message)
+            elif answer.HasField("status") and answer.status.code not in (pb.OK, pb.MESSAGE_NOT_FOUND):
+                raise RuntimeError(f"{answer.status.code}: {answer.status.message}")
+        if messages:
+            self._latencies.append(time.perf_counter() - began)
+        acknowledge = self.unary("AckMessage", pb.AckMessageResponse)
+        futures = []
+        for message in messages:
+            told = message.system_properties
+            entry = pb.AckMessageEntry(message_id=told.message_id, receipt_handle=told.receipt_handle)
+            futures.append(acknowledge(pb.AckMessageRequest(group=self._group, topic=self._topic, entries=[entry])))
+        for future in futures:
+            done = future.result()
+            assert isinstance(done, pb.AckMessageResponse)
+            if done.status.code != pb.OK:
+                raise RuntimeError(f"an acknowledgement: {done.status.code}: {done.status.message}")
+        return len(messages)
+
+    def report(self, seconds: float) -> dict[str, float]:
+        """What was measured. For receives the times are those of receives that brought messages."""
+        ordered = sorted(self._latencies) or [0.0]
+        at = {name: ordered[min(len(ordered) - 1, int(len(ordered) * share))] for name, share in SHARES.items()}
+        return {"seconds": seconds, **{name: 1_000 * value for name, value in at.items()}}
+
+
+SHARES = {"p50_ms": 0.5, "p99_ms": 0.99}
+
+
+def main() -> None:
+    address, topic, work = sys.argv[1:4]
+    in_flight, count = map(int, sys.argv[4:6])
+    client = Client(address, topic)
+    client.settings(consumer=work != "send")
+    began = time.perf_counter()
+    match work:
+        case "prime":
+            client.prime()
+        case "send":
+            client.send(in_flight, count)
+        case _:
+            client.receive(in_flight, count)
+    sys.stdout.write(json.dumps(client.report(time.perf_counter() - began)))
+    sys.stdout.flush()
+    client._commands.put(None)
+
+
+if __name__ == "__main__":
+    main()
