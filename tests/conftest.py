@@ -38,6 +38,7 @@ settings.register_profile(
 settings.load_profile("steady")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """After each module, logging is as it was when Python started.
 
