@@ -23,7 +23,7 @@ SERVERS := raftlog mq/namesrv mq/broker
 ASYNC_TEXT := async (def|with|for)|[^a-z](trio|anyio)[^a-z]|BaseException
 ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async --startable-in-context-manager=$(STARTABLE)
 # Functions with task_status, so that `nursery.start_soon` on one of them is noticed.
-STARTABLE := run,serve,drain_on_signals,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes,_run_clients
+STARTABLE := run,serve,drain_on_signals,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes,_run_clients,serve_grpc,_listen
 
 # Tests start hundreds of processes of this project: without bytecode on the disk, each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
