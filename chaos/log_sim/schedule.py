@@ -188,7 +188,7 @@ def draw_config(
     accept_ack_bytes = rng.choice((0, 300, 1024 * 1024))
     return CoreConfig(
         heartbeat_seconds=patience / 8,
-        announce_seconds=rng.choice((0.0, 0.0, 0.005)),
+        announce_seconds=rng.choice((0.0, 0.005, 0.03)),
         election_timeout_seconds_min=patience,
         election_timeout_seconds_max=patience * 2,
         vote_retry_seconds_min=patience / 8,

@@ -67,6 +67,7 @@ class Leading(LeadershipTransfer, Reading):
     def _replicate(self) -> None:
         """Send every peer what it lacks, within its window, and make sure that it learns the commit index."""
         last_index = self._log.last_index
+        must_announce = False
         for progress in self._peers.values():
             if progress.next <= last_index:
                 self._send_entries(progress, last_index)
@@ -76,8 +77,13 @@ class Leading(LeadershipTransfer, Reading):
             elif progress.commit_sent < self._commit and progress.state is PeerState.REPLICATE:
                 if not self.config.announce_seconds:
                     self._announce(progress)
-                elif self._leading.announce_at == float("inf"):
-                    self._leading.announce_at = self._now + self.config.announce_seconds
+                else:
+                    must_announce = True
+                    if self._leading.announce_at == float("inf"):
+                        self._leading.announce_at = self._now + self.config.announce_seconds
+        if not must_announce:
+            # All that must be told travels with entries: the time begins again with the next commit.
+            self._leading.announce_at = float("inf")
 
     def _announce(self, progress: Progress) -> None:
         progress.commit_sent = self._commit

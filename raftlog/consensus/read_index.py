@@ -73,6 +73,9 @@ class Reading(CoreState):
 
     def _on_read_index_req(self, message: ReadIndexReq) -> None:
         if self._role is Role.LEADER:
+            if self._holds_lease and (progress := self._peers.get(message.src)) is not None:
+                # It tells the commit index, up to which the asker has to wait. Without a lease, a round of them does.
+                self._send_heartbeat(progress)
             self._take_read(message.src, message.ctx)
         else:
             self._answer_read(message.src, message.ctx, None)

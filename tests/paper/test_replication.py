@@ -366,6 +366,20 @@ def test_commit_waits_for_entries_to_travel_with() -> None:
     assert not any(isinstance(message, Heartbeat) for message in group.delivered)
 
 
+def test_entries_that_bring_the_commit_index_put_off_its_announcement() -> None:
+    """In a steady trickle of entries, faster than the delay, nobody is woken up only for a commit index."""
+    group = Group(3, config=CoreConfig(announce_seconds=0.005))
+    core = group.elect(A)
+    for _ in range(10):
+        committed = group.propose(A)
+        group.deliver()
+        assert core.commit == committed
+        group.pass_time(0.004)
+    assert not any(isinstance(m, AppendReq) and not m.spans for m in group.delivered)
+    group.pass_time(0.002)
+    assert {group[node].commit for node in group.nodes} == {committed}
+
+
 def test_uncommitted_limit() -> None:
     """Too much on its way is refused until something commits; what can never fit is told apart."""
     group = Group(3, config=CoreConfig(uncommitted_bytes_max=1000))
