@@ -1,4 +1,5 @@
-"""The workload "schedules": schedules tick while clients create, change, pause, trigger and delete them.
+"""The workload "schedules": schedules tick beside messages of clients, which create, change, pause, trigger and delete
+them.
 
 What must hold, by the committed log alone: each tick's message and its mark are in one entry; ticks come once and in
 order, at times of the rule, and not early by the clock of the leader (by no more than clocks differ); every tick is
@@ -100,6 +101,8 @@ class ScheduledMessages(Workload):
             self._ask("trigger", RequestCode.TRIGGER_SCHEDULE, {"name": name})
         elif chance < 0.07:
             self._ask("list", RequestCode.LIST_SCHEDULES, {"ticks": 2})
+        elif chance < 0.4:
+            self.send(self.new("plain", {}))
 
     def _near_a_tick(self, name: str) -> float:
         """Now, or just before a schedule ticks, so that a change is in flight then."""
@@ -252,6 +255,11 @@ class ScheduledMessages(Workload):
         """See `Workload.is_settled`: no schedule is behind."""
         until_ms = self.cluster.true_ms() - _BEHIND_MS - 2 * self.cluster.plan.wall_skew_ms
         return not any(each.definition.enabled and each.ticks(until_ms) for each in self._there.values())
+
+    def check_end(self) -> None:
+        """See `Workload.check_end`; messages of clients are beside those of ticks."""
+        for sent in self.ledger.sent.values():
+            self.ledger.check_stored(self.topic, sent)
 
     @property
     def has_read_all(self) -> bool:
