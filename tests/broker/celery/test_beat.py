@@ -20,6 +20,7 @@ from mq.celery.beat import ScheduleScheduler, cron_of, rule_of
 from mq.client import Cron, Every
 from mq.client.sync import SyncAdmin
 from mq.testing import SyncKit, running_kit
+from tests.support.waiting import wait_until
 
 
 class Sunset(BaseSchedule):  # type: ignore[misc]
@@ -72,7 +73,7 @@ def test_brokers_send_tasks_while_beat_is_down_and_each_tick_once_with_ten_of_th
 
 def test_a_worker_runs_what_a_schedule_sends_with_an_id_for_each_tick() -> None:
     with running_kit() as kit:
-        app = application(kit, a=entry())
+        app = application(kit, a=entry(schedule=dt.timedelta(hours=1)))
         app.conf.task_ignore_result = True
         ran: list[Any] = []
 
@@ -81,11 +82,11 @@ def test_a_worker_runs_what_a_schedule_sends_with_an_id_for_each_tick() -> None:
             ran.append((self.request.id, self.request.root_id, a + b, self.request.expires))
 
         with beat(app):
-            kit.advance(minutes=3)
+            kit.advance(hours=3)
         app = application(kit)
         app.tasks.register(add)
         with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20, logfile="/dev/null"):
-            kit.advance_until(lambda: len(ran) >= 3)
+            wait_until(lambda: len(ran) >= 3)
         assert [total for _, _, total, _ in ran] == [3, 3, 3]
         ids = [task_id for task_id, *_ in ran]
         assert len(set(ids)) == 3
