@@ -359,3 +359,19 @@ def test_options_that_no_transport_knows_are_left_out(url: str) -> None:
         assert inbox.wait(1) == [1]
         assert inbox.messages[0].properties["correlation_id"] == "c1"
         assert "signal" not in inbox.messages[0].properties
+
+
+def test_a_consumer_that_was_closed_while_its_pop_was_held_takes_nothing(url: str) -> None:
+    """The message would be hidden for the visibility timeout, two minutes here."""
+    queue = kombu.Queue("held", kombu.Exchange("held"), "held")
+    with kombu.Connection(url) as staying, kombu.Connection(url) as connection:
+        publish(staying, queue, 0)
+        with Inbox(connection, queue) as leaving:
+            assert leaving.wait(1) == [0]
+            leaving.messages[0].ack()
+            assert leaving.drain(0.3) == [0]  # from now on, its pop is held
+            leaving.consumer.channel.close()
+        publish(staying, queue, 1)
+        with Inbox(staying, queue) as inbox:
+            assert inbox.wait(1) == [1]
+            assert not inbox.messages[0].delivery_info["redelivered"]
