@@ -323,7 +323,10 @@ class Intake:
             await self._changed.wait()
 
     def _is_alone(self, consumed: _Consumed) -> bool:
-        """Whether all that there is room for may come from it."""
+        """Whether all that there is room for may come from it.
+
+        A second queue may be consumed while a pop of the first one is held; so once, both may fill the same room.
+        """
         return self._consumed == [consumed] and consumed.levels == 1 and not self._transient
 
     def _in_turn(self) -> Iterator[_Consumed]:
