@@ -199,7 +199,7 @@ def test_a_simple_consumer_that_names_a_queue_gets_messages_of_all() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await begin(proxy, "billing", "Orders")
         await proxy.send("Orders", "one", "two")
-        got = []
+        got: list[str] = []
         while len(got) < 2:
             status, messages = await proxy.receive("billing", "Orders", queue_id=1)
             assert status.code == pb.OK
