@@ -89,7 +89,9 @@ class Ledger:
             raise Violation(
                 f"offsets: {record.topic}/{record.queue_id} goes on with {record.queue_offset}, {len(queue)} was due"
             )
-        value = value_of(record.body) if record.topic[:1] == "T" or record.body[:1] == b"\0" else 0
+        is_message = record.topic[:1] == "T" or record.body[:1] == b"\0"
+        is_message &= props.TRANSACTION_SET not in record.properties  # which has several
+        value = value_of(record.body) if is_message else 0
         stored = Stored(at, value, record)
         queue.append(stored)
         self.at_position[record.physical_offset] = stored

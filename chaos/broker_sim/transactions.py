@@ -2,19 +2,24 @@
 
 What must hold: each stored half message is ended once, in one entry with its visible copy if it is committed; it is
 visible if and only if its client committed it; and the outcome is the one reported to the client. Answers to
-check-backs are the client's decision, whenever they arrive.
+check-backs are the client's decision, whenever they arrive. Some half messages have several messages and consumer
+offsets: see `chaos.broker_sim.transaction_sets`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from chaos.broker_sim.clients import Answer, Connection, Lost
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Sent, Stored
+from chaos.broker_sim.process import BrokerProcess
+from chaos.broker_sim.transaction_sets import KIND, SetTransactions, is_set
 from chaos.broker_sim.workload import Workload
 from chaos.violation import Violation
+from mq.broker.state.commands import CommitOffsets, ResetOffset
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.transaction.half_messages import DISCARDED_QUEUE_ID, HALF_QUEUE_ID
 from mq.protocol import properties as props
@@ -46,7 +51,9 @@ class Transactions(Workload):
         self._told: list[tuple[int, int]] = []
         self._done: list[int] = []
         self._visible: dict[int, list[Stored]] = {}
-        self._put_aside: Counter[int] = Counter()
+        self._put_aside: Counter[int | str] = Counter()
+        self._sets = SetTransactions(cluster, self, self._set_was_staged, _GROUP)
+        self._fenced: dict[int, Callable[[], None]] = {}
 
     def settings(self) -> dict[str, Any]:
         """See `Workload.settings`."""
@@ -72,7 +79,10 @@ class Transactions(Workload):
 
     def act(self) -> None:
         """See `Workload.act`."""
-        if self.rng.random() < 0.15:
+        drawn = self.rng.random()
+        if drawn < 0.3:
+            self._sets.act()
+        elif drawn < 0.45:
             self.send(self.new("plain", {}))
         else:
             self.send(self.new("half", {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: _GROUP}))
@@ -85,7 +95,13 @@ class Transactions(Workload):
         """See `Workload.was_sent`: the local transaction runs, and ends or stays open."""
         if sent.kind != "half":
             return
-        offset, position = sent.acked[-1]
+        self._decide(*sent.acked[-1])
+
+    def _set_was_staged(self, offset: int, position: int, fenced: Callable[[], None]) -> None:
+        self._fenced[offset] = fenced
+        self._decide(offset, position)
+
+    def _decide(self, offset: int, position: int) -> None:
         if offset in self._decisions:
             return  # a check arrived first
         chosen = self.rng.choices((COMMITTED, ROLLBACK, None), (60, 25, 5))[0]
@@ -110,6 +126,11 @@ class Transactions(Workload):
                 kind = "info" if answer is Lost.UNKNOWN else "fail"
                 self.counts[f"ends {kind}"] += 1
                 self.note(kind, "end", offset, outcome, err=str(answer))
+                if isinstance(answer, Answer) and answer.code == ResponseCode.PULL_OFFSET_MOVED:
+                    self._fenced[offset]()
+                    if self._decisions[offset] != ROLLBACK:
+                        self._decisions[offset] = ROLLBACK  # others have consumed its messages, and for ever
+                        self._end(offset, position, ROLLBACK)
 
         self.counts["ends"] += 1
         self.note("invoke", "end", offset, outcome)
@@ -161,9 +182,9 @@ class Transactions(Workload):
         message = decode_record(memoryview(body))
         if message.topic != self.topic or message.body != half[offset].record.body:
             raise Violation(f"check: of half {offset} with {message}")
-        sent = self.ledger.sent[half[offset].value]
+        since = half[offset].at if is_set(half[offset]) else self.ledger.sent[half[offset].value].since
         if offset not in self._decisions:
-            if self.cluster.now < sent.since + _ORPHAN_SECONDS:
+            if self.cluster.now < since + _ORPHAN_SECONDS:
                 return
             self._decisions[offset] = ROLLBACK  # its client does not know of it
         decision = self._decisions[offset]
@@ -181,15 +202,19 @@ class Transactions(Workload):
             self._open[record.queue_offset] = stored
         elif record.topic == self.topic and record.sys_flag & TRANSACTION_MASK:
             self._visible.setdefault(stored.value, []).append(stored)
-        elif record.topic == self.topic and self.ledger.sent[stored.value].kind == "half":
+        elif record.topic == self.topic and self.ledger.sent[stored.value].kind in ("half", KIND):
             raise Violation(f"transaction: {stored.value} is visible as a plain message in {stored.place}")
         elif record.topic == UNENDED_TOPIC:
-            self._put_aside[stored.value] += 1
+            self._put_aside[_name(stored)] += 1
 
     def command(self, command: Any) -> None:
         """See `Workload.command`."""
         if isinstance(command, CompleteEntries) and (command.topic, command.queue_id) == (HALF_TOPIC, HALF_QUEUE_ID):
             self._done += command.offsets
+        elif isinstance(command, CommitOffsets):
+            self._sets.offsets(command)
+        elif isinstance(command, ResetOffset):
+            raise Violation(f"offset: {command}, and nobody asked for that")
         elif isinstance(command, SkipEntries):
             if (command.topic, command.queue_id) != (HALF_TOPIC, DISCARDED_QUEUE_ID):
                 raise Violation(f"lost: {command}, and the log has all that is open")
@@ -204,21 +229,29 @@ class Transactions(Workload):
             half = self._open.pop(offset, None)
             if half is None:
                 raise Violation(f"transaction: half {offset} is ended a second time")
-            copies = self._visible.get(half.value, [])
-            copy = next((c for c in copies if c.record.prepared_offset == half.record.physical_offset), None)
-            if copy is not None:
-                copies.remove(copy)
+            if self._is_visible(half):
                 self._ended(offset, COMMITTED)
-            elif self._put_aside[half.value]:
-                self._put_aside[half.value] -= 1
+            elif self._put_aside[_name(half)]:
+                self._put_aside[_name(half)] -= 1
                 self.counts["put aside"] += 1
                 self._outcomes[offset] = 0
             else:
                 self._ended(offset, ROLLBACK)
         if left := [copy for copies in self._visible.values() for copy in copies] or +self._put_aside:
             raise Violation(f"transaction: {left} without the end of a half message in the same entry")
+        self._sets.entry_ends()
         self._done.clear()
         self._visible.clear()
+
+    def _is_visible(self, half: Stored) -> bool:
+        """Whether a half message became visible in this entry; its copies are taken out of those that are left."""
+        if is_set(half):
+            return self._sets.outcome(half, self._visible) == COMMITTED
+        copies = self._visible.get(half.value, [])
+        copy = next((c for c in copies if c.record.prepared_offset == half.record.physical_offset), None)
+        if copy is not None:
+            copies.remove(copy)
+        return copy is not None
 
     def _ended(self, offset: int, outcome: int) -> None:
         self.counts["committed" if outcome == COMMITTED else "rolled back"] += 1
@@ -239,8 +272,21 @@ class Transactions(Workload):
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""
+        self._sets.check_end()
         for sent in self.ledger.sent.values():
-            self.ledger.check_stored(self.topic if sent.kind == "plain" else HALF_TOPIC, sent)
+            if sent.kind != KIND:
+                self.ledger.check_stored(self.topic if sent.kind == "plain" else HALF_TOPIC, sent)
         for offset, outcome in self._told:
             if self._outcomes[offset] != outcome:
                 raise Violation(f"transaction: half {offset} was told to end with {outcome}: {self._outcomes[offset]}")
+
+    def check_replicas(self, running: list[BrokerProcess]) -> None:
+        """See `Workload.check_replicas`."""
+        super().check_replicas(running)
+        for process in running:
+            self._sets.check_offset(process.node_id, process.metadata.consumer_offsets)
+
+
+def _name(stored: Stored) -> int | str:
+    """What a half message and its copy for operators have in common."""
+    return stored.value or stored.record.properties[props.UNIQUE_KEY]

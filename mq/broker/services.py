@@ -75,6 +75,7 @@ from mq.broker.transaction.check_back import CheckBacks
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HalfMessages
 from mq.broker.transaction.resume_check import ResumeCheck
+from mq.broker.transaction.staged_sets import StagedSets
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.monitoring.resident_memory import resident_bytes
 from mq.protocol.codes import PERM_READ
@@ -180,10 +181,12 @@ class Services:
         schedules = ScheduleRequests(context, ticks=ticks)
         self.waiting_queues = WaitingQueues(context)
         halves = HalfMessages(context, cold_reads=self.cold_reads)
-        self.transactions = Transactions(context, halves=halves, places=self.waiting_queues)
+        sets = StagedSets(context, places=self.waiting_queues, offsets=self.offsets)
+        self.transactions = Transactions(context, halves=halves, places=self.waiting_queues, sets=sets)
         check_backs = CheckBacks(context, halves=halves, transactions=self.transactions)
         resume_check = ResumeCheck(context, records=self._records)
-        return self.delays, self.timers, recalls, ticks, schedules, self.transactions, check_backs, resume_check
+        of_transactions = sets, self.transactions, check_backs, resume_check
+        return self.delays, self.timers, recalls, ticks, schedules, *of_transactions
 
     def _production(self, context: BrokerContext) -> tuple[Service, ...]:
         self.dedup = Dedup(context)

@@ -42,6 +42,8 @@ from mq.client.errors import (
     SendOutcomeUnknown,
     SendRejected,
     TopicNotFound,
+    TransactionFenced,
+    TransactionOutcomeUnknown,
     UnreadableAnswer,
 )
 from mq.client.events import ClientEvent, Health
@@ -53,6 +55,7 @@ from mq.client.net.credentials import Credentials, CredentialsInvalid
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.outgoing_message import Pending
 from mq.client.produce.producer import Producer
+from mq.client.produce.transaction_sets import CheckSet, SetTransaction
 from mq.client.produce.transactions import Check, Transaction, TransactionProducer, TransactionState
 from mq.client.schedules import Cron, Every, Once, Schedule, ScheduleConflict, ScheduleNotFound, ScheduleStatus
 from mq.filter.subscription import SubscriptionError
@@ -74,6 +77,7 @@ __all__ = [
     "BrokerStatsData",
     "BytesCodec",
     "Check",
+    "CheckSet",
     "ClientClosed",
     "ClientError",
     "ClientEvent",
@@ -143,6 +147,7 @@ __all__ = [
     "SendRejected",
     "SendResult",
     "SendStatus",
+    "SetTransaction",
     "Skip",
     "Sql",
     "StopConsumer",
@@ -153,6 +158,8 @@ __all__ = [
     "TopicNotFound",
     "TopicRoute",
     "Transaction",
+    "TransactionFenced",
+    "TransactionOutcomeUnknown",
     "TransactionProducer",
     "TransactionState",
     "UnreadableAnswer",

@@ -39,6 +39,8 @@ __all__ = [
     "SendOutcomeUnknown",
     "SendRejected",
     "TopicNotFound",
+    "TransactionFenced",
+    "TransactionOutcomeUnknown",
     "UnreadableAnswer",
     "copy_of",
 ]
@@ -194,6 +196,33 @@ class BrokerError(ClientError):
         self.remark = remark
         self.address = address
         self.stored = "no" if judge_answer(code, remark).stored == "no" else "unknown"
+
+
+class TransactionFenced(ClientError):
+    """Another transaction, or a commit of the group, has consumed messages that this transaction consumed.
+
+    It is rolled back as a whole: its messages are not visible, and no offset has moved. Somebody else has the queue by
+    now, or this transaction was committed before and is being repeated. A pull consumer goes on at the group's offset.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the transaction is rolled back: {reason}")
+        self.reason = reason
+
+
+class TransactionOutcomeUnknown(ClientError):
+    """It is not known how the transaction with this id ended: all of it was committed, or nothing was, or it is open.
+
+    An open one is ended by `check_set`; without that it is rolled back. A pull consumer returns the messages again; if
+    they were consumed after all, the next transaction with them raises TransactionFenced.
+    """
+
+    stored: Stored = "unknown"
+
+    def __init__(self, transaction_id: str, reason: str) -> None:
+        super().__init__(f"the outcome of transaction {transaction_id} is unknown: {reason}")
+        self.transaction_id = transaction_id
+        self.reason = reason
 
 
 class NotRecalled(BrokerError):

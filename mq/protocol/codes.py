@@ -161,6 +161,8 @@ class RequestCode(IntEnum):
     """Our own: first and last offsets of the queues of many topics."""
     SKIP_MESSAGE = 9010
     """Our own: a consumer group goes on behind the message at which it stands."""
+    STAGE_TRANSACTION = 9011
+    """Our own: several messages and consumer offsets become the half message of one transaction."""
     PUT_SCHEDULE = 9012
     """Our own: create or replace a schedule."""
     DELETE_SCHEDULE = 9013

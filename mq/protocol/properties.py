@@ -50,6 +50,10 @@ PRODUCER_GROUP: Final = "PGROUP"
 TRANSACTION_ID: Final = "__transactionId__"
 TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 CHECK_IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+TRANSACTION_SET: Final = "RAFTMQ_SET"
+"""Of a half message: its body has several messages and consumer offsets, see `mq.protocol.transaction_sets`. The value
+is the number of messages.
+"""
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 RECONSUME_TIME: Final = "RECONSUME_TIME"
@@ -121,6 +125,7 @@ RESERVED: Final = frozenset(
         TRANSACTION_CHECK_TIMES,
         "TRAN_PREPARED_QUEUE_OFFSET",
         CHECK_IMMUNITY_SECONDS,
+        TRANSACTION_SET,
         RETRY_TOPIC,
         ORIGIN_MESSAGE_ID,
         RECONSUME_TIME,

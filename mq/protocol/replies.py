@@ -85,6 +85,13 @@ class OffsetReply(Reply):
     offset: QueueOffset64
 
 
+class TransactionStaged(Reply):
+    """The place of the half message of a transaction, by which 37 ends it (9011)."""
+
+    half_queue_offset: QueueOffset64
+    half_physical_offset: PhysicalOffset64
+
+
 _POP_NAMES: Final = {
     "pop_time_ms": "popTime",
     "invisible_ms": "invisibleTime",

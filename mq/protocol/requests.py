@@ -189,6 +189,20 @@ class EndTransaction(Request, tag=int(Code.END_TRANSACTION)):
     ext: EndTransactionExt = msgspec.field(name="extFields")
 
 
+class StageTransactionExt(Ext):
+    """A transaction of several messages; they are in the body. ``transaction_id`` is chosen by the client."""
+
+    producer_group: str
+    transaction_id: str
+    born_timestamp_ms: I64
+
+
+class StageTransaction(Request, tag=int(Code.STAGE_TRANSACTION)):
+    """9011, our own: store the messages and consumer offsets in the body as one half message; 37 ends it."""
+
+    ext: StageTransactionExt = msgspec.field(name="extFields")
+
+
 class CheckTransactionStateExt(
     Ext,
     rename=wire(half_queue_offset="tranStateTableOffset", half_physical_offset="commitLogOffset", broker_name="bname"),

@@ -29,6 +29,7 @@ from raftmq import (
     SendOutcomeUnknown,
     SendResult,
     SendStatus,
+    SetTransaction,
     SubscriptionGroupConfig,
     TopicConfig,
     TopicRoute,
@@ -156,6 +157,28 @@ async def transact() -> None:
             assert_type(transaction.message_id, str)
             transaction.rollback()
             transaction.leave_open()
+
+
+async def transform() -> None:
+    def check_set(transaction_id: str) -> bool | None:
+        return transaction_id == "known" or None
+
+    pushed = PushConsumer(SERVERS, group="pricing")
+    async with (
+        TransactionProducer(SERVERS, "pricing", check_set=check_set) as producer,
+        PullConsumer(SERVERS, group="pricing") as consumer,
+    ):
+        async with producer.transaction(timeout=5.0) as transaction:
+            assert_type(transaction, SetTransaction)
+            messages = await consumer.poll()
+            assert_type(await transaction.send(Message("Prices", b"2")), str)
+            await transaction.commit_offsets(consumer)
+            await transaction.commit_offsets(pushed, messages[0])
+            await transaction.commit_offsets(pushed, messages)
+            await transaction.prepare()
+            transaction.rollback()
+        assert_type(transaction.id, str)
+        assert_type(transaction.is_committed, bool)
 
 
 async def administer() -> None:

@@ -25,6 +25,7 @@ from raftmq.sync import (
     SyncProducer,
     SyncPullConsumer,
     SyncPushConsumer,
+    SyncSetTransaction,
     SyncTransactionProducer,
 )
 
@@ -92,6 +93,23 @@ def transact() -> None:
     with SyncTransactionProducer(SERVER, group="bank", check=check) as producer:
         with producer.transaction(Message("Orders", b"two apples")) as transaction:
             transaction.rollback()
+
+
+def transform() -> None:
+    def check_set(transaction_id: str) -> bool | None:
+        return transaction_id == "known" or None
+
+    with (
+        SyncTransactionProducer(SERVER, "pricing", check_set=check_set) as producer,
+        SyncPullConsumer(SERVER, group="pricing") as consumer,
+    ):
+        with producer.transaction() as transaction:
+            assert_type(transaction, SyncSetTransaction)
+            assert_type(consumer.poll(), list[ReceivedMessage])
+            assert_type(transaction.send(Message("Prices", b"2")), str)
+            transaction.commit_offsets(consumer)
+            transaction.prepare()
+        assert_type(transaction.is_committed, bool)
 
 
 def administer() -> None:

@@ -29,6 +29,7 @@ from mq.protocol.group_bodies import QueueLocks
 from mq.protocol.names import retry_topic
 from mq.protocol.operator_bodies import AssignmentQuery
 from mq.protocol.receipts import BatchAck
+from mq.protocol.transaction_sets import TransactionSet
 
 Needs = Iterable[tuple[str, Permission]]
 """Topics, and what the request does to them. A consumer group is represented by its retry topic."""
@@ -99,6 +100,15 @@ def _acks(request: Any, body: bytes) -> Needs:
     return {(retry_topic(ack.group), SUB): None for ack in acks}
 
 
+def _transaction(request: Any, body: bytes) -> Needs:
+    try:
+        messages, offsets = TransactionSet.decode(body)
+    except BodyError:
+        return ()
+    consumed = [need for each in offsets for need in ((each.topic, SUB), (retry_topic(each.group), SUB))]
+    return dict.fromkeys([*((message.topic, PUB) for message in messages), *consumed])
+
+
 def _leaving(request: Any, body: bytes) -> Needs:
     group = request.ext.consumer_group
     return ((retry_topic(group), SUB),) if group else ()
@@ -115,6 +125,7 @@ ROWS: Final[Mapping[type[Any], Row]] = {
     reply_requests.SendReplyMessage: _send,
     reply_requests.SendReplyMessageV2: _send,
     requests.RecallMessage: _topic(PUB),
+    requests.StageTransaction: _transaction,
     requests.ConsumerSendMsgBack: _group("ext.group"),
     requests.PullMessage: _consumption,
     requests.LitePullMessage: _consumption,

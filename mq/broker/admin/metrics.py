@@ -140,6 +140,9 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     "transactions_ended_again": _Named(
         "raftmq_transactions_ended_again", _C, "Transactions ended again, without effect."
     ),
+    "transaction_sets_staged": _Named(
+        "raftmq_transaction_sets_staged", _C, "Transactions of several messages stored as half messages."
+    ),
     "transactions_given_up": _Named("raftmq_transactions_given_up", _C, "Transactions given up after the last check."),
     "transactions_expired": _Named("raftmq_transactions_expired", _C, "Half messages deleted by retention."),
     "transactions_resumed": _Named("raftmq_transactions_resumed", _C, "Given-up transactions resumed by an operator."),

@@ -14,7 +14,7 @@ Followers answer queries, too, once they have applied everything that was commit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from mq.protocol.headers import (
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.replies import OffsetReply
+from mq.protocol.transaction_sets import ConsumedRange
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
@@ -211,6 +212,55 @@ class Offsets(Service):
                 ResponseCode.SYSTEM_BUSY, f"the offset of {group} in queue {queue_id} of {topic} is being reset"
             )
         return self._highest(key)
+
+    def check_consumed(self, consumed: Iterable[ConsumedRange]) -> None:
+        """Whether offsets may advance with a transaction that consumed these messages. Raises RequestRefused.
+
+        A group that has stored an offset behind the first of them has consumed it otherwise, so the transaction is
+        refused for ever (PULL_OFFSET_MOVED). While such an offset is in flight, it is refused for now.
+        """
+        for each in consumed:
+            group, topic, queue_id = key = each.group, each.topic, each.queue_id
+            if not self._plausible(*key):
+                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no queue {queue_id} of topic {topic}")
+            if each.end > (end := self._end(topic, queue_id)):
+                raise RequestRefused(ResponseCode.INVALID_PARAMETER, beyond_end(topic, queue_id, each.end, end))
+            if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"[REJECTREQUEST]the offset of {group} in queue {queue_id} of {topic} was reset, and no consumer "
+                    "has continued from there yet",
+                )
+            if (known := self._known(key)) > each.first:
+                raise RequestRefused(
+                    ResponseCode.PULL_OFFSET_MOVED,
+                    f"group {group} has consumed queue {queue_id} of {topic} up to offset {known}: a transaction that "
+                    f"consumed from {each.first} on would be a second one with these messages",
+                )
+            if (highest := self._highest(key)) > each.first:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"[REJECTREQUEST]offset {highest} of {group} in queue {queue_id} of {topic} is being stored",
+                )
+
+    def advance(self, consumed: Sequence[ConsumedRange]) -> tuple[bytes, Callable[[], None]]:
+        """The command by which offsets advance with a transaction, and what to call when its outcome is known.
+
+        Append the command at once: later commits count on it. Raises RequestRefused, see `check_consumed`.
+        """
+        self.check_consumed(consumed)
+        ends: dict[Key, QueueOffset] = {(each.group, each.topic, each.queue_id): each.end for each in consumed}
+        command = encode_command(CommitOffsets(offsets=[(*key, end) for key, end in ends.items()]))
+        for key in ends:
+            self._gathered.pop(key, None)  # lower ones, which would hide this one while it is in flight
+        self._replicating.update(ends)
+
+        def settled() -> None:
+            for key, end in ends.items():
+                if self._replicating.get(key) == end:
+                    del self._replicating[key]
+
+        return command, settled
 
     def gather(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Batch a commit."""

@@ -12,7 +12,8 @@ Levels never go down, and each includes those before it:
 3. The queue offsets of a topic continue those of a deleted topic of its name (`mq.broker.state.former_topics`).
    Queues that are added to a topic are recorded for the groups that had offsets in it
    (`mq.broker.state.younger_queues`).
-4. Schedules (`mq.broker.state.schedules`).
+4. Schedules (`mq.broker.state.schedules`). A half message may have several messages and consumer offsets
+   (`mq.broker.transaction.staged_sets`).
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ LEVEL_OF_BOUND_PROOFS: Final = 2
 LEVEL_OF_CONTINUED_OFFSETS: Final = 3
 LEVEL_OF_YOUNGER_QUEUES: Final = 3
 LEVEL_OF_SCHEDULES: Final = 4
+LEVEL_OF_TRANSACTION_SETS: Final = 4
 LEVEL_NEWEST: Final = 4
 """Up to which level this version of the software understands the log."""
 FEATURES: Final = {
     2: ("topic-identities", "users", "bound-proofs"),
     3: ("continued-offsets", "younger-queues"),
-    4: ("schedules",),
+    4: ("schedules", "transaction-sets"),
 }
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1

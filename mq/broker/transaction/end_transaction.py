@@ -13,7 +13,7 @@ themselves, perhaps faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from mq.broker.context import BrokerContext
@@ -24,6 +24,7 @@ from mq.broker.schedule.placement import Destination, WaitingQueues, tail_of
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, immunity_ms
+from mq.broker.transaction.staged_sets import StagedSets
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.record_copy import copy_record
@@ -49,13 +50,18 @@ _NOT_FOUND = "Find prepared transaction message failed"
 class _Ends:
     """Half messages that end in one entry, and the requests that wait for it."""
 
-    __slots__ = ("again", "copies", "discarded", "nbytes", "offsets", "waiting")
+    __slots__ = ("advance", "again", "copies", "discarded", "kept", "nbytes", "offsets", "settled", "waiting")
 
     def __init__(self) -> None:
         self.offsets: list[QueueOffset] = []
         self.discarded: list[QueueOffset] = []
         """Those of them that never become visible."""
+        self.kept = 0
+        """How many of them become visible."""
         self.copies: list[InternalRecord] = []
+        self.advance: bytes | None = None
+        """The command for consumer offsets of a set; `settled` is called when its outcome is known."""
+        self.settled: Callable[[], None] | None = None
         self.nbytes = 0
         self.waiting: list[Call[EndTransaction]] = []
         self.again: list[Call[EndTransaction]] = []
@@ -66,12 +72,14 @@ class Transactions(Service):
     """The handler for ends, and its interface for sends and check-backs.
 
     Attributes:
-        committed, rolled_back: half messages by outcome.
+        committed, rolled_back: half messages by outcome; a set counts as one.
         ended_again: requests about half messages that had ended before.
         given_up: half messages given up after the last check-back.
     """
 
-    def __init__(self, context: BrokerContext, *, halves: HalfMessages, places: WaitingQueues) -> None:
+    def __init__(
+        self, context: BrokerContext, *, halves: HalfMessages, places: WaitingQueues, sets: StagedSets
+    ) -> None:
         self._served = context.settings.transactions
         self._timeout_ms = round(context.settings.transaction_timeout_seconds * 1000)
         self._checks_max = context.settings.transaction_checks_max
@@ -82,6 +90,7 @@ class Transactions(Service):
         self._beginning = context.beginning
         self._tails = context.queue_offsets
         self._places = places
+        self._sets = sets
         self._host = context.store_host if len(context.store_host) == IPV4_HOST_BYTES else NO_HOST
         self._wall_clock_ms = context.wall_clock_ms
         self._ended_properties = props.encode({props.TAGS: _ENDED_TAG}).encode()
@@ -122,6 +131,11 @@ class Transactions(Service):
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"a transactional message names its producers' group in PGROUP: {error}"
             ) from error
+        if props.TRANSACTION_SET in properties:  # whoever may send to this topic may not send to those in the body
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"{props.TRANSACTION_SET} is set by brokers, for transactions of request 9011",
+            )
         _, placed = self._places.place(dict(properties), topic, queue_id, self._wall_clock_ms())
         properties |= {props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
         if due_ms := placed.get(props.TIMER_OUT_MS):
@@ -207,9 +221,27 @@ class Transactions(Service):
             return None
         if not ext.from_transaction_check:
             self._check_in_time(raw, text)
+        if props.find(text, props.TRANSACTION_SET) is not None:
+            self._end_set(offset, position, raw, call)
+            return None
         copy = self._visible(position, raw, text) if outcome == COMMITTED else None
         self._add(offset, copy, call)
         return None
+
+    def _end_set(
+        self, offset: QueueOffset, position: PhysicalOffset, raw: RawRecord, call: Call[EndTransaction]
+    ) -> None:
+        """Append the end of a set at once: offsets that others commit later count on its own. Raises RequestRefused."""
+        ends = _Ends()
+        ends.offsets.append(offset)
+        if call.request.ext.commit_or_rollback == COMMITTED:
+            ends.kept = 1
+            ends.copies, ends.advance, ends.settled = self._sets.commit(position, raw)
+        else:
+            ends.discarded.append(offset)
+        ends.waiting.append(call)
+        self._ending[offset] = ends
+        self._start(ends)
 
     def end_turn(self) -> None:
         """Append the batched ends with the next round; called at the end of a turn."""
@@ -288,12 +320,13 @@ class Transactions(Service):
         if copy is None:
             ends.discarded.append(offset)
         else:
+            ends.kept += 1
             ends.copies.append(copy)
         ends.waiting.append(call)
         self._ending[offset] = ends
 
     def _start(self, ends: _Ends) -> None:
-        kept, gone, all_of_them = len(ends.copies), len(ends.discarded), len(ends.offsets)
+        kept, gone, all_of_them = ends.kept, len(ends.discarded), len(ends.offsets)
         assert kept + gone == all_of_them, f"of {all_of_them} half messages {kept} become visible, {gone} do not"
         now_ms = self._wall_clock_ms()
         ended = InternalRecord(
@@ -306,7 +339,8 @@ class Transactions(Service):
         )
         *discards, done = map(encode_command, self._marks(ends))
         settled = PendingCommand(done, partial(self._settled, ends))
-        self._appender.add_atomically([*ends.copies, ended, *map(PendingCommand, discards), settled])
+        advances = [] if ends.advance is None else [PendingCommand(ends.advance)]
+        self._appender.add_atomically([*ends.copies, ended, *advances, *map(PendingCommand, discards), settled])
 
     def _marks(self, ends: _Ends) -> list[Command]:
         done = CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=ends.offsets)
@@ -314,6 +348,8 @@ class Transactions(Service):
 
     def _settled(self, ends: _Ends, outcome: Outcome) -> None:
         self._forget_ends(ends)
+        if ends.settled is not None:
+            ends.settled()
         if isinstance(outcome, Refused):
             for call in (*ends.waiting, *ends.again):
                 call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
@@ -322,7 +358,7 @@ class Transactions(Service):
             # The outcome is unknown; ending is idempotent.
             self._serve_again(ends)
             return
-        self.committed += len(ends.copies)
+        self.committed += ends.kept
         self.rolled_back += len(ends.discarded)
         waiting, ends.waiting = ends.waiting, []
         for call in waiting:

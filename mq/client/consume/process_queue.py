@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Any
 
 from mq.client.message import MessageQueue, ReceivedMessage
@@ -81,6 +82,11 @@ class ProcessQueue:
     def commit_offset(self) -> int:
         """The smallest unacknowledged offset."""
         return self._unacknowledged[0] if self._unacknowledged else self.next_offset
+
+    def oldest(self, count: int) -> list[int]:
+        """The first `count` unacknowledged offsets, or all."""
+        pending = (offset for offset in self._unacknowledged if offset not in self._acknowledged)
+        return list(islice(pending, count))
 
     @property
     def ready_count(self) -> int:

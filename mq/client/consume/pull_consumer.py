@@ -28,13 +28,14 @@ from mq.client.consume.policies import OnError
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.consume.subscription import Subscribed, subscription_of
-from mq.client.errors import BodyNotDecoded
+from mq.client.errors import BodyNotDecoded, ClientError
 from mq.client.events import OnEvent
 from mq.client.filters import Sql
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.routes import TopicRoute
+from mq.client.produce.consumed import Consumed
 from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.names import check_topic
 from mq.protocol.trace import ContextCode
@@ -130,6 +131,9 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self._subscribed: dict[str, Subscribed] = {}
         self._pullers: dict[MessageQueue, Puller] = {}
         self._paused: set[MessageQueue] = set()
+        self._uncommitted: dict[MessageQueue, int] = {}
+        """By queue, from which offset on messages were returned since the last commit."""
+        self._in_transaction = False
 
     # Life cycle.
 
@@ -140,6 +144,8 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self._subscribed = {}
         self._pullers = {}
         self._paused = set()
+        self._uncommitted = {}
+        self._in_transaction = False
         self._board.open()
 
     def _closed(self) -> None:
@@ -365,6 +371,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             check_topic(queue.topic)
             with nullcontext() if self._spans is None else self._spans.settling("commit", queue.topic):
                 await self._offsets.store(queue, offset)
+            self._note_committed(queue, offset)
         await anyio.lowlevel.checkpoint()
 
     async def committed(self, queue: MessageQueue) -> int | None:
@@ -373,7 +380,51 @@ class PullConsumer(PositionedConsumer[BodyT]):
         check_topic(queue.topic)
         return await self._offsets.stored(queue)
 
+    def _note_committed(self, queue: MessageQueue, offset: int) -> None:
+        if queue in self._uncommitted:
+            self._uncommitted[queue] = offset
+
+    def _consumed(self, messages: Sequence[ReceivedMessage[Any]] | None) -> Consumed:
+        """What `poll` has returned since the last commit, for a transaction; see `Consumed`. Raises ValueError."""
+        self._opened()
+        if messages is not None:
+            raise ValueError("a pull consumer gives all that it has returned since its last commit: pass no messages")
+        if self._in_transaction:
+            raise ValueError(f"{self} is in another transaction, which has not ended")
+        began = self._uncommitted
+        ranges = {
+            queue: (began[queue], position) for queue, position in self.positions.items() if position > began[queue]
+        }
+        self._in_transaction = True
+
+        async def committed() -> None:
+            self._in_transaction = False
+            for queue, (_, end) in ranges.items():
+                self._note_committed(queue, end)
+
+        async def not_committed() -> None:
+            self._in_transaction = False
+            for queue, (first, _) in ranges.items():
+                self._reread(queue, first)
+
+        async def fenced() -> None:
+            try:
+                for queue, (first, _) in ranges.items():
+                    self._reread(queue, max(await self._offsets.stored(queue) or 0, first))
+            except ClientError:
+                await not_committed()  # the next transaction is refused as well, and asks again
+            self._in_transaction = False
+
+        return Consumed(self.group, ranges, committed, not_committed, fenced)
+
     # Pullers.
+
+    def _reread(self, queue: MessageQueue, offset: int) -> None:
+        """Continue at an offset, if the queue is assigned and the consumer open."""
+        puller = self._pullers.get(queue)
+        if puller is not None and self._is_usable():
+            puller.stop()
+            self._read_from(queue, offset)
 
     def _puller(self, queue: MessageQueue) -> Puller:
         self._check_process()
@@ -388,6 +439,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         subscribed = self._subscribed[queue.topic]
         process_queue = ProcessQueue(queue, offset)
         process_queue.paused = queue in self._paused
+        self._uncommitted[queue] = offset
         puller = self._pullers[queue] = Puller(
             remoting,
             self.group,

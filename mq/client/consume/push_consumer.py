@@ -37,7 +37,7 @@ from mq.client.consume.send_back import failure_text, give_back
 from mq.client.consume.stop_signals import check_seconds, drain_on_signals
 from mq.client.consume.subscribing import SubscribingConsumer
 from mq.client.consume.subscription import Subscribed
-from mq.client.errors import ClientError
+from mq.client.errors import ClientError, TransactionFenced
 from mq.client.events import OnEvent
 from mq.client.long_wait import LongWait
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
@@ -46,6 +46,7 @@ from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import AnswerLater
 from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
+from mq.client.produce.consumed import Consumed
 from mq.client.spans import TracerProvider
 from mq.client.task_group import open_task_group
 from mq.protocol.bodies import ConsumerData, HeartbeatData
@@ -416,6 +417,33 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         """Store the offsets of all acknowledged messages now, and wait until that is done (at most a second)."""
         self._opened()
         await self._entered().commit()
+
+    def _consumed(self, messages: Sequence[ReceivedMessage[Any]] | None) -> Consumed:
+        """Messages of a handler, for a transaction; see `Consumed`. Raises ValueError, TransactionFenced."""
+        if not messages:
+            raise ValueError("pass the messages that the handler got: commit_offsets(consumer, message)")
+        if self._is_broadcast:
+            raise ValueError("a broadcast consumer has no offsets at the broker")
+        assigned = {each.queue: each for each in self._entered().assignment.process_queues}
+        taken: dict[MessageQueue, list[int]] = {}
+        for message in messages:
+            taken.setdefault(message.queue, []).append(message.queue_offset)
+        for queue, offsets in taken.items():
+            offsets.sort()
+            if queue not in assigned:
+                raise TransactionFenced(f"queue {queue} belongs to another member of {self.group} by now")
+            oldest = assigned[queue].oldest(len(offsets))
+            if oldest != offsets:
+                raise ValueError(
+                    f"offset {oldest[0] if oldest else None} of {queue} is not finished, and a transaction cannot "
+                    f"consume {offsets[0]} before it: handle messages in order (ordered=True), and pass whole batches"
+                )
+
+        async def ended() -> None:
+            """The handler acknowledges its messages, or gets them again."""
+
+        ranges = {queue: (offsets[0], offsets[-1] + 1) for queue, offsets in taken.items()}
+        return Consumed(self.group, ranges, ended, ended, ended)
 
     # Pause and resume.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from enum import Enum
 from inspect import isawaitable
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 import anyio
 import anyio.abc
@@ -21,8 +21,10 @@ from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import AnswerLater
 from mq.client.net.leader_calls import Repeat, call_leader, is_busy
 from mq.client.net.replies import received_messages
+from mq.client.produce.preparation import Preparation
 from mq.client.produce.producer import Producer
 from mq.client.produce.producer_options import ProducerOptions
+from mq.client.produce.transaction_sets import CheckSet, SetTransaction
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
@@ -101,10 +103,18 @@ class TransactionProducer(Producer[BodyT]):
             async with producer.transaction(Message("Orders", b"two apples")) as transaction:
                 await database.store_order(..., transaction.message_id)
 
+    or several messages, and the offsets of a consumer, which take effect together:
+
+        async with producer.transaction() as transaction:
+            for message in messages:
+                await transaction.send(Message("Prices", price_of(message)))
+            await transaction.commit_offsets(consumer)
+
     `check` is called, in any process of the group, for transactions without an end: the process or the network failed.
     It returns True (commit), False (roll back), or None (check again later); an exception counts as None. Every process
     of a group must be able to answer for the others. A message whose body `codec` cannot decode is not asked for: that
-    is logged, and the broker asks again, as after an exception. Takes the arguments of `Producer`.
+    is logged, and the broker asks again, as after an exception. `check_set` does the same for transactions of several
+    messages; without it, those that have no end are rolled back. Takes the arguments of `Producer`.
     """
 
     def __init__(
@@ -112,28 +122,86 @@ class TransactionProducer(Producer[BodyT]):
         namesrv: str | Sequence[str],
         group: str,
         *,
-        check: Check[BodyT],
+        check: Check[BodyT] | None = None,
+        check_set: CheckSet | None = None,
         codec: BodyCodec[BodyT] | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        if not callable(check):
-            raise TypeError(f"check must be callable, not {check!r}")
+        for name, given in (("check", check), ("check_set", check_set)):
+            if given is not None and not callable(given):
+                raise TypeError(f"{name} must be callable, not {given!r}")
         super().__init__(namesrv, group, codec=codec, **options)
         self._check = check
+        self._check_set = check_set
         self._checks = 0
         self._tasks: anyio.abc.TaskGroup | None = None
 
-    @asynccontextmanager
-    async def transaction(
+    @overload
+    def transaction(
         self, message: Message[BodyT], *, timeout: float | None = None, queue: MessageQueue | None = None
-    ) -> AsyncGenerator[Transaction]:
-        """Store an invisible message; it becomes visible when the block ends, unless an exception ends it.
+    ) -> AbstractAsyncContextManager[Transaction]: ...
+    @overload
+    def transaction(self, *, timeout: float | None = None) -> AbstractAsyncContextManager[SetTransaction[BodyT]]: ...
+    def transaction(
+        self,
+        message: Message[BodyT] | None = None,
+        *,
+        timeout: float | None = None,
+        queue: MessageQueue | None = None,
+    ) -> AbstractAsyncContextManager[Any]:
+        """A transaction of one message, which is stored at once, or of several that are added in the block.
 
+        *With a message*: it is stored, invisible, and becomes visible when the block ends, unless an exception ends it.
         The exception propagates. `timeout` limits entering, and also leaving. Entering raises the errors of `send`;
         then the message stays invisible unless `check` commits it. It is not sent twice, so that each transaction has
         one message. Leaving raises BrokerError if the broker refuses the commit or the rollback; if it is unreachable,
-        that is logged, `Transaction.confirmed` is False, and `check` is called later.
+        that is logged, `Transaction.confirmed` is False, and `check` is called later. Raises ValueError without a
+        `check`.
+
+        *Without a message*: all messages and consumer offsets that are added become visible when the block ends, in one
+        step; or nothing does, if an exception ends it. They are in one broker group, and together at most as large as
+        one message. `timeout`, in seconds, limits each of the two requests on leaving. Leaving raises TransactionFenced
+        if somebody else has consumed the messages, and TransactionOutcomeUnknown if no answer came in time; after any
+        other ClientError, nothing is visible. If leaving is cancelled, the outcome is not known either.
         """
+        if message is None:
+            if queue is not None:
+                raise ValueError("pass the queue to send() of the transaction")
+            return self._set_transaction(timeout)
+        if self._check is None:
+            raise ValueError("give the TransactionProducer a check: it decides if this process stops in between")
+        return self._transaction(message, timeout, queue)
+
+    @asynccontextmanager
+    async def _set_transaction(self, timeout: float | None) -> AsyncGenerator[SetTransaction[BodyT]]:
+        seconds = self._budget(timeout)
+        self._open_pipeline()
+        assert self._remoting is not None, "open without a remoting"
+        transaction = SetTransaction(
+            self._remoting,
+            self.group,
+            transaction_id=self._unique_keys.next(),
+            preparation=Preparation(self._unique_keys, None, compress=None, compress_bytes_min=0),
+            codec=self._codec,
+            rng=self._random,
+            seconds=seconds,
+            auto_create_topics=self._auto_create_topics,
+            may_wait=self._check_set is not None,
+        )
+        try:
+            yield transaction
+        except BaseException:
+            if transaction._wanted is not None or transaction._half is None:
+                transaction.rollback()
+            with anyio.move_on_after(ROLLBACK_SECONDS, shield=True), suppress(ClientError):
+                await transaction._end(ROLLBACK_SECONDS)
+            raise
+        await transaction._end(seconds)
+
+    @asynccontextmanager
+    async def _transaction(
+        self, message: Message[BodyT], timeout: float | None, queue: MessageQueue | None
+    ) -> AsyncGenerator[Transaction]:
         seconds = self._budget(timeout)
         own = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: self.group}
         result = await self._send(encoded(message, self._codec), seconds, queue, own=own, retries=0)
@@ -225,6 +293,12 @@ class TransactionProducer(Producer[BodyT]):
                 wait.goes_on(error, group=self.group)
             await anyio.sleep(CONNECT_EVERY_SECONDS)
 
+    def _asked(self, check: Check[BodyT], message: ReceivedMessage[Any]) -> Awaitable[bool | None] | bool | None:
+        """Ask about the transaction of one message. Raises BodyNotDecoded, and what `check` raises."""
+        if self._codec is not None and (undecoded := decode_body(message, self._codec)) is not None:
+            raise undecoded
+        return check(message)
+
     def _answer_server(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
     ) -> bytes | None:
@@ -248,12 +322,15 @@ class TransactionProducer(Producer[BodyT]):
         answers: list[bool | None] = []
 
         async def ask(message: ReceivedMessage[Any]) -> None:
-            if self._codec is not None and (undecoded := decode_body(message, self._codec)) is not None:
-                raise undecoded
-            answer = self._check(message)
-            if isawaitable(answer):
-                answer = await answer
-            answers.append(None if answer is None else bool(answer))
+            if props.TRANSACTION_SET in message.properties:
+                given: Any = False if self._check_set is None else self._check_set(message.message_id)
+            elif self._check is None:
+                given = None
+            else:
+                given = self._asked(self._check, message)
+            if isawaitable(given):
+                given = await given
+            answers.append(None if given is None else bool(given))
 
         try:
             error = await failure_of(ask, message)

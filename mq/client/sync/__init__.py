@@ -7,7 +7,7 @@ client that is never closed is closed when the program ends.
 
 from mq.client.sync.admin import SyncAdmin
 from mq.client.sync.consumers import SyncDelivery, SyncPopConsumer, SyncPullConsumer, SyncPushConsumer
-from mq.client.sync.producers import SyncProducer, SyncTransactionProducer
+from mq.client.sync.producers import SyncProducer, SyncSetTransaction, SyncTransactionProducer
 
 __all__ = [
     "SyncAdmin",
@@ -16,5 +16,6 @@ __all__ = [
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
+    "SyncSetTransaction",
     "SyncTransactionProducer",
 ]

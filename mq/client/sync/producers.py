@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, Generic, TypeVar, Unpack, cast, overload
 
 import anyio.to_thread
 
 from mq.client.application_code import failure_in, is_async
 from mq.client.body_codecs import BodyCodec
-from mq.client.errors import ClientError
+from mq.client.errors import ClientClosed, ClientError
 from mq.client.logs import log
 from mq.client.message import BodyT, Message, MessageQueue, ReceivedMessage, SendResult
+from mq.client.produce.consumed import Consumed
 from mq.client.produce.outgoing_message import Pending
 from mq.client.produce.producer import Producer
 from mq.client.produce.producer_options import ProducerOptions
+from mq.client.produce.transaction_sets import SetTransaction
 from mq.client.produce.transactions import Transaction, TransactionProducer
 from mq.client.sync.facade import Facade, apart, waits
 
-__all__ = ["SyncProducer", "SyncTransactionProducer"]
+__all__ = ["SyncProducer", "SyncSetTransaction", "SyncTransactionProducer"]
 
 ReplyT = TypeVar("ReplyT")
+ArgumentT = TypeVar("ArgumentT")
 
 
 async def _settle(future: Future[SendResult], pending: Pending) -> None:
@@ -139,7 +143,7 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
 
 
 class SyncTransactionProducer(SyncProducer[BodyT], of=TransactionProducer):
-    """`TransactionProducer` for threads; takes the same arguments. `check` is a plain function, run in a thread.
+    """`TransactionProducer` for threads; takes the same arguments. The checks are plain functions, run in a thread.
 
     with SyncTransactionProducer("127.0.0.1:9876", group="shop", check=check) as producer:
         with producer.transaction(Message("Orders", b"two apples")) as transaction:
@@ -151,29 +155,120 @@ class SyncTransactionProducer(SyncProducer[BodyT], of=TransactionProducer):
         namesrv: str | Sequence[str],
         group: str,
         *,
-        check: Callable[[ReceivedMessage[BodyT]], bool | None],
+        check: Callable[[ReceivedMessage[BodyT]], bool | None] | None = None,
+        check_set: Callable[[str], bool | None] | None = None,
         codec: BodyCodec[BodyT] | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
+        given = self._asked_in_thread(check), self._asked_in_thread(check_set)
+        self._transactions = apart(
+            lambda: TransactionProducer(namesrv, group, check=given[0], check_set=given[1], codec=codec, **options)
+        )
+        Facade.__init__(self, self._transactions)
+
+    def _asked_in_thread(
+        self, check: Callable[[ArgumentT], bool | None] | None
+    ) -> Callable[[ArgumentT], Awaitable[bool | None]] | None:
+        if check is None:
+            return None
         if is_async(check):
             raise TypeError(f"the check of a synchronous producer is a plain function (def), not {check!r}")
 
-        def checked(message: ReceivedMessage[BodyT]) -> bool | None:
+        def checked(argument: ArgumentT) -> bool | None:
             try:
-                return check(message)
+                return check(argument)
             except SystemExit as error:  # ends a thread, as elsewhere, but not the program
                 raise RuntimeError(f"the check called sys.exit({error.code!r})") from error
 
-        async def in_thread(message: ReceivedMessage[BodyT]) -> bool | None:
-            return await anyio.to_thread.run_sync(self._for_thread(checked), message)
+        async def in_thread(argument: ArgumentT) -> bool | None:
+            return await anyio.to_thread.run_sync(self._for_thread(checked), argument)
 
-        self._transactions = apart(lambda: TransactionProducer(namesrv, group, check=in_thread, codec=codec, **options))
-        Facade.__init__(self, self._transactions)
+        return in_thread
 
+    @overload
     def transaction(
         self, message: Message[BodyT], *, timeout: float | None = None, queue: MessageQueue | None = None
-    ) -> AbstractContextManager[Transaction]:
+    ) -> AbstractContextManager[Transaction]: ...
+    @overload
+    def transaction(self, *, timeout: float | None = None) -> AbstractContextManager[SyncSetTransaction[BodyT]]: ...
+    def transaction(
+        self,
+        message: Message[BodyT] | None = None,
+        *,
+        timeout: float | None = None,
+        queue: MessageQueue | None = None,
+    ) -> AbstractContextManager[Any]:
         """As `TransactionProducer.transaction`."""
-        return self._opened().portal.wrap_async_context_manager(
-            self._transactions.transaction(message, timeout=timeout, queue=queue)
+        begin = cast("Callable[..., AbstractAsyncContextManager[Any]]", self._transactions.transaction)
+        block = self._opened().portal.wrap_async_context_manager(begin(message, timeout=timeout, queue=queue))
+        return block if message is not None else self._set_transaction(block)
+
+    @contextmanager
+    def _set_transaction(
+        self, block: AbstractContextManager[SetTransaction[BodyT]]
+    ) -> Iterator[SyncSetTransaction[BodyT]]:
+        with block as transaction:
+            yield SyncSetTransaction(self, transaction)
+
+
+class SyncSetTransaction(Generic[BodyT]):
+    """`SetTransaction` for threads."""
+
+    def __init__(self, producer: SyncTransactionProducer[BodyT], transaction: SetTransaction[BodyT]) -> None:
+        self._producer = producer
+        self._transaction = transaction
+
+    def __repr__(self) -> str:
+        return f"<SyncSetTransaction of {self._transaction!r}>"
+
+    @property
+    def id(self) -> str:
+        """As `SetTransaction.id`."""
+        return self._transaction.id
+
+    @property
+    def is_committed(self) -> bool:
+        """As `SetTransaction.is_committed`."""
+        return self._transaction.is_committed
+
+    def send(self, message: Message[BodyT], *, queue: MessageQueue | None = None) -> str:
+        """As `SetTransaction.send`."""
+        return self._producer._call(self._transaction.send, message, queue=queue)
+
+    def commit_offsets(
+        self,
+        consumer: Facade[Any],
+        messages: ReceivedMessage[Any] | Sequence[ReceivedMessage[Any]] | None = None,
+    ) -> None:
+        """As `SetTransaction.commit_offsets`, of a `SyncPullConsumer` or `SyncPushConsumer`."""
+        listed = [messages] if isinstance(messages, ReceivedMessage) else messages
+        self._transaction._check_open()
+        given: Consumed = consumer._call_now(consumer._client._consumed, listed)
+        there = partial(self._there, consumer)
+        self._transaction._add(
+            given._replace(
+                committed=there(given.committed), not_committed=there(given.not_committed), fenced=there(given.fenced)
+            )
         )
+
+    @staticmethod
+    def _there(consumer: Facade[Any], function: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """One of the functions of `Consumed`, called in the event loop of the consumer."""
+
+        def call() -> None:
+            with suppress(ClientClosed):  # then the consumer begins at its stored offsets when it is opened again
+                consumer._call(function)
+
+        return partial(anyio.to_thread.run_sync, call)
+
+    def prepare(self) -> None:
+        """As `SetTransaction.prepare`."""
+        self._producer._call(self._transaction.prepare)
+
+    def rollback(self) -> None:
+        """As `SetTransaction.rollback`."""
+        self._transaction.rollback()
+
+    def leave_open(self) -> None:
+        """As `SetTransaction.leave_open`."""
+        self._transaction.leave_open()

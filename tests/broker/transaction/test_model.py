@@ -28,6 +28,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.check_back import CheckBacks
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
+from mq.broker.transaction.staged_sets import StagedSets
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
@@ -159,6 +160,7 @@ class Leader:
             context,
             halves=self.halves,
             places=WaitingQueues(context),
+            sets=cast("StagedSets", None),  # no half message here is one
         )
         self.check_backs = CheckBacks(
             context,

@@ -1,0 +1,232 @@
+"""Transactions of several messages, for the workload "transactions": some of them consume messages and transform them.
+
+Workers of one group ask for the group's offset in a queue, take the next messages of it, and stage one output for each
+with the offset behind them; then they commit, perhaps much later, while others do the same with the same messages. What
+must hold: the messages of a set are visible in one entry, with its end and its offsets, or never; an offset moves only
+with such an entry, from where the set began to consume, so each input has one output; and a set is refused for what
+others have consumed only if they have.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+from chaos.broker_sim.clients import Answer, Client, Lost
+from chaos.broker_sim.log_oracle import Ledger, Sent, Stored
+from chaos.log_sim.node import Node
+from chaos.violation import Violation
+from mq.broker.state.commands import CommitOffsets
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import HALF_TOPIC
+from mq.protocol.numbers import QueueOffset
+from mq.protocol.records import COMMITTED
+from mq.protocol.transaction_sets import ConsumedRange, SetMessage, TransactionSet
+
+KIND = "output"
+"""The kind of the messages of sets."""
+_WORKERS = "XG"
+_INPUT_QUEUE = 0
+_TAKEN_MAX = 4
+_OFFSET_ANSWERS = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
+
+
+class Time(Protocol):
+    """What this needs of the simulation."""
+
+    now: float
+
+    def at(self, when: float, action: Callable[..., None], *args: Any) -> None:
+        """Call `action` at a time."""
+
+    def some_node(self, rng: random.Random) -> Node:
+        """The node that a client sends a request to."""
+
+    def true_ms(self) -> int:
+        """The true time."""
+
+
+class Surroundings(Protocol):
+    """What this needs of the workload."""
+
+    rng: random.Random
+    ledger: Ledger
+    clients: list[Client]
+    counts: Counter[str]
+    topic: ClassVar[str]
+    queues: ClassVar[int]
+
+    def new(self, kind: str, properties: dict[str, str], **asked: Any) -> Sent:
+        """Create a message to send."""
+
+    def note(self, kind: str, what: str, key: object, value: object, **more: object) -> None:
+        """An event of the history."""
+
+
+class SetTransactions:
+    """See the module.
+
+    Args:
+        decide: called when a half message is stored: its offset, its position, and what to call if its commit is
+            refused because others have consumed the messages.
+    """
+
+    def __init__(
+        self, cluster: Time, workload: Surroundings, decide: Callable[[int, int, Callable[[], None]], None], group: str
+    ) -> None:
+        self._cluster = cluster
+        self._workload = workload
+        self._decide = decide
+        self._group = group
+        self._number = 0
+        self._consumed_to = 0
+        self._rows: list[tuple[str, str, int, int]] = []
+        self._visible: set[int] = set()
+        self._outputs: Counter[int] = Counter()
+        """By offset of the input, how many are visible."""
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        """Begin a transaction."""
+        if self._workload.rng.random() < 0.4:
+            self._stage(0, [self._output(None) for _ in range(self._workload.rng.randint(1, 4))], [])
+        else:
+            self._transform()
+
+    def _output(self, offset: int | None) -> SetMessage:
+        workload = self._workload
+        sent = workload.new(KIND, {}, input=offset)
+        properties = props.encode({props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
+        # Never to the queue that is consumed, or the workers would transform their own outputs for ever.
+        queue_id = workload.rng.randrange(_INPUT_QUEUE + 1, workload.queues)
+        return SetMessage(workload.topic, queue_id, sent.body, properties)
+
+    def _transform(self) -> None:
+        """A worker takes the next messages of the queue."""
+        rng, topic = self._workload.rng, self._workload.topic
+
+        def answered(answer: Answer | Lost) -> None:
+            if not isinstance(answer, Answer) or answer.code not in _OFFSET_ANSWERS:
+                return
+            first = int(answer.ext["offset"]) if answer.code == ResponseCode.SUCCESS else 0
+            if first > self._consumed_to:
+                raise Violation(f"offset: the workers were told {first}, they have consumed up to {self._consumed_to}")
+            end = min(first + rng.randint(1, _TAKEN_MAX), self._workload.ledger.end(topic, _INPUT_QUEUE))
+            if end > first:
+                self._cluster.at(self._cluster.now + rng.choice((0.0, rng.uniform(0.0, 2.0))), staged, first, end)
+
+        def staged(first: int, end: int) -> None:
+            consumed = ConsumedRange(_WORKERS, topic, _INPUT_QUEUE, QueueOffset(first), QueueOffset(end))
+            outputs = [self._output(offset) for offset in range(first, end)] if rng.random() < 0.95 else []
+            self._stage(first, outputs, [consumed])
+
+        ext = {"consumerGroup": _WORKERS, "topic": topic, "queueId": _INPUT_QUEUE, "setZeroIfNotFound": False}
+        node = self._cluster.some_node(rng)
+        rng.choice(self._workload.clients).request(node, RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", answered)
+
+    def _stage(self, first: int, messages: list[SetMessage], consumed: list[ConsumedRange]) -> None:
+        self._number += 1
+        name = f"S{self._number}"
+        counts, note = self._workload.counts, self._workload.note
+
+        def done(answer: Answer | Lost) -> None:
+            if not isinstance(answer, Answer):
+                counts["sets unknown"] += 1
+                note("info", "stage", name, len(messages), err=str(answer))
+            elif answer.code == ResponseCode.SUCCESS:
+                counts["sets staged"] += 1
+                offset, position = int(answer.ext["halfQueueOffset"]), int(answer.ext["halfPhysicalOffset"])
+                note("ok", "stage", name, len(messages), o=offset)
+                half = self._workload.ledger.at_position.get(position)
+                if half is None or half.record.queue_offset != offset or half.record.topic != HALF_TOPIC:
+                    raise Violation(f"ack: {name} was told to be half {offset} at {position}, there is {half}")
+                self._decide(offset, position, lambda: self._check_fenced(name, first))
+            else:
+                note("fail", "stage", name, len(messages), err=str(answer))
+                counts["sets refused"] += 1
+                if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+                    self._check_fenced(name, first)
+
+        ext = {"producerGroup": self._group, "transactionId": name, "bornTimestampMs": self._cluster.true_ms()}
+        body = TransactionSet(messages, consumed).encode()
+        rng = self._workload.rng
+        note("invoke", "stage", name, len(messages), first=first)
+        node = self._cluster.some_node(rng)
+        rng.choice(self._workload.clients).request(node, RequestCode.STAGE_TRANSACTION, ext, body, done)
+
+    def _check_fenced(self, name: str, first: int) -> None:
+        self._workload.counts["sets fenced"] += 1
+        if self._consumed_to <= first:
+            raise Violation(f"fence: {name} consumed from {first}, the group is at {self._consumed_to} only")
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def offsets(self, command: CommitOffsets) -> None:
+        """Offsets were committed in this entry."""
+        self._rows += command.offsets
+
+    def outcome(self, half: Stored, visible: dict[int, list[Stored]]) -> int | None:
+        """How a set ended in this entry, whose copies are taken out of ``visible``: `COMMITTED`, or None."""
+        messages, consumed = TransactionSet.decode(half.record.body)
+        keys = {props.find(message.properties, props.UNIQUE_KEY) for message in messages}
+        found = [
+            copy
+            for copies in visible.values()
+            for copy in copies
+            if copy.record.prepared_offset == half.record.physical_offset
+        ]
+        for copy in found:
+            visible[copy.value].remove(copy)
+        rows = [(each.group, each.topic, each.queue_id, each.end) for each in consumed]
+        moved = [row for row in rows if row in self._rows]
+        if not found and not moved:
+            return None
+        if len(found) != len(keys) or {copy.record.properties.get(props.UNIQUE_KEY) for copy in found} != keys:
+            raise Violation(f"set: of {sorted(map(str, keys))} only {[copy.place for copy in found]} are visible")
+        if moved != rows:
+            raise Violation(
+                f"set: messages of half {half.record.queue_offset} are visible, its offsets are not: {rows}"
+            )
+        for each in consumed:
+            if each.first != self._consumed_to:
+                raise Violation(f"transform: {each} is consumed, the group was at {self._consumed_to}")
+            self._consumed_to = each.end
+            self._rows.remove((each.group, each.topic, each.queue_id, each.end))
+        for copy in found:
+            self._visible.add(copy.value)
+            if (offset := self._workload.ledger.sent[copy.value].asked["input"]) is not None:
+                self._outputs[offset] += 1
+        self._workload.counts["sets committed"] += 1
+        self._workload.counts["inputs transformed"] += sum(each.end - each.first for each in consumed)
+        return COMMITTED
+
+    def entry_ends(self) -> None:
+        """All ends of this entry were passed."""
+        if self._rows:
+            raise Violation(f"offsets: {self._rows} moved without a transaction that consumed up to there")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def check_end(self) -> None:
+        """Raises `Violation` unless each input has one output at most, and what is visible was committed."""
+        if twice := {offset: count for offset, count in self._outputs.items() if count > 1}:
+            raise Violation(f"transform: inputs with more than one output: {twice}")
+        copies = self._workload.ledger.copies[self._workload.topic]
+        for sent in self._workload.ledger.sent.values():
+            if sent.kind == KIND and copies[sent.value] != (sent.value in self._visible):
+                raise Violation(f"set: {sent} is {copies[sent.value]} times visible")
+
+    def check_offset(self, node_id: str, offsets: Any) -> None:
+        """The offsets of a replica, by group and topic and queue, are what transactions committed."""
+        offset = offsets.get((_WORKERS, self._workload.topic), {}).get(_INPUT_QUEUE, 0)
+        if offset != self._consumed_to:
+            raise Violation(f"offset: the workers are at {offset} at {node_id}, consumed is up to {self._consumed_to}")
+
+
+def is_set(half: Stored) -> bool:
+    """Whether a half message has several messages."""
+    return props.TRANSACTION_SET in half.record.properties
