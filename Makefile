@@ -235,6 +235,7 @@ check: .lint
 
 interop: $(INSTALLED)
 	@$(PY) -m tests.interop $(ARGS)
+	@$(PY) -m tests.interop sdk
 
 # The command of a checkout; the wheel has none.
 .venv/bin/raftmq-jepsen: deploy/raftmq-jepsen.sh $(INSTALLED)

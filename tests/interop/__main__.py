@@ -1,7 +1,7 @@
-"""``python -m tests.interop``."""
+"""``python -m tests.interop``; ``python -m tests.interop sdk`` for our own client on other brokers."""
 
 import sys
 
-from tests.interop.run import main
+from tests.interop import run, sdk
 
-sys.exit(main())
+sys.exit(sdk.main(sys.argv[2:]) if sys.argv[1:2] == ["sdk"] else run.main())

@@ -1,0 +1,51 @@
+"""The report of the SDK against RocketMQ: what it plays, and what it says of differences."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from tests.interop import sdk
+from tests.interop.sdk import NOT_IN_ROCKETMQ, PASS, Played, cluster_tests, examples, markdown
+
+
+def test_each_scenario_has_a_name_of_its_own_and_what_is_left_out_is_there() -> None:
+    names = [name for name, _ in (*examples(), *cluster_tests())]
+    assert len(names) == len(set(names))
+    assert "guide: Transactions" in names
+    assert "a group goes on where it ended: cancelled" in names
+    assert names_missing(names) == set()
+
+
+def names_missing(names: list[str]) -> set[str]:
+    return NOT_IN_ROCKETMQ.keys() - set(names)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, PASS),
+        (KeyError("RAFTMQ_FAILURE"), "differs: dead letters do not say why they are dead: no properties RAFTMQ_..."),
+        (ExceptionGroup("two", [ValueError("a\nb")]), "differs: ValueError: a b"),
+    ],
+)
+def test_a_scenario_that_fails_says_what_differs(error: Exception | None, outcome: str) -> None:
+    async def play() -> None:  # noqa: ASYNC910
+        if error is not None:
+            raise error
+
+    assert trio.run(sdk._played, "guide: Errors", "5.5.0", play) == Played("guide: Errors", "5.5.0", outcome)
+
+
+def test_an_example_that_prints_something_else_differs() -> None:
+    async def play() -> None:
+        await sdk._play_example("print(1)  # -> 1\nprint(2)  # -> 3\n", "127.0.0.1:1", {})
+
+    played = trio.run(sdk._played, "x", "5.5.0", play)
+    assert played.outcome == "differs: AssertionError: prints '2' instead of '3'"
+
+
+def test_the_report_has_a_column_for_each_version() -> None:
+    text = markdown([Played("a", "5.3.3", PASS), Played("a", "5.5.0", "differs: x | y")])
+    assert "| a | pass | differs: x \\| y |" in text
+    assert "5.3.3: 1 of 1 pass; 5.5.0: 0 of 1 pass." in text
