@@ -7,9 +7,7 @@ docs/reports/interop-sdk.md.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import inspect
 import io
 import re
 import sys
@@ -19,7 +17,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 import anyio
@@ -31,8 +28,8 @@ from mq.cli.dev_cluster import DevClusterFailed
 from mq.cli.errors import run_trio
 from tests.interop.clients import HERE, BuildFailed, build_servers
 from tests.interop.rocketmq_servers import RocketMQCluster
-from tests.process import test_python_guide as guide
-from tests.process import test_sdk
+from tests.support import guide_examples as guide
+from tests.support.sdk_scenarios import MESSAGE_BYTES_MAX, SCENARIOS
 
 VERSIONS: Final = ("5.3.3", "5.5.0")
 REPORT: Final = HERE.parent.parent / "docs" / "reports" / "interop-sdk.md"
@@ -42,15 +39,15 @@ SETTINGS: Final = {
     "transactionCheckInterval": "3000",
     "recallMessageEnable": "true",
     "enablePropertyFilter": "true",
-    "maxMessageSize": str(test_sdk.MESSAGE_BYTES_MAX),
+    "maxMessageSize": str(MESSAGE_BYTES_MAX),
 }
 PASS, ABSENT = "pass", "not in RocketMQ"
 REASON_MAX: Final = 240
 """Characters of a reason in the report."""
 
 NOT_IN_ROCKETMQ: Final = {
-    "the death of a leader loses nothing and hides no doubt": "its only broker is the leader",
-    "topics and offsets as an administrator sees them": "it compares with three replicas",
+    "the death of a leader loses nothing and hides no doubt": "without DLedger or a controller nobody takes over",
+    "numbered messages are stored once": "it has no sequence numbers",
 }
 MEANT: Final = (
     (r"KeyError: 'RAFTMQ_FAILURE'", "dead letters do not say why they are dead: no properties RAFTMQ_..."),
@@ -80,29 +77,8 @@ def examples() -> Iterator[tuple[str, str]]:
         yield f"guide: {section}" + (f", {number}" if number > 1 else ""), source
 
 
-def cluster_tests() -> Iterator[tuple[str, Callable[[Any], Awaitable[None]]]]:
-    """The tests of the SDK that take a cluster, each called with it."""
-    for name, function in vars(test_sdk).items():
-        if name.startswith("test_") and inspect.iscoroutinefunction(function):
-            title = name.removeprefix("test_").replace("_", " ")
-            ways = next(
-                (mark.args[1] for mark in getattr(function, "pytestmark", ()) if mark.name == "parametrize"), None
-            )
-            for way in ways or (None,):
-                yield (
-                    title if way is None else f"{title}: {way}",
-                    function if way is None else partial(function, way=way),
-                )
-
-
 async def _play_example(source: str, namesrv: str, names: dict[str, Any]) -> None:
-    code = compile(
-        source.replace("127.0.0.1:9876", namesrv),
-        "guide",
-        "exec",
-        flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
-        dont_inherit=True,
-    )
+    code = guide.compiled(0, source, namesrv)
     printed = io.StringIO()
 
     def run() -> None:
@@ -126,8 +102,6 @@ def _why(error: BaseException) -> str:
 
 
 async def _played(scenario: str, version: str, play: Callable[[], Awaitable[None]]) -> Played:
-    if scenario in NOT_IN_ROCKETMQ:
-        return Played(scenario, version, f"{ABSENT}: {NOT_IN_ROCKETMQ[scenario]}")
     try:
         with anyio.fail_after(SECONDS_MAX):
             await play()
@@ -152,9 +126,11 @@ async def play(version: str, directory: Path) -> list[Played]:
         for scenario, source in examples():
             note(await _played(scenario, version, partial(_play_example, source, cluster.namesrv, names)))
             cluster.check()
-        for scenario, function in cluster_tests():
-            note(await _played(scenario, version, partial(function, SimpleNamespace(namesrv=cluster.namesrv))))
+        for scenario, function in SCENARIOS.items():
+            note(await _played(scenario, version, partial(function, cluster.namesrv)))
             cluster.check()
+        for scenario, reason in NOT_IN_ROCKETMQ.items():
+            note(Played(scenario, version, f"{ABSENT}: {reason}"))
     return played
 
 
@@ -176,7 +152,7 @@ def markdown(played: Sequence[Played]) -> str:
             "",
             "Written by `python -m tests.interop sdk`, which `make interop` runs: the SDK against a name server and a",
             "broker of Apache RocketMQ. Each example of the [guide](../python.md) must print what it promises, and the",
-            f"tests of `tests/process/test_sdk.py` must pass. {'; '.join(counts)}.",
+            f"scenarios of `tests/support/sdk_scenarios.py` must pass. {'; '.join(counts)}.",
             "",
             f"Measured on {datetime.now(UTC):%Y-%m-%d}: {machine()}.",
             "",

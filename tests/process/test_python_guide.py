@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
-import anyio
 import anyio.from_thread
 import pytest
 
 from mq.cli.dev_cluster import DevCluster, Ports
+from tests.support.guide_examples import GUIDE, ROOT, compiled, examples, expected_output, run
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
-
-ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "python.md"
-SECONDS_MAX = 60
 
 
 @pytest.fixture(scope="module")
@@ -32,39 +24,12 @@ def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield cluster.namesrv
 
 
-def examples(text: str) -> list[tuple[int, str]]:
-    """The line and the source of each Python example."""
-    return [
-        (text.count("\n", 0, found.start()) + 1, found[1])
-        for found in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    ]
-
-
-def expected_output(source: str) -> list[str]:
-    """What the comments of an example promise, line by line."""
-    return re.findall(r"# -> (.*)$", source, re.MULTILINE)
-
-
-def run(code: CodeType, names: dict[str, Any]) -> None:
-    """Run an example as `python -m asyncio` would, on trio."""
-    result = eval(code, names)
-    if inspect.iscoroutine(result):
-
-        async def bounded() -> None:
-            with anyio.fail_after(SECONDS_MAX):
-                await result
-
-        anyio.run(bounded, backend="trio")
-
-
 def test_every_example_does_what_it_says(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = examples(GUIDE.read_text())
     assert len(found) > 15, "the guide has lost its examples"
     names: dict[str, Any] = {}
     for line, source in found:
-        # The line numbers are those of the guide, in tracebacks too.
-        text = "\n" * line + source.replace("127.0.0.1:9876", namesrv)
-        run(compile(text, str(GUIDE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True), names)
+        run(compiled(line, source, namesrv), names)
         assert capsys.readouterr().out.splitlines() == expected_output(source), f"the example at line {line}"
 
 

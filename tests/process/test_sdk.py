@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -20,24 +17,15 @@ from mq.client import (
     Admin,
     Message,
     MessageQueue,
-    MessageRefused,
     Producer,
-    PushConsumer,
     ReceivedMessage,
-    SendRejected,
     SendResult,
 )
-from mq.protocol.codes import ResponseCode
 from tests.support.real_groups import Cluster
+from tests.support.sdk_scenarios import GROUP, MESSAGE_BYTES_MAX, QUEUES, SCENARIOS, consumer_of, new_topic
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
-
-GROUP = "broker-a"
-QUEUES = 4
-MESSAGE_BYTES_MAX = 100_000
-
-numbers = itertools.count()
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -55,138 +43,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             yield Cluster(inner, portal)
 
 
-@asynccontextmanager
-async def new_topic(cluster: Cluster) -> AsyncGenerator[str]:
-    """A topic with QUEUES empty queues, and a minute for the test."""
-    topic = f"Sdk{next(numbers)}"
-    with anyio.fail_after(60):
-        async with Admin(cluster.namesrv) as admin:
-            await admin.create_topic(topic, QUEUES)
-        yield topic
-
-
-def consumer_of(cluster: Cluster, topic: str, tags: str = "*") -> PushConsumer:
-    consumer = PushConsumer(cluster.namesrv, f"{topic}-readers", consume_from="first")
-    consumer.subscribe(topic, tags)
-    return consumer
-
-
-async def send(producer: Producer, topic: str, count: int) -> list[str]:
-    """The ids of `count` messages that were stored."""
-    outcomes = await producer.send_many(Message(topic, b"%d" % number) for number in range(count))
-    results = [outcome for outcome in outcomes if isinstance(outcome, SendResult)]
-    assert len(results) == count, [outcome for outcome in outcomes if not isinstance(outcome, SendResult)]
-    return [result.message_id for result in results]
-
-
-async def test_messages_arrive_with_all_they_carry(cluster: Cluster) -> None:
-    async with (
-        new_topic(cluster) as topic,
-        Producer(cluster.namesrv) as producer,
-        consumer_of(cluster, topic, "en || fr") as consumer,
-    ):
-        await producer.send(Message(topic, b"hallo", tags="de"))
-        sent = {
-            b"hello": await producer.send(Message(topic, b"hello", tags="en", keys=["1", "one"])),
-            b"salut" * 2000: await producer.send(
-                Message(topic, b"salut" * 2000, tags="fr", properties={"colour": "rouge"}, sharding_key="s")
-            ),
-        }
-        received: dict[bytes, ReceivedMessage] = {}
-        async for message in consumer:
-            received[message.body] = message
-            if len(received) == 2:
-                break
-        assert received.keys() == sent.keys()
-        for body, message in received.items():
-            result = sent[body]
-            assert (message.message_id, message.queue, message.queue_offset) == (
-                result.message_id,
-                result.queue,
-                result.queue_offset,
-            )
-        hello, salut = received[b"hello"], received[b"salut" * 2000]
-        assert (hello.tags, hello.keys) == ("en", ("1", "one"))
-        assert (salut.tags, salut.properties["colour"], salut.sharding_key) == ("fr", "rouge", "s")
-
-
-async def test_a_batch_is_stored_together(cluster: Cluster) -> None:
-    async with (
-        new_topic(cluster) as topic,
-        Producer(cluster.namesrv) as producer,
-        consumer_of(cluster, topic) as consumer,
-    ):
-        batch = [Message(topic, b"%d" % number, tags="t", keys=[f"k{number}"], flag=number) for number in range(300)]
-        results = await producer.send_batch(batch)
-        assert {result.queue for result in results} == {results[0].queue}
-        first = results[0].queue_offset
-        assert [result.queue_offset for result in results] == list(range(first, first + 300))
-        received: list[ReceivedMessage] = []
-        async for message in consumer:
-            received.append(message)
-            if len(received) == 300:
-                break
-        received.sort(key=lambda message: message.queue_offset)
-        assert [(m.body, m.keys, m.record.flag, m.message_id, m.record.offset_message_id) for m in received] == [
-            (sent.body, tuple(sent.keys), sent.flag, result.message_id, result.offset_message_id)
-            for sent, result in zip(batch, results, strict=True)
-        ]
-        with pytest.raises(SendRejected, match="more than") as rejected:
-            await producer.send_batch([Message(topic, b"x")] * 1000)
-        assert (rejected.value.code, rejected.value.stored) == (ResponseCode.MESSAGE_ILLEGAL, "no")
-
-
-async def test_a_member_that_leaves_hands_its_queues_over(cluster: Cluster) -> None:
-    seen: Counter[str] = Counter()
-
-    async def note(message: ReceivedMessage) -> None:
-        seen[message.message_id] += 1
-
-    async with (
-        new_topic(cluster) as topic,
-        Producer(cluster.namesrv) as producer,
-        anyio.create_task_group() as tasks,
-        consumer_of(cluster, topic) as first,
-    ):
-        tasks.start_soon(first.run, note)
-        async with consumer_of(cluster, topic) as second:
-            tasks.start_soon(second.run, note)
-            await until(lambda: len(first.assignment) == len(second.assignment) == QUEUES // 2)
-            assert not first.assignment & second.assignment
-            sent = await send(producer, topic, 100)
-            await until(lambda: len(seen) == 100)
-            second.stop()
-        sent += await send(producer, topic, 100)
-        await until(lambda: len(seen) == 200)
-        assert len(first.assignment) == QUEUES
-        assert seen == Counter(sent), "a member that leaves stores its offsets first, so nothing comes twice"
-        first.stop()
-
-
-@pytest.mark.parametrize("way", ["left", "cancelled"])
-async def test_a_group_goes_on_where_it_ended(cluster: Cluster, way: str) -> None:
-    received: list[str] = []
-    async with new_topic(cluster) as topic, Producer(cluster.namesrv) as producer:
-        sent = await send(producer, topic, 60)
-        with anyio.CancelScope() as scope:
-            async with consumer_of(cluster, topic) as consumer:
-                async for delivery in consumer.deliveries():
-                    with delivery as message:
-                        received.append(message.message_id)
-                    if len(received) == 30:
-                        break
-                if way == "cancelled":
-                    scope.cancel()
-                    await anyio.sleep_forever()
-        assert scope.cancelled_caught == (way == "cancelled")
-        async with consumer_of(cluster, topic) as consumer:
-            async for message in consumer:
-                received.append(message.message_id)
-                if len(received) == 60:
-                    break
-            await until(lambda: len(consumer.assignment) == QUEUES)
-            assert sum(consumer.positions.values()) == 59, "the last one is not acknowledged yet"
-    assert sorted(received) == sorted(sent)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_the_sdk_does_what_it_does_everywhere(cluster: Cluster, scenario: str) -> None:
+    await SCENARIOS[scenario](cluster.namesrv)
 
 
 async def test_the_death_of_a_leader_loses_nothing_and_hides_no_doubt(cluster: Cluster) -> None:
@@ -204,9 +63,9 @@ async def test_the_death_of_a_leader_loses_nothing_and_hides_no_doubt(cluster: C
         assert known == message.message_id, f"{message.queue}: another message at offset {message.queue_offset}"
 
     async with (
-        new_topic(cluster) as topic,
+        new_topic(cluster.namesrv) as topic,
         Producer(cluster.namesrv, timeout=30) as producer,
-        consumer_of(cluster, topic) as consumer,
+        consumer_of(cluster.namesrv, topic) as consumer,
         anyio.create_task_group() as reading,
     ):
         reading.start_soon(consumer.run, note)
@@ -231,7 +90,11 @@ async def test_the_death_of_a_leader_loses_nothing_and_hides_no_doubt(cluster: C
 
 
 async def test_topics_and_offsets_as_an_administrator_sees_them(cluster: Cluster) -> None:
-    async with new_topic(cluster) as topic, Admin(cluster.namesrv) as admin, Producer(cluster.namesrv) as producer:
+    async with (
+        new_topic(cluster.namesrv) as topic,
+        Admin(cluster.namesrv) as admin,
+        Producer(cluster.namesrv) as producer,
+    ):
         assert topic in await admin.topics()
         route = await admin.route(topic)
         queues = [MessageQueue(topic, GROUP, number) for number in range(QUEUES)]
@@ -244,7 +107,7 @@ async def test_topics_and_offsets_as_an_administrator_sees_them(cluster: Cluster
             (0, 0),
             (0, 3),
         ]
-        async with consumer_of(cluster, topic) as consumer:
+        async with consumer_of(cluster.namesrv, topic) as consumer:
             deliveries = consumer.deliveries()
             for _ in range(2):
                 (await anext(deliveries)).ack()
@@ -252,18 +115,3 @@ async def test_topics_and_offsets_as_an_administrator_sees_them(cluster: Cluster
         assert await admin.group_offset(consumer.group, queues[1]) == 2
         assert await admin.group_offset("somebody-else", queues[0]) is None
         assert await admin.consumers(consumer.group, topic) == []
-
-
-async def test_what_is_refused_is_certainly_not_stored(cluster: Cluster) -> None:
-    noise = random.Random(1).randbytes(MESSAGE_BYTES_MAX + 1)
-    async with new_topic(cluster) as topic, Producer(cluster.namesrv) as producer, Admin(cluster.namesrv) as admin:
-        with pytest.raises(SendRejected, match="body of 100001 bytes") as too_large:
-            await producer.send(Message(topic, noise))
-        assert (too_large.value.code, too_large.value.stored) == (ResponseCode.MESSAGE_ILLEGAL, "no")
-        with pytest.raises(MessageRefused, match="4194305 bytes"):
-            await producer.send(Message(topic, bytes(4 * 1024 * 1024 + 1)))
-        with pytest.raises(SendRejected, match="queue id 4 is illegal") as no_queue:
-            await producer.send(Message(topic, b"x"), queue=MessageQueue(topic, GROUP, QUEUES))
-        assert (no_queue.value.code, no_queue.value.stored) == (ResponseCode.INVALID_PARAMETER, "no")
-        assert (too_large.value.attempts, no_queue.value.attempts) == (1, 1)
-        assert {await admin.max_offset(queue) for queue in await producer.queues(topic)} == {0}
