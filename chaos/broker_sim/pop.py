@@ -2,8 +2,9 @@
 
 What must hold: a popped message is delivered to no other consumer until it is acknowledged or postponed, or its time is
 over by the leader's clock; then the same entry puts it in the retry topic. What a client was told is acknowledged is
-never redelivered. In the end consumers acknowledge everything they get, and get everything: nothing is lost, and
-nothing is invisible for ever.
+never redelivered. A client that does not learn whether it has postponed a message asks again with the receipt that it
+has, and is not refused while the message is hidden for it. In the end consumers acknowledge everything they get, and
+get everything: nothing is lost, and nothing is invisible for ever.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from mq.protocol.records import RecordError, StoredMessage, decode_records
 
 _GROUP = "PG"
 _CONSUMERS = 3
+_ATTEMPTS_MAX = 5
 
 
 class MessageAt(NamedTuple):
@@ -40,6 +42,10 @@ class MessageAt(NamedTuple):
     @property
     def queue(self) -> tuple[str, int]:
         return self.topic, self.queue_id
+
+
+_Name = tuple[int, int]
+"""Start and pop time of a checkpoint."""
 
 
 class _Pop(NamedTuple):
@@ -88,6 +94,9 @@ def received(answer: Answer) -> list[tuple[StoredMessage, Receipt]]:
     return pairs
 
 
+_NOWHERE = _Pop(QueueOffset(-1), -1, -1)
+
+
 class Pop(Workload):
     """See the module."""
 
@@ -100,9 +109,12 @@ class Pop(Workload):
         self._reached: dict[tuple[str, int], int] = {}
         self._open: dict[MessageAt, _Pop] = {}
         self._popped: dict[MessageAt, set[tuple[int, int]]] = {}
+        self._moved: dict[tuple[MessageAt, _Name], _Name] = {}
+        """For each checkpoint that a message has left by being postponed, its next one."""
         self._finished: dict[MessageAt, str] = {}
         self._handed_out: Counter[MessageAt] = Counter()
-        self._acks: set[tuple[MessageAt, int, int]] = set()
+        self._acks: dict[MessageAt, set[_Name]] = {}
+        """The receipts with which messages may have been acknowledged."""
         self._ended: list[tuple[MessageAt, _Pop]] = []
         self._copies: dict[str, list[Stored]] = {}
 
@@ -188,7 +200,7 @@ class Pop(Workload):
                 self.counts["too late to acknowledge"] += 1
 
         self.note("invoke", "ack", place, receipt.pop_time_ms)
-        self._acks.add((place, receipt.start, receipt.pop_time_ms))
+        self._acks.setdefault(place, set()).add((receipt.start, receipt.pop_time_ms))
         ext = self._about(place, receipt)
         consumer.request(self.cluster.some_node(self.rng), RequestCode.ACK_MESSAGE, ext, b"", done)
 
@@ -196,7 +208,7 @@ class Pop(Workload):
         gathered: dict[tuple[int, int, str, int], int] = {}
         for place, receipt in wanted:
             self.note("invoke", "ack", place, receipt.pop_time_ms)
-            self._acks.add((place, receipt.start, receipt.pop_time_ms))
+            self._acks.setdefault(place, set()).add((receipt.start, receipt.pop_time_ms))
             key = receipt.start, receipt.pop_time_ms, receipt.mark, receipt.queue_id
             gathered[key] = gathered.get(key, 0) | 1 << (receipt.offset - receipt.start)
         rows = [
@@ -218,13 +230,29 @@ class Pop(Workload):
         if (how := self._finished.get(place)) != "acknowledged":
             raise Violation(f"pop: {place} was told to be acknowledged, it is {how}")
 
-    def _put_off(self, consumer: Client, place: MessageAt, receipt: Receipt) -> None:
-        invisible_ms = self.rng.choice((0, 300, 2000))
+    def _put_off(
+        self, consumer: Client, place: MessageAt, receipt: Receipt, invisible_ms: int | None = None, attempt: int = 1
+    ) -> None:
+        """Postpone a message; if the outcome is unknown, ask again with the same receipt, as long as it is useful."""
+        if invisible_ms is None:
+            invisible_ms = self.rng.choice((0, 300, 2000))
+        known_to = self._known_to(place, receipt)
 
         def done(answer: Answer | Lost) -> None:
+            if answer is Lost.UNKNOWN:
+                later = self.cluster.now + self.rng.uniform(0.0, 0.3)
+                if self.rng.random() < 0.3:
+                    self.cluster.at(later, self._ack, consumer, place, receipt)
+                elif attempt < _ATTEMPTS_MAX:
+                    self.cluster.at(later, self._put_off, consumer, place, receipt, invisible_ms, attempt + 1)
+                return
+            is_refused = isinstance(answer, Answer) and answer.code == ResponseCode.NO_MESSAGE
+            if is_refused and known_to and known_to == self._known_to(place, receipt):
+                raise Violation(f"denied: {place} is hidden for {receipt}, and cannot be put off again by it")
             if not isinstance(answer, Answer) or answer.code != ResponseCode.SUCCESS:
                 return
             self.counts["put off"] += 1
+            self.counts["put off again"] += attempt > 1 and bool(known_to)
             pop_time_ms = int(answer.ext["popTime"])
             fresh = receipt._replace(
                 start=receipt.offset, pop_time_ms=pop_time_ms, invisible_ms=int(answer.ext["invisibleTime"])
@@ -238,6 +266,26 @@ class Pop(Workload):
         ext = self._about(place, receipt) | {"invisibleTime": invisible_ms}
         node = self.cluster.some_node(self.rng)
         consumer.request(node, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"", done)
+
+    def _known_to(self, place: MessageAt, receipt: Receipt) -> list[int]:
+        """All brokers that run, if each knows that the message of a receipt was postponed and is open; else nobody.
+
+        A broker that was restored from a snapshot may not know it.
+        """
+        name = receipt.start, receipt.pop_time_ms
+        if self._open.get(place, _NOWHERE)[:2] != self._name_now(place, name) or name not in self._popped[place]:
+            return []
+        brokers = list(self.cluster.brokers())
+        keys = _GROUP, place.topic, place.queue_id
+        if all((*name, place.offset) in broker.metadata.pops.of(keys).moved for broker in brokers):
+            return [id(broker) for broker in brokers]
+        return []
+
+    def _name_now(self, place: MessageAt, name: _Name) -> _Name:
+        """The checkpoint that a message of a receipt is in after all changes of its invisible time."""
+        while (following := self._moved.get((place, name))) is not None:
+            name = following
+        return name
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
@@ -258,6 +306,8 @@ class Pop(Workload):
             case DeferMessage():
                 place = MessageAt(command.topic, command.queue_id, command.offset)
                 if self._is_open(place, command.start, command.pop_time_ms):
+                    name = command.start, command.pop_time_ms
+                    self._moved[place, name] = command.offset, command.new_pop_time_ms
                     self._hold(place, _Pop(command.offset, command.new_pop_time_ms, command.invisible_ms))
             case _:
                 pass
@@ -301,7 +351,7 @@ class Pop(Workload):
                 early_ms = pop.due_ms - copy.record.store_timestamp_ms
                 if early_ms > 2 * self.cluster.plan.wall_skew_ms:
                     raise Violation(f"early: {place} comes again {early_ms} ms before its time")
-            elif (place, *pop[:2]) in self._acks:
+            elif any(self._name_now(place, name) == pop[:2] for name in self._acks.get(place, ())):
                 self._finished[place] = "acknowledged"
                 self.counts["acknowledged by consumers"] += 1
             else:

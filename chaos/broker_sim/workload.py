@@ -44,6 +44,9 @@ class Brokers(Surroundings, Protocol):
     def some_node(self, rng: random.Random) -> Node:
         """The node that a client sends a request to: mostly the leader, if the client knows it."""
 
+    def brokers(self) -> list[BrokerProcess]:
+        """Those that run."""
+
     def true_ms(self) -> int:
         """The true time."""
 

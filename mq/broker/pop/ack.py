@@ -3,6 +3,10 @@
 Requests of one turn of the event loop enter the log together and are answered when committed. A message may leave its
 checkpoint only once: by an acknowledgement, a changed invisible time, or a move to the retry topic. The first one in
 the log wins; later requests are told that the message does not exist.
+
+The answer to a changed invisible time may be lost, for example with the leader. Then its client has only the former
+receipt, and asks again, or acknowledges with it. So a former receipt stands for the checkpoint that was made from its
+own, as long as that is open: nobody else can have popped the message in the meantime.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from mq.broker.state.pop_checkpoints import (
     CheckpointId,
     DeferMessage,
     QueueOfGroup,
+    offsets_of,
 )
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
@@ -36,6 +41,7 @@ from mq.protocol.receipts import (
     NORMAL,
     ORDERED_REVIVE_QUEUE,
     REVIVE_QUEUE,
+    AckRow,
     BatchAck,
     Receipt,
     ReceiptError,
@@ -58,6 +64,8 @@ class AcksInFlight:
     def __init__(self) -> None:
         self._bits: dict[CheckpointId, int] = {}
         self._queues: dict[QueueOfGroup, int] = {}
+        self._waiting: dict[CheckpointId, list[Call[Any]]] = {}
+        self._ready: list[Call[Any]] = []
 
     def of(self, checkpoint_id: CheckpointId) -> int:
         """A bitmap of these messages in a checkpoint."""
@@ -66,6 +74,20 @@ class AcksInFlight:
     def is_settling(self, key: QueueOfGroup) -> bool:
         """Whether a queue has such messages."""
         return key in self._queues
+
+    def wait(self, checkpoint_id: CheckpointId, call: Call[Any]) -> None:
+        """A request about a message that is in flight must wait until that is settled: it may be the same request."""
+        self._waiting.setdefault(checkpoint_id, []).append(call)
+
+    def take_ready(self) -> list[Call[Any]]:
+        """Requests that have waited, to be handled again."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    def take_all(self) -> list[Call[Any]]:
+        """All requests that have waited or still wait."""
+        waiting, self._waiting = self._waiting, {}
+        return [*self.take_ready(), *(call for calls in waiting.values() for call in calls)]
 
     def begin(self, checkpoint_id: CheckpointId, bits: int) -> None:
         """Mark them as in flight; none of them was before."""
@@ -80,6 +102,7 @@ class AcksInFlight:
         settled = self._bits[checkpoint_id] & bits
         assert settled == bits, f"{checkpoint_id}: of {bits:#x} only {settled:#x} was in flight"
         left = self._bits[checkpoint_id] & ~bits
+        self._ready += self._waiting.pop(checkpoint_id, ())
         if left:
             self._bits[checkpoint_id] = left
             return
@@ -135,16 +158,20 @@ class PopAcks:
 
     def resign(self) -> None:
         """This replica stopped leading; the new leader serves unanswered requests."""
+        waiting = self.leaving.take_all()
         self.leaving = AcksInFlight()
         self._rows = []
         waiters, self._waiters = self._waiters, []
-        for call, _ in waiters:
+        for call in (*(call for call, _ in waiters), *waiting):
             call.dispatch()
 
     def handle_ack(self, call: Call[AckMessage]) -> bytes | None:
         """Request code 200051. Raises RequestRefused."""
         self._appender.check_room()
         checkpoint_id, bit = self._message(call.request.ext)
+        if self.leaving.of(checkpoint_id) & bit:
+            self.leaving.wait(checkpoint_id, call)
+            return None
         self._rows.append((checkpoint_id, bit))
         self.leaving.begin(checkpoint_id, bit)
         self._gather((call, call.success()))
@@ -163,14 +190,17 @@ class PopAcks:
         found = missing = 0
         for ack, bits in wanted:
             topic = ack.topic if ack.mark == NORMAL else pop_retry_topic(ack.group, ack.topic)
-            checkpoint_id = self._id_of((ack.group, fitted_topic(topic), ack.queue_id), ack.start, ack.pop_time_ms)
-            bits <<= ack.start - checkpoint_id.start
-            effective = self._open_bits(checkpoint_id) & bits
-            found += effective.bit_count()
-            missing += (bits & ~effective).bit_count()
-            if effective:
-                self._rows.append((checkpoint_id, effective))
-                self.leaving.begin(checkpoint_id, effective)
+            key = ack.group, fitted_topic(topic), ack.queue_id
+            checkpoint_id = self._id_of(key, ack.start, ack.pop_time_ms)
+            rows = [(checkpoint_id, bits << (ack.start - checkpoint_id.start)), *self._moved(key, ack, bits)]
+            effective = 0
+            for checkpoint_id, wanted_bits in rows:
+                if open_bits := self._open_bits(checkpoint_id) & wanted_bits:
+                    effective += open_bits.bit_count()
+                    self._rows.append((checkpoint_id, open_bits))
+                    self.leaving.begin(checkpoint_id, open_bits)
+            found += effective
+            missing += bits.bit_count() - effective
         if not found:
             raise RequestRefused(
                 ResponseCode.NO_MESSAGE, f"none of these {missing} messages is hidden for this receipt any more"
@@ -193,6 +223,9 @@ class PopAcks:
             count = self._metadata.pops.count
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST]system busy, {count} pops are open")
         checkpoint_id, bit = self._message(ext)
+        if self.leaving.of(checkpoint_id) & bit:
+            self.leaving.wait(checkpoint_id, call)
+            return None
         (key, start, pop_time_ms), now_ms = checkpoint_id, self._wall_clock_ms()
         invisible_ms = min(ext.invisible_ms, INVISIBLE_MS_MAX)
         of_queue = self._metadata.pops.of(key)
@@ -232,6 +265,8 @@ class PopAcks:
 
     def flush(self) -> None:
         """Append the batched requests to the log; called at the end of each turn."""
+        for call in self.leaving.take_ready():
+            call.dispatch()
         if not self._waiters:
             return
         rows, self._rows = self._rows, []
@@ -286,7 +321,9 @@ class PopAcks:
         self._appender.add_command(command, on_outcome)
 
     def _message(self, ext: AckExt | ChangeInvisibleExt) -> tuple[CheckpointId, int]:
-        """The checkpoint of a message, and the message's bit. Raises RequestRefused if it is not open."""
+        """The checkpoint of a message, and the message's bit; it may be in flight. Raises RequestRefused if it is not
+        open.
+        """
         topic = fitted_topic(ext.topic)
         config = self._metadata.topics.get(topic)
         if config is None:
@@ -307,11 +344,23 @@ class PopAcks:
             raise RequestRefused(
                 ResponseCode.NO_MESSAGE, f"offset {ext.offset} is outside of the queue, which has {low} to {high}"
             )
-        checkpoint_id = self._id_of((ext.consumer_group, topic, ext.queue_id), receipt.start, receipt.pop_time_ms)
+        key = ext.consumer_group, topic, ext.queue_id
+        checkpoint_id = self._id_of(key, receipt.start, receipt.pop_time_ms)
+        moved = self._metadata.pops.of(key).moved.get((receipt.start, receipt.pop_time_ms, ext.offset))
+        if moved is not None:
+            checkpoint_id = CheckpointId(key, ext.offset, moved)
         at = ext.offset - checkpoint_id.start
-        if not 0 <= at < SPAN_MAX or not self._open_bits(checkpoint_id) >> at & 1:
+        is_open = self._open_bits(checkpoint_id) | self.leaving.of(checkpoint_id)
+        if not 0 <= at < SPAN_MAX or not is_open >> at & 1:
             raise RequestRefused(ResponseCode.NO_MESSAGE, f"message {ext.offset} of {topic} does not wait for it")
         return checkpoint_id, 1 << at
+
+    def _moved(self, key: QueueOfGroup, ack: AckRow, bits: int) -> Iterator[tuple[CheckpointId, int]]:
+        """The checkpoints of those messages of a receipt that have moved to their own."""
+        if moved := self._metadata.pops.of(key).moved:
+            for offset in offsets_of(ack.start, bits):
+                if (pop_time_ms := moved.get((ack.start, ack.pop_time_ms, offset))) is not None:
+                    yield CheckpointId(key, offset, pop_time_ms), 1
 
     def _id_of(self, key: QueueOfGroup, start: QueueOffset, pop_time_ms: int) -> CheckpointId:
         """The checkpoint of a receipt. After a changed invisible time, it is named after the message."""

@@ -22,6 +22,8 @@ from mq.protocol.names import check_group, check_topic
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset, offset_range
 from mq.protocol.wire_names import INT32_MAX
 
+FORMER_MAX = 8
+"""Earlier receipts of a message that still lead to its checkpoint."""
 SPAN_MAX = 1024
 """Distance from the first message of a checkpoint to its last."""
 NUMBER_BYTES_MAX = SPAN_MAX // 8
@@ -174,12 +176,17 @@ class PopQueue:
     Attributes:
         open: checkpoints by start offset and pop time.
         ordered: the checkpoint of ordered consumption.
+        moved: by start and pop time of a former checkpoint and offset of a message: that of its present one, whose
+            start is the offset. Not part of the replicated state: a replica that was restored from a snapshot does not
+            have what was before. It only tells which checkpoint a repeated request means, and no command depends on it.
     """
 
-    __slots__ = ("epoch", "open", "ordered")
+    __slots__ = ("_former", "epoch", "moved", "open", "ordered")
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
+        self.moved: dict[tuple[QueueOffset, int, QueueOffset], int] = {}
+        self._former: dict[tuple[QueueOffset, int], list[tuple[QueueOffset, int]]] = {}
         self.open: dict[tuple[QueueOffset, int], Checkpoint] = {}
         self.ordered: Ordered | None = None
 
@@ -188,7 +195,25 @@ class PopQueue:
         queue = PopQueue(epoch)
         queue.open = dict(self.open)
         queue.ordered = self.ordered
+        queue.moved = dict(self.moved)
+        queue._former = {place: list(names) for place, names in self._former.items()}
         return queue
+
+    def note_moved(self, start: QueueOffset, pop_time_ms: int, offset: QueueOffset, new_pop_time_ms: int) -> None:
+        """A message moved to a checkpoint of its own; the answer that says so may be lost."""
+        former = self._former.setdefault((offset, new_pop_time_ms), [])
+        if start == offset:
+            former += self._former.get((start, pop_time_ms), ())
+        former.append((start, pop_time_ms))
+        del former[:-FORMER_MAX]
+        for name in former:
+            self.moved[*name, offset] = new_pop_time_ms
+
+    def note_closed(self, start: QueueOffset, pop_time_ms: int) -> None:
+        """Nothing of a checkpoint is open any more."""
+        for name in self._former.pop((start, pop_time_ms), ()):
+            if self.moved.get((*name, start)) == pop_time_ms:
+                del self.moved[*name, start]
 
     def message_count(self) -> int:
         """Number of open messages."""
@@ -316,6 +341,7 @@ class PopCheckpoints:
                 queue.open[start, pop_time_ms] = Checkpoint(checkpoint.invisible_ms, left)
                 return
             del queue.open[start, pop_time_ms]
+            queue.note_closed(start, pop_time_ms)
             self._count(key[0], -1)
         elif (ordered := queue.ordered) is not None and (ordered.start, ordered.pop_time_ms) == (start, pop_time_ms):
             left = ordered.bits & ~bits
@@ -345,6 +371,7 @@ class PopCheckpoints:
         bit = 1 << (offset - start)
         checkpoint = queue.open.get((start, pop_time_ms))
         if checkpoint is not None and checkpoint.bits & bit:
+            queue.note_moved(start, pop_time_ms, offset, command.new_pop_time_ms)
             self._ack(key, start, pop_time_ms, bit)
             self._put(key, queue)  # its last message may be gone
             self._add(key, queue, offset, command.new_pop_time_ms, command.invisible_ms, 1)
@@ -409,6 +436,8 @@ class PopCheckpoints:
                 assert checkpoint.bits > 0, f"{at}: the open messages are {checkpoint.bits}"
                 assert checkpoint.bits.bit_length() <= SPAN_MAX, f"{at}: a span of {checkpoint.bits.bit_length()}"
                 assert start >= 0, f"{at}: a negative offset"
+            for (_, _, offset), moved_to in queue.moved.items():
+                assert (offset, moved_to) in queue.open, f"{what}: a receipt of {offset} leads to nothing"
             if (ordered := queue.ordered) is not None:
                 end = ordered.start + ordered.bits.bit_length()
                 assert ordered.start < end <= ordered.next_offset, (

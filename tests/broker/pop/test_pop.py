@@ -138,10 +138,39 @@ async def test_a_changed_time_counts_for_one_message_and_gives_it_a_new_receipt(
         fresh = two.receipt._replace(
             start=two.receipt.offset, pop_time_ms=int(answer.ext["popTime"]), invisible_ms=90_000
         )
-        if fresh.pop_time_ms != two.receipt.pop_time_ms:
-            assert await ack(client, two) == NO_MESSAGE
         assert await ack(client, two._replace(receipt=fresh)) == FOUND
+        assert await ack(client, two) == NO_MESSAGE
         assert await ack(client, three) == FOUND
+
+
+async def test_a_change_whose_answer_was_lost_is_made_again_with_the_former_receipt(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client, other = await broker.connect(), await broker.connect()
+        await filled(client, 3)
+        one, two, three = await popped(client)
+        for each in (one, two, three):
+            assert (await client.request(CHANGE, each.ack_ext() | {"invisibleTime": MINUTE_MS})).code == FOUND  # lost
+        answer = await other.request(CHANGE, one.ack_ext() | {"invisibleTime": MINUTE_MS})
+        assert answer.code == FOUND
+        fresh = one.receipt._replace(start=one.receipt.offset, pop_time_ms=int(answer.ext["popTime"]))
+        assert await ack(client, one._replace(receipt=fresh)) == FOUND
+        refused = await other.request(CHANGE, one.ack_ext() | {"invisibleTime": MINUTE_MS})
+        assert refused.code == NO_MESSAGE, "it is acknowledged"
+        assert await ack(client, two) == FOUND
+        assert (await batch_ack(client, [three])).code == FOUND
+        assert [await ack(client, each) for each in (one, two, three)] == [NO_MESSAGE] * 3
+
+
+async def test_a_request_about_a_message_waits_for_the_one_that_is_under_way(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await filled(client, 2)
+        one, two = await popped(client)
+        changes = [await client.post(CHANGE, one.ack_ext() | {"invisibleTime": MINUTE_MS}) for _ in range(3)]
+        assert [(await client.answer(each)).code for each in changes] == [FOUND] * 3
+        acks = [await client.post(ACK, two.ack_ext()) for _ in range(3)]
+        assert sorted([(await client.answer(each)).code for each in acks]) == [FOUND, NO_MESSAGE, NO_MESSAGE]
+        assert await ack(client, one) == FOUND
 
 
 async def test_a_pop_waits_for_messages_of_any_queue_and_of_its_retry_topic(tmp_path: Path) -> None:
