@@ -96,8 +96,9 @@ class ServedConnection:
             nursery.cancel_scope.cancel()
 
     def wake_writer(self) -> None:
-        """There may be something to send."""
-        self._to_write.set()
+        """There may be something to send; without anything, the writer sleeps on."""
+        if self._connection.unsent_bytes or self._closing:
+            self._to_write.set()
 
     def drain(self) -> None:
         """Take no new calls."""
