@@ -30,6 +30,9 @@ def raftmq_kit(request: pytest.FixtureRequest) -> Iterator[SyncKit]:
     from mq.testing import running_kit
 
     marker = request.node.get_closest_marker("raftmq")
+    if marker is not None and marker.args:
+        given = ", ".join(map(repr, marker.args))
+        pytest.fail(f"the marker raftmq takes keywords, such as raftmq(replicas=3), not raftmq({given})", pytrace=False)
     with running_kit(**({} if marker is None else marker.kwargs)) as kit:
         yield kit
 

@@ -93,11 +93,16 @@ def test_gets_a_new_one(raftmq_kit):
 @pytest.mark.raftmq(no_such_setting=1)
 def test_has_a_wrong_setting(raftmq_kit):
     pass
+
+@pytest.mark.raftmq(3)
+def test_has_no_keyword(raftmq_kit):
+    pass
 """)
     result = session(tmp_path, "--strict-markers")
     assert "2 passed" in result.stdout, result.stdout
     assert "1 failed" in result.stdout
-    assert "1 error" in result.stdout
+    assert "2 errors" in result.stdout
+    assert "takes keywords, such as raftmq(replicas=3), not raftmq(3)" in result.stdout
     assert "Orders does not have [b'two'], and has [b'one'] that is not expected" in result.stdout
     assert "no_such_setting" in result.stdout
 
