@@ -522,7 +522,7 @@ def _node_settings(settings: BrokerSettings, certificate: Certificate | None) ->
         level_newest=announced_level(settings.format_level_max),
         core=CoreConfig(
             heartbeat_seconds=settings.heartbeat_seconds,
-            announce_seconds=_ANNOUNCE_SECONDS,
+            announce_seconds=min(_ANNOUNCE_SECONDS, settings.heartbeat_seconds),
             election_timeout_seconds_min=settings.election_timeout_seconds_min,
             election_timeout_seconds_max=settings.election_timeout_seconds_max,
             durable_commit=settings.durability == "quorum-fsync",
