@@ -26,7 +26,7 @@ from mq.broker.recurring.catch_up import Tick, next_tick
 from mq.broker.recurring.rule import Rule, RuleInvalid, next_due, rule_of
 from mq.broker.schedule.placement import tail_of
 from mq.broker.state.commands import encode_command
-from mq.broker.state.schedules import Schedule, SettleTick
+from mq.broker.state.schedules import SKIPPED_MAX, Schedule, SettleTick
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
 from mq.broker.write_path.queue_offsets import NextOffset
@@ -230,7 +230,7 @@ class Ticks(Service):
             version=schedule.version,
             settled_ms=tick.settled_ms,
             due_ms=tick.due_ms or 0,
-            skipped=tick.skipped,
+            skipped=min(tick.skipped, SKIPPED_MAX),
         )
         group.append(PendingCommand(encode_command(mark), settled))
         self._appender.add_atomically(group)

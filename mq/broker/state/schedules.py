@@ -29,8 +29,8 @@ from mq.protocol.schedule_requests import ANY_VERSION, NO_VERSION
 from mq.protocol.wire_names import INT32_MAX
 
 _INT64_MAX: Final = 2**63 - 1
-_SKIPPED_MAX: Final = 10**9
-"""Of one tick: a schedule of one second after thirty years without a leader."""
+SKIPPED_MAX: Final = 10**9
+"""Counted at once: a schedule of one second after thirty years without a leader."""
 _DELETE: Final = 127
 _SPACE: Final = 32
 
@@ -106,7 +106,7 @@ class SettleTick(TableCommand, frozen=True, tag="settle_tick"):
         check_range("version", self.version, 1, _INT64_MAX)
         check_range("settled_ms", self.settled_ms, 0, TIME_MS_MAX)
         check_range("due_ms", self.due_ms, 0, self.settled_ms)
-        check_range("skipped", self.skipped, 0, _SKIPPED_MAX)
+        check_range("skipped", self.skipped, 0, SKIPPED_MAX)
 
 
 def check_schedule_name(name: str) -> None:

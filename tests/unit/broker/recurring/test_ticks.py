@@ -219,6 +219,13 @@ def test_a_mark_is_in_each_entry() -> None:
     assert mark == SettleTick(name="a", version=1, settled_ms=SECOND, due_ms=SECOND)
 
 
+def test_more_ticks_are_skipped_than_one_command_may_count() -> None:
+    """As when the clock of a leader is wrong by centuries."""
+    rig = Rig()
+    rig.run(2 * 10**9 * SECOND)
+    assert rig.log.settle() == [2 * 10**9 * SECOND]
+
+
 def test_it_rests_until_the_next_tick() -> None:
     rig = Rig()
     [(_, _, rests_until)] = rig.ticks.periodic()
