@@ -65,6 +65,7 @@ help:
 	@echo 'make bench-fair   latency of a client beside demanding ones; writes docs/performance.md'
 	@echo 'make bench-once   checks that delayed and transactional messages become visible once while leaders are killed; writes a report'
 	@echo 'make bench-failover   how long writes stop when a leader fails; writes docs/reports/failover.md'
+	@echo 'make bench-proxy   raftmq proxy beside the proxy of RocketMQ; see python -m benchmarks proxy --help'
 	@echo 'make bench-celery   a task of Celery on raftmq, Redis and RabbitMQ, which must be installed; writes docs/celery.md'
 	@echo 'make bench-celery-chaos   100,000 tasks of Celery while workers, leaders and connections break; writes docs/reports/celery-chaos.md'
 	@echo 'make bench-spark   throughput and CPU of reads and writes by Spark; needs Java 17; writes docs/performance.md'
