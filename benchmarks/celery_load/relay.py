@@ -89,6 +89,6 @@ async def open_relays(ports: Sequence[int]) -> AsyncIterator[Relays]:
     async with trio.open_nursery() as nursery:
         for port in ports:
             listeners = await trio.open_tcp_listeners(port, host=RELAYED_HOST)
-            nursery.start_soon(partial(trio.serve_listeners, partial(relays.serve, port), listeners))
+            await nursery.start(trio.serve_listeners, partial(relays.serve, port), listeners)
         yield relays
         nursery.cancel_scope.cancel()

@@ -198,7 +198,7 @@ class SetTransaction(Generic[BodyT]):
             self.is_committed = True
             await self._settle(committed=True)
         except BaseException:
-            await self._settle(committed=False)  # unless it is settled
+            await self._settle(committed=False)  # noqa: ASYNC102 - shields itself, and waits for nothing; unless it is settled
             raise
         finally:
             self._ended = True
@@ -234,7 +234,7 @@ class SetTransaction(Generic[BodyT]):
             self._half, self._place = await self._call_stage(place, ext, body, seconds), place
         except ClientError as error:
             if isinstance(error, BrokerError) and error.code == ResponseCode.PULL_OFFSET_MOVED:
-                raise await self._fenced(error) from error
+                raise await self._fenced(error) from error  # noqa: ASYNC120
             if error.stored == "unknown":
                 raise TransactionOutcomeUnknown(self.id, f"it may be stored, invisible: {error}") from error
             raise
@@ -268,8 +268,8 @@ class SetTransaction(Generic[BodyT]):
         except BrokerError as error:
             if error.code == ResponseCode.PULL_OFFSET_MOVED:
                 with suppress(ClientError):
-                    await self._call_end(ROLLBACK, _END_SECONDS)
-                raise await self._fenced(error) from error
+                    await self._call_end(ROLLBACK, _END_SECONDS)  # noqa: ASYNC120 - a cancellation comes first
+                raise await self._fenced(error) from error  # noqa: ASYNC120
             if is_busy(error):
                 raise TransactionOutcomeUnknown(self.id, str(error)) from error
             raise
