@@ -8,6 +8,7 @@ from typing import Final
 import trio
 
 from mq.proxy.callers import Call, Caller, caller_of
+from mq.proxy.grpc.status import BrokenCall
 from mq.proxy.wire import messaging_pb2 as pb
 
 SILENT_SECONDS_MAX: Final = 60.0
@@ -24,11 +25,19 @@ class TelemetryStream:
         self.transaction_topics: frozenset[str] = frozenset()
         self._call = call
         self._lock = trio.Lock()
+        self._cut = False
 
     async def send(self, command: pb.TelemetryCommand) -> None:
-        """Waits until there is room for it."""
+        """Waits until there is room for it. Cancelled, the stream can only be ended.
+
+        Raises BrokenCall: the client is gone, or has not read for too long, or an earlier command was cut off.
+        """
         async with self._lock:
+            if self._cut:
+                raise BrokenCall("the stream ends: a command on it was cut off")
+            self._cut = True
             await self._call.send(command.SerializeToString())
+            self._cut = False
 
 
 class Clients:

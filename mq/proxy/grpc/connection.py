@@ -363,10 +363,13 @@ class GrpcConnection:
         stream.on_end()
 
     def abandon(self, stream: CallStream) -> None:
-        """Reset the stream of a client that does not read it. No effect if the call has ended."""
+        """Reset the stream of a client that does not read it, and stop its method, which may wait for the client to
+        send something. No effect if the call has ended.
+        """
         if not stream.closed:
             self._http2.reset(stream.stream_id, ErrorCode.CANCEL)
             self._close(stream)
+            stream.on_end()
 
     # ------------------------------------------------------------------------------------- to the client
 

@@ -28,7 +28,6 @@ TOPICS_MAX: Final = 256
 """Transaction topics of all clients of one proxy: a broker takes so many producer groups on one connection."""
 _CHECKS_MAX: Final = 256
 """Questions on their way to clients; further ones are dropped, and brokers ask again."""
-_CHECK_SECONDS: Final = 10.0
 
 Log = structlog.stdlib.BoundLogger
 
@@ -172,8 +171,7 @@ class Telemetry:
             command = pb.RecoverOrphanedTransactionCommand(
                 message=message_of(message, message.topic), transaction_id=transaction.encode()
             )
-            with trio.move_on_after(_CHECK_SECONDS):
-                await stream.send(pb.TelemetryCommand(status=OK, recover_orphaned_transaction_command=command))
+            await stream.send(pb.TelemetryCommand(status=OK, recover_orphaned_transaction_command=command))
         except BrokenCall as error:  # asked again by the broker
             self._log.debug("check_not_sent", reason=str(error))
         except (ClientError, ValueError) as error:

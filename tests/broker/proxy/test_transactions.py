@@ -10,7 +10,9 @@ import trio.testing
 
 from mq.client import Admin
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.proxy.clients import TelemetryStream
 from mq.proxy.grpc import CallRefused, Status
+from mq.proxy.grpc.status import BrokenCall
 from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit, open_kit
 from tests.support.proxies import Call, InMemoryProxy, open_proxy
@@ -70,6 +72,65 @@ def test_a_new_producer_is_asked_about_an_orphan_as_soon_as_it_is_due() -> None:
             assert (await end(proxy, command.transaction_id, pb.COMMIT)).status.code == pb.OK
         await kit.settle()
         assert [each.body for each in kit.messages("Payments")] == [b"orphan"]
+
+    run(test)
+
+
+class NotReading(Call):
+    """The call of a client that reads one answer, and then none: as the transport, it gives up after 30 s."""
+
+    unsent = closed = False
+
+    def __init__(self, client_id: str) -> None:
+        super().__init__(client_id)
+        self.scope = trio.CancelScope()
+
+    async def send(self, message: bytes) -> None:
+        if self.closed:
+            raise BrokenCall("the client is gone")
+        assert not self.unsent, "the last message is not sent"
+        self.unsent = True
+        if self.answers.statistics().current_buffer_used:
+            await trio.sleep(30)
+            self.closed = True
+            self.scope.cancel()
+            raise BrokenCall("the client has not read for 30 s")
+        await super().send(message)
+        self.unsent = False
+
+
+def test_a_producer_that_does_not_read_its_questions_harms_no_one_else() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        call = NotReading("p1")
+        await call.to_server.send(pb.TelemetryCommand(settings=PRODUCER).SerializeToString())
+
+        async def serve() -> None:
+            with call.scope:
+                await proxy.serve("Telemetry", call)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            await trio.sleep(1)
+            await proxy.send("Payments", "a", "b", "c", message_type=pb.TRANSACTION)
+            await trio.sleep(60)  # questions come every 6 s
+            assert call.closed
+        async with proxy.telemetry("p2", PRODUCER) as (stream, _):
+            with trio.fail_after(40):
+                command = (await stream.hear()).recover_orphaned_transaction_command
+            assert command.message.body in (b"a", b"b", b"c")
+
+    run(test)
+
+
+def test_a_stream_that_ends_within_a_question_takes_no_further_one() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        call = NotReading("p1")
+        await call.send(b"settings")
+        stream = TelemetryStream(call, "p1")
+        with trio.move_on_after(1):  # as at a drain
+            await stream.send(pb.TelemetryCommand())
+        with pytest.raises(BrokenCall, match="cut off"):
+            await stream.send(pb.TelemetryCommand())
 
     run(test)
 

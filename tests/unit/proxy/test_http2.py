@@ -188,6 +188,16 @@ def test_late_frames_of_an_ended_call_are_ignored() -> None:
     assert len(loop.begun) == 1
 
 
+def test_the_method_of_a_call_that_is_given_up_stops() -> None:
+    loop = Loop()
+    ended: list[bool] = []
+    resets(loop, headers(1))
+    loop.begun[0].on_end = lambda: ended.append(True)
+    loop.server.abandon(loop.begun[0])
+    loop.server.abandon(loop.begun[0])
+    assert ended == [True]
+
+
 def test_a_client_that_leaves_ends_its_calls() -> None:
     loop = Loop()
     ended: list[bool] = []
