@@ -91,7 +91,7 @@ class NotReading(Call):
         assert not self.unsent, "the last message is not sent"
         self.unsent = True
         if self.answers.statistics().current_buffer_used:
-            await trio.sleep(30)
+            await trio.sleep(30)  # the transport's limit
             self.closed = True
             self.scope.cancel()
             raise BrokenCall("the client has not read for 30 s")
@@ -110,7 +110,7 @@ def test_a_producer_that_does_not_read_its_questions_harms_no_one_else() -> None
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve)
-            await trio.sleep(1)
+            await trio.sleep(1)  # the stream opens
             await proxy.send("Payments", "a", "b", "c", message_type=pb.TRANSACTION)
             await trio.sleep(60)  # questions come every 6 s
             assert call.closed
