@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from mq.proxy.callers import Call, Caller, caller_of
+from mq.proxy.callers import Call
 from mq.proxy.grpc.status import BrokenCall
 from mq.proxy.wire import messaging_pb2 as pb
 
@@ -49,14 +49,12 @@ class Clients:
         self._heard_at: dict[str, float] = {}
         self._of_topic: dict[str, dict[TelemetryStream, None]] = {}
 
-    def caller_of(self, call: Call) -> Caller:
-        """The caller of a call, who is here from now on. Raises Refused."""
-        caller = caller_of(call)
-        self._heard_at.pop(caller.client_id, None)
-        self._heard_at[caller.client_id] = trio.current_time()
+    def heard(self, client_id: str) -> None:
+        """A client has called: it is here from now on."""
+        self._heard_at.pop(client_id, None)
+        self._heard_at[client_id] = trio.current_time()
         while len(self._heard_at) > CLIENTS_MAX:
             del self._heard_at[next(iter(self._heard_at))]
-        return caller
 
     def is_here(self, client_id: str) -> bool:
         """Whether a client has a stream, or has called lately."""

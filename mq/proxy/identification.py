@@ -9,7 +9,7 @@ from typing import Final
 from mq.protocol.acting import ActsFor
 from mq.proxy.brief_cache import BriefCache
 from mq.proxy.brokers import Brokers
-from mq.proxy.callers import Call, Caller
+from mq.proxy.callers import Call, Caller, caller_of
 from mq.proxy.clients import Clients
 from mq.proxy.mapping.authorization import user_of
 
@@ -33,12 +33,16 @@ class Identification:
         self._known: BriefCache[ActsFor, None] = BriefCache(brokers.authenticate, seconds=_KNOWN_SECONDS)
 
     async def caller_of(self, call: Call) -> Caller:
-        """The caller of a call, who is here from now on. Raises Refused, ClientError."""
-        caller = self._clients.caller_of(call)
+        """The caller of a call, who is here from now on: nobody who has not proved it. Raises Refused, ClientError."""
+        caller = caller_of(call)
         if self._age_seconds_max is None:
+            self._clients.heard(caller.client_id)
             return caller
         address = call.peer.rpartition(":")[0].strip("[]")
         age_ms_max = int(1000 * self._age_seconds_max)
         user = user_of(call.metadata, address, self._wall_clock_ms(), age_ms_max=age_ms_max)
         await self._known.get(user)
-        return replace(caller, extra=user.fields())
+        # Users have no slash in their names, so a client of another user never is the same one.
+        client_id = f"{user.user}/{caller.client_id}"
+        self._clients.heard(client_id)
+        return replace(caller, client_id=client_id, extra=user.fields())

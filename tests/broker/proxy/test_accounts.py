@@ -144,3 +144,27 @@ def test_the_account_of_a_proxy_can_do_nothing_of_its_own(tmp_path: Path) -> Non
         assert kit.messages("Orders") == []
 
     run(tmp_path, test)
+
+
+def test_a_client_of_another_user_with_the_same_id_is_another_client(tmp_path: Path) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        right = signed("orders-service", "orders-secret", kit.now())
+        others = [signed("another", "another-secret", kit.now()), {}]
+        proxy.metadata = right
+        await proxy.send("Orders", "one")
+        _, [_] = await proxy.receive("billing", "Orders", auto_renew=True)
+        for proxy.metadata in others:
+            leave = pb.NotifyClientTerminationRequest(group=pb.Resource(name="billing"))
+            await proxy.ask("NotifyClientTermination", leave, pb.NotifyClientTerminationResponse)
+        proxy.metadata = right
+        assert proxy.table.renewals.count == 1
+        assert (await proxy.receive("billing", "Orders", client="c2"))[0].code == pb.MESSAGE_NOT_FOUND
+        # The client of the message is silent from now on, whoever else uses its id.
+        for _ in range(12):
+            proxy.metadata = others[0]
+            heartbeat = pb.HeartbeatRequest(client_type=pb.PUSH_CONSUMER)
+            await proxy.ask("Heartbeat", heartbeat, pb.HeartbeatResponse)
+            await trio.sleep(10)
+        assert proxy.table.renewals.count == 0
+
+    run(tmp_path, test)
