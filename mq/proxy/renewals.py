@@ -68,6 +68,11 @@ class Renewals:
         """Keep a message hidden, which was popped just now."""
         self._held[client_id, group, handle.encode()] = _Held(group, topic, handle, extra, trio.current_time())
 
+    def forget(self, client_id: str, group: str, handle: Handle) -> None:
+        """Keep a message hidden no more; `handle` is that of its pop."""
+        if (held := self._held.pop((client_id, group, handle.encode()), None)) is not None:
+            held.settled = True
+
     @asynccontextmanager
     async def taken(self, client_id: str, group: str, text: str) -> AsyncGenerator[Handle]:
         """The present handle of a message that a client settles; afterwards it is not kept hidden any more.

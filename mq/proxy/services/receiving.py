@@ -161,7 +161,8 @@ class Receiving:
         await self._deliver(call, wanted, messages)
 
     async def _deliver(self, call: Call, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:
-        sent = 0
+        client_id, group = wanted.caller.client_id, wanted.group
+        held: list[Handle] = []
         try:
             await call.send(pb.ReceiveMessageResponse(status=OK).SerializeToString())
             for message in messages:
@@ -170,16 +171,17 @@ class Receiving:
                     message, wanted.topic, handle=handle.encode(), invisible_ms=message.receipt.invisible_ms
                 )
                 await call.send(pb.ReceiveMessageResponse(message=answer).SerializeToString())
-                sent += 1
                 if wanted.renewed:
-                    self._renewals.hold(
-                        wanted.caller.client_id, wanted.group, wanted.topic, handle, wanted.caller.extra
-                    )
+                    self._renewals.hold(client_id, group, wanted.topic, handle, wanted.caller.extra)
+                    held.append(handle)
+            now = timestamp(self._wall_clock_ms())
+            await call.send(pb.ReceiveMessageResponse(delivery_timestamp=now).SerializeToString())
         except BaseException:
-            self._nursery.start_soon(self._give_back, wanted, messages[sent:])
+            # Clients drop all of an answer that breaks off.
+            for handle in held:
+                self._renewals.forget(client_id, group, handle)
+            self._nursery.start_soon(self._give_back, wanted, messages)
             raise
-        now = timestamp(self._wall_clock_ms())
-        await call.send(pb.ReceiveMessageResponse(delivery_timestamp=now).SerializeToString())
 
     async def _pop(self, wanted: _Wanted) -> list[PoppedMessage[Any]]:
         """Raises Refused, ClientError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import pytest
 import trio
 import trio.testing
 from google.protobuf.duration_pb2 import Duration
@@ -11,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from mq.client import Admin
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.proxy.grpc import BrokenCall
 from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit, open_kit
 from tests.support.proxies import ENDPOINTS, Call, InMemoryProxy, message, open_proxy, receive_request
@@ -191,6 +193,35 @@ def test_messages_of_a_receive_that_its_client_has_given_up_come_at_once() -> No
         _, again = await proxy.receive("billing", "Orders")
         assert bodies(again) == ["one"]
         assert again[0].system_properties.delivery_attempt <= 2
+
+    run(test)
+
+
+class Breaking(Call):
+    """A call whose client goes after so many answers."""
+
+    answers_left = 0
+
+    async def send(self, message: bytes) -> None:
+        if not self.answers_left:
+            raise BrokenCall("the client has cancelled the call, or is gone")
+        self.answers_left -= 1
+        await super().send(message)
+
+
+@pytest.mark.parametrize("answers", [0, 1, 2, 3])
+def test_messages_of_an_answer_that_broke_off_are_not_kept_hidden(answers: int) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "steps", "Steps")
+        await proxy.send("Steps", "one", "two", message_group="g", message_type=pb.FIFO)
+        call = Breaking("c2", trio.current_time() + 30)
+        call.answers_left = answers
+        await call.to_server.send(receive_request("steps", "Steps", auto_renew=True).SerializeToString())
+        with pytest.raises(BrokenCall):
+            await proxy.serve("ReceiveMessage", call)
+        assert proxy.table.renewals.count == 0
+        _, again = await proxy.receive("steps", "Steps")
+        assert sorted(bodies(again)) == ["one", "two"]
 
     run(test)
 
