@@ -16,6 +16,7 @@ from mq.client.net.credentials import Credentials
 from mq.protocol.headers import Request, UnknownRequest
 from mq.proxy.brokers import Brokers
 from mq.proxy.clients import Clients
+from mq.proxy.grpc import BrokenCall
 from mq.proxy.service_table import SERVICE, ServiceTable
 from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit
@@ -44,7 +45,10 @@ class Call:
             return None
 
     async def send(self, message: bytes) -> None:
-        await self._answers.send(message)
+        try:
+            await self._answers.send(message)
+        except trio.ClosedResourceError:
+            raise BrokenCall("the call is over") from None
 
     def ended(self) -> None:
         self._answers.close()

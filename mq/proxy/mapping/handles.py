@@ -85,7 +85,7 @@ class TransactionId(NamedTuple):
                 raise ValueError("it is too long")
             data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             queue_offset, physical_offset = _OFFSETS.unpack_from(data)
-            broker_name, unique_key = data[_OFFSETS.size :].decode().split(" ")
+            broker_name, unique_key = data[_OFFSETS.size :].decode().split(" ", 1)
         except (ValueError, binascii.Error, struct.error) as error:
             raise Refused(pb.INVALID_TRANSACTION_ID, f"the transaction id is invalid: {error}") from error
         return cls(broker_name, QueueOffset(queue_offset), PhysicalOffset(physical_offset), unique_key)

@@ -12,7 +12,7 @@ from mq.protocol import properties as props
 from mq.protocol.compression import COMPRESSED, ZLIB
 from mq.protocol.records import BODY_BYTES_MAX, PREPARED
 from mq.proxy.mapping.refusals import Refused
-from mq.proxy.mapping.times import duration_ms, timestamp_ms
+from mq.proxy.mapping.times import TIME_MS_MAX, duration_ms, timestamp_ms
 from mq.proxy.wire import messaging_pb2 as pb
 
 BORN_HOST: Final = "__BORNHOST"
@@ -58,6 +58,8 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
         own[TRACE_CONTEXT] = told.trace_context
     own[BORN_HOST] = told.born_host or peer
     born_ms = timestamp_ms(told.born_timestamp) if told.HasField("born_timestamp") else now_ms
+    if not 0 <= born_ms <= TIME_MS_MAX:
+        raise Refused(pb.BAD_REQUEST, f"the message was born at {born_ms} ms")
     own[props.BORN_TIMESTAMP] = str(born_ms)
     for name, value in own.items():
         if not value or props.NAME_END in value or props.VALUE_END in value:

@@ -7,6 +7,8 @@ from typing import Final
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+TIME_MS_MAX: Final = 2**63 - 1
+"""Brokers know no later time; a client can name one."""
 _NANOS: Final = 1_000_000
 
 

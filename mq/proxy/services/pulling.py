@@ -22,7 +22,7 @@ from mq.proxy.mapping.incoming import message_of
 from mq.proxy.mapping.names import group_of, topic_of
 from mq.proxy.mapping.refusals import OK, Refused, refusal_of
 from mq.proxy.mapping.settings import LONG_POLLING_MS, RECEIVE_BATCH_MAX
-from mq.proxy.mapping.times import duration_ms, timestamp_ms
+from mq.proxy.mapping.times import TIME_MS_MAX, duration_ms, timestamp_ms
 from mq.proxy.wire import messaging_pb2 as pb
 
 _MAY_BE_HELD: Final = 2
@@ -64,6 +64,8 @@ class Pulling:
     async def _pull(self, request: pb.PullMessageRequest, caller: Caller) -> list[pb.PullMessageResponse]:
         group, queue = group_of(request.group), _Queue(request.message_queue)
         offset = _checked(request.offset)
+        if queue.broker_name not in (await self._brokers.topic(queue.topic)).route.brokers:
+            raise Refused(pb.BAD_REQUEST, f"the topic {queue.topic} has no broker {queue.broker_name}")
         count = min(request.batch_size, RECEIVE_BATCH_MAX) if request.batch_size > 0 else RECEIVE_BATCH_MAX
         seconds = min(max(duration_ms(request.long_polling_timeout), 0), LONG_POLLING_MS) / 1000
 
@@ -138,10 +140,11 @@ class Pulling:
         if request.query_offset_policy == pb.TIMESTAMP:
             if not request.HasField("timestamp"):
                 raise Refused(pb.BAD_REQUEST, "the request has no time")
+            time_ms = timestamp_ms(request.timestamp)
+            if not 0 <= time_ms <= TIME_MS_MAX:
+                raise Refused(pb.BAD_REQUEST, f"the time is {time_ms} ms")
             code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-            fields = SearchOffsetExt(
-                topic=queue.topic, queue_id=queue.queue_id, timestamp_ms=timestamp_ms(request.timestamp)
-            ).fields()
+            fields = SearchOffsetExt(topic=queue.topic, queue_id=queue.queue_id, timestamp_ms=time_ms).fields()
         elif request.query_offset_policy in _ENDS:
             code = _ENDS[request.query_offset_policy]
             fields = QueueExt(topic=queue.topic, queue_id=queue.queue_id).fields()

@@ -42,6 +42,8 @@ SENDS: list[tuple[str, Message, pb.Code]] = [
     ("an absent topic", sent("Absent"), pb.TOPIC_NOT_FOUND),
     ("an empty body", sent(body=""), pb.MESSAGE_BODY_EMPTY),
     ("a large body", sent(body="x" * (4 * 1024 * 1024 + 1)), pb.MESSAGE_BODY_TOO_LARGE),
+    ("born before all clocks", sent(born_timestamp=Timestamp(seconds=-1)), pb.BAD_REQUEST),
+    ("born after all clocks", sent(born_timestamp=Timestamp(seconds=1 << 62)), pb.BAD_REQUEST),
     ("no id", sent(message_id=" "), pb.ILLEGAL_MESSAGE_ID),
     ("an empty tag", sent(tag=" "), pb.ILLEGAL_MESSAGE_TAG),
     ("two tags", sent(tag="a||b"), pb.ILLEGAL_MESSAGE_TAG),
@@ -91,6 +93,24 @@ OTHERS: list[tuple[str, Message, type[Any], pb.Code]] = [
         pb.QueryAssignmentRequest(topic=TOPIC, group=pb.Resource(name="?"), endpoints=ENDPOINTS),
         pb.QueryAssignmentResponse,
         pb.ILLEGAL_CONSUMER_GROUP,
+    ),
+    (
+        "QueryOffset",
+        pb.QueryOffsetRequest(
+            message_queue=pb.MessageQueue(topic=TOPIC, broker=pb.Broker(name="broker-a")),
+            query_offset_policy=pb.TIMESTAMP,
+            timestamp=Timestamp(seconds=1 << 62),
+        ),
+        pb.QueryOffsetResponse,
+        pb.BAD_REQUEST,
+    ),
+    (
+        "PullMessage",
+        pb.PullMessageRequest(
+            group=GROUP, message_queue=pb.MessageQueue(topic=TOPIC, broker=pb.Broker(name="broker-z"))
+        ),
+        pb.PullMessageResponse,
+        pb.BAD_REQUEST,
     ),
     ("Heartbeat", pb.HeartbeatRequest(), pb.HeartbeatResponse, pb.UNRECOGNIZED_CLIENT_TYPE),
     ("AckMessage", pb.AckMessageRequest(group=GROUP, topic=TOPIC), pb.AckMessageResponse, pb.BAD_REQUEST),

@@ -44,7 +44,7 @@ async def end(
 
 def test_a_transaction_ends_as_its_producer_says_also_through_another_proxy() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        sent = await proxy.send("Payments", "yes", "no", message_type=pb.TRANSACTION)
+        sent = await proxy.send("Payments", "yes", "no, not this one", message_type=pb.TRANSACTION)
         assert sent.status.code == pb.OK
         yes, no = (entry.transaction_id for entry in sent.entries)
         async with open_proxy(kit) as other:
