@@ -115,3 +115,33 @@ def test_what_gets_something_to_do_while_it_rests_is_called_at_once_after_the_tu
     trio.run(main, clock=clock)
     assert [round(at, 3) for at in ran] == [0.31, 0.33, 0.35]
     assert max(told) < 0.001, "it was not late: it had nothing to do before"
+
+
+def test_a_busy_broker_asks_its_actions_at_intervals_and_what_has_got_something_to_do_waits_for_one_at_most() -> None:
+    clock = MockClock(autojump_threshold=0)
+    asked, ran, is_busy = 0, list[float](), False
+
+    def rests_until() -> float:
+        nonlocal asked
+        asked += 1
+        return now_if(is_busy)
+
+    async def main() -> None:
+        nonlocal is_busy
+        began = trio.current_time()
+        action = Periodic(0.02, lambda: ran.append(trio.current_time() - began), rests_until)
+        task = PeriodicTask([action], lambda: None)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task.run)
+            await trio.sleep(0.1)
+            for _ in range(200):
+                await trio.sleep(0.001)
+                task.refresh()
+            is_busy = True
+            task.refresh()
+            await trio.sleep(0.03)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
+    assert asked < 60, "once a turn would be 200 times"
+    assert 0.3 <= ran[0] <= 0.321
