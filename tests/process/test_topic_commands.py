@@ -157,7 +157,7 @@ async def test_definitions_are_exported_and_imported(tmp_path: Path) -> None:
         await commands.run("produce", "T", given=b"a\nb\nc\n")
         await commands.run("consume", "T", "--group", "G", "--count", "3")
         said = await commands.run("export", str(document))
-        assert said == f"{document}: topics: 1, consumer groups: 1, queues with offsets: 2\n"
+        assert said == f"{document}: topics: 1, consumer groups: 1, schedules: 0, queues with offsets: 2\n"
         assert json.loads(await commands.run("export")) == json.loads(document.read_text())
         assert await commands.run("import", str(document)) == "everything exists already\n"
 
