@@ -132,7 +132,6 @@ class GrpcConnection:
 
     Attributes:
         streams: the open calls.
-        client_left: the client has sent GOAWAY.
     """
 
     def __init__(
@@ -161,7 +160,6 @@ class GrpcConnection:
         self._failed = False
         self._drained_at: float | None = None
         self._last_stream: int | None = None
-        self.client_left = False
 
     # ---------------------------------------------------------------------------------- from the client
 
@@ -175,8 +173,6 @@ class GrpcConnection:
                 self._settled = True
                 guard.frame(kind, flags, len(payload), now)
                 http2.receive(kind, flags, stream_id, payload)
-                if self.client_left:
-                    return
         except Http2Error as error:
             reason = f"the client floods: {error.reason}" if error.flood else error.reason
             raise self._fail(error.code, reason, flood=error.flood) from error
@@ -257,11 +253,6 @@ class GrpcConnection:
         """The client has answered a ping, maybe that of a drain."""
         if data == _DRAIN_PING and self._drained_at is not None and self._last_stream is None:
             self._refuse_new_calls()
-
-    def client_leaves(self) -> None:
-        """The client begins no more calls: clients say so when they have ended theirs."""
-        self.client_left = True
-        self.lost()
 
     def ended(self, stream_id: int) -> None:
         """The client sends no more for a call."""

@@ -65,9 +65,6 @@ class Requests(Protocol):
     def ping_answered(self, data: bytes) -> None:
         """The client has answered a ping."""
 
-    def client_leaves(self) -> None:
-        """The client will begin no more streams."""
-
 
 class _Stream:
     __slots__ = ("announced", "arrived", "local_ended", "owed", "remote_ended", "window", "window_in")
@@ -152,12 +149,10 @@ class Http2:
                 self._settings(flags, payload)
             case Kind.PRIORITY:
                 self._priority(stream_id, payload)
-            case Kind.GOAWAY:
-                self._requests.client_leaves()
             case Kind.PUSH_PROMISE:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a client that pushes")
             case _:
-                pass
+                pass  # GOAWAY, too: the client closes the connection when it has the answers to its calls
 
     def _data(self, flags: int, stream_id: int, payload: bytes) -> None:
         nbytes = len(payload)

@@ -123,7 +123,7 @@ class ServedConnection:
 
     async def _read(self) -> None:
         connection, counters = self._connection, self._shared.counters
-        while not connection.client_left:
+        while True:
             try:
                 data = await self._stream.receive_some(RECEIVE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError):

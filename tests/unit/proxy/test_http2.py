@@ -20,6 +20,7 @@ from hyperframe.frame import (
 
 from mq.proxy.grpc.frames import ErrorCode
 from mq.proxy.grpc.limits import GrpcLimits
+from mq.proxy.grpc.status import Status
 from tests.support.grpc_client import Loop, frames_of
 
 HEADERS = {
@@ -198,11 +199,15 @@ def test_the_method_of_a_call_that_is_given_up_stops() -> None:
     assert ended == [True]
 
 
-def test_a_client_that_leaves_ends_its_calls() -> None:
+def test_a_client_that_leaves_gets_the_answers_to_its_calls() -> None:
     loop = Loop()
     ended: list[bool] = []
-    resets(loop, headers(1))
+    assert resets(loop, headers(1)) == []
     loop.begun[0].on_end = lambda: ended.append(True)
-    resets(loop, GoAwayFrame(0))
-    assert loop.server.client_left
-    assert ended == [True]
+    assert resets(loop, GoAwayFrame(0), DataFrame(1, b"\0\0\0\0\1x", flags=["END_STREAM"])) == []
+    assert ended == []
+    assert loop.server.take(loop.begun[0]) == b"x"
+    loop.server.send(loop.begun[0], b"\0\0\0\0\1y")
+    loop.server.finish(loop.begun[0], Status.OK)
+    answer = [frame for frame in frames_of(loop.taken()) if frame.stream_id == 1]
+    assert [frame.type for frame in answer] == [HeadersFrame.type, DataFrame.type, HeadersFrame.type]
