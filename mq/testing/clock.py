@@ -14,6 +14,12 @@ import trio
 from trio.testing import MockClock
 
 
+def check_is_ahead(seconds: float) -> None:
+    """Raises ValueError unless this is a duration by which time can go ahead."""
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"time goes ahead by a number of seconds, not by {seconds}")
+
+
 class KitClock:
     """Seconds since some time, and since the epoch; see the module. Made in the event loop of the brokers.
 
@@ -45,6 +51,5 @@ class KitClock:
 
     def advance(self, seconds: float) -> None:
         """Put it ahead."""
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"time goes ahead by a number of seconds, not by {seconds}")
+        check_is_ahead(seconds)
         self.ahead_seconds += seconds

@@ -10,6 +10,7 @@ import trio.testing
 
 from mq.client.message import ReceivedMessage
 from mq.protocol.names import dead_letter_topic
+from mq.testing.clock import check_is_ahead
 from mq.testing.cluster import Cluster
 from mq.testing.pending import Pending, between_checks, pending_of
 from mq.testing.stored import stored_messages, topics_of
@@ -39,8 +40,9 @@ class Core:
 
         It stops at each tick of a schedule, as time does: otherwise many would be due at once, and most be given up.
         """
-        await self.settle()
         clock = self._cluster.clock
+        check_is_ahead(seconds)
+        await self.settle()
         end_ms = clock.wall_ms() + seconds * 1000
         for _ in range(_TICKS_MAX):
             tick_ms = min((each.due_ms for each in self.pending() if each.kind == "schedule"), default=end_ms)

@@ -139,9 +139,10 @@ class Connection:
     waiting_bytes = 0
     closed = False
 
-    def __init__(self) -> None:
+    def __init__(self, serve: Callable[[Any, bytes], object]) -> None:
         self.answers: dict[int, Answer] = {}
         self.held_pulls = 0
+        self._serve = serve
 
     def send(self, data: bytes) -> None:
         with memoryview(data) as view:
@@ -162,6 +163,9 @@ class Connection:
 
     def refuse(self, request: Any, serialization: int, error: Exception) -> None:
         raise AssertionError(f"a pop failed: {error}") from error
+
+    def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
+        self._serve(request, body)
 
 
 class CrashMachine(RuleBasedStateMachine):
@@ -195,7 +199,7 @@ class CrashMachine(RuleBasedStateMachine):
 
     def lead(self) -> None:
         """A new leader, which knows only what was applied; pending requests are never answered."""
-        self.appender, self.connection = Appender(), Connection()
+        self.appender, self.connection = Appender(), Connection(self.serve)
         self.pops_asked.clear()
         self.acks_asked.clear()
         self.changes_asked.clear()
@@ -229,6 +233,16 @@ class CrashMachine(RuleBasedStateMachine):
         return True
 
     # -- clients -----------------------------------------------------------------------------------------------------
+
+    def serve(self, request: Any, body: bytes) -> None:
+        """A request about a message in flight is served again when that has ended."""
+        acks = self.pops.acks
+        handlers: dict[type, Any] = {
+            AckMessage: acks.handle_ack,
+            BatchAckMessage: acks.handle_batch,
+            ChangeMessageInvisibleTime: acks.handle_change,
+        }
+        self.ask(handlers[type(request)], request, body)
 
     def ask(self, handler: Any, request: Any, body: bytes = b"") -> int:
         connection: Any = self.connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,7 +86,11 @@ def test_a_worker_runs_what_a_schedule_sends_with_an_id_for_each_tick() -> None:
             kit.advance(hours=3)
         app = application(kit)
         app.tasks.register(add)
-        with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20, logfile="/dev/null"):
+        # Celery would give the root logger the level of a worker, and later tests would wait for warnings in vain.
+        level = logging.getLevelName(logging.getLogger().level)
+        with start_worker(
+            app, pool="solo", perform_ping_check=False, shutdown_timeout=20, logfile="/dev/null", loglevel=level
+        ):
             wait_until(lambda: len(ran) >= 3)
         assert [total for _, _, total, _ in ran] == [3, 3, 3]
         ids = [task_id for task_id, *_ in ran]

@@ -164,7 +164,7 @@ def test_a_message_is_not_kept_for_a_client_that_is_gone() -> None:
     for queue_id in (0, -1):
         machine.pop(1, queue_id, 50, False)
     machine.connection.closed = True
-    machine.connection = Connection()
+    machine.connection = Connection(machine.serve)
     for queue_id in (0, -1):
         machine.pop(1, queue_id, 50, False)
     machine.send(1, 0)
@@ -179,7 +179,7 @@ def test_a_message_is_not_kept_for_a_client_that_goes_while_it_is_loaded() -> No
     machine.begin()
     machine.pop(1, 0, 50, False)
     gone = machine.connection
-    machine.connection = Connection()
+    machine.connection = Connection(machine.serve)
     machine.pop(1, 0, 50, False)
     machine.is_cold = True
     machine.send(1, 0)

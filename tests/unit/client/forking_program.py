@@ -6,6 +6,7 @@ Functions at module level, so that processes which are not forked can import the
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import inspect
 import json
 import multiprocessing
@@ -26,6 +27,7 @@ import trio
 from mq.client import (
     Admin,
     ClientForked,
+    Every,
     GroupCommand,
     Message,
     MessageQueue,
@@ -33,6 +35,7 @@ from mq.client import (
     Producer,
     PullConsumer,
     PushConsumer,
+    Schedule,
     SubscriptionGroupConfig,
 )
 from mq.client.sync import (
@@ -65,6 +68,7 @@ ARGUMENTS: dict[str, Any] = {
     "config": SubscriptionGroupConfig(group_name="G"),
     "group": "G",
     "reason": "x",
+    "schedule": Schedule("N", "T", b"x", Every(dt.timedelta(minutes=1))),
     "offset": 0,
     "seconds": 1.0,
 }
@@ -96,6 +100,9 @@ def unrefused(client: object) -> Iterator[tuple[str, Any]]:
             continue
         try:
             found = getattr(client, name)
+            if name == "schedules":
+                yield from unrefused(found)
+                continue
             if not callable(found):
                 yield name, None
                 continue

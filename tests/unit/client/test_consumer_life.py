@@ -17,6 +17,8 @@ pytestmark = pytest.mark.anyio
 class Recorded(Consumer):
     """Writes its steps down; `fails` is the one that raises."""
 
+    _kind = "recorded"
+
     def __init__(self, namesrv: str, *, fails: str = "") -> None:
         super().__init__(namesrv, "G")
         self.steps: list[str] = []
