@@ -39,6 +39,14 @@ class Call(Protocol):
     def deadline(self) -> float | None:
         """On the clock of the event loop."""
 
+    @property
+    def heard_at(self) -> float:
+        """When the client has sent something over this connection for the last time, on the clock of the event loop."""
+
+    @property
+    def is_connection_lost(self) -> bool:
+        """The connection has ended."""
+
     async def receive(self) -> bytes | None:
         """The next message; None after the last one."""
 

@@ -3,6 +3,9 @@
 A client that asks for it gets messages that are hidden for a minute, and the proxy hides them again shortly before that
 is over: until the client settles them, for three hours at most, and while the client is there. If the proxy dies, the
 messages become visible within that minute.
+
+What was written to a connection may be lost with it, although the client is there again over another one. So a message
+is not hidden again if its connection has ended, and the client sent nothing over it after the message.
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ import structlog
 import trio
 
 from mq.client.errors import ClientError
-from mq.proxy.callers import Fields
+from mq.proxy.callers import Call, Fields
 from mq.proxy.mapping.handles import Handle
 from mq.proxy.mapping.refusals import Refused
 
 HIDDEN_MS: Final = 60_000
 _AHEAD_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 1.0
+_UNDER_WAY_SECONDS: Final = 1.0
+"""What a client sends so soon after a message may have been under way before it."""
 _HOURS_MAX: Final = 3 * 3600.0
 _AT_ONCE: Final = 64
 
@@ -30,11 +35,27 @@ Defer = Callable[[str, str, Handle, int, Fields], Awaitable[Handle]]
 
 
 class _Held:
-    """A message of a client. ``lock`` is held while its receipt is being used."""
+    """A message of a client.
 
-    __slots__ = ("extra", "group", "handle", "lock", "renew_at", "settled", "topic", "until")
+    Attributes:
+        lock: held while its receipt is being used.
+        written_to: the call, until it is certain that the message has arrived.
+    """
 
-    def __init__(self, group: str, topic: str, handle: Handle, extra: Fields, now: float) -> None:
+    __slots__ = (
+        "extra",
+        "group",
+        "handle",
+        "lock",
+        "renew_at",
+        "settled",
+        "topic",
+        "until",
+        "written_at",
+        "written_to",
+    )
+
+    def __init__(self, group: str, topic: str, handle: Handle, extra: Fields, call: Call, now: float) -> None:
         self.group = group
         self.topic = topic
         self.handle = handle
@@ -43,6 +64,17 @@ class _Held:
         self.renew_at = now + HIDDEN_MS / 1000 - _AHEAD_SECONDS
         self.until = now + _HOURS_MAX
         self.settled = False
+        self.written_at = now
+        self.written_to: Call | None = call
+
+    def may_be_lost(self) -> bool:
+        """Whether the client may never get it."""
+        if self.written_to is None:
+            return False
+        if self.written_to.heard_at > self.written_at + _UNDER_WAY_SECONDS:
+            self.written_to = None
+            return False
+        return self.written_to.is_connection_lost
 
 
 class Renewals:
@@ -64,9 +96,9 @@ class Renewals:
         """The messages that are kept hidden."""
         return len(self._held)
 
-    def hold(self, client_id: str, group: str, topic: str, handle: Handle, extra: Fields) -> None:
-        """Keep a message hidden, which was popped just now."""
-        self._held[client_id, group, handle.encode()] = _Held(group, topic, handle, extra, trio.current_time())
+    def hold(self, client_id: str, group: str, topic: str, handle: Handle, extra: Fields, call: Call) -> None:
+        """Keep a message hidden, which was popped and written to a call just now."""
+        self._held[client_id, group, handle.encode()] = _Held(group, topic, handle, extra, call, trio.current_time())
 
     def forget(self, client_id: str, group: str, handle: Handle) -> None:
         """Keep a message hidden no more; `handle` is that of its pop."""
@@ -117,7 +149,9 @@ class Renewals:
         async with held.lock:
             if held.settled or self._held.get(key) is not held:
                 return
-            if held.until <= trio.current_time() or not self._is_here(key[0]):
+            now = trio.current_time()
+            visible = held.renew_at + _AHEAD_SECONDS <= now
+            if visible or held.until <= now or held.may_be_lost() or not self._is_here(key[0]):
                 del self._held[key]
                 return
             try:

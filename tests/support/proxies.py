@@ -35,8 +35,14 @@ class Call:
         self.metadata: Mapping[str, str] = {"x-mq-client-id": client_id} if metadata is None else metadata
         self.peer = "192.0.2.7:50123"
         self.deadline = deadline
+        self.is_connection_lost = False
+        self.silent_since: float | None = None
         self.to_server, self._requests = trio.open_memory_channel[bytes](100)
         self._answers, self.answers = trio.open_memory_channel[bytes](1000)
+
+    @property
+    def heard_at(self) -> float:
+        return trio.current_time() if self.silent_since is None else self.silent_since
 
     async def receive(self) -> bytes | None:
         try:

@@ -73,6 +73,16 @@ class Call:
         stream.on_message = self._on_message
         stream.on_sent = self._on_sent
 
+    @property
+    def heard_at(self) -> float:
+        """When the client has sent something over this connection for the last time, in trio's time."""
+        return self._stream.connection.heard_at
+
+    @property
+    def is_connection_lost(self) -> bool:
+        """The connection has ended."""
+        return self._stream.connection.is_lost
+
     async def receive(self) -> bytes | None:
         """The next message of the client; None when it sends no more. Cancelled, it loses nothing."""
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -369,6 +369,16 @@ class GrpcConnection:
         return self._http2.bytes_to_send()
 
     @property
+    def heard_at(self) -> float:
+        """When the client has sent something for the last time."""
+        return self._received_at
+
+    @property
+    def is_lost(self) -> bool:
+        """Nothing can arrive, or be sent, any more."""
+        return self._failed
+
+    @property
     def unsent_bytes(self) -> int:
         """The length of what `bytes_to_send` would return."""
         return len(self._http2.unsent)

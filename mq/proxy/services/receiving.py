@@ -172,7 +172,7 @@ class Receiving:
                 )
                 await call.send(pb.ReceiveMessageResponse(message=answer).SerializeToString())
                 if wanted.renewed:
-                    self._renewals.hold(client_id, group, wanted.topic, handle, wanted.caller.extra)
+                    self._renewals.hold(client_id, group, wanted.topic, handle, wanted.caller.extra, call)
                     held.append(handle)
             now = timestamp(self._wall_clock_ms())
             await call.send(pb.ReceiveMessageResponse(delivery_timestamp=now).SerializeToString())

@@ -226,6 +226,27 @@ def test_messages_of_an_answer_that_broke_off_are_not_kept_hidden(answers: int) 
     run(test)
 
 
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_message_that_was_lost_with_its_connection_comes_again_though_its_client_is_here(arrived: bool) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one")
+        call = Call("c2", trio.current_time() + 30)
+        await call.to_server.send(receive_request("billing", "Orders", auto_renew=True).SerializeToString())
+        await proxy.serve("ReceiveMessage", call)
+        call.silent_since = trio.current_time() + (10 if arrived else 0)
+        call.is_connection_lost = True
+        for _ in range(9):
+            await trio.sleep(10)  # the client is connected again, and sends heartbeats
+            heartbeat = pb.HeartbeatRequest(client_type=pb.PUSH_CONSUMER)
+            await proxy.ask("Heartbeat", heartbeat, pb.HeartbeatResponse, client="c2")
+        assert proxy.table.renewals.count == arrived
+        _, again = await proxy.receive("billing", "Orders")
+        assert bodies(again) == ([] if arrived else ["one"])
+
+    run(test)
+
+
 def test_a_simple_consumer_that_names_a_queue_gets_messages_of_all() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await begin(proxy, "billing", "Orders")
