@@ -31,6 +31,7 @@ _HOURS_MAX: Final = 3 * 3600.0
 _AT_ONCE: Final = 64
 
 Log = structlog.stdlib.BoundLogger
+_Key = tuple[str, str, str]
 Defer = Callable[[str, str, Handle, int, Fields], Awaitable[Handle]]
 
 
@@ -89,7 +90,7 @@ class Renewals:
         self._defer = defer
         self._is_here = is_here
         self._log = log
-        self._held: dict[tuple[str, str, str], _Held] = {}
+        self._held: dict[_Key, _Held] = {}
 
     @property
     def count(self) -> int:
@@ -129,21 +130,33 @@ class Renewals:
             await self._give_back(held)
 
     async def run(self) -> None:
-        """Keep messages hidden, until cancelled."""
-        while True:
-            await trio.sleep(_LOOK_SECONDS)
-            await self.look()
+        """Keep messages hidden, until cancelled. A broker that does not answer delays those of no other one."""
+        busy: set[str] = set()
 
-    async def look(self) -> None:
-        """Hide those again that would become visible soon."""
-        now = trio.current_time()
-        due = [(key, held) for key, held in self._held.items() if held.renew_at <= now]
-        for at in range(0, len(due), _AT_ONCE):
-            async with trio.open_nursery() as nursery:
-                for key, held in due[at : at + _AT_ONCE]:
-                    nursery.start_soon(self._renew, key, held)
+        async def renew(broker: str, due: list[tuple[_Key, _Held]]) -> None:
+            for at in range(0, len(due), _AT_ONCE):
+                async with trio.open_nursery() as nursery:
+                    for key, held in due[at : at + _AT_ONCE]:
+                        nursery.start_soon(self._renew, key, held)
+            busy.discard(broker)
 
-    async def _renew(self, key: tuple[str, str, str], held: _Held) -> None:
+        async with trio.open_nursery() as brokers:
+            while True:
+                await trio.sleep(_LOOK_SECONDS)
+                for broker, due in self._due(trio.current_time()).items():
+                    if broker not in busy:
+                        busy.add(broker)
+                        brokers.start_soon(renew, broker, due)
+
+    def _due(self, now: float) -> dict[str, list[tuple[_Key, _Held]]]:
+        """Those that would become visible soon, by broker."""
+        due: dict[str, list[tuple[_Key, _Held]]] = {}
+        for key, held in self._held.items():
+            if held.renew_at <= now:
+                due.setdefault(held.handle.receipt.broker, []).append((key, held))
+        return due
+
+    async def _renew(self, key: _Key, held: _Held) -> None:
         if held.lock.locked():
             return  # it is being settled
         async with held.lock:

@@ -1,0 +1,54 @@
+"""Messages that are kept hidden, in virtual time: brokers that do not answer, and refusals."""
+
+from __future__ import annotations
+
+import structlog
+import trio
+import trio.testing
+
+from mq.client.errors import BrokerError
+from mq.protocol.codes import ResponseCode
+from mq.proxy.callers import Fields
+from mq.proxy.mapping.handles import Handle
+from mq.proxy.renewals import Renewals
+from tests.support.proxies import Call
+
+
+class Broker:
+    """Hides messages, unless its broker group is slow: then it fails after ten seconds, as without a leader."""
+
+    def __init__(self) -> None:
+        self.hidden: list[float] = []
+        self.asked = 0
+
+    async def defer(self, group: str, topic: str, handle: Handle, invisible_ms: int, extra: Fields) -> Handle:
+        self.asked += 1
+        if handle.receipt.broker == "slow":
+            await trio.sleep(10)
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "no leader", "slow")
+        self.hidden.append(trio.current_time())
+        return handle
+
+
+def handle(broker: str, offset: int) -> Handle:
+    return Handle.decode(f"{offset} 1 60000 0 0 {broker} 0 {offset} {offset}")
+
+
+def test_a_broker_that_does_not_answer_delays_no_other_and_its_messages_are_given_up_once_they_are_visible() -> None:
+    async def main() -> None:
+        broker = Broker()
+        renewals = Renewals(broker.defer, lambda client_id: True, structlog.get_logger("test"))
+        began = trio.current_time()
+        for offset in range(300):
+            renewals.hold("c1", "billing", "Orders", handle("slow", offset), {}, Call("c1"))
+        renewals.hold("c1", "billing", "Orders", handle("fast", 0), {}, Call("c1"))
+        with trio.move_on_after(140):
+            await renewals.run()
+        # 60 s after it was hidden it would be visible.
+        assert len(broker.hidden) == 3
+        for earlier, later in zip([began, *broker.hidden], broker.hidden, strict=False):
+            assert later - earlier < 45
+        assert renewals.count == 1
+        assert broker.asked < 300 + 2 * 64
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
