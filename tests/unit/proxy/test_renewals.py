@@ -24,7 +24,7 @@ class Broker:
     async def defer(self, group: str, topic: str, handle: Handle, invisible_ms: int, extra: Fields) -> Handle:
         self.asked += 1
         if handle.receipt.broker == "slow":
-            await trio.sleep(10)
+            await trio.sleep(10)  # as long as a request may take
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "no leader", "slow")
         self.hidden.append(trio.current_time())
         return handle
