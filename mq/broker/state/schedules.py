@@ -49,7 +49,7 @@ class Schedule(NamedTuple):
 class PutSchedule(TableCommand, frozen=True, tag="put_schedule"):
     """Create or replace a schedule, if it has the expected version.
 
-    If the rule is another one, ticks that are due by ``timestamp_ms`` are not sent.
+    If the rule is another one, or its start or end, ticks that are due by ``timestamp_ms`` are not sent.
     """
 
     definition: ScheduleDefinition
@@ -231,6 +231,9 @@ class Schedules:
             return
         same = there.definition.rule() == definition.rule() and there.definition.enabled == definition.enabled
         settled_ms = there.settled_ms if same else timestamp_ms
+        if (there.definition.start_ms, there.definition.end_ms) != (definition.start_ms, definition.end_ms):
+            # Times that were outside of the former bounds were no ticks: nobody has missed them.
+            settled_ms = max(settled_ms, timestamp_ms)
         self._replace(there._replace(definition=definition, settled_ms=settled_ms))
 
     def _replace(self, schedule: Schedule) -> None:

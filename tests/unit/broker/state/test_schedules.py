@@ -46,6 +46,17 @@ def test_another_message_keeps_the_place_and_another_rule_begins_anew() -> None:
     assert table.table["a"].sent == 1
 
 
+def test_other_bounds_make_no_ticks_due_that_were_outside_of_the_former_ones() -> None:
+    table = Schedules(StateLimits())
+    put(table, end_ms=5000)
+    table.apply(SettleTick(name="a", version=1, settled_ms=4000, due_ms=4000))
+    assert put(table, at_ms=60_500, end_ms=90_000).settled_ms == 60_500, "those from 5000 on were behind the end"
+    table.apply(SettleTick(name="a", version=2, settled_ms=70_000, due_ms=70_000))
+    assert put(table, at_ms=65_000, end_ms=95_000).settled_ms == 70_000, "a clock that is behind repeats nothing"
+    assert put(table, at_ms=71_000, start_ms=80_000, end_ms=95_000).settled_ms == 71_000
+    assert put(table, at_ms=76_000).settled_ms == 76_000, "those from 71000 on were before the start"
+
+
 def test_a_version_that_is_not_expected_changes_nothing() -> None:
     table = Schedules(StateLimits())
     assert put(table, NO_VERSION).version == 1
