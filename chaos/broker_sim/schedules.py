@@ -173,6 +173,11 @@ class ScheduledMessages(Workload):
                     there.definition.rule() == definition.rule() and there.definition.enabled == definition.enabled
                 )
                 settled_ms = there.settled_ms if there is not None and same else command.timestamp_ms
+                if there is not None and (there.definition.start_ms, there.definition.end_ms) != (
+                    definition.start_ms,
+                    definition.end_ms,
+                ):
+                    settled_ms = max(settled_ms, command.timestamp_ms)
                 self._change(definition, settled_ms)
             case DeleteSchedule(name=name, expected=expected):
                 if name in self._there and expected in (ANY_VERSION, self._there[name].version):
