@@ -109,6 +109,7 @@ LEFT_OUT: Final = frozenset(
         "RAFTMQ_PRODUCER",
         "RAFTMQ_SOURCE",
         "RAFTMQ_SEQUENCE",
+        "RAFTMQ_SET",
     ]
 )
 """Properties that belong to another message: to the one that was read, if its properties are written again."""
