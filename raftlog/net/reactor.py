@@ -98,6 +98,7 @@ class Reactor:
         self._lingering = Lingering()
         self._in_flight: Callable[[], bool] = lambda: False
         self._before_waiting: list[Callable[[], None]] = []
+        self._has_failed = False
         self.add(self._wake_fd, self._drain_wake)
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN, *, patient: bool = False) -> None:
@@ -151,7 +152,10 @@ class Reactor:
         self._in_flight = in_flight
 
     def turn_now(self) -> None:
-        """Take a turn at once, with what is ready: for a task on the reactor's thread. `wake` costs system calls."""
+        """Take a turn at once, with what is ready: for a task on the reactor's thread. `wake` costs system calls.
+
+        An uncaught exception of a handler is raised here, and no turn follows: see `run`.
+        """
         self._turn(self._epoll.poll(0, EVENTS_MAX))
 
     def serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]]) -> None:
@@ -194,15 +198,25 @@ class Reactor:
             self._giving_way -= 1
 
     def end_turn(self) -> None:
-        """Let the process react to the input, then send."""
-        for callback in self._turn_end:
-            callback()
-        while self._dirty:
-            dirty, self._dirty = self._dirty, []
-            flush_streams(dirty)
+        """Let the process react to the input, then send. After an exception no turn follows: see `run`."""
+        if self._has_failed:
+            return
+        try:
+            for callback in self._turn_end:
+                callback()
+            while self._dirty:
+                dirty, self._dirty = self._dirty, []
+                flush_streams(dirty)
+        except BaseException:
+            self._has_failed = True
+            raise
 
     async def run(self) -> None:
-        """Serve until cancelled. An uncaught exception of a handler ends the run."""
+        """Serve until cancelled. An uncaught exception of a handler ends the run.
+
+        If it is raised in a turn that another task took, that task has to end this one. Until then there is no turn:
+        what comes after an entry that could not be applied, say, must not be applied.
+        """
         poll = self._epoll.poll
         epoll_fd = self._epoll.fileno()
         lingering = self._lingering
@@ -210,6 +224,8 @@ class Reactor:
             for callback in self._before_waiting:
                 callback()
             await trio.lowlevel.wait_readable(epoll_fd)
+            if self._has_failed:
+                await trio.sleep_forever()
             now = trio.current_time()
             give_way_at = now + _SLICE_SECONDS
             self._is_polling = True
@@ -234,6 +250,16 @@ class Reactor:
         return self._epoll.poll(0, EVENTS_MAX)
 
     def _turn(self, ready: list[tuple[int, int]]) -> None:
+        if self._has_failed:
+            return
+        try:
+            self._serve(ready)
+        except BaseException:
+            self._has_failed = True
+            raise
+        self.end_turn()
+
+    def _serve(self, ready: list[tuple[int, int]]) -> None:
         self.turns += 1
         self._due = None
         for callback in self._turn_begin:
@@ -266,7 +292,6 @@ class Reactor:
             self._work_off(unfinished, share, max(end, now + _UNFINISHED_SHARE * TURN_SECONDS))
         if self._unfinished or self._in_line or self._left or self._begun:
             self.wake()
-        self.end_turn()
 
     def _serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]], ready: Ready, end: float) -> Ready:
         """Serve clients together, and do the rest for those that have begun, until ``end``; returns the others."""

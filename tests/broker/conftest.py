@@ -16,6 +16,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     """The wall clock of the brokers of a test."""
     clock = WallClock()
     monkeypatch.setattr("raftlog.Machine.wall_clock_ms", clock)
+    # Tests set it between two requests: what rests looks at it at each of its intervals, not once a second.
+    monkeypatch.setattr("mq.broker.base.periodic_task.REST_SECONDS_MAX", 0.001)
     return clock
 
 

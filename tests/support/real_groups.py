@@ -52,12 +52,16 @@ class Cluster:
     async def leader(self) -> str:
         return await anyio.to_thread.run_sync(self.portal.call, self.inner.leader)
 
+    async def _wait_ended(self, node_id: str) -> None:
+        await until(lambda: not self.inner.is_running(node_id))
+
     @asynccontextmanager
     async def dead(self, node_id: str) -> AsyncGenerator[None]:
         """The replica is killed now, and is up again when the block has ended."""
-        self.inner.kill(node_id)
+        # In the cluster's event loop: another one must not ask its processes, which may then close what that waits for.
+        await anyio.to_thread.run_sync(self.portal.call, self.inner.kill, node_id)
         yield
-        await until(lambda: not self.inner.is_running(node_id))
+        await anyio.to_thread.run_sync(self.portal.call, self._wait_ended, node_id)
         await anyio.to_thread.run_sync(self.portal.call, self.inner.start, node_id)
         await anyio.to_thread.run_sync(self.portal.call, self.inner.wait_ready)
 

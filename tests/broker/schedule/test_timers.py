@@ -44,6 +44,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
     clock.now_ms += HOUR - clock.now_ms % HOUR  # so that slots are where the tests say
     monkeypatch.setattr("raftlog.Machine.wall_clock_ms", clock)
+    # Tests set it between two requests: what rests looks at it at each of its intervals, not once a second.
+    monkeypatch.setattr("mq.broker.base.periodic_task.REST_SECONDS_MAX", 0.001)
     return clock
 
 

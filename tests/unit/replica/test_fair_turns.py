@@ -277,3 +277,33 @@ def test_those_who_are_served_together_do_not_make_a_turn_longer(stage: Stage) -
         assert not {f"alone {each}" for each in range(number + 1, 4)} & set(served)
     stage.reactor.remove(fds[3])  # it is closed
     assert "begun 3" not in stage.turn()
+
+
+def test_no_turn_follows_one_that_failed_in_another_task(stage: Stage) -> None:
+    """Entries after one that cannot be applied were applied, before the failure had ended the reactor."""
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    ended = 0
+
+    def count() -> None:
+        nonlocal ended
+        ended += 1
+
+    stage.reactor.at_turn_end(count)
+    stage.turn()
+    stage.add(fail, patient=False)
+    with pytest.raises(ZeroDivisionError):
+        stage.reactor.turn_now()
+    stage.reactor.end_turn()
+    assert stage.turn() == []
+    assert ended == 1
+
+    async def main() -> None:
+        with trio.move_on_after(0.05) as scope:
+            await stage.reactor.run()
+        assert scope.cancelled_caught, "the task whose turn failed ends it"
+
+    trio.run(main)
+    assert ended == 1
