@@ -97,6 +97,7 @@ async def _sample(running: Running, rate: float, seconds: float) -> LowRateSampl
     count = len(running.pids)
     return LowRateSample(
         rate,
+        seconds,
         report.messages[0],
         p50_ms=1e3 * quantile(latencies, 0.5),
         p90_ms=1e3 * quantile(latencies, 0.9),
@@ -121,11 +122,12 @@ def _line(system: System, sample: LowRateSample) -> str:
             f"{system.name} idle: servers {cpu} % of a core, wake-ups/s {wake_ups_of}; client "
             f"{100 * sample.client_cores:.2f} %, {sample.client_wake_ups:.0f}; load average {sample.load_average:.1f}"
         )
-    cpu = " ".join(f"{1e3 * each / sample.rate:.2f}" for each in sample.server_cores)
+    cpu = " ".join(f"{sample.ms_per_message(each):.2f}" for each in sample.server_cores)
+    client = f"client {sample.ms_per_message(sample.client_cores):.2f} ms/msg, {sample.client_wake_ups:.0f}"
     return (
-        f"{system.name} {sample.rate:g}/s: p50 {sample.p50_ms:.2f} p90 {sample.p90_ms:.2f} p99 {sample.p99_ms:.2f} ms, "
-        f"servers {cpu} ms/msg, wake-ups/s {wake_ups_of}; client {1e3 * sample.client_cores / sample.rate:.2f} ms/msg, "
-        f"{sample.client_wake_ups:.0f}; load average {sample.load_average:.1f}"
+        f"{system.name} {sample.rate:g}/s, {sample.acknowledged / sample.seconds:g}/s acknowledged: "
+        f"p50 {sample.p50_ms:.2f} p90 {sample.p90_ms:.2f} p99 {sample.p99_ms:.2f} ms, "
+        f"servers {cpu} ms/msg, wake-ups/s {wake_ups_of}; {client}; load average {sample.load_average:.1f}"
     )
 
 

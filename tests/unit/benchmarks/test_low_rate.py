@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import islice, pairwise
 
 import pytest
@@ -16,7 +17,7 @@ from benchmarks.workers import drive
 
 def sample(rate: float, p50_ms: float, cores: float = 0.002, wake_ups: float = 15.0) -> LowRateSample:
     times = p50_ms, 2 * p50_ms, 3 * p50_ms
-    return LowRateSample(rate, round(10 * rate), *times, (cores, cores / 2), (wake_ups, 9.0), 0.01, 5, 0.5)
+    return LowRateSample(rate, 10.0, round(10 * rate), *times, (cores, cores / 2), (wake_ups, 9.0), 0.01, 5, 0.5)
 
 
 def test_messages_are_due_at_fixed_times_one_of_them_when_the_window_begins() -> None:
@@ -43,10 +44,21 @@ def test_a_page_has_a_row_for_each_rate_and_says_what_was_left_out() -> None:
     samples = {"floor": [sample(50, 1.0)], "raftmq": [sample(0, 0.0), sample(50, 3.0, 0.1)]}
     about = {"floor": "the floor", "raftmq": "ours"}
     text = section(about, samples, {"nats": "not installed"}, command="c", machine="m", date="d")
-    assert "| raftmq | 50 | 3.00 / 6.00 / 9.00 | 2.00 / 1.00 | 0.20 | 15 / 9 | 5 |" in text
+    assert "| raftmq | 50 | 50 | 3.00 / 6.00 / 9.00 | 2.00 / 1.00 | 0.20 | 15 / 9 | 5 |" in text
     assert "| raftmq | 0.20 / 0.10 | 1.00 | 15 / 9 | 5 |" in text
     assert "2.03 ms | 3.00 ms, missed |" in text
     assert "nats (not installed)" in text
+
+
+def test_cpu_is_divided_by_the_messages_acknowledged_not_by_those_due() -> None:
+    """A machine too busy for a rate acknowledges a quarter of it: each message has cost four times as much."""
+    slow = replace(sample(50, 9.0, 0.02), acknowledged=125)
+    text = section({"raftmq": "ours"}, {"raftmq": [slow]}, {}, command="c", machine="m", date="d")
+    assert "| raftmq | 50 | 12 | 9.00 / 18.00 / 27.00 | 1.60 / 0.80 | 0.80 | 15 / 9 | 5 |" in text
+    [(_, found, is_met)] = goals({"raftmq": [slow]})
+    assert (found, is_met) == ("1.60 ms", False)
+    [(_, found, is_met)] = goals({"raftmq": [replace(slow, acknowledged=0)]})
+    assert not is_met
 
 
 def test_a_part_of_a_run_is_not_written() -> None:
