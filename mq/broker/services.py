@@ -77,6 +77,7 @@ from mq.broker.transaction.half_messages import HalfMessages
 from mq.broker.transaction.resume_check import ResumeCheck
 from mq.broker.transaction.staged_sets import StagedSets
 from mq.monitoring.cpu_time import cpu_seconds
+from mq.monitoring.event_counts import LOGGED
 from mq.monitoring.resident_memory import resident_bytes
 from mq.protocol.codes import PERM_READ
 from mq.protocol.numbers import PhysicalOffset
@@ -256,6 +257,7 @@ class Services:
                 runtime=RuntimeInfo(context, stats=stats, disk_usage=usage),
                 cpu_seconds=partial(cpu_seconds, os.getpid()),
                 resident_bytes=resident_bytes,
+                errors_logged=LOGGED.errors,
             ),
             UserAdministration(context),
             Cleanup(context, retention=self.retention),

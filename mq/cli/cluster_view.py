@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -83,6 +84,9 @@ class ReplicaStatus:
     """Size of waiting pulls and pops."""
     pending_bytes: int | None = None
     """Size of uncommitted messages."""
+    clock_ahead_ms: int | None = None
+    """How far its clock is ahead of that of this machine; negative if behind. Accurate to `clock_error_ms`."""
+    clock_error_ms: int | None = None
     refusal: str | None = None
     """It answered, and refused to show anything for this reason."""
     figures: Mapping[str, str] = field(default_factory=dict)
@@ -119,6 +123,9 @@ class BrokerAnswer:
     figures: Mapping[str, str] | None
     refusal: str | None = None
     """It answered, and refused the request for this reason."""
+    asked_ms: float = 0.0
+    """When it was asked and when it answered, by this machine's clock, in milliseconds since 1970."""
+    answered_ms: float = 0.0
 
 
 def group_statuses(answers: list[BrokerAnswer]) -> list[GroupStatus]:
@@ -143,7 +150,9 @@ def _group_status(cluster: str, group: str, answers: list[BrokerAnswer]) -> Grou
             )
         else:
             known = _replica_status(answer.address, answer.figures, leader, peers)
-            replicas.append(replace(known, broker_id=answer.broker_id))
+            ahead, error = _clock(answer.figures, answer)
+            known = replace(known, broker_id=answer.broker_id, clock_ahead_ms=ahead, clock_error_ms=error)
+            replicas.append(known)
     replicas += _silent_peers(replicas, leader, peers)
     replicas = [replace(replica, member=members.get(replica.node_id)) for replica in replicas]
     durability = next((a.figures.get("raftmq.durability") for a in answers if a.figures is not None), None)
@@ -205,6 +214,15 @@ def _replica_status(
     )
 
 
+def _clock(figures: Mapping[str, str], answer: BrokerAnswer) -> tuple[int | None, int | None]:
+    """How far a replica's clock is ahead, and the error of that: it read its clock while the request was on its way."""
+    clock_ms = _number(figures, "wallClockMs")
+    if clock_ms is None or not answer.answered_ms:
+        return None, None
+    middle = (answer.asked_ms + answer.answered_ms) / 2
+    return round(clock_ms - middle), round((answer.answered_ms - answer.asked_ms) / 2) + 1
+
+
 def _silent_peers(
     seen: list[ReplicaStatus], leader: Mapping[str, str] | None, peers: Mapping[str, Mapping[str, object]]
 ) -> list[ReplicaStatus]:
@@ -236,6 +254,7 @@ async def ask_cluster(namesrv: str) -> list[GroupStatus]:
         async def ask(cluster: str, group: str, broker_id: int, address: str) -> None:
             figures: Mapping[str, str] | None = None
             refusal = None
+            asked_ms = time.time() * 1000
             with trio.move_on_after(ANSWER_SECONDS):
                 try:
                     figures = await admin.broker_runtime(address)
@@ -243,7 +262,8 @@ async def ask_cluster(namesrv: str) -> list[GroupStatus]:
                     refusal = error.remark or f"code {error.code}"
                 except ClientError:
                     figures = None  # shown as unreachable
-            answers.append(BrokerAnswer(cluster, group, broker_id, address, figures, refusal))
+            times = asked_ms, time.time() * 1000
+            answers.append(BrokerAnswer(cluster, group, broker_id, address, figures, refusal, *times))
 
         for cluster, groups in info.clusters.items():
             for group in groups:

@@ -25,6 +25,7 @@ COMMANDS = {
     "produce": ("messages", "Send each line of standard input as a message, except empty lines."),
     "consume": ("messages", "Print the body of each message of a topic, one per line."),
     "status": ("status", "Show groups, roles, terms, commit positions and the lag of each replica."),
+    "doctor": ("doctor.commands", "Show what is wrong in the cluster now, worst first, each with the remedy."),
     "top": ("top", "Show rates, lag and leaders live, until ctrl-C."),
     "tail": ("tail", "Print messages of a topic as they arrive, one per line."),
     "export": ("definitions", "Write topics, consumer groups, schedules and offsets as one JSON document."),

@@ -31,7 +31,15 @@ from mq.protocol.admin_requests import (
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_admin import GroupAnswer, GroupCommand
-from mq.protocol.group_requests import ConsumeStatsExt, MessageSkipped, ResetOffsetExt, SkipMessageExt
+from mq.protocol.group_bodies import ClientConnectionData, ConsumerConnection
+from mq.protocol.group_requests import (
+    BrokerConsumeStatsExt,
+    ConsumeStatsExt,
+    MembersOfGroupExt,
+    MessageSkipped,
+    ResetOffsetExt,
+    SkipMessageExt,
+)
 from mq.protocol.headers import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_group, check_topic, dead_letter_topic, retry_topic
 from mq.protocol.numbers import QueueOffset
@@ -42,6 +50,8 @@ from mq.protocol.operator_bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
     TopicConfigList,
+    decode_properties,
+    read_all_progress,
     read_progress,
     read_topic_stats,
 )
@@ -129,6 +139,11 @@ class Admin(Client):
         """The runtime figures of one broker, by RocketMQ's names."""
         _, body = await self._opened().call(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(read_body(KVTable.decode, body).table)
+
+    async def broker_settings(self, address: str) -> dict[str, str]:
+        """The current settings of one broker; ours have names with `raftmq.` before them."""
+        _, body = await self._opened().call(address, RequestCode.GET_BROKER_CONFIG)
+        return read_body(decode_properties, body)
 
     async def manage_group(self, address: str, command: GroupCommand, *, timeout: float = 3.0) -> GroupAnswer:
         """Show or change the Raft group of the broker at `address`; the answer contains the broker's text."""
@@ -374,6 +389,34 @@ class Admin(Client):
             _, body = await self._opened().call(address, RequestCode.GET_CONSUME_STATS, ext.fields())
             found |= read_body(read_progress, body)
         return _by_queue(found)
+
+    async def all_progress(self) -> dict[str, dict[MessageQueue, GroupProgress]]:
+        """The progress of all consumer groups that have offsets, by group, with two requests per broker group.
+
+        Raises NoRoute.
+        """
+        found: dict[str, dict[QueueRef, GroupProgress]] = {}
+        for address in (await self._leaders(None, None)).values():
+            for is_order in (False, True):  # brokers answer for unordered and for ordered topics separately
+                ext = BrokerConsumeStatsExt(is_order=is_order)
+                _, body = await self._opened().call(address, RequestCode.GET_BROKER_CONSUME_STATS, ext.fields())
+                for group, queues in read_body(read_all_progress, body).items():
+                    found.setdefault(group, {}).update(queues)
+        return {group: _by_queue(found[group]) for group in sorted(found)}
+
+    async def group_members(self, group: str) -> list[ClientConnectionData]:
+        """The members of a consumer group in all broker groups, by client id; empty without any. Raises NoRoute."""
+        members: dict[str, ClientConnectionData] = {}
+        ext = MembersOfGroupExt(consumer_group=group)
+        for address in (await self._leaders(None, None)).values():
+            try:
+                _, body = await self._opened().call(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, ext.fields())
+            except BrokerError as error:
+                if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                    continue
+                raise
+            members |= {each.client_id: each for each in read_body(ConsumerConnection.decode, body).connections}
+        return [members[client_id] for client_id in sorted(members)]
 
     async def reset_group(self, group: str, topic: str, position: ConsumeFrom) -> dict[MessageQueue, int]:
         """Reset a consumer group to the first or the next message of `topic`, or to a time; returns the offsets.

@@ -27,6 +27,14 @@ class EventCounts:
             self._counts[key] += 1
         return event
 
+    def errors(self) -> dict[str, int]:
+        """How often each event of level error or critical was logged, by its name."""
+        found: Counter[str] = Counter()
+        for (level, name), count in self._counts.items():
+            if level in ("error", "critical"):
+                found[name] += count
+        return dict(sorted(found.items()))
+
     def family(self, labels: Mapping[str, str]) -> Family:
         """The counts as a metric."""
         return Family(

@@ -107,6 +107,14 @@ class OwnFigures(HeaderFields, rename=lambda name: OWN_PREFIX + camel_case(name)
     """``on`` or ``off``."""
     cpu_ms: int
     resident_bytes: int
+    wall_clock_ms: int
+    """The replica's clock, in milliseconds since 1970, when it answered."""
+    missing_entries: int
+    """Entries that it deleted early, on a full disk, and that another replica still has."""
+    certificate_expires_ms: int
+    """Expiry of its TLS certificate, in milliseconds since 1970; 0 without one."""
+    errors_logged: str
+    """JSON: how often each log event of level error or critical was logged since the start of the process."""
     peers: str
     """On a leader, JSON: a `PeerFigures` for each peer."""
 

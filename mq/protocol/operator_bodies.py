@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -119,6 +119,30 @@ class GroupProgress(
 def read_progress(body: bytes | memoryview) -> dict[QueueRef, GroupProgress]:
     """Decode the answer to request code 208. Raises BodyError."""
     return _read_table(body, GroupProgress)
+
+
+def read_all_progress(body: bytes | memoryview) -> dict[str, dict[QueueRef, GroupProgress]]:
+    """Decode the answer to request code 317, by group. Raises BodyError."""
+    found = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
+    progress: dict[str, dict[QueueRef, GroupProgress]] = {}
+    try:
+        groups = msgspec.convert(found, _AllProgress, strict=False).groups
+        for group, tables in (pair for each in groups for pair in each.items()):
+            queues = progress.setdefault(group, {})
+            for table in tables:
+                rows = read_queue_table(table.offset_table)
+                queues |= {ref: msgspec.convert(value, GroupProgress, strict=False) for ref, value in rows.items()}
+    except msgspec.ValidationError as error:
+        raise BodyError(f"body of {len(body)} bytes is not the progress of groups: {error}") from error
+    return progress
+
+
+class _ProgressInTopic(Body, rename=wire()):
+    offset_table: dict[Any, Any] = msgspec.field(default_factory=dict)
+
+
+class _AllProgress(Body, rename=wire(groups="consumeStatsList")):
+    groups: list[dict[str, list[_ProgressInTopic]]] = msgspec.field(default_factory=list)
 
 
 class MessageRequestMode(Body, rename=wire()):

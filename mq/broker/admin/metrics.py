@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from mq.broker.admin.group_offsets import pulled_and_consumed
+from mq.broker.admin.runtime_info import missing_entries
 from mq.broker.admin.stats import Stats
 from mq.broker.context import BrokerContext
 from mq.monitoring.families import Families, Family, Histogram, Kind, Sample
@@ -252,11 +253,8 @@ class BrokerMetrics:
         own = self._own
         yield own("raftmq_log_bytes", _G, "Bytes of the log.")(log.end_pos - log.base_pos)
         yield own("raftmq_log_first_index", _G, "Index of the first entry in the log.")(log.first_index)
-        core = self._context.replica.core
-        oldest = core.oldest_base
-        missing = max(0, log.base[0] - oldest) if core.began_early and oldest is not None else 0
         text = "Entries that this replica deleted early, on a full disk, and that another replica still has."
-        yield own("raftmq_log_missing_entries", _G, text)(missing)
+        yield own("raftmq_log_missing_entries", _G, text)(missing_entries(self._context.replica))
         yield own("raftmq_disk_free_bytes", _G, "Free bytes of the disk with the log.")(free)
         yield own("raftmq_disk_bytes", _G, "Size of the disk with the log.")(total)
         yield own("raftmq_topics", _G, "Topics, including system topics.")(len(self._context.metadata.topics))

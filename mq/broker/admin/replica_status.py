@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
 from mq.broker.admin.raft_members import member_roles
-from mq.broker.admin.runtime_info import RuntimeInfo
+from mq.broker.admin.runtime_info import RuntimeInfo, missing_entries
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.service import Route, Service
@@ -26,6 +26,7 @@ class ReplicaStatus(Service):
         runtime: figures that stock tools look for.
         cpu_seconds: CPU time of the process and its children.
         resident_bytes: resident memory of the process.
+        errors_logged: how often each log event of level error or critical was logged by the process.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ReplicaStatus(Service):
         runtime: RuntimeInfo,
         cpu_seconds: Callable[[], float],
         resident_bytes: Callable[[], int],
+        errors_logged: Callable[[], Mapping[str, int]],
     ) -> None:
         self._settings = context.settings
         self._replica = context.replica
@@ -43,6 +45,9 @@ class ReplicaStatus(Service):
         self._counters = context.counters
         self._cpu_seconds = cpu_seconds
         self._resident_bytes = resident_bytes
+        self._errors_logged = errors_logged
+        self._wall_clock_ms = context.wall_clock_ms
+        self._certificate = context.environment.certificate
 
     def table(self) -> dict[str, str]:
         """All figures as name and text."""
@@ -86,6 +91,10 @@ class ReplicaStatus(Service):
             access_control="off" if settings.acl_file is None else "on",
             cpu_ms=round(self._cpu_seconds() * 1000),
             resident_bytes=self._resident_bytes(),
+            wall_clock_ms=self._wall_clock_ms(),
+            missing_entries=missing_entries(replica),
+            certificate_expires_ms=self._certificate_expires_ms(),
+            errors_logged=_json(self._errors_logged()),
             peers=_json(peers),
         )
         return {
@@ -94,6 +103,9 @@ class ReplicaStatus(Service):
             **own.fields(),
             **counter_figures(self._counters()),
         }
+
+    def _certificate_expires_ms(self) -> int:
+        return 0 if self._certificate is None else int(self._certificate.valid_until.timestamp() * 1000)
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""

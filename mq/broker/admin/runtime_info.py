@@ -13,7 +13,7 @@ from mq.protocol.broker_figures import StockFigures
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.records import RecordError, decode_record
-from raftlog import EntryKind, SegmentError
+from raftlog import EntryKind, Replica, SegmentError
 from raftlog.log_numbers import LogIndex, index_range
 from raftlog.segment import HEADER_BYTES
 
@@ -118,6 +118,14 @@ class RuntimeInfo:
             if ref.kind == EntryKind.NORMAL:
                 return decode_record(memoryview(data)[HEADER_BYTES:], verify=False).store_timestamp_ms
         return -1
+
+
+def missing_entries(replica: Replica) -> int:
+    """How many entries this replica deleted early, on a full disk, and another replica still has."""
+    core = replica.core
+    if not core.began_early or core.oldest_base is None:
+        return 0
+    return max(0, replica.log.base[0] - core.oldest_base)
 
 
 def _both(found: CounterSeries, missed: CounterSeries, now_ms: int) -> str:

@@ -324,6 +324,7 @@ async def consumer_groups_and_definitions(cli: Commands, directory: Path) -> Non
     await run("consumer-group update", "G2", "--retries", "3")
     await run("consumer-group list")
     await run("consumer-group reset", "G2", "T", "first")
+    await run("doctor", "--watch", "0", code=1)  # G2 has no members
     await run("consumer-group create", "G3")
     await run("consumer-group reset", "G3", "T", "first")
     await run("consumer-group skip", "G3", "T", "0", "0")

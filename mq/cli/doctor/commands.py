@@ -1,0 +1,107 @@
+"""`raftmq doctor`: prints what is wrong in a cluster, worst first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from mq.cli.cluster_view import client_errors
+from mq.cli.doctor.consumers import consumer_findings
+from mq.cli.doctor.findings import Finding, Severity, worst_first
+from mq.cli.doctor.replicas import replica_findings
+from mq.cli.doctor.survey import Survey, survey
+from mq.cli.errors import EXIT_FAILED, run_trio
+from mq.cli.output import Json, print_json
+from mq.cli.topics import NAMESRV, Namesrv
+
+STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.NOTICE: "dim"}
+
+
+def severity_of(text: str) -> Severity:
+    """The severity by its name. Raises typer.BadParameter."""
+    try:
+        return Severity[text.upper()]
+    except KeyError:
+        raise typer.BadParameter(f"{text!r} is neither critical nor warning nor notice") from None
+
+
+def doctor(
+    watch: Annotated[
+        float, typer.Option(min=0.0, max=600.0, help="Seconds for which the progress of consumer groups is watched.")
+    ] = 3.0,
+    fail_on: Annotated[
+        Severity | None,
+        typer.Option(
+            "--fail-on",
+            parser=severity_of,
+            metavar="SEVERITY",
+            help="Exit with 1 if there is a finding of this severity or a worse one: critical, warning or notice.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Show what is wrong in the cluster now, worst first, each with the remedy. Exit code 1 if something is.
+
+    It looks at brokers and name servers (reachable, lag, damage, disks, clocks, certificates, versions, settings that
+    differ) and at consumer groups (no progress, no members, messages that retention will delete, dead letters).
+    """
+    with client_errors():
+        found = run_trio(partial(survey, namesrv, watch_seconds=watch))
+    findings = findings_of(found)
+    if as_json:
+        print_json({"findings": [finding.as_json() for finding in findings], "checked": checked(found)})
+    else:
+        print_findings(findings, found)
+    if any(finding.severity >= (fail_on or Severity.WARNING) for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def findings_of(found: Survey) -> list[Finding]:
+    """All findings, the worst first. Pure."""
+    return worst_first([*replica_findings(found), *consumer_findings(found)])
+
+
+def checked(found: Survey) -> dict[str, int]:
+    """How much was looked at."""
+    return {
+        "name_servers": len(found.name_servers),
+        "broker_groups": len(found.groups),
+        "replicas": sum(len(group.replicas) for group in found.groups),
+        "consumer_groups": len(found.consumers.after) if found.consumers else 0,
+    }
+
+
+def print_findings(findings: list[Finding], found: Survey) -> None:
+    """For people: two lines per finding, then a summary."""
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in findings:
+        line = Text(f"{finding.severity.word:<8} ", style=STYLES[finding.severity])
+        console.print(line.append(f"{finding.subject} {finding.what}.", style="none"))
+        console.print(Text(f"         -> {finding.remedy} ({finding.page})", style="dim"))
+    counts = checked(found)
+    looked_at = ", ".join(f"{count:,} {_words(name, count)}" for name, count in counts.items())
+    verdict = summary(findings)
+    console.print(f"{verdict} Looked at {looked_at}.")
+
+
+def summary(findings: list[Finding]) -> str:
+    """The counts as a sentence."""
+    counts = Counter(finding.severity for finding in findings)
+    words = [f"{counts[each]} {_plural(each, counts[each])}" for each in sorted(counts, reverse=True)]
+    return f"{', '.join(words)}." if words else "Nothing is wrong."
+
+
+def _words(name: str, count: int) -> str:
+    word = name.replace("_", " ")
+    return word.removesuffix("s") if count == 1 else word
+
+
+def _plural(severity: Severity, count: int) -> str:
+    return severity.word if count == 1 or severity is Severity.CRITICAL else f"{severity.word}s"

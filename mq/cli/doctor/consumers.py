@@ -1,0 +1,178 @@
+"""What is wrong with consumer groups. Pure, from a survey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from mq.cli.doctor.findings import Finding, Severity
+from mq.cli.doctor.survey import AT_RISK, HOUR_MS, Consumers, Survey
+from mq.cli.output import time_of
+from mq.client.message import MessageQueue
+from mq.protocol.group_bodies import ClientConnectionData
+from mq.protocol.operator_bodies import GroupProgress
+
+STUCK_MS: Final = 60_000
+"""A group that consumed a message that is younger than this may just be slow."""
+FRESH_MS: Final = HOUR_MS
+"""A dead letter younger than this is worth a warning."""
+SHOWN_MAX: Final = 5
+"""Queues and members named in one finding."""
+
+
+def consumer_findings(survey: Survey) -> Iterator[Finding]:
+    """All findings about consumer groups, by group."""
+    consumers = survey.consumers
+    if consumers is None:
+        yield Finding(
+            Severity.NOTICE,
+            "consumer groups",
+            f"were not looked at: {survey.consumers_reason}",
+            "run raftmq doctor again when the brokers answer",
+            "docs/operations.md#look-first",
+        )
+        return
+    for group, progress in consumers.after.items():
+        lagging = {
+            queue: each for queue, each in progress.items() if queue in consumers.ends and each.offset < each.end
+        }
+        yield from _beyond_end(group, progress)
+        yield from _deleted_unread(group, lagging, consumers)
+        yield from _at_risk(group, lagging, consumers)
+        yield from _stuck(group, lagging, consumers)
+    yield from _dead_letters(consumers)
+
+
+def _beyond_end(group: str, progress: Mapping[MessageQueue, GroupProgress]) -> Iterator[Finding]:
+    beyond = [queue for queue, each in progress.items() if each.offset > each.end]
+    if beyond:
+        yield Finding(
+            Severity.WARNING,
+            _subject(group),
+            f"has offsets beyond the end of {_queues(beyond)}: it will miss the next messages there",
+            f"raftmq consumer-group reset {group} {beyond[0].topic} last",
+            "docs/troubleshooting.md#a-groups-offset-is-beyond-the-end-of-a-queue",
+        )
+
+
+def _deleted_unread(
+    group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers
+) -> Iterator[Finding]:
+    lost = {q: consumers.ends[q].min_offset - each.offset for q, each in lagging.items()}
+    lost = {queue: count for queue, count in lost.items() if count > 0}
+    if lost:
+        yield Finding(
+            Severity.WARNING,
+            _subject(group),
+            f"did not consume {sum(lost.values()):,} messages of {_queues(lost)} before retention deleted them",
+            "raise retention_hours, or consume faster; the messages are in backups only",
+            "docs/operations.md#the-disk-fills-up",
+        )
+
+
+def _at_risk(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
+    hours = consumers.retention_hours
+    if hours is None:
+        return
+    counts = {
+        queue: consumers.at_risk[queue] - max(each.offset, consumers.ends[queue].min_offset)
+        for queue, each in lagging.items()
+        if queue in consumers.at_risk
+    }
+    counts = {queue: count for queue, count in counts.items() if count > 0}
+    if counts:
+        yield Finding(
+            Severity.WARNING,
+            _subject(group),
+            f"has not consumed {sum(counts.values()):,} messages of {_queues(counts)} that are older than "
+            f"{AT_RISK * hours:g} h: retention deletes them when they are {hours:g} h old",
+            "consume them, or raise retention_hours of the brokers for now",
+            "docs/operations.md#the-disk-fills-up",
+        )
+
+
+def _stuck(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
+    if not lagging:
+        return
+    waiting = sum(each.end - each.offset for each in lagging.values())
+    config = consumers.configs.get(group)
+    members = consumers.members.get(group, [])
+    if config is not None and not config.consume_enable:
+        yield Finding(
+            Severity.WARNING,
+            _subject(group),
+            f"is disabled; {waiting:,} messages wait for it",
+            f"raftmq consumer-group update {group} --enabled",
+            "docs/commands.md",
+        )
+        return
+    if not members:
+        yield Finding(
+            Severity.WARNING,
+            _subject(group),
+            f"has no members; {waiting:,} messages wait for it{_since(lagging, consumers.now_ms)}",
+            f"start its consumers; if nobody needs it: raftmq consumer-group delete {group}",
+            "docs/troubleshooting.md#a-consumer-stops-without-an-error",
+        )
+        return
+    before = consumers.before.get(group, {})
+    stuck = {
+        queue: each
+        for queue, each in lagging.items()
+        if queue in before
+        and before[queue].offset == each.offset
+        and before[queue].offset < before[queue].end
+        and consumers.now_ms - each.last_ms > STUCK_MS
+    }
+    if stuck:
+        count = sum(each.end - each.offset for each in stuck.values())
+        yield Finding(
+            Severity.WARNING,
+            _subject(group),
+            f"made no progress for {consumers.watched_seconds:.0f} s in {_queues(stuck)}, where {count:,} messages "
+            f"wait{_since(stuck, consumers.now_ms)}; members: {_members(members)}",
+            "look at the logs of these members; if one message fails again and again: raftmq consumer-group skip",
+            "docs/troubleshooting.md#a-queue-does-not-go-on-one-message-always-fails",
+        )
+
+
+def _since(queues: Mapping[MessageQueue, GroupProgress], now_ms: int) -> str:
+    """When the last message that the group consumed was stored: what waits is younger."""
+    last_ms = max((each.last_ms for each in queues.values()), default=0)
+    if last_ms <= 0 or last_ms > now_ms:
+        return ""
+    return f", the last message it consumed is from {time_of(last_ms)}"
+
+
+def _dead_letters(consumers: Consumers) -> Iterator[Finding]:
+    for group, ends in consumers.dead_letters.items():
+        count = sum(each.max_offset - each.min_offset for each in ends)
+        last_ms = max(each.last_update_ms for each in ends)
+        is_fresh = consumers.now_ms - last_ms < FRESH_MS
+        last = f", the last one at {time_of(last_ms)}" if last_ms > 0 else ""
+        yield Finding(
+            Severity.WARNING if is_fresh else Severity.NOTICE,
+            _subject(group),
+            f"has {count:,} dead letter{'s' if count != 1 else ''}{last}",
+            f"raftmq dlq list {group}",
+            "docs/operations.md#dead-letters-and-delayed-messages",
+        )
+
+
+def _subject(group: str) -> str:
+    return f"consumer group {group}"
+
+
+def _queues(queues: Mapping[MessageQueue, object] | list[MessageQueue]) -> str:
+    """The queues by topic: ``Orders broker-a/0, broker-a/3``."""
+    names = [f"{queue.topic} {queue.broker_name}/{queue.queue_id}" for queue in sorted(queues)]
+    return _some(names)
+
+
+def _members(members: list[ClientConnectionData]) -> str:
+    return _some([f"{each.client_id} at {each.client_addr} ({each.language})" for each in members])
+
+
+def _some(words: list[str]) -> str:
+    more = len(words) - SHOWN_MAX
+    return ", ".join(words[:SHOWN_MAX]) + (f" and {more:,} more" if more > 0 else "")

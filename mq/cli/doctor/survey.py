@@ -1,0 +1,215 @@
+"""Asks all servers of a cluster for what `raftmq doctor` judges."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, TypeVar
+
+import trio
+
+from mq.cli.cluster_view import ANSWER_SECONDS, GroupStatus, ask_cluster
+from mq.client.admin import Admin
+from mq.client.errors import ClientError, NameServersUnavailable
+from mq.client.message import MessageQueue
+from mq.client.net.client_core import parse_addresses
+from mq.protocol.group_bodies import ClientConnectionData
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic
+from mq.protocol.operator_bodies import GroupProgress, QueueEnds, SubscriptionGroupConfig
+
+ASKED_AT_ONCE: Final = 16
+"""Requests under way: a cluster with thousands of topics is not flooded."""
+
+HOUR_MS: Final = 3_600_000
+
+K = TypeVar("K")
+V = TypeVar("V")
+Progress = Mapping[str, Mapping[MessageQueue, GroupProgress]]
+
+
+@dataclass(frozen=True, slots=True)
+class Consumers:
+    """Consumer groups, looked at twice.
+
+    Attributes:
+        before, after: the progress of each group at the beginning and at the end of the watch.
+        watched_seconds: between the two.
+        configs: the settings of each group, from any broker group.
+        members: of the groups that lag, by group.
+        ends: of the queues in which some group lags.
+        at_risk: of the queues in which a group lags far, the offset of the first message that is younger than
+            `AT_RISK` of the retention time: retention soon deletes those before it.
+        dead_letters: the queues of each group's dead letter topic that has messages.
+        retention_hours: the shortest of all brokers; None if unknown.
+        now_ms: at the end of the watch, in milliseconds since 1970.
+    """
+
+    before: Progress
+    after: Progress
+    watched_seconds: float
+    configs: Mapping[str, SubscriptionGroupConfig]
+    members: Mapping[str, list[ClientConnectionData]]
+    ends: Mapping[MessageQueue, QueueEnds]
+    at_risk: Mapping[MessageQueue, int]
+    dead_letters: Mapping[str, list[QueueEnds]]
+    retention_hours: float | None
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the servers of a cluster answered.
+
+    Attributes:
+        groups: the broker groups.
+        settings: of each replica that answered, by address.
+        name_servers: of each name server its brokers' addresses, or why it did not answer.
+        unresolved: host names of brokers that do not resolve here, and why.
+        consumers: None if they could not be asked.
+        consumers_reason: why not.
+    """
+
+    groups: list[GroupStatus]
+    settings: Mapping[str, Mapping[str, str]]
+    name_servers: Mapping[str, frozenset[str] | str]
+    unresolved: Mapping[str, str]
+    consumers: Consumers | None = None
+    consumers_reason: str = ""
+    now_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+
+
+AT_RISK: Final = 0.75
+"""Retention soon deletes messages older than this part of the retention time."""
+
+
+async def survey(namesrv: str, *, watch_seconds: float) -> Survey:
+    """Ask all servers; takes a bit longer than ``watch_seconds``, for which consumer groups are watched.
+
+    Raises ClientError if no name server answers.
+    """
+    groups = await ask_cluster(namesrv)
+    settings: dict[str, Mapping[str, str]] = {}
+    name_servers: dict[str, frozenset[str] | str] = {}
+    unresolved: dict[str, str] = {}
+    answering = [each.address for group in groups for each in group.replicas if each.address and each.figures]
+    known = {each.address for group in groups for each in group.replicas if each.address}
+    async with Admin(namesrv) as admin, trio.open_nursery() as nursery:
+        for address in answering:
+            nursery.start_soon(_ask_settings, admin, address, settings)
+        for address in parse_addresses(namesrv):
+            nursery.start_soon(_ask_name_server, address, name_servers)
+        for host in {address.rpartition(":")[0].strip("[]") for address in known}:
+            nursery.start_soon(_resolve, host, unresolved)
+    found = Survey(groups, settings, name_servers, unresolved)
+    leaderless = [group.group for group in groups if group.leader is None]
+    if not groups or leaderless:
+        reason = f"{', '.join(leaderless)} has no leader" if leaderless else "there is no broker"
+        return replace(found, consumers_reason=reason)
+    try:
+        return replace(found, consumers=await _consumers(namesrv, settings.values(), watch_seconds))
+    except ClientError as error:
+        return replace(found, consumers_reason=str(error))
+
+
+async def _ask_settings(admin: Admin, address: str, found: dict[str, Mapping[str, str]]) -> None:
+    with trio.move_on_after(ANSWER_SECONDS):
+        try:
+            found[address] = await admin.broker_settings(address)
+        except ClientError:
+            return  # a replica that answered nothing is reported by the status already
+
+
+async def _ask_name_server(address: str, found: dict[str, frozenset[str] | str]) -> None:
+    found[address] = f"no answer within {ANSWER_SECONDS:g} s"
+    with trio.move_on_after(ANSWER_SECONDS):
+        try:
+            async with Admin(address) as admin:
+                brokers = (await admin.cluster_info()).brokers.values()
+        except NameServersUnavailable as error:
+            found[address] = error.reasons.get(address, str(error))
+        except ClientError as error:
+            found[address] = str(error)
+        else:
+            found[address] = frozenset(each for broker in brokers for each in broker.broker_addrs.values())
+
+
+async def _resolve(host: str, found: dict[str, str]) -> None:
+    try:
+        await trio.socket.getaddrinfo(host, None)
+    except OSError as error:
+        found[host] = str(error)
+
+
+async def _consumers(namesrv: str, settings: Iterable[Mapping[str, str]], watch_seconds: float) -> Consumers:
+    hours = [float(each["raftmq.retention_hours"]) for each in settings if "raftmq.retention_hours" in each]
+    retention_hours = min(hours, default=None)
+    async with Admin(namesrv) as admin:
+        started = trio.current_time()
+        before = await admin.all_progress()
+        configs = {name: next(iter(each.values())) for name, each in (await admin.consumer_groups()).items()}
+        topics = [name for name in await admin.topics() if name.startswith(DEAD_LETTER_PREFIX)]
+        letters = await _ends(admin, topics)
+        await trio.sleep(max(0.0, watch_seconds - (trio.current_time() - started)))
+        after = await admin.all_progress()
+        watched_seconds = trio.current_time() - started
+        now_ms = time.time_ns() // 1_000_000
+        lagging = {group: queues for group, each in after.items() if (queues := _lagging(group, each))}
+        members = await _each(lagging, admin.group_members)
+        ends = await _ends(admin, {queue.topic for queues in lagging.values() for queue in queues})
+        at_risk: Mapping[MessageQueue, int] = {}
+        if retention_hours is not None:
+            border_ms = now_ms - int(AT_RISK * retention_hours * HOUR_MS)
+            border = dt.datetime.fromtimestamp(border_ms / 1000, dt.UTC)
+            late = {q for group, queues in lagging.items() for q in queues if after[group][q].last_ms < border_ms}
+            at_risk = await _each(late, partial(_offset_at, admin, border))
+    dead_letters: dict[str, list[QueueEnds]] = {}
+    for queue, each in letters.items():
+        if each.max_offset > each.min_offset:
+            dead_letters.setdefault(queue.topic.removeprefix(DEAD_LETTER_PREFIX), []).append(each)
+    return Consumers(
+        before, after, watched_seconds, configs, members, ends, at_risk, dead_letters, retention_hours, now_ms
+    )
+
+
+def _lagging(group: str, progress: Mapping[MessageQueue, GroupProgress]) -> list[MessageQueue]:
+    """The queues in which an application's group has messages to consume, without those of redeliveries."""
+    if group in SYSTEM_GROUPS:
+        return []
+    return [
+        queue
+        for queue, each in progress.items()
+        if each.offset < each.end and not is_system_topic(queue.topic) and not queue.topic.startswith(RETRY_PREFIX)
+    ]
+
+
+async def _offset_at(admin: Admin, moment: dt.datetime, queue: MessageQueue) -> int:
+    return await admin.offset(queue, moment)
+
+
+async def _ends(admin: Admin, topics: Collection[str]) -> dict[MessageQueue, QueueEnds]:
+    found: dict[MessageQueue, QueueEnds] = {}
+    for ends in (await _each(topics, admin.topic_stats)).values():
+        found |= ends
+    return found
+
+
+async def _each(keys: Collection[K], ask: Callable[[K], Awaitable[V]]) -> dict[K, V]:
+    """Ask for each key, some at once. Left out: what vanished meanwhile, and what is not answered in time."""
+    found: dict[K, V] = {}
+    limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
+
+    async def ask_one(key: K) -> None:
+        async with limiter:
+            with trio.move_on_after(ANSWER_SECONDS):
+                try:
+                    found[key] = await ask(key)
+                except ClientError:
+                    return
+
+    async with trio.open_nursery() as nursery:
+        for key in keys:
+            nursery.start_soon(ask_one, key)
+    return {key: found[key] for key in keys if key in found}
