@@ -6,7 +6,8 @@ connections stand still, one process of a pool is killed, the connections are re
 countdown, and a twentieth belongs to chords, whose results are in Redis; some take up to a second, and some longer than
 their visibility. Each must run, not before its time, and again only if the process of the run before was killed.
 
-`python -m benchmarks celery-chaos` writes docs/reports/celery-chaos.md.
+`python -m benchmarks celery-chaos` writes docs/reports/celery-chaos.md. With `--dir`, it leaves `result.json` there;
+`--sum` writes the report of several such runs.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import trio
 
 from benchmarks.celery_load.chaos_account import (
     ACKNOWLEDGED_SECONDS,
     VISIBILITY_SECONDS,
-    Account,
+    Result,
     account,
+    in_all,
     runs_of,
     sent_of,
 )
@@ -56,6 +59,7 @@ STUCK_SECONDS = 90.0
 """Nothing is broken any more if no task has ended for so long."""
 DRAIN_SECONDS_MAX = 300.0
 """Then it waits for so long for what is missing."""
+RESULT = "result.json"
 REPORT = ROOT / "docs" / "reports" / "celery-chaos.md"
 
 
@@ -65,6 +69,7 @@ class Plan(argparse.Namespace):
     tasks: int
     seed: int
     dir: Path | None
+    sum: list[Path] | None
     no_write: bool
 
 
@@ -180,17 +185,6 @@ class Chaos:
         return sent_of(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came out."""
-
-    account: Account
-    errors: list[str]
-    broken: Counter[str]
-    seconds: float
-    load_average: float
-
-
 async def play(plan: Plan, directory: Path) -> Result:
     """The whole run. Raises DevClusterFailed, WorkerFailed, ClientError, OSError, subprocess.CalledProcessError."""
     load, begin = load_average(), trio.current_time()
@@ -221,12 +215,19 @@ async def play(plan: Plan, directory: Path) -> Result:
             sent, chords, errors = chaos.sent()
             runs = runs_of(chaos.notes.read_text().splitlines())
             counted = account(sent, chords, runs, dict(workers.kills), may_be_sent=bool(errors))
-    return Result(counted, errors, chaos.broken, trio.current_time() - begin, load)
+    return Result(counted, errors, dict(chaos.broken), trio.current_time() - begin, load)
 
 
-def markdown(result: Result, *, command: str) -> str:
-    """The page."""
-    counted = result.account
+def markdown(results: list[Result], *, command: str) -> str:
+    """The page on one run, or on several that were run one after the other."""
+    counted = in_all(results)
+    broken: Counter[str] = Counter()
+    for each in results:
+        broken.update(each.broken)
+    loads = sorted(each.load_average for each in results)
+    load = f"{loads[0]:.1f}" if len(loads) == 1 else f"{loads[0]:.1f} to {loads[-1]:.1f}"
+    seconds = sum(each.seconds for each in results)
+    runs = "" if len(results) == 1 else f" in {len(results)} runs, each with new brokers"
     cut_short = [each for each in counted.again if each.is_traced and each.before.ended is None]
     ended = [each for each in counted.again if each.is_traced and each.before.ended is not None]
     latest = max((each.killed - each.before.ended for each in ended if each.killed and each.before.ended), default=0.0)
@@ -235,7 +236,7 @@ def markdown(result: Result, *, command: str) -> str:
         ("tasks that were sent", counted.sent),
         ("of these with a countdown", counted.delayed),
         ("of these parts and bodies of chords", f"{counted.chords * 10:,}, of {counted.chords:,} chords"),
-        ("sends that raised an error", len(result.errors)),
+        ("sends that raised an error", sum(len(each.errors) for each in results)),
         ("**lost**", len(counted.lost)),
         ("ran before they were due", len(counted.early)),
         ("ran again", len(counted.again)),
@@ -251,14 +252,14 @@ def markdown(result: Result, *, command: str) -> str:
         "",
         f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
         f"Machine: {machine()}; servers, workers and producers share it.",
-        f"Load average before: {result.load_average:.1f}.",
+        f"Load average before: {load}.",
         "",
         f"Three brokers, {len(WORKERS)} workers with two processes each, {PRODUCERS} producers; visibility",
         f"{VISIBILITY_SECONDS:g} s. All clients reach the servers through relays. Tasks are acknowledged late, and",
         f"results are in Redis. One thing was broken after the other, {FAULT_EVERY_SECONDS:g} s",
-        f"after the last one was mended, for {result.seconds:,.0f} s:",
+        f"after the last one was mended, for {seconds:,.0f} s{runs}:",
         "",
-        *(f"- {fault}: {result.broken[fault]} times" for fault in FAULTS),
+        *(f"- {fault}: {broken[fault]} times" for fault in FAULTS),
         "",
         f"Killed is SIGKILL, of a worker with its pool; connections stood still or were refused for {CUT_SECONDS:g} s.",
         f"Tasks take up to a second; one of 5,000 takes {1.3 * VISIBILITY_SECONDS:g} s.",
@@ -284,31 +285,53 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dir", type=Path, help="where the data goes, and stays; default: a temporary directory")
+    parser.add_argument(
+        "--sum", type=Path, nargs="+", metavar="DIR", help="run nothing: report on what runs left there"
+    )
     parser.add_argument("--no-write", action="store_true", help=f"leave {REPORT.name} as it is")
     plan = parser.parse_args(namespace=Plan())
     if (missing := redis_missing()) is not None:
         parser.exit(2, f"bench: {missing}\n")
+    try:
+        results = [_read(each) for each in plan.sum] if plan.sum else [_play(plan)]
+    except (
+        DevClusterFailed,
+        WorkerFailed,
+        ClientError,
+        OSError,
+        msgspec.DecodeError,
+        subprocess.CalledProcessError,
+    ) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        sys.exit(1)
+    given = " ".join(sys.argv[1:])
+    page = markdown(results, command="make bench-celery-chaos" + (f' ARGS="{given}"' if given else ""))
+    print(page)
+    counted = in_all(results)
+    for what in ("lost", "untraced", "early", "unknown"):
+        if wrong := getattr(counted, what):
+            print(f"{what}: {wrong[:8]}", file=sys.stderr)
+    for text in [text for each in results for text in each.errors][:8]:
+        print(f"error of a send: {text}", file=sys.stderr)
+    if not plan.no_write:
+        REPORT.write_text(page)
+    sys.exit(0 if counted.is_good else 1)
+
+
+def _play(plan: Plan) -> Result:
+    """One run, whose result is left in `--dir`."""
     with ExitStack() as stack:
         if plan.dir is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="raftmq-celery-")))
         else:
             (directory := plan.dir.resolve()).mkdir(parents=True)
-        try:
-            result = run_trio(partial(play, plan, directory))
-        except (DevClusterFailed, WorkerFailed, ClientError, OSError, subprocess.CalledProcessError) as error:
-            print(f"bench: {error}", file=sys.stderr)
-            sys.exit(1)
-    given = " ".join(sys.argv[1:])
-    page = markdown(result, command="make bench-celery-chaos" + (f' ARGS="{given}"' if given else ""))
-    print(page)
-    for what in ("lost", "untraced", "early", "unknown"):
-        if wrong := getattr(result.account, what):
-            print(f"{what}: {wrong[:8]}", file=sys.stderr)
-    for text in result.errors[:8]:
-        print(f"error of a send: {text}", file=sys.stderr)
-    if not plan.no_write:
-        REPORT.write_text(page)
-    sys.exit(0 if result.account.is_good else 1)
+        result = run_trio(partial(play, plan, directory))
+        (directory / RESULT).write_bytes(msgspec.json.encode(result))
+    return result
+
+
+def _read(directory: Path) -> Result:
+    return msgspec.json.decode((directory / RESULT).read_bytes(), type=Result)
 
 
 if __name__ == "__main__":

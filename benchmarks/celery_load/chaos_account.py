@@ -67,6 +67,27 @@ class Account:
         return not (self.lost or self.untraced or self.early or self.unknown)
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came out."""
+
+    account: Account
+    errors: list[str]
+    broken: dict[str, int]
+    seconds: float
+    load_average: float
+    """Before the run; the lowest and the highest one of several runs are in the report."""
+
+
+def in_all(results: list[Result]) -> Account:
+    """The account of several runs."""
+    total = Account()
+    for each in results:
+        for slot in Account.__slots__:
+            setattr(total, slot, getattr(total, slot) + getattr(each.account, slot))
+    return total
+
+
 def runs_of(notes: Iterable[str]) -> list[Run]:
     """The runs that `chaos_app` has noted, in the order in which they began."""
     runs: dict[str, Run] = {}
