@@ -105,7 +105,7 @@ class Channel(virtual.Channel):
         session = self._session
         delay_max_ms = int(session.address.delay_max * 1000)
         outgoing = envelope.encode(message, routing_key, now_ms=now_ms(), delay_max_ms=delay_max_ms)
-        if session.call(session.publish, exchange, self._kind(exchange), routing_key, outgoing):
+        if session.publish(exchange, self._kind(exchange), routing_key, outgoing):
             return
         if self.deadletter_queue:
             self._new_queue(self.deadletter_queue)
@@ -367,7 +367,7 @@ class Channel(virtual.Channel):
         payload["properties"].pop("expiration", None)
         payload.setdefault("headers", {})["x-death"] = [{"queue": delivery.queue, "reason": reason}]
         outgoing = envelope.encode(payload, routing_key, now_ms=0, delay_max_ms=0)
-        return await session.publish(exchange, self._kind(exchange), routing_key, outgoing)
+        return await session.publish_here(exchange, self._kind(exchange), routing_key, outgoing)
 
     def close(self) -> None:
         """Cancel all consumers, and give back what is unacknowledged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final
 
 __all__ = ["broadcast_group", "escaped", "exchange_topic", "is_queue_topic", "queue_topic"]
@@ -19,6 +20,7 @@ def escaped(name: str) -> str:
     return _ESCAPED.sub(lambda found: b"%%%02X" % found[0][0], name.encode("utf-8", "surrogatepass")).decode()
 
 
+@lru_cache(maxsize=4096)
 def queue_topic(prefix: str, queue: str) -> str:
     """The topic of a queue, and the name of the consumer group that shares its messages."""
     return _fitted(f"{escaped(prefix)}%q_{escaped(queue)}")

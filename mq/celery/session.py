@@ -15,12 +15,13 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import anyio
 from kombu.transport.virtual.exchange import TopicExchange
 
 from mq.celery.address import Address
+from mq.celery.blocking_send import BlockingSends, TaskProducer
 from mq.celery.broadcasts import Broadcasts
 from mq.celery.envelope import Outgoing
 from mq.celery.intake import Delivery, Intake
@@ -30,7 +31,6 @@ from mq.client.errors import ClientClosed, ClientError, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import Message
 from mq.client.net.forks import forks
-from mq.client.produce.producer import Producer
 from mq.client.sync.loop_thread import LoopThread
 
 __all__ = ["Session"]
@@ -46,6 +46,14 @@ _sessions: dict[Address, Session] = {}
 _lock = threading.Lock()
 
 
+class _Numbered(NamedTuple):
+    """A message with its number, so it is stored once however often it is sent; whose turn it is; its priority."""
+
+    message: Message
+    turn: int
+    priority: int
+
+
 class Session:
     """An event loop in a thread, and the clients in it. `of` opens it or takes the one that is open."""
 
@@ -59,7 +67,7 @@ class Session:
         remoting = address.remoting()
         servers = list(address.name_servers)
         self.calls = QueueCalls(servers, remoting=remoting)
-        self._producer = Producer(
+        self._producer = TaskProducer(
             servers,
             timeout=address.publish_timeout,
             retries=1000,  # what is stored twice is recognized by its number
@@ -68,6 +76,9 @@ class Session:
         )
         self.topics = Topics(self.calls, address.prefix)
         self.broadcasts = Broadcasts(servers, address.prefix, remoting, self.topics)
+        self._blocking = BlockingSends(
+            self._producer, remoting, publish_seconds=address.publish_timeout, on_forwarded=self._refresh_route
+        )
         self._thread = LoopThread("raftmq.celery")
         self._reading: Future[None] | None = None
         self._intakes: dict[Intake, Future[None]] = {}
@@ -124,6 +135,7 @@ class Session:
         reading, self._reading = self._reading, None
         if reading is None:
             return
+        self._blocking.close()
         reading.cancel()
         for running in self._intakes.values():
             running.cancel()
@@ -168,10 +180,24 @@ class Session:
         if self._reading is None:
             raise ClientClosed("the connection was closed")
 
-    # Publishing; in the event loop.
+    # Publishing.
 
-    async def publish(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing) -> bool:
-        """Send a message wherever its exchange sends it; False if that is nowhere. Raises ClientError."""
+    def publish(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing) -> bool:
+        """Send a message wherever its exchange sends it; False if that is nowhere. Raises ClientError.
+
+        For the application's threads. A message for one queue that is known takes the short way.
+        """
+        self._check()
+        topic = self.topics.of_queue(routing_key)
+        if exchange or self.broadcasts.get(routing_key) is not None or not self.topics.is_known(topic):
+            return self.call(self.publish_here, exchange, kind, routing_key, outgoing)
+        numbered = self._numbered(topic, outgoing)
+        if not self._blocking.send(*numbered):
+            self.call(self._send, numbered, self.address.publish_timeout - self._blocking.seconds)
+        return True
+
+    async def publish_here(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing) -> bool:
+        """The same, in the event loop."""
         topics = await self._topics_for(exchange, kind, routing_key)
         if len(topics) == 1:
             await self.send(topics[0], outgoing)
@@ -220,18 +246,33 @@ class Session:
         return topics[0], 1 + max((each.queue_id for each in queues), default=0)
 
     async def send(self, topic: str, outgoing: Outgoing) -> None:
-        """Returns when a majority has stored the message, once. Raises ClientError."""
+        """Returns when a majority has stored the message, once. In the event loop. Raises ClientError."""
+        await self._send(self._numbered(topic, outgoing), self.address.publish_timeout)
+
+    def _numbered(self, topic: str, outgoing: Outgoing) -> _Numbered:
+        numbers = {_PRODUCER: self._name, _SEQUENCE: str(next(self._numbers))}
+        message = Message(
+            topic,
+            outgoing.body,
+            keys=outgoing.keys,
+            properties={**outgoing.properties, **numbers},
+            deliver_at=outgoing.deliver_at_ms,
+        )
+        return _Numbered(message, next(self._turns), outgoing.priority)
+
+    async def _send(self, numbered: _Numbered, seconds: float) -> None:
         missing: TopicNotFound | None = None
         try:
-            await self._send(topic, outgoing)
+            await self._send_to_leader(numbered, seconds)
         except TopicNotFound as error:
             missing = error
         if missing is not None:
-            if not await self.topics.declare_again(topic):
+            if not await self.topics.declare_again(numbered.message.topic):
                 raise missing
-            await self._send(topic, outgoing)
+            await self._send_to_leader(numbered, seconds)
 
-    async def _send(self, topic: str, outgoing: Outgoing) -> None:
+    async def _send_to_leader(self, numbered: _Numbered, seconds: float) -> None:
+        message, topic = numbered.message, numbered.message.topic
         queues = await self._producer.queues(topic)
         levels: dict[str, int] = {}
         for each in queues:
@@ -239,18 +280,10 @@ class Session:
         names = sorted(levels)
         if not names:
             raise TopicNotFound(topic)
-        first = next(self._turns)
-        message = Message(
-            topic,
-            outgoing.body,
-            keys=outgoing.keys,
-            properties={**outgoing.properties, _PRODUCER: self._name, _SEQUENCE: str(next(self._numbers))},
-            deliver_at=outgoing.deliver_at_ms,
-        )
-        deadline = anyio.current_time() + self.address.publish_timeout
+        deadline = anyio.current_time() + seconds
         for at in range(len(names)):
-            name = names[(first + at) % len(names)]
-            level = min(outgoing.priority, levels[name])
+            name = names[(numbered.turn + at) % len(names)]
+            level = min(numbered.priority, levels[name])
             [queue] = [each for each in queues if each.broker_name == name and each.queue_id == level]
             left = max(deadline - anyio.current_time(), 0.1) / (len(names) - at)
             try:
@@ -263,6 +296,15 @@ class Session:
                 log.info("sent_elsewhere", topic=topic, broker_name=name, reason=str(error))
             else:
                 return
+
+    def _refresh_route(self, topic: str) -> None:
+        async def refresh() -> None:
+            try:
+                await self._producer.refresh_route(topic)
+            except ClientError as error:
+                log.info("route_not_refreshed", topic=topic, reason=str(error))
+
+        self.start(refresh)
 
     # Consuming.
 

@@ -83,6 +83,10 @@ class Topics:
         self._known[topic] = 1 + max((each.queue_id for each in route.read_queues), default=0)
         return True
 
+    def is_known(self, topic: str) -> bool:
+        """Whether it existed when this process last looked; any thread may ask."""
+        return topic in self._known
+
     async def is_declared(self, topic: str) -> bool:
         """Whether messages may be sent to it: it exists, or will again, since this process has declared it."""
         return topic in self._declared or await self.exists(topic)

@@ -1,0 +1,212 @@
+"""The short way of a message to its queue: the thread that publishes it sends it, and waits for the answer itself.
+
+Usually nothing is in the way: the topic, its leader and a connection are known. Then handing the message to the event
+loop and its outcome back would take longer than the send. Whatever else happens (no leader, a lost connection, an
+answer that is no success or late), the message is sent again the long way, by `Session`. It keeps its number, so it is
+stored once even if this attempt has stored it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from mq.client.message import Message, MessageQueue
+from mq.client.net.client_core import RemotingSettings
+from mq.client.net.connection import split_address
+from mq.client.net.forks import guard_socket, release_socket
+from mq.client.net.identity import new_random, new_unique_keys
+from mq.client.net.in_process import in_process_networks
+from mq.client.net.routes import TopicRoute
+from mq.client.produce.outgoing_message import make_ready
+from mq.client.produce.producer import Producer
+from mq.client.produce.send_pipeline import send_fields
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.errors import FrameError, HeaderError
+from mq.protocol.forwarding import FORWARDED_TO
+from mq.protocol.frames import split_frames
+from mq.protocol.headers import Response, decode_header, encode_request
+
+__all__ = ["BlockingSends", "TaskProducer"]
+
+SHORT_SECONDS_MAX: Final = 3.0
+"""Then the message goes the long way: at the latest after half of the time that it may take."""
+IDLE_MAX: Final = 8
+"""Connections kept for threads that send later."""
+_COMPRESS_BYTES_MIN: Final = 4096
+_RECEIVE_BYTES: Final = 4096
+
+
+class TaskProducer(Producer[bytes]):
+    """The producer of a session."""
+
+    def known_route(self, topic: str) -> TopicRoute | None:
+        """The route of a topic, if it is known; any thread may ask."""
+        remoting = self._remoting
+        return None if remoting is None else remoting.known_route(topic)
+
+    async def refresh_route(self, topic: str) -> None:
+        """Look for the present leaders. Raises ClientError."""
+        if (remoting := self._remoting) is not None:
+            await remoting.route(topic, refresh=True)
+
+
+class _Line:
+    """A connection that one thread uses at a time."""
+
+    __slots__ = ("__weakref__", "address", "opaque", "socket")
+
+    def __init__(self, address: str, tls: ssl.SSLContext | None, seconds: float) -> None:
+        host, port = split_address(address)
+        self.address = address
+        self.opaque = 0
+        if (network := in_process_networks.get(host)) is not None:
+            self.socket = network.connect(port)
+        else:
+            self.socket = socket.create_connection((host, port), seconds)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is not None:
+                self.socket = tls.wrap_socket(self.socket, server_hostname=host)
+        guard_socket(self)
+
+    def fileno(self) -> int:
+        """The number of its socket."""
+        return self.socket.fileno()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come since the last answer: neither its end nor anything that nobody asked for."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def ask(self, frame: bytes, deadline: float) -> Response:
+        """Send a request and wait for its answer until `deadline`. Raises OSError, FrameError, HeaderError."""
+        self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
+        self.socket.sendall(frame)
+        received = b""
+        while True:
+            chunk = self.socket.recv(_RECEIVE_BYTES)
+            if not chunk:
+                raise ConnectionResetError(f"closed by {self.address}")
+            received += chunk
+            frames, consumed = split_frames(memoryview(received))
+            for serialization, header, _ in frames:
+                decoded = decode_header(serialization, header)
+                if isinstance(decoded, Response) and decoded.opaque == self.opaque:
+                    return decoded
+            received = received[consumed:]
+            self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
+
+    def close(self) -> None:
+        release_socket(self)
+        self.socket.close()
+
+
+class BlockingSends:
+    """Of a session; any thread may send. `on_forwarded` is called if a topic has another leader than its route says."""
+
+    def __init__(
+        self,
+        producer: TaskProducer,
+        remoting: RemotingSettings,
+        *,
+        publish_seconds: float,
+        on_forwarded: Callable[[str], None],
+    ) -> None:
+        self.seconds = min(SHORT_SECONDS_MAX, publish_seconds / 2)
+        """A send takes so long at most."""
+        self._on_forwarded = on_forwarded
+        self._producer = producer
+        self._remoting = remoting
+        self._unique_keys = new_unique_keys(new_random(None, os.getpid()))
+        self._lock = threading.Lock()
+        self._idle: deque[_Line] = deque()
+        self._is_closed = False
+
+    def send(self, message: Message, turn: int, priority: int) -> bool:
+        """Whether a majority has stored the message; if not, it may be stored all the same.
+
+        It goes to the broker group whose `turn` it is, and there to the queue of its `priority`. Raises MessageRefused.
+        """
+        place = self._place(message.topic, turn, priority)
+        if place is None:
+            return False
+        queue, address = place
+        with self._lock:
+            unique_key = self._unique_keys.next()
+        outgoing = make_ready(
+            message,
+            unique_key=unique_key,
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+            compress="zlib",
+            compress_bytes_min=_COMPRESS_BYTES_MIN,
+        )
+        code, fields = RequestCode.SEND_MESSAGE_V2, send_fields(self._producer.group, outgoing, queue)
+        fields["c"] = message.topic  # no template: if somebody has deleted the topic, it is declared again, as it was
+        if self._remoting.credentials is not None:
+            fields = self._remoting.credentials.sign(code, fields, outgoing.body)
+        line = None
+        deadline = time.monotonic() + self.seconds
+        try:
+            line = self._take(address)
+            line.opaque += 1
+            answer = line.ask(encode_request(code, line.opaque, ext=fields, body=outgoing.body), deadline)
+        except (OSError, FrameError, HeaderError):  # TimeoutError and those of TLS are OSErrors
+            answer = None
+        except BaseException:  # of a signal: its answer may still come
+            if line is not None:
+                line.close()
+            raise
+        if answer is None or answer.code != ResponseCode.SUCCESS:
+            if line is not None:
+                line.close()
+            return False
+        self._put_back(line)
+        if FORWARDED_TO in answer.ext:
+            self._on_forwarded(message.topic)
+        return True
+
+    def close(self) -> None:
+        """Close what nobody uses; others close what they use after their send."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.popleft().close()
+
+    def _place(self, topic: str, turn: int, priority: int) -> tuple[MessageQueue, str] | None:
+        route = self._producer.known_route(topic)
+        if route is None:
+            return None
+        names = sorted({each.broker_name for each in route.write_queues})
+        if not names:
+            return None
+        name = names[turn % len(names)]
+        level = min(priority, max(each.queue_id for each in route.write_queues if each.broker_name == name))
+        address = route.leader_address(name)
+        return None if address is None else (MessageQueue(topic, name, level), address)
+
+    def _take(self, address: str) -> _Line:
+        """A connection that is idle, or a new one. Raises OSError."""
+        for _ in range(len(self._idle)):
+            try:
+                line = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if line.address == address and line.is_silent:
+                return line
+            line.close()
+        return _Line(address, self._remoting.tls, self.seconds / 2)
+
+    def _put_back(self, line: _Line | None) -> None:
+        assert line is not None, "an answer without a connection"
+        if self._is_closed or len(self._idle) >= IDLE_MAX:
+            line.close()
+        else:
+            self._idle.append(line)

@@ -1,0 +1,101 @@
+"""Messages that the publishing thread sends itself; brokers of the test kit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import kombu
+import pytest
+
+import raftmq.celery  # noqa: F401 - makes the URLs known
+from mq.celery import blocking_send
+from mq.celery.session import Session
+from mq.testing import running_kit
+
+QUEUE = kombu.Queue("work")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running_kit() as kit:
+        yield f"raftmq://{kit.namesrv}"
+
+
+class Publishing:
+    """A connection with an empty queue, which counts what goes the long way."""
+
+    def __init__(self, connection: kombu.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.connection = connection
+        self.queue = QUEUE(connection.default_channel)
+        self.queue.declare()
+        self.producer = connection.Producer()
+        self.long_way = 0
+        send = Session._send
+
+        async def counted(session: Session, *args: Any) -> None:
+            self.long_way += 1
+            await send(session, *args)
+
+        monkeypatch.setattr(Session, "_send", counted)
+
+    def publish(self, *bodies: str) -> None:
+        for body in bodies:
+            self.producer.publish(body, routing_key=QUEUE.name)
+
+    def stored(self) -> list[Any]:
+        found = []
+        while (message := self.queue.get(no_ack=True)) is not None:
+            found.append(message.payload)
+        return found
+
+
+@pytest.fixture
+def publishing(url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Publishing]:
+    with kombu.Connection(f"{url}/{request.node.name}") as connection:
+        publishing = Publishing(connection, monkeypatch)
+        publishing.publish("first")  # learns the route
+        assert publishing.stored() == ["first"]
+        publishing.long_way = 0
+        yield publishing
+
+
+def test_a_message_for_a_known_queue_takes_the_short_way(publishing: Publishing) -> None:
+    publishing.publish("a", "b", "c")
+    assert publishing.long_way == 0
+    assert publishing.stored() == ["a", "b", "c"]
+
+
+def test_a_message_whose_answer_is_lost_is_stored_once(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = blocking_send._Line.ask
+
+    def answer_is_lost(line: Any, *args: Any) -> Any:
+        ask(line, *args)
+        raise TimeoutError
+
+    monkeypatch.setattr(blocking_send._Line, "ask", answer_is_lost)
+    publishing.publish("a", "b")
+    assert publishing.long_way == 2
+    assert publishing.stored() == ["a", "b"]
+
+
+def test_a_connection_that_has_ended_since_the_last_send_is_not_used(publishing: Publishing) -> None:
+    publishing.publish("a")
+    [line] = publishing.connection.default_channel._session._blocking._idle
+    line.socket.shutdown(2)
+    publishing.publish("b")
+    assert publishing.long_way == 0
+    assert publishing.stored() == ["a", "b"]
+
+
+def test_a_queue_that_somebody_deletes_is_declared_again_by_the_long_way(publishing: Publishing) -> None:
+    """The broker refuses the short way: the topic is gone."""
+    session = publishing.connection.default_channel._session
+    topic = session.topics.of_queue("work")
+    publishing.publish("a")
+    session.call(session.calls.delete_topic, topic)
+    publishing.publish("b")
+    assert publishing.long_way == 1
+    assert publishing.stored() == ["b"]
