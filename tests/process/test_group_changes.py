@@ -17,6 +17,7 @@ import trio
 
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, Message, MessageQueue, Producer, SendResult
+from tests.support.commands import raftmq
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
@@ -24,13 +25,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 PAUSE_SECONDS = 0.003
 """Between two messages of a producer: enough for files to fill, and the commands get their share of the machine."""
 SETTINGS = {"segment_bytes": "262144", "message_bytes_max": "65536", "entry_bytes_max": "65536"}
-
-
-async def raftmq(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    with trio.fail_after(90):
-        return await trio.run_process(
-            [sys.executable, "-m", "mq.cli", *arguments], capture_stdout=True, capture_stderr=True, check=False
-        )
 
 
 class Group:
@@ -46,9 +40,8 @@ class Group:
     async def command(self, *arguments: str, code: int = 0) -> str:
         """What `raftmq group` prints; its exit code must be ``code``."""
         done = await raftmq("group", *arguments, "--namesrv", self.cluster.namesrv)
-        said = (done.stdout if code == 0 else done.stderr).decode().strip()
-        assert done.returncode == code, (arguments, done.stdout, done.stderr)
-        return said
+        assert done.code == code, (arguments, done)
+        return (done.out if code == 0 else done.err).strip()
 
     async def view(self) -> dict[str, dict[str, object]]:
         answer = json.loads(await self.command("status", "--json"))

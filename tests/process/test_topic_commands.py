@@ -13,10 +13,13 @@ import pytest
 import trio
 
 from mq.cli.dev_cluster import DevCluster, Ports
+from tests.support.commands import raftmq
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 SECONDS_MAX = 60.0
+OF_BYTES = ("produce", "consume", "tail", "bench")
+"""They read and write descriptors, and run as processes. So does `bench`, which measures its own process."""
 
 
 class Commands:
@@ -26,6 +29,11 @@ class Commands:
         self._namesrv = namesrv
 
     async def run(self, *arguments: str, given: bytes = b"", code: int = 0) -> str:
+        """What it prints, on standard error if its exit code ``code`` is another than 0."""
+        if arguments[0] not in OF_BYTES:
+            ended = await raftmq(*arguments, "--namesrv", self._namesrv, given=given)
+            assert ended.code == code, (arguments, ended)
+            return ended.out if code == 0 else ended.err
         command = [sys.executable, "-m", "mq.cli", *arguments, "--namesrv", self._namesrv]
         with trio.fail_after(SECONDS_MAX):
             done = await trio.run_process(command, stdin=given, capture_stdout=True, capture_stderr=True, check=False)
