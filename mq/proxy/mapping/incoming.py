@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from typing import Any, Final
 
 from mq.client.message import ReceivedMessage
@@ -25,7 +25,7 @@ def message_of(
         message_id=properties.get(props.UNIQUE_KEY) or record.offset_message_id,
         message_type=_kind(properties),
         keys=properties.get(props.KEYS, "").split(),
-        body_digest=pb.Digest(type=pb.CRC32, checksum=f"{zlib.crc32(received.raw_body):08X}"),
+        body_digest=pb.Digest(type=pb.MD5, checksum=_digest(received.raw_body)),
         body_encoding=pb.IDENTITY,
         born_timestamp=timestamp(record.born_timestamp_ms),
         born_host=properties.get(BORN_HOST) or f"{record.born_host.ip}:{record.born_host.port}",
@@ -55,6 +55,11 @@ def message_of(
         system_properties=told,
         user_properties={name: value for name, value in properties.items() if not is_reserved(name)},
     )
+
+
+def _digest(body: bytes) -> str:
+    """As all clients write it. Of CRC32 they have three forms, and drop messages with another one."""
+    return hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
 
 
 def _kind(properties: Any) -> pb.MessageType:

@@ -12,6 +12,7 @@ import trio
 from mq.client.consume.popped_messages import PoppedMessage, read_popped
 from mq.client.errors import BrokerError, ClientError, UnreadableAnswer
 from mq.client.net.replies import LeftOut
+from mq.filter.subscription import ALL_TAGS, SQL92, TAG, Subscription, SubscriptionError, parse_tags
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.pop_requests import PopExt
 from mq.proxy.brokers import Brokers
@@ -61,10 +62,23 @@ class _Wanted:
         self.renewed = request.auto_renew
         self.attempt_id = request.attempt_id if request.HasField("attempt_id") else None
         self.caller = caller
-        self.expression_type = "SQL92" if request.filter_expression.type == pb.SQL else "TAG"
-        self.expression = request.filter_expression.expression or "*"
+        self.expression_type = SQL92 if request.filter_expression.type == pb.SQL else TAG
+        self.expression = request.filter_expression.expression or ALL_TAGS
+        self.subscription = _subscription(self.topic, self.expression) if self.expression_type == TAG else None
         self.invisible_ms = HIDDEN_MS if self.renewed else _invisible_ms(request)
         self.poll_seconds = poll_seconds(request, caller, settings, trio.current_time())
+
+    def matches(self, message: PoppedMessage[Any]) -> bool:
+        """Whether the filter lets it through. Brokers compare hash codes of tags, and clients compare nothing."""
+        return self.subscription is None or self.subscription.matches_tag(message.tags)
+
+
+def _subscription(topic: str, expression: str) -> Subscription:
+    """Tags. Raises Refused."""
+    try:
+        return parse_tags(topic, expression)
+    except SubscriptionError as error:
+        raise Refused(pb.ILLEGAL_FILTER_EXPRESSION, str(error)) from error
 
 
 def _invisible_ms(request: pb.ReceiveMessageRequest) -> int:
@@ -205,10 +219,14 @@ class Receiving:
                 raise
             if delivery.error is not None:
                 raise delivery.error
-            alive = [each for each in delivery.messages if attempts is None or each.reconsume_times < attempts]
+            alive: list[PoppedMessage[Any]] = []
             for message in delivery.messages:
-                if message not in alive:
+                if not wanted.matches(message):
+                    self._nursery.start_soon(self._pass_over, wanted, message)
+                elif attempts is not None and message.reconsume_times >= attempts:
                     self._nursery.start_soon(self._bury, wanted, message)
+                else:
+                    alive.append(message)
             if alive or trio.current_time() + 0.1 >= deadline:
                 return alive
             if not delivery.messages:
@@ -268,6 +286,14 @@ class Receiving:
                 )
             except (ClientError, Refused) as error:
                 self._log.info("message_not_given_back", group=wanted.group, topic=wanted.topic, reason=str(error))
+
+    async def _pass_over(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:
+        """Another tag with the same hash code: nobody in this group wants it."""
+        handle = Handle(message.receipt, message.record.physical_offset)
+        try:
+            await self._popped.acknowledge(wanted.group, wanted.topic, handle, wanted.caller.extra, _GIVE_BACK_SECONDS)
+        except (ClientError, Refused) as error:  # it comes again, and is passed over then
+            self._log.info("message_not_passed_over", group=wanted.group, topic=wanted.topic, reason=str(error))
 
     async def _bury(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:
         """A message has failed too often."""

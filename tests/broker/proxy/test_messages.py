@@ -59,7 +59,8 @@ def test_a_message_is_sent_received_and_acknowledged() -> None:
         assert (got.topic.name, got.body) == ("Orders", b"one")
         assert (told.message_id, told.tag, list(told.keys)) == ("id-one", "red", ["k1", "k2"])
         assert (told.delivery_attempt, told.message_type, told.trace_context) == (1, pb.NORMAL, "trace")
-        assert (told.body_digest.type, told.body_encoding) == (pb.CRC32, pb.IDENTITY)
+        assert (told.body_digest.type, told.body_encoding) == (pb.MD5, pb.IDENTITY)
+        assert told.body_digest.checksum == "F97C5D29941BFB1B2FDAB0874906AB82"  # in the only form that all clients know
         assert told.invisible_duration.seconds == 30
         assert told.born_host == "192.0.2.7:50123"
         answer = await proxy.acknowledge("billing", got)
@@ -243,6 +244,23 @@ def test_a_message_that_was_lost_with_its_connection_comes_again_though_its_clie
         assert proxy.table.renewals.count == arrived
         _, again = await proxy.receive("billing", "Orders")
         assert bodies(again) == ([] if arrived else ["one"])
+
+    run(test)
+
+
+def test_tags_with_the_same_hash_code_are_told_apart() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        for tag in ("AaTag", "BBTag", "other"):
+            await proxy.send("Orders", tag, tag=tag)
+        only = pb.FilterExpression(type=pb.TAG, expression="AaTag || none")
+        got: list[str] = []
+        for _ in range(3):
+            got += bodies((await proxy.receive("billing", "Orders", filter_expression=only))[1])
+        assert got == ["AaTag"]
+        await kit.advance(seconds=31)
+        # What is passed over is acknowledged, so it does not come again, either.
+        assert bodies((await proxy.receive("billing", "Orders"))[1]) == ["AaTag"]
 
     run(test)
 
