@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from tests.interop.security import ACL, TLS, Security
+from tests.interop.security import TLS, Security
 
 HERE = Path(__file__).parent
 CACHE = HERE.parent.parent / ".interop"
@@ -50,6 +49,10 @@ class Client(Protocol):
     @property
     def protocol(self) -> str:
         """REMOTING, or GRPC for clients that need RocketMQ's proxy; it plays the scenarios of this protocol."""
+
+    @property
+    def proxy(self) -> str | None:
+        """Whose proxy it connects to, RAFTMQ or ROCKETMQ; None for clients of brokers."""
 
     @property
     def servers(self) -> str:
@@ -107,6 +110,7 @@ class JavaClient:
     stays_away_seconds: float = 0
     protocol: str = REMOTING
     servers: str = RAFTMQ
+    proxy: str | None = None
 
     @property
     def _output(self) -> Path:
@@ -162,6 +166,7 @@ class GoClient:
     stays_away_seconds: float = 0
     protocol: str = REMOTING
     servers: str = RAFTMQ
+    proxy: str | None = None
 
     @property
     def skips(self) -> Mapping[str, str]:
@@ -206,6 +211,7 @@ class NodeClient:
     stays_away_seconds: float = 0
     protocol: str = REMOTING
     servers: str = RAFTMQ
+    proxy: str | None = None
 
     @property
     def skips(self) -> Mapping[str, str]:
@@ -265,6 +271,7 @@ class RustClient:
     stays_away_seconds: float = 30
     protocol: str = REMOTING
     servers: str = RAFTMQ
+    proxy: str | None = None
 
     @property
     def skips(self) -> Mapping[str, str]:
@@ -292,60 +299,6 @@ class RustClient:
         # What traces are sent with takes no authority, but those of the system.
         trusted = [] if security.authority is None else [f"SSL_CERT_FILE={security.authority}"]
         return ["env", f"HOME={directory}", "RUST_LOG=warn", *trusted, str(self._output / "debug" / "interop")]
-
-
-_ROCKETMQ_UNSECURED = "RocketMQ's servers are only here to compare with, and not set up for it"
-
-
-@dataclass(frozen=True)
-class PythonClient:
-    """rocketmq-python-client of the version that grpc/requirements.txt pins, in an environment of its own."""
-
-    name: str
-    servers: str
-    proxy: str = ROCKETMQ
-    """Whose proxy it connects to."""
-    protocol: str = GRPC
-    stays_away_seconds: float = 0
-
-    @property
-    def unable(self) -> Mapping[str, str]:
-        return dict.fromkeys((ACL, TLS), _ROCKETMQ_UNSECURED) if self.servers == ROCKETMQ else {}
-
-    @property
-    def skips(self) -> Mapping[str, str]:
-        return {}
-
-    @property
-    def _output(self) -> Path:
-        return CACHE / "python"
-
-    @property
-    def _program(self) -> Path:
-        return self._output / "bin" / "python"
-
-    def missing(self) -> str | None:
-        return tools_missing("java", "mvn") if self.proxy == ROCKETMQ else None
-
-    def is_built(self) -> bool:
-        has_proxy = self.proxy == RAFTMQ or servers_built()
-        return any(self._output.glob("lib/*/site-packages/rocketmq_python_client-*")) and has_proxy
-
-    def build(self, *, offline: bool = False) -> None:
-        if self.proxy == ROCKETMQ:
-            build_servers(offline=offline)
-        if not self._program.exists():
-            run_tool([sys.executable, "-m", "venv", str(self._output)], HERE)
-        install = [str(self._program), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        if not (offline and self.is_built()):
-            run_tool([*install, "-r", str(HERE / "grpc" / "requirements.txt")], HERE)
-
-    def command(self, directory: Path, security: Security) -> list[str]:
-        # The client writes its log below HOME.
-        environment = [f"HOME={directory}"]
-        if self.proxy == RAFTMQ and security.authority is not None:
-            environment += ["INTEROP_GRPC_TLS=on", f"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH={security.authority}"]
-        return ["env", *environment, str(self._program), str(HERE / "grpc" / "main.py")]
 
 
 # -- RocketMQ's own servers, which gRPC clients need -------------------------------------------------------------------
@@ -376,22 +329,3 @@ def build_servers(version: str = SERVERS_VERSION, *, offline: bool = False) -> N
         if offline:
             raise
         run_tool([*maven, "dependency:copy-dependencies"], HERE)
-
-
-_SINCE_5 = "this client supports it since 5.0"
-_JAVA4_SKIPS = dict.fromkeys(("timers", "timers-killed", "recall", "pop", "pop-killed", "users"), _SINCE_5)
-
-CLIENTS: dict[str, Client] = {
-    client.name: client
-    for client in (
-        JavaClient("java4", _JAVA4_SKIPS),
-        JavaClient("java5"),
-        GoClient(),
-        NodeClient(),
-        RustClient(),
-        PythonClient("python-raftmq", RAFTMQ, proxy=RAFTMQ),
-        PythonClient("python", RAFTMQ),
-        PythonClient("python-rocketmq", ROCKETMQ),
-    )
-}
-"""By name, in the order of the report."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
@@ -24,46 +25,70 @@ _SYNC_TOPIC = "DefaultHeartBeatSyncerTopic"
 _MAIN = "org.apache.rocketmq.proxy.ProxyStartup"
 
 
-@asynccontextmanager
-async def raftmq_proxy(namesrv: str, directory: Path, security: Security) -> AsyncIterator[str]:
-    """`raftmq proxy`, in front of the brokers that a name server knows; yields its address.
+@dataclass(slots=True)
+class RaftmqProxy:
+    """`raftmq proxy` as a child process that can be stopped and started again at the same address."""
 
-    Clients must sign their calls, or use TLS, as ``security`` says. Raises DevClusterFailed.
-    """
-    os.makedirs(directory)
-    [port, *_] = Ports.free(1).all
-    arguments = ["proxy", "--namesrv", namesrv, "--listen", f"{HOST}:{port}", "--set", "metrics_listen=off"]
-    for name in ("tls_mode", "tls_certificate", "tls_key"):
-        if name in security.settings:
-            arguments += ["--set", f"{name}={security.settings[name]}"]
-    environment = dict(os.environ)
-    if security.administrator is not None:
-        environment |= {"RAFTMQ_ACCESS_KEY": PROXY.access_key, "RAFTMQ_SECRET_KEY": PROXY.secret_key}
-    log = directory / "output"
-    with log.open("ab") as output:
-        async with trio.open_nursery() as nursery:
-            process: trio.Process = await nursery.start(
-                partial(
-                    trio.run_process,
-                    [sys.executable, "-m", "mq.cli", *arguments, "--until-stdin-closes"],
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                    start_new_session=True,
-                    env=environment,
-                )
+    address: str
+    log: Path
+    _command: list[str]
+    _environment: Mapping[str, str]
+    _process: trio.Process | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, namesrv: str, directory: Path, security: Security) -> AsyncIterator[RaftmqProxy]:
+        """In front of the brokers that a name server knows. Raises DevClusterFailed.
+
+        Clients must sign their calls, or use TLS, as ``security`` says.
+        """
+        os.makedirs(directory)
+        [port, *_] = Ports.free(1).all
+        address = f"{HOST}:{port}"
+        command = [sys.executable, "-m", "mq.cli", "proxy", "--namesrv", namesrv, "--listen", address]
+        command += ["--set", "metrics_listen=off", "--until-stdin-closes"]
+        for name in ("tls_mode", "tls_certificate", "tls_key"):
+            if name in security.settings:
+                command += ["--set", f"{name}={security.settings[name]}"]
+        environment = dict(os.environ)
+        if security.administrator is not None:
+            environment |= {"RAFTMQ_ACCESS_KEY": PROXY.access_key, "RAFTMQ_SECRET_KEY": PROXY.secret_key}
+        proxy = cls(address, directory / "output", command, environment)
+        await proxy.start()
+        try:
+            yield proxy
+        finally:
+            with trio.CancelScope(shield=True):
+                await proxy.stop()
+
+    async def start(self) -> None:
+        """Until it listens. Raises DevClusterFailed."""
+        began = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as output:
+            self._process = await trio.lowlevel.open_process(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=self._environment,
             )
-            with trio.move_on_after(READY_SECONDS_MAX) as waiting:
-                while '"listening"' not in log.read_text():
-                    if (code := process.poll()) is not None:
-                        raise DevClusterFailed(f"raftmq proxy ended with exit code {code}; see {log}")
-                    await trio.sleep(0.1)
-            if waiting.cancelled_caught:
-                raise DevClusterFailed(f"raftmq proxy does not listen; see {log}")
-            yield f"{HOST}:{port}"
-            process.terminate()
-            await process.wait()
+        with trio.move_on_after(READY_SECONDS_MAX):
+            while b'"listening"' not in self.log.read_bytes()[began:]:
+                if (code := self._process.poll()) is not None:
+                    raise DevClusterFailed(f"raftmq proxy ended with exit code {code}; see {self.log}")
+                await trio.sleep(0.05)
+            return
+        raise DevClusterFailed(f"raftmq proxy does not listen; see {self.log}")
+
+    async def stop(self, number: int = signal.SIGTERM) -> None:
+        """Send it a signal, and wait for its end. No effect the second time."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            await self._process.wait()
+            assert self._process.stdin is not None, "started with a pipe"
+            await self._process.stdin.aclose()
+            self._process = None
 
 
 @asynccontextmanager

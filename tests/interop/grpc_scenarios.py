@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from functools import partial
 
@@ -13,7 +14,7 @@ import trio
 from mq.client import Admin
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from tests.interop.clients import GRPC
-from tests.interop.scenarios import bodies, exactly_once, scenario
+from tests.interop.scenarios import AFTER_SECONDS, DOWN_SECONDS, bodies, exactly_once, load_note, scenario
 from tests.interop.special import SCENARIOS, in_time
 from tests.interop.stage import Program, Stage, require
 
@@ -119,6 +120,22 @@ async def _fifo(stage: Stage) -> str:
     return ""
 
 
+@grpc("grpc-filter", "push consumers with a filter: tags, SQL92")
+async def _filter(stage: Stage) -> str:
+    await _put_group(stage)
+    program = await stage.play("grpc-filter")
+    tags = ("AaTag", "BBTag", "TagC")
+    every = [f"m-{number}-{tags[number % 3]}" for number in range(30)]
+    wanted = {
+        "tags": [body for body in every if not body.endswith("BBTag")],
+        "sql": [body for number, body in enumerate(every) if number > 10 and number % 2 == 0],
+    }
+    for by, bodies_wanted in wanted.items():
+        got = bodies(program.of("received", by=by))
+        require(sorted(got) == sorted(bodies_wanted), f"{by}: wanted {sorted(bodies_wanted)}, got {sorted(got)}")
+    return ""
+
+
 @grpc("grpc-delay", "delivery at a time", message_type="DELAY")
 async def _delay(stage: Stage) -> str:
     await _put_group(stage)
@@ -154,3 +171,65 @@ async def _transactions(stage: Stage) -> str:
         require(event["id"] == sent[event["body"]], f"sent as {sent[event['body']]}: {event}")
         require(event["topic"] == stage.name, event)
     return f"{len(got)} visible, {checked.total()} checks"
+
+
+SILENCE_SECONDS_MAX = 5.0
+"""How much longer than the outage a client may be without an acknowledgement."""
+
+
+async def _stored_what_was_acknowledged(stage: Stage, program: Program) -> None:
+    stored = {message.message_id for message in await stage.stored()}
+    acknowledged: int = program.one("load")["acknowledged"]
+    require(len(stored) >= acknowledged, f"{acknowledged} acknowledged, {len(stored)} stored")
+
+
+@grpc("grpc-leader-killed", "the leader is killed and comes back", alone=True, seconds_max=240)
+async def _leader_killed(stage: Stage) -> str:
+    await _put_group(stage)
+    cluster = stage.cluster
+    async with stage.playing("grpc-load") as program:
+        await program.wait_for("running")
+        leader = await cluster.leader()
+        cluster.kill(leader)
+        await trio.sleep(DOWN_SECONDS)
+        await cluster.start(leader)
+        await cluster.wait_ready()
+        await trio.sleep(AFTER_SECONDS)
+        await program.say("stop")
+        await program.wait_for("done")
+    await _stored_what_was_acknowledged(stage, program)
+    note = load_note(program)
+    # The other replicas elect a leader while this one is away.
+    require(program.one("load")["longest_gap_ms"] < 1000 * (DOWN_SECONDS + SILENCE_SECONDS_MAX), note)
+    return note
+
+
+async def _proxy_stopped(stage: Stage, number: int) -> str:
+    """Stop the proxy twice under load, and start it again at once."""
+    assert stage.proxy is not None, "this client connects to another proxy"
+    await _put_group(stage)
+    down = 0.0
+    async with stage.playing("grpc-load") as program:
+        await program.wait_for("running")
+        for _ in range(2):
+            began = trio.current_time()
+            await stage.proxy.stop(number)
+            await stage.proxy.start()
+            down = max(down, trio.current_time() - began)
+            await trio.sleep(AFTER_SECONDS)
+        await program.say("stop")
+        await program.wait_for("done")
+    await _stored_what_was_acknowledged(stage, program)
+    note = f"{load_note(program)}, proxy away for {down:.1f} s at most"
+    require(program.one("load")["longest_gap_ms"] < 1000 * (down + SILENCE_SECONDS_MAX), note)
+    return note
+
+
+@grpc("grpc-proxy-stopped", "the proxy is stopped and started again, twice", alone=True, seconds_max=300)
+async def _stopped(stage: Stage) -> str:
+    return await _proxy_stopped(stage, signal.SIGTERM)
+
+
+@grpc("grpc-proxy-killed", "the proxy is killed and started again, twice", alone=True, seconds_max=300)
+async def _killed(stage: Stage) -> str:
+    return await _proxy_stopped(stage, signal.SIGKILL)

@@ -20,19 +20,9 @@ from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError
 from tests.interop import mqadmin
-from tests.interop.clients import (
-    CLIENTS,
-    GRPC,
-    HERE,
-    RAFTMQ,
-    REMOTING,
-    ROCKETMQ,
-    SERVERS_VERSION,
-    BuildFailed,
-    Client,
-    PythonClient,
-)
-from tests.interop.grpc_proxies import raftmq_proxy, rocketmq_proxy
+from tests.interop.all_clients import CLIENTS
+from tests.interop.clients import GRPC, HERE, REMOTING, ROCKETMQ, SERVERS_VERSION, BuildFailed, Client
+from tests.interop.grpc_proxies import RaftmqProxy, rocketmq_proxy
 from tests.interop.refusals import SCENARIOS
 from tests.interop.report import ALL, Outcome, Page, markdown, table
 from tests.interop.rocketmq_servers import RocketMQCluster
@@ -52,10 +42,11 @@ PAGES = {
         REPORTS / "interop-grpc.md",
         "gRPC clients behind proxies",
         "all servers and the client share it",
-        "In the column `python-raftmq`, `raftmq proxy` stands in front of raftmq, and the client itself signs its "
-        f"calls, or uses TLS. In the others, the proxy is that of RocketMQ {SERVERS_VERSION}, in cluster mode, "
-        "unmodified: in `python` in front of raftmq, in `python-rocketmq` in front of a name server and a broker of "
-        "RocketMQ of the same version. How to set this up: [gRPC clients](../grpc-clients.md).",
+        "In the columns `python-raftmq`, `java-grpc`, `go-grpc`, `node-grpc` and `rust-grpc`, `raftmq proxy` stands in "
+        "front of raftmq, and the client itself signs its calls, or uses TLS. In the others, the proxy is that of "
+        f"RocketMQ {SERVERS_VERSION}, in cluster mode, unmodified: in `python` in front of raftmq, and in "
+        "`python-rocketmq` in front of a name server and a broker of RocketMQ of the same version. How to set this up: "
+        "[gRPC clients](../grpc-clients.md).",
     ),
 }
 """The report of each protocol's clients."""
@@ -103,15 +94,15 @@ class Performance:
 
     async def run(self) -> None:
         """Raises DevClusterFailed when the cluster cannot be started, or a server ends that nobody stopped."""
-        async with self._servers() as servers, self._address(servers) as address:
+        async with self._servers() as servers, self._entrance(servers) as (address, proxy):
             together = [each for each in self.scenarios if not each.alone]
             limiter = trio.CapacityLimiter(self.jobs)
             async with trio.open_nursery() as nursery:
                 for each in together:
-                    nursery.start_soon(self._play_within, limiter, servers, address, each)
+                    nursery.start_soon(self._play_within, limiter, servers, address, proxy, each)
             for each in self.scenarios:
                 if each.alone:
-                    await self._play(servers, address, each)
+                    await self._play(servers, address, proxy, each)
 
     def _servers(self) -> AbstractAsyncContextManager[Servers]:
         directory = self.directory / "cluster"
@@ -120,24 +111,31 @@ class Performance:
         return DevCluster.open(directory, ports=Ports.free(3), settings={**SETTINGS, **self.security.settings})
 
     @asynccontextmanager
-    async def _address(self, servers: Servers) -> AsyncIterator[str]:
-        """What the client's programs are given."""
-        if self.client.protocol == REMOTING:
-            yield servers.namesrv
-            return
-        ours = isinstance(self.client, PythonClient) and self.client.proxy == RAFTMQ
-        async with (raftmq_proxy if ours else rocketmq_proxy)(
-            servers.namesrv, self.directory / "proxy", self.security
-        ) as address:
-            yield address
+    async def _entrance(self, servers: Servers) -> AsyncIterator[tuple[str, RaftmqProxy | None]]:
+        """The address that the client's programs are given, and our proxy if it is that of one."""
+        directory = self.directory / "proxy"
+        match self.client.proxy:
+            case None:
+                yield servers.namesrv, None
+            case "raftmq":
+                async with RaftmqProxy.open(servers.namesrv, directory, self.security) as proxy:
+                    yield proxy.address, proxy
+            case _:
+                async with rocketmq_proxy(servers.namesrv, directory, self.security) as address:
+                    yield address, None
 
     async def _play_within(
-        self, limiter: trio.CapacityLimiter, servers: Servers, address: str, scenario: Scenario
+        self,
+        limiter: trio.CapacityLimiter,
+        servers: Servers,
+        address: str,
+        proxy: RaftmqProxy | None,
+        scenario: Scenario,
     ) -> None:
         async with limiter:
-            await self._play(servers, address, scenario)
+            await self._play(servers, address, proxy, scenario)
 
-    async def _play(self, servers: Servers, address: str, scenario: Scenario) -> None:
+    async def _play(self, servers: Servers, address: str, proxy: RaftmqProxy | None, scenario: Scenario) -> None:
         servers.check()
         skips = self.client.skips
         if why := skips.get(scenario.name) or skips.get(f"{scenario.name} {self.security.name}"):
@@ -146,7 +144,7 @@ class Performance:
         directory = self.directory / scenario.name
         directory.mkdir(parents=True, exist_ok=True)
         name, client = f"{scenario.name}-{self.client.name}", self.client
-        stage = Stage(servers, address, client, self.security, directory, name)
+        stage = Stage(servers, address, client, self.security, directory, name, proxy)
         logs = BrokerLogs(servers)
         began, passed, note = trio.current_time(), False, f"not done within {scenario.seconds_max:g} s"
         try:

@@ -366,7 +366,8 @@ async def _mqadmin(stage: Stage) -> str:
     return f"{len(commands)} commands"
 
 
-def _load_note(program: Program) -> str:
+def load_note(program: Program) -> str:
+    """What a program under load tells. Raises Unmet if something is lost, out of order or too early."""
     load = program.one("load")
     missing = load["missing"]
     require(not missing, f"{len(missing)} acknowledged and never received, such as {missing[:10]}")
@@ -413,7 +414,7 @@ async def killed(stage: Stage, program_scenario: str, *, recovery_seconds: float
         await program.say("stop")
         await program.wait_for("done")
     await _acknowledged_are_stored(stage, program)
-    note = f"{_load_note(program)}, down {down:.1f} s"
+    note = f"{load_note(program)}, down {down:.1f} s"
     # It comes back under the address that the client knows, so nobody has to wait for the next look at the route.
     recovery = recovery_seconds + stage.client.stays_away_seconds
     require(program.one("load")["longest_gap_ms"] < (down + recovery) * 1000, note)
@@ -429,7 +430,7 @@ async def _transferred(stage: Stage, program_scenario: str) -> str:
         await program.say("stop")
         await program.wait_for("done")
     await _acknowledged_are_stored(stage, program)
-    note = _load_note(program)
+    note = load_note(program)
     require(not program.one("load")["errors"], note)
     return note
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -109,6 +110,16 @@ class Servers(Protocol):
         """Raises DevClusterFailed if a server has ended that nobody killed or stopped."""
 
 
+class RestartableProxy(Protocol):
+    """`raftmq proxy`, to be disturbed."""
+
+    async def start(self) -> None:
+        """Until it listens at its address. Raises DevClusterFailed."""
+
+    async def stop(self, number: int = signal.SIGTERM) -> None:
+        """Send it a signal, and wait for its end."""
+
+
 class BrokerLogs:
     """What replicas of ours log from now on; nothing of servers of RocketMQ."""
 
@@ -142,6 +153,8 @@ class Stage:
     security: Security
     directory: Path
     name: str
+    proxy: RestartableProxy | None = None
+    """The proxy of ours to which the client connects, if it does."""
 
     @property
     def cluster(self) -> DevCluster:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interop.clients import CLIENTS, BuildFailed
+from tests.interop.all_clients import CLIENTS
+from tests.interop.clients import BuildFailed
 from tests.interop.run import main
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

@@ -1,23 +1,8 @@
 'use strict';
 
-const fs = require('fs');
 const zlib = require('zlib');
 const { Consumer, Message, Producer } = require('ali-ons');
-
-const PATIENCE_MS = 100000;
-
-/** Reports one line. Written at once: what is still in a pipe's buffer is lost when the process exits. */
-function event(name, fields = {}) {
-  fs.writeSync(1, JSON.stringify({ event: name, ...fields }) + '\n');
-}
-
-const sleep = ms => new Promise(resolve => setTimeout(resolve, ms));
-
-async function until(what, condition) {
-  for (const end = Date.now() + PATIENCE_MS; !condition(); await sleep(20)) {
-    if (Date.now() > end) throw new Error(`waited ${PATIENCE_MS} ms for ${what}`);
-  }
-}
+const { event, sleep, until } = require('./telling');
 
 /** What a scenario plays with: its topic, and clients of its groups. */
 class Scene {
