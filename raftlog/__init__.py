@@ -40,7 +40,9 @@ from raftlog.net.stream import StreamSocket
 from raftlog.net.tls import SniffingSocket, TlsSocket
 from raftlog.net.transport import ListenRefused
 from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION, Software
-from raftlog.node import Hosted, NodeSettings, Run, serve_node
+from raftlog.node import Hosted, Run, serve_node
+from raftlog.node_limits import NodeLimits
+from raftlog.node_settings import NodeSettings
 from raftlog.replica import Application, CommittedEntry, Job, Replica
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import EntryUnusable, SegmentError
@@ -74,6 +76,7 @@ __all__ = [
     "Machine",
     "Node",
     "NodeId",
+    "NodeLimits",
     "NodeSettings",
     "NotLeader",
     "OutcomeUnknown",

@@ -18,7 +18,8 @@ import trio
 
 from raftlog.consensus.types import ConfChange, CoreStatus, EntryKind, NodeId, Refusal, RoleChange
 from raftlog.log_numbers import NO_INDEX, LogIndex
-from raftlog.node import Hosted, NodeSettings, Run, serve_node
+from raftlog.node import Hosted, Run, serve_node
+from raftlog.node_settings import NodeSettings
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.disk import Disk, RealDisk, write_file
 from raftlog.segment.snapshot_install import SNAPSHOT_NAME

@@ -26,6 +26,7 @@ from raftlog.net import frames
 from raftlog.net.frames import RANGE_BYTES_MAX, RangeReq, RangeResp, ResetOffer, WireError
 from raftlog.net.received_entries import CheckBody, check_configuration, check_entry
 from raftlog.net.transport import Lane, Transport
+from raftlog.node_limits import DEFAULT
 from raftlog.range_server import ANSWER_SECONDS_MAX, GONE, NO_SNAPSHOT, RangeRefused
 from raftlog.replica import Replica
 from raftlog.segment.disk import Disk
@@ -40,9 +41,6 @@ OFFER_SECONDS_MAX: Final = 60.0
 """An unused offer stays for this long; its snapshot is in memory meanwhile."""
 
 REQUESTS_MAX: Final = 4
-ROOM_SECONDS: Final = 2.0
-"""A peer without room for the offered files checks again after this time."""
-
 HEARING_SECONDS: Final = 3.0
 """For so long a copy of a log waits to hear that no other replica has older entries."""
 
@@ -181,6 +179,7 @@ class Puller:
         on_complete: everything was fetched and will replace the log at the next opening.
         initial: the initial configuration of the group, as far as this node knows.
         check_body: see `Replica`.
+        room_seconds: a full disk is looked at again after this time.
     """
 
     def __init__(
@@ -194,7 +193,9 @@ class Puller:
         log: Log,
         initial: ConfState,
         check_body: CheckBody = lambda body, position: None,
+        room_seconds: float = DEFAULT.room_seconds,
     ) -> None:
+        self._room_seconds = room_seconds
         self._check_body = check_body
         self._initial = encode_conf(initial)
         self._disk = disk
@@ -268,7 +269,14 @@ class Puller:
         """Fetch the offered files; returns whether all of them are here and durable."""
         source, base = self._source, manifest.base.index
         staging = await trio.to_thread.run_sync(
-            SnapshotInstall, self._disk, self._directory, manifest, partial(check_entry, self._check_body)
+            partial(
+                SnapshotInstall,
+                self._disk,
+                self._directory,
+                manifest,
+                partial(check_entry, self._check_body),
+                limits=self._replica.log.limits,
+            )
         )
         try:
             free, _ = await trio.to_thread.run_sync(self._disk.usage, self._directory)
@@ -289,7 +297,7 @@ class Puller:
 
     async def _wait_for_room(self, reason: str) -> None:
         self._log.warning("reset_waits", source=self._source, reason=reason)
-        await trio.sleep(ROOM_SECONDS)
+        await trio.sleep(self._room_seconds)
         self._gone = True  # so that a repeated offer is accepted
 
     async def _fetch(self, staging: SnapshotInstall) -> None:

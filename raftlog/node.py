@@ -13,8 +13,8 @@ import contextlib
 import errno
 import os
 import random
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -25,21 +25,21 @@ import trio
 from raftlog.bootstrap import Confs, configurations, core_for
 from raftlog.common_step import sleep_to_step
 from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX, encode_conf
-from raftlog.consensus.types import ConfState, CoreConfig, NodeId
+from raftlog.consensus.types import ConfState, NodeId
 from raftlog.latency_histogram import LatencyHistogram
 from raftlog.lease_clock import LeaseClock
 from raftlog.log_numbers import LogIndex
-from raftlog.log_transfer import ROOM_SECONDS, Offers, Puller
+from raftlog.log_transfer import Offers, Puller
 from raftlog.net import frames
-from raftlog.net.admission import Address, Admission, Identity
+from raftlog.net.admission import Admission
 from raftlog.net.frames import Kind, RangeReq
 from raftlog.net.machine import this_machine
 from raftlog.net.reactor import Deadline, Mailbox
 from raftlog.net.received_entries import CheckBody
-from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable, create_secret
 from raftlog.net.thread_signal import ThreadSignal
 from raftlog.net.transport import Transport
+from raftlog.node_settings import NodeSettings
 from raftlog.prefix_refill import PrefixRefill
 from raftlog.range_server import DAMAGED_HERE, GONE, RangeRefused, RangeServer, read_log
 from raftlog.repair_mode import Repairing, encode_members, stores_in
@@ -54,77 +54,9 @@ from raftlog.workers import BackgroundJobs
 
 Log = structlog.stdlib.BoundLogger
 
-DISK_POLL_SECONDS: Final = 1.0
-_IN_FLIGHT_RATIO: Final = 0.02
-"""Fraction of the disk for entries that are in flight when the leader begins to refuse."""
 HANDOVER_SECONDS_MAX: Final = 2.0
 """How long a leader with a damaged log waits for another replica to lead, before it repairs the log."""
 _HANDOVER_POLL_SECONDS: Final = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
-    """The settings of a node.
-
-    Attributes:
-        cluster_id, group, segment_bytes: equal on all nodes, for ever. See `group_segment_bytes` for a node that is
-            added to an existing group.
-        directory: of the log; created if missing.
-        listen: replication address.
-        secret_file: path of the group's secret, which must be the same on all nodes. The first one of ``members``
-            creates a missing file, the others refuse to start without it.
-        disk_full_ratio, disk_pause_ratio: see `Replica.disk_usage` and `disk_ratios`.
-        catch_up_bytes_per_second: limit for peers that fetch files from this node or repair theirs.
-        software: the version of the software, reported to peers; for people.
-        level_newest: the highest format level that the application supports; see `raftlog.net.versions`.
-        tls: encryption of connections to peers; None: unencrypted.
-        members: every initial voter of the group, including this one, and its ``HOST:PORT``. Empty for a node
-            that will be added to an existing group. Ignored once the log contains a configuration.
-    """
-
-    cluster_id: str
-    group: str
-    node_id: NodeId
-    directory: str
-    listen: Address
-    secret_file: str
-    members: Mapping[NodeId, str] = field(default_factory=dict)
-    segment_bytes: int = 64 * 1024 * 1024
-    core: CoreConfig = field(default_factory=CoreConfig)
-    catch_up_bytes_per_second: float = 50 * 1024 * 1024
-    disk_full_ratio: float = 0.90
-    disk_pause_ratio: float = 0.95
-    software: str = ""
-    level_newest: int = 1
-    tls: ReplicationTls | None = None
-
-    def disk_ratios(self, total_bytes: int) -> tuple[float, float]:
-        """The used fractions of the disk from which on a replica refuses proposals, and a leader's entries.
-
-        A new file is needed at once, so the second fraction leaves room for one. Between both is room for another one,
-        and for what is in flight when the leader begins to refuse: it would stay uncommitted, and its senders without
-        an answer.
-        """
-        file = self.segment_bytes / total_bytes
-        pause = min(self.disk_pause_ratio, 1 - file)
-        return min(self.disk_full_ratio, pause - max(file, min(_IN_FLIGHT_RATIO, 1 - pause))), pause
-
-    @property
-    def identity(self) -> Identity:
-        """What peers must agree on; the store id is in the directory."""
-        return Identity(
-            self.cluster_id,
-            self.group,
-            self.node_id,
-            self.segment_bytes,
-            software=self.software,
-            level_newest=self.level_newest,
-        )
-
-    @property
-    def initial(self) -> ConfState:
-        """The initial configuration of the group."""
-        return ConfState(tuple(self.members), (), (), tuple(self.members.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +144,7 @@ class Run:
             log,
             settings.initial,
             self._hosted.check_body,
+            settings.limits.room_seconds,
         )
         self._refill = self._prefix_refill()
         self._ranges = RangeServer(
@@ -239,7 +172,9 @@ class Run:
         failed, damaged = map(mailbox, (self._storage_failed, self._found_damage))
         done = ThreadSignal(self.reactor, lambda: self.replica.storage_done(writer.done_ticket))
         self.undo.callback(done.close)
-        writer = this_machine().open_writer(done.fd, failed.put, self.sync_latency.observe)
+        writer = this_machine().open_writer(
+            done.fd, failed.put, self.sync_latency.observe, settings.limits.log.sync_bytes_max
+        )
         segment_log = SegmentLog.open(
             settings.directory,
             cluster_id=settings.cluster_id,
@@ -248,6 +183,7 @@ class Run:
             disk=self._disk,
             writer=writer,
             acknowledges_unsynced=not settings.core.durable_commit,
+            limits=settings.limits.log,
         )
         self.undo.callback(segment_log.close)
         segment_log.tell_damage(damaged.put)
@@ -271,6 +207,7 @@ class Run:
             on_peer_gone=lambda peer: self.replica.peer_gone(peer),
             log=self._log,
             tls=self.settings.tls,
+            refusal_log_seconds=self.settings.limits.refusal_log_seconds,
         )
         self.undo.callback(transport.close)
         return transport
@@ -312,6 +249,7 @@ class Run:
             lambda: self.restart("the beginning of the log was fetched from a peer"),
             self._log,
             self._hosted.check_body,
+            self.settings.limits.refill_look_seconds,
         )
 
     def set_level(self, level: int) -> None:
@@ -377,7 +315,7 @@ class Run:
             free, total = await this_machine().in_thread(partial(self._disk.usage, settings.directory))
             self.replica.disk_usage(free, total, *settings.disk_ratios(total))
             self.replica.note_commit()
-            await sleep_to_step(DISK_POLL_SECONDS)
+            await sleep_to_step(settings.limits.disk_poll_seconds)
 
     def _found_damage(self, damage: object) -> None:
         """A read found a damaged entry; it was refused, and this run must end for the log to be repaired."""
@@ -550,6 +488,7 @@ async def serve_node(
                     initial=settings.initial,
                     bytes_per_second=settings.catch_up_bytes_per_second,
                     tls=settings.tls,
+                    limits=settings.limits,
                     undo=undo,
                     log=log,
                 )
@@ -558,13 +497,13 @@ async def serve_node(
                 except* StorageCorrupt as errors:
                     # Damaged since the opening: the next one verifies again.
                     log.error("damage_found", error=str(_first(errors)))
-                    await trio.sleep(ROOM_SECONDS)
+                    await trio.sleep(settings.limits.room_seconds)
                 except* StorageFailed as errors:
                     failure = _first(errors)
                     if not isinstance(failure, StorageFailed) or failure.errno != errno.ENOSPC:
                         raise
                     log.error("repair_waits", error=str(failure))
-                    await trio.sleep(ROOM_SECONDS)
+                    await trio.sleep(settings.limits.room_seconds)
         task_status = trio.TASK_STATUS_IGNORED
 
 

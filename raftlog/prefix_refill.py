@@ -19,6 +19,7 @@ from raftlog.net import frames
 from raftlog.net.frames import RangeReq, RangeResp
 from raftlog.net.received_entries import CheckBody, check_entry
 from raftlog.net.transport import Lane, Transport
+from raftlog.node_limits import DEFAULT
 from raftlog.range_server import ANSWER_SECONDS_MAX, GONE
 from raftlog.replica import Replica
 from raftlog.segment.disk import Disk
@@ -28,7 +29,6 @@ from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, What, de
 
 Log = structlog.stdlib.BoundLogger
 
-LOOK_SECONDS: Final = 2.0
 REQUESTS_MAX: Final = 4
 _ROUNDS_WITHOUT_BYTES_MAX: Final = 10
 """After so many answers in a row that did not help, the rest is fetched later, perhaps from another leader."""
@@ -42,6 +42,7 @@ class PrefixRefill:
         room_bytes: how many bytes of older entries to fetch now, 0 for none, below 0 if the disk needs space.
         on_complete: everything was fetched and is put in front of the log at the next opening.
         check_body: see `Replica`.
+        look_seconds: see `NodeLimits.refill_look_seconds`.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class PrefixRefill:
         on_complete: Callable[[], None],
         log: Log,
         check_body: CheckBody = lambda body, position: None,
+        look_seconds: float = DEFAULT.refill_look_seconds,
     ) -> None:
+        self._look_seconds = look_seconds
         self._disk = disk
         self._directory = directory
         self._segment_bytes = segment_bytes
@@ -83,7 +86,7 @@ class PrefixRefill:
             StorageFailed: a disk error. A full disk is not one: what was fetched is removed.
         """
         while True:
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(self._look_seconds)
             room = self._room_bytes()
             leader = self._leader_with_more() if room > 0 else None
             if leader is None:
@@ -145,6 +148,7 @@ class PrefixRefill:
                 manifest,
                 partial(check_entry, self._check_body),
                 name=REFILL_NAME,
+                limits=self._replica.log.limits,
             )
         )
         try:

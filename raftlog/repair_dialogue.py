@@ -9,15 +9,12 @@ to the intact part behind the damage, or this replica abstains until it has hear
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from raftlog.consensus.types import NodeId
 from raftlog.net.frames import RANGE_BYTES_MAX, RangeReq, RangeResp
+from raftlog.node_limits import DEFAULT
 from raftlog.range_server import DAMAGED_HERE, GONE, NOT_HERE, NOT_YET, RangeRefused
 from raftlog.segment.repair import Repair
-
-PATIENCE_SECONDS: Final = 3.0
-"""How long only committed bytes are requested: a group that works without this replica commits them meanwhile."""
 
 
 class RepairDialogue:
@@ -25,16 +22,18 @@ class RepairDialogue:
 
     Args:
         now: seconds, on any clock that the caller keeps using.
+        patience_seconds: see `NodeLimits.repair_patience_seconds`.
 
     Attributes:
         answered: the last answer of each peer.
         has_moved: whether this round has made progress.
     """
 
-    def __init__(self, repair: Repair, now: float) -> None:
+    def __init__(self, repair: Repair, now: float, patience_seconds: float = DEFAULT.repair_patience_seconds) -> None:
         self.repair = repair
         self.answered: dict[NodeId, str] = {}
         self._moved_at = now
+        self._patience_seconds = patience_seconds
         self.has_moved = False
         self._uncommitted = False
 
@@ -68,7 +67,7 @@ class RepairDialogue:
         if self.has_moved:
             self._moved_at = now
             return False
-        if now - self._moved_at <= PATIENCE_SECONDS or self.repair.done:
+        if now - self._moved_at <= self._patience_seconds or self.repair.done:
             return False
         self._uncommitted = True
         return True

@@ -32,6 +32,7 @@ from raftlog.net.reactor import Reactor
 from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile
 from raftlog.net.transport import Lane, Transport
+from raftlog.node_limits import NodeLimits
 from raftlog.range_server import ANSWER_SECONDS_MAX, RangeServer
 from raftlog.repair_dialogue import RepairDialogue, damaged_log_bytes
 from raftlog.segment.disk import Disk
@@ -49,6 +50,7 @@ class Repairing:
 
     Args:
         identity: of this node; its store id is read from the directory.
+        limits: of this node and its log.
         initial: the initial configuration, used if no newer one is stored.
 
     Raises:
@@ -69,9 +71,11 @@ class Repairing:
         undo: contextlib.ExitStack,
         log: Log,
         tls: ReplicationTls | None,
+        limits: NodeLimits,
     ) -> None:
         self._log = log
-        self._repair = Repair(disk, damaged, peers=())
+        self._patience_seconds = limits.repair_patience_seconds
+        self._repair = Repair(disk, damaged, peers=(), limits=limits.log)
         undo.callback(self._repair.close)
         notes = self._repair.meta.notes
         conf_index, conf = members_in(notes) or (NO_INDEX, initial)
@@ -97,6 +101,7 @@ class Repairing:
             on_peer_gone=lambda peer: None,
             log=log,
             tls=tls,
+            refusal_log_seconds=limits.refusal_log_seconds,
         )
         undo.callback(self._transport.close)
         self._transport.set_members(conf_index, dict(conf.addresses))
@@ -129,7 +134,7 @@ class Repairing:
 
     async def _fetch(self) -> None:
         await trio.lowlevel.checkpoint()
-        dialogue = RepairDialogue(self._repair, trio.current_time())
+        dialogue = RepairDialogue(self._repair, trio.current_time(), self._patience_seconds)
         told: dict[NodeId, str] = {}
         while not self._repair.done:
             dialogue.begin_round(self._peers())

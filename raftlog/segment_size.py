@@ -20,7 +20,8 @@ from raftlog.net.admission import Admission, Identity, format_address
 from raftlog.net.frames import Hello
 from raftlog.net.reactor import Reactor
 from raftlog.net.transport import NOT_RECORDED, Transport
-from raftlog.node import NodeSettings, open_secret
+from raftlog.node import open_secret
+from raftlog.node_settings import NodeSettings
 from raftlog.segment.directory import SEGMENT_BYTES_MIN
 from raftlog.segment.disk import Disk, RealDisk
 from raftlog.segment.errors import DirectoryUnusable
@@ -30,8 +31,6 @@ Log = structlog.stdlib.BoundLogger
 
 SEGMENT_BYTES_MAX: Final = 2**40
 """The largest value accepted from a peer; a larger file fits few disks."""
-REMIND_SECONDS: Final = 60.0
-"""How often a node that waits for its group logs that."""
 
 
 def stored_segment_bytes(directory: str, disk: Disk | None = None) -> int | None:
@@ -103,7 +102,7 @@ async def group_segment_bytes(
                     reason="segment_bytes is taken from the first member of the group that connects to this node: "
                     "add the node to the group",
                 )
-                with trio.move_on_after(REMIND_SECONDS):
+                with trio.move_on_after(settings.limits.remind_seconds):
                     await called.wait()
             nursery.cancel_scope.cancel()
     source, segment_bytes = found[0]

@@ -16,6 +16,7 @@ from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.schedule import BrokerScenario
 from chaos.broker_sim.sockets import Line, SimDialing
 from chaos.broker_sim.workload import Workload
+from chaos.faults import Restart, Stop
 from chaos.limits import replaced
 from chaos.log_sim.cluster import Cluster, Outcome
 from chaos.log_sim.node import NewProcess, Node, Process
@@ -33,6 +34,8 @@ EPOCH_MS = 1_700_000_000_000
 _RAM = Path("/dev/shm")  # noqa: S108 - a directory of our own is made there
 _QUIET_SECONDS = 60.0
 _EXPIRY_SECONDS = 20.0
+_UPGRADES = 0.3
+"""The fraction of groups that begin with older software on some nodes."""
 
 
 class BrokerCluster(Cluster):
@@ -59,6 +62,8 @@ class BrokerCluster(Cluster):
         self.client_faults = random.Random(f"{scenario.seed} clients that stop")
         self.socket_counts: Counter[str] = Counter()
         self._upgrades = random.Random(f"{scenario.seed} upgrades")
+        self._is_upgraded = not scenario.spares and self._upgrades.random() < _UPGRADES
+        """Whether the group begins with older software on some nodes, and gets the newest on the way."""
         self._levels: dict[str, int] = {}
         self.dropped_pos = 0
         """Some log may have been dropped up to this physical offset."""
@@ -103,12 +108,13 @@ class BrokerCluster(Cluster):
         return BrokerSettings(**chosen).model_copy(update=small | self.workload.settings())
 
     def _level_of(self, node_id: str) -> int:
-        """The format level that a node supports: some start with older software, and are upgraded at a restart.
+        """The format level that a node supports: in some groups, nodes start with older software, and are upgraded at a
+        restart, at the latest in the middle of the run.
 
         All have the newest where nodes join and leave: a node that rejoins with older software would be refused by the
         others' handshake, which is not simulated.
         """
-        if self.scenario.spares:
+        if not self._is_upgraded:
             return LEVEL_NEWEST
         if self._levels.get(node_id) != LEVEL_NEWEST:
             self._levels[node_id] = self._upgrades.choice((LEVEL_NEWEST - 1, LEVEL_NEWEST))
@@ -209,6 +215,17 @@ class BrokerCluster(Cluster):
         """See `Cluster.begin_load`."""
         self.workload.begin()
         self.at(0.5, self._read)
+        for number, node in enumerate(self.nodes.values(), 1):  # one after the other, as operators do
+            self.at(self.scenario.safety_seconds * (0.4 + 0.05 * number), self._upgrade, node)
+
+    def _upgrade(self, node: Node) -> None:
+        """Stop a node with older software in order, and start it with the newest; one that is down gets it, too."""
+        if self._levels.get(node.node_id, LEVEL_NEWEST) == LEVEL_NEWEST:
+            return
+        self._levels[node.node_id] = LEVEL_NEWEST
+        self.note(f"{node.node_id} is upgraded")
+        self._strike(Stop(node.node_id))
+        self.at(self.now + 0.1, self._strike, Restart(node.node_id))
 
     def _read(self) -> None:
         nodes = [node for node in self.nodes.values() if node.process is not None]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from chaos.faults import Ambush, WallStep, Weather
 from chaos.limits import draw
 from chaos.log_sim.schedule import Scenario, Timed, bit_rot, draw_config, draw_faults, draw_limits, drops, queue_rot
 from mq.broker.limits import DEFAULT, TEST_MIN, BrokerLimits
 from raftlog.consensus.types import NodeId
-from raftlog.segment.limits import DEFAULT as DEFAULT_LOG
 
 SAFETY_SECONDS = 20.0
 
@@ -95,7 +94,7 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
         log_tail_bytes_max=rng.choice((1, 5000, 32 * 1024 * 1024)),
         disk_seconds_max=rng.choice((0.0005, 0.005, 0.02)),
         streams=rng.random() < 0.7,
-        limits=replace(draw_limits(rng, seed), sync_bytes_max=DEFAULT_LOG.sync_bytes_max),
+        limits=draw_limits(rng, seed),
         kinds=kinds,
         faults=tuple(sorted(faults, key=lambda timed: timed[0])),
         workload=workload,

@@ -181,7 +181,7 @@ class Node:
                 raise Violation(f"{self.node_id}: damage where nobody did any: {error}") from error
             others = [node for node in (*self._scenario.nodes, *self._scenario.spares) if node != self.node_id]
             try:
-                self.repair = Repair(self.disk, error, peers=others)
+                self.repair = Repair(self.disk, error, peers=others, limits=self._scenario.limits)
             except StorageFailed as refused:
                 self.disk.kill()
                 return refused

@@ -13,6 +13,7 @@ from typing import Final
 
 from mq.protocol.bulk import RANGES_MAX
 from mq.protocol.topic_ends import ENDS_QUEUES_MAX
+from raftlog.node_limits import NodeLimits
 
 CHECKS_MAX: Final = 100
 """Maximum number of check-backs per half message; the replicated state counts no further."""
@@ -205,6 +206,7 @@ class BrokerLimits:
     bulk: BulkLimits = field(default_factory=BulkLimits)
     state: StateLimits = field(default_factory=StateLimits)
     upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
+    node: NodeLimits = field(default_factory=NodeLimits)
 
 
 DEFAULT: Final = BrokerLimits()

@@ -53,6 +53,7 @@ from raftlog import (
     ListenRefused,
     Machine,
     NodeId,
+    NodeLimits,
     NodeSettings,
     Reactor,
     Replica,
@@ -143,7 +144,9 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
     except FormatTooNew as error:
         raise StartRefused(str(error)) from error
     if not settings.has_segment_bytes:
-        settings, task_status = await _with_segment_bytes(settings, host.certificate, log, task_status)
+        settings, task_status = await _with_segment_bytes(
+            settings, host.certificate, host.limits.node, log, task_status
+        )
         host.settings = settings
     running = trio.CancelScope(shield=True)
     failures: list[StartRefused | ListenRefused | SecretUnusable | SegmentError] = []
@@ -152,9 +155,8 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
     async def run_node() -> None:  # noqa: ASYNC910 - serving is a checkpoint, also when it is cancelled
         try:
             with running:
-                await serve_node(
-                    _node_settings(settings, host.certificate), host.open, log=log, task_status=task_status
-                )
+                node_settings = _node_settings(settings, host.certificate, host.limits.node)
+                await serve_node(node_settings, host.open, log=log, task_status=task_status)
         except (StartRefused, ListenRefused, SecretUnusable, SegmentError) as error:
             failures.append(error)
         ended.set()
@@ -199,7 +201,11 @@ async def _monitoring_listeners(settings: BrokerSettings, log: Log) -> list[trio
 
 
 async def _with_segment_bytes(
-    settings: BrokerSettings, certificate: Certificate | None, log: Log, task_status: trio.TaskStatus[None]
+    settings: BrokerSettings,
+    certificate: Certificate | None,
+    limits: NodeLimits,
+    log: Log,
+    task_status: trio.TaskStatus[None],
 ) -> tuple[BrokerSettings, trio.TaskStatus[None]]:
     """Settings with the log file size of the directory, or else, for a joining broker, of its group.
 
@@ -211,7 +217,7 @@ async def _with_segment_bytes(
         segment_bytes = stored_segment_bytes(str(settings.log_dir))
         if segment_bytes is None and settings.join:
             segment_bytes = await group_segment_bytes(
-                _node_settings(settings, certificate), log=log, task_status=task_status
+                _node_settings(settings, certificate, limits), log=log, task_status=task_status
             )
             task_status = trio.TASK_STATUS_IGNORED
         return settings if segment_bytes is None else settings.with_segment_bytes(segment_bytes), task_status
@@ -237,7 +243,7 @@ class _Host:
     ) -> None:
         self.settings = settings
         self._on_broker = on_broker
-        self._limits = limits
+        self.limits = limits
         self._store_ip = store_ip
         self._log = log
         self._broker: Broker | None = None
@@ -308,7 +314,7 @@ class _Host:
         undo.callback(readers.close)
         bulk_readers = Workers(reactor, _BULK_READERS)
         undo.callback(bulk_readers.close)
-        metadata = _metadata(settings, opened.checkpoint, self._limits)
+        metadata = _metadata(settings, opened.checkpoint, self.limits)
         if self.access is not None:
             self.access.add_users(metadata.users, lambda: run.secrets.current)
         environment = Environment(
@@ -342,7 +348,7 @@ class _Host:
             store=opened.queues,
             filling=opened.filling,
             checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
-            limits=self._limits,
+            limits=self.limits,
         )
         registrar = Registrar(
             namesrv=settings.namesrv_addresses,
@@ -384,7 +390,7 @@ class _Host:
                 refreshed = [each for each in (self.access, self.certificate) if each is not None]
                 actions = [
                     *broker.periodic(),
-                    *(Periodic(self._limits.upkeep.refresh_files_seconds, each.refresh) for each in refreshed),
+                    *(Periodic(self.limits.upkeep.refresh_files_seconds, each.refresh) for each in refreshed),
                 ]
                 periodic = PeriodicTask(actions, reactor.end_turn, broker.note_delay)
                 reactor.before_waiting(periodic.refresh)
@@ -503,7 +509,7 @@ def _replication_tls(settings: BrokerSettings, certificate: Certificate | None) 
     return ReplicationTls(certificate.for_replicas, required=settings.tls_replication == "enforcing")
 
 
-def _node_settings(settings: BrokerSettings, certificate: Certificate | None) -> NodeSettings:
+def _node_settings(settings: BrokerSettings, certificate: Certificate | None, limits: NodeLimits) -> NodeSettings:
     members = settings.members
     return NodeSettings(
         cluster_id=settings.identity,
@@ -515,6 +521,7 @@ def _node_settings(settings: BrokerSettings, certificate: Certificate | None) ->
         members={NodeId(name): format_address(address) for name, address in members.items()},
         segment_bytes=settings.segment_bytes,
         tls=_replication_tls(settings, certificate),
+        limits=limits,
         catch_up_bytes_per_second=settings.catch_up_bytes_per_second,
         disk_full_ratio=settings.disk_full_ratio,
         disk_pause_ratio=settings.disk_pause_ratio,

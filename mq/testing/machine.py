@@ -70,7 +70,9 @@ class KitMachine(Machine):
     def open_reactor(self) -> Reactor:
         return KitReactor()
 
-    def open_writer(self, done_fd: int, on_failed: OnFailed, observe: Callable[[float], None]) -> LogWriter:
+    def open_writer(
+        self, done_fd: int, on_failed: OnFailed, observe: Callable[[float], None], sync_bytes_max: int
+    ) -> LogWriter:
         return InlineWriter(lambda ticket: os.eventfd_write(done_fd, 1), on_failed)
 
     async def in_thread(self, job: Callable[[], T]) -> T:

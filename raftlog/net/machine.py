@@ -61,9 +61,11 @@ class Machine:
         """The event loop of a node."""
         return Reactor()
 
-    def open_writer(self, done_fd: int, on_failed: OnFailed, observe: Callable[[float], None]) -> LogWriter:
+    def open_writer(
+        self, done_fd: int, on_failed: OnFailed, observe: Callable[[float], None], sync_bytes_max: int
+    ) -> LogWriter:
         """The writer of a log; see `threaded_writer`."""
-        return threaded_writer(done_fd, on_failed, observe)
+        return threaded_writer(done_fd, on_failed, observe, sync_bytes_max=sync_bytes_max)
 
     async def in_thread(self, job: Callable[[], T]) -> T:
         """Run a job that waits for the disk."""

@@ -1,4 +1,4 @@
-"""Warnings about peers' messages: once per peer and reason in a minute."""
+"""Warnings about peers' messages: by default once per peer and reason in a minute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Final
 
 import structlog
 
-EVERY_SECONDS: Final = 60.0
 REASONS_MAX: Final = 256
 _NUMBERS = re.compile(r"\b[0-9a-f]*\d[0-9a-f]*\b")
 
@@ -16,15 +15,17 @@ Log = structlog.stdlib.BoundLogger
 
 
 class RefusalLog:
-    """Logs a refusal unless the same peer was refused for the same reason, ignoring numbers in it, within a minute.
+    """Logs a refusal unless the same peer was refused for the same reason, ignoring numbers in it, not long ago.
 
     Args:
         now: monotonic seconds.
+        every_seconds: a refusal is logged again after this time at the earliest.
     """
 
-    def __init__(self, log: Log, now: Callable[[], float]) -> None:
+    def __init__(self, log: Log, now: Callable[[], float], every_seconds: float = 60.0) -> None:
         self._log = log
         self._now = now
+        self._every_seconds = every_seconds
         # When a peer and reason may be logged again, and how often it was suppressed.
         self._known: dict[tuple[str, str], tuple[float, int]] = {}
 
@@ -38,7 +39,7 @@ class RefusalLog:
             return
         if len(self._known) >= REASONS_MAX:
             del self._known[next(iter(self._known))]
-        self._known[key] = now + EVERY_SECONDS, 0
+        self._known[key] = now + self._every_seconds, 0
         if skipped:
             values["times"] = skipped + 1
         self._log.warning(event, error=error, **values)

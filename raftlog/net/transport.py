@@ -136,6 +136,7 @@ class Transport:
         on_peer_gone: Callable[[NodeId], None],
         log: Log,
         tls: ReplicationTls | None = None,
+        refusal_log_seconds: float = 60.0,
     ) -> None:
         self._reactor = reactor
         self._tls = tls
@@ -149,7 +150,7 @@ class Transport:
         self._on_frame = on_frame
         self._on_peer_gone = on_peer_gone
         self._log = log
-        self._refusal_log = RefusalLog(log, trio.current_time)
+        self._refusal_log = RefusalLog(log, trio.current_time, refusal_log_seconds)
         self._outbound: dict[tuple[NodeId, Lane], _Link] = {}
         self._incarnations: dict[NodeId, str] = {}
         self._inbound: set[_Inbound] = set()

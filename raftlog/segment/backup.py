@@ -40,8 +40,8 @@ from raftlog.segment.backup_store import (
 from raftlog.segment.entry_runs import EntryRun, entry_runs
 from raftlog.segment.errors import EntryTooNew, FormatTooNew, FrameCorrupt, SegmentError, StorageCorrupt
 from raftlog.segment.running_log import RunningLog
-from raftlog.segment.snapshot_install import PIECE_BYTES
 
+_READ_BYTES: Final = 1024 * 1024
 _OWN_NAMES: Final = frozenset(
     (LOG_FOLDER, LOCK_FILE_NAME, SNAPSHOT_NAME, SNAPSHOT_NAME + ".tmp", MANIFEST_NAME + ".tmp")
 )
@@ -151,7 +151,7 @@ class Backup:
     def _read_all(self, name: str, limit: int) -> bytes:
         pieces: list[bytes] = []
         nbytes = 0
-        while nbytes < limit and (piece := self._store.read(name, min(PIECE_BYTES, limit - nbytes), nbytes)):
+        while nbytes < limit and (piece := self._store.read(name, min(_READ_BYTES, limit - nbytes), nbytes)):
             pieces.append(piece)
             nbytes += len(piece)
         return b"".join(pieces)

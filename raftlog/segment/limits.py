@@ -35,6 +35,15 @@ class LogLimits:
     """Verified bytes of one log cached in memory; a single read may temporarily exceed it."""
     verified_run_bytes: int = 512 * 1024
     """Size of a run for sequential readers. It ends with an entry, so none is read twice."""
+    piece_bytes: int = 1024 * 1024
+    """Bytes that are fetched at once of a log or snapshot that replaces this one, or is put in front of it."""
+    repair_bytes_max: int = 256 * 1024
+    """Bytes that are requested at once for the repair of this log."""
+
+    def __post_init__(self) -> None:
+        assert 0 < self.sync_bytes_max <= SYNC_BYTES_MAX, f"{self.sync_bytes_max} of {SYNC_BYTES_MAX} bytes per sync"
+        assert self.piece_bytes > 0, f"pieces of {self.piece_bytes} bytes"
+        assert self.repair_bytes_max > 0, f"requests of {self.repair_bytes_max} bytes for repair"
 
 
 DEFAULT: Final = LogLimits()
@@ -49,5 +58,7 @@ TEST_MIN: Final = LogLimits(
     pieces_kept_min=100,
     verified_bytes_max=1000,
     verified_run_bytes=1,
+    piece_bytes=4096,
+    repair_bytes_max=700,
 )
 """For tests and simulations."""

@@ -29,7 +29,6 @@ from raftlog.segment.codec import (
     BLANK_BYTES_MIN,
     HEADER,
     HEADER_BYTES,
-    SYNC_BYTES_MAX,
     blank,
     chain_after,
     is_blank,
@@ -40,6 +39,7 @@ from raftlog.segment.directory import lock_directory
 from raftlog.segment.disk import Buffer, Disk, write_fully
 from raftlog.segment.errors import FrameCorrupt, MetaCorrupt, StorageCorrupt, StorageFailed
 from raftlog.segment.files import DISK_BLOCK_BYTES, Preallocation, SegmentFiles, shorter_read
+from raftlog.segment.limits import DEFAULT, LogLimits
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.meta_keys import ABSTAINING, DAMAGED, REPLACING
 from raftlog.segment.recovery import DamagedRange, LogDamaged, end_of_all
@@ -47,9 +47,6 @@ from raftlog.terms import highest_plausible
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-WANTED_BYTES_MAX: Final = 256 * 1024
-"""Maximum bytes requested at once."""
 
 SIDE_FILE_NAME: Final = "repair.tmp"
 
@@ -73,8 +70,8 @@ class Repair:
         cut_at: where the log was cut, since no peer had more of it; None while it was not.
     """
 
-    def __init__(self, disk: Disk, damaged: LogDamaged, *, peers: Iterable[str]) -> None:
-        """Lock the directory.
+    def __init__(self, disk: Disk, damaged: LogDamaged, *, peers: Iterable[str], limits: LogLimits = DEFAULT) -> None:
+        """Lock the directory. ``limits`` are those of the log.
 
         Raises:
             DirectoryLocked: another process has the directory.
@@ -84,6 +81,7 @@ class Repair:
         self.replaced: list[Replaced] = []
         self.cut_at: int | None = None
         self._disk = disk
+        self._limits = limits
         self.peers = set(peers)
         self._ranges = list(damaged.ranges)
         self._good_end = damaged.end_pos
@@ -101,7 +99,7 @@ class Repair:
                 self._meta, self._state = meta, meta.state
                 self._segment_bytes = meta.state.segment_bytes
                 allocation = Preallocation.for_segment(self._segment_bytes)
-                self._files = SegmentFiles(disk, damaged.directory, self._segment_bytes, allocation)
+                self._files = SegmentFiles(disk, damaged.directory, self._segment_bytes, allocation, limits)
                 undo.callback(self._files.close)
                 self._side = disk.open(self._side_path, create=True)
                 undo.callback(disk.close, self._side)
@@ -129,14 +127,14 @@ class Repair:
         return [(damage.pos, damage.end) for damage in self._ranges]
 
     def wanted(self) -> tuple[int, int] | None:
-        """Position and number of the bytes to request next, at most `WANTED_BYTES_MAX`; None when `done`.
+        """Position and number of the bytes to request next, at most `LogLimits.repair_bytes_max`; None when `done`.
 
         Unchanged until they are offered or refused.
         """
         if self.done:
             return None
         pos = self._at + len(self._held)
-        return pos, min(WANTED_BYTES_MAX, self._limit() - pos)
+        return pos, min(self._limits.repair_bytes_max, self._limit() - pos)
 
     def offer(self, pos: int, data: bytes, source: str) -> bool:
         """Accept bytes at ``pos`` in the log of ``source``; fewer than requested are fine.
@@ -412,7 +410,7 @@ class Repair:
             self._files.ensure(start)
             self._files.restore_length(start)
             while pos < last:
-                nbytes = min(SYNC_BYTES_MAX, last - pos)
+                nbytes = min(self._limits.sync_bytes_max, last - pos)
                 data = self._side_call(self._disk.pread, self._side, nbytes, pos - begin)
                 self._files.write(pos, [data.ljust(nbytes, b"\0")])
                 pos += nbytes
@@ -422,7 +420,7 @@ class Repair:
         crc, nbytes, pos = 0, end - begin, begin
         present = set(self._files.starts)
         while pos < end:
-            piece = min(SYNC_BYTES_MAX, end - pos, self._file_end(pos) - pos)
+            piece = min(self._limits.sync_bytes_max, end - pos, self._file_end(pos) - pos)
             if self._files.start_of(pos) in present:
                 crc = zlib.crc32(self._files.pread_padded(pos, piece), crc)
             pos += piece

@@ -47,9 +47,6 @@ DIRECTORY_NAME: Final = "reset"
 SNAPSHOT_NAME: Final = "snapshot"
 """The application's file: in the log's directory after an installation."""
 
-PIECE_BYTES: Final = 1024 * 1024
-"""Maximum bytes requested at once."""
-
 _FORMAT: Final = 1
 _NUMBER_MAX: Final = 2**63 - 1
 _MANIFEST: Final = "manifest"
@@ -173,6 +170,7 @@ class SnapshotInstall:
         self.manifest = manifest
         self._check_entry = check_entry
         self._disk = disk
+        self._piece_bytes = limits.piece_bytes
         self._root = os.path.join(directory, name)
         self._snapshot_path = os.path.join(self._root, SNAPSHOT_NAME)
         try:
@@ -200,8 +198,8 @@ class SnapshotInstall:
     @property
     def missing_bytes(self) -> int:
         """Bytes still missing."""
-        log = 0 if self._log_done else self.manifest.starts.stop - self._start - len(self._got) * PIECE_BYTES
-        snapshot = self.manifest.snapshot_bytes - len(self._got_of_snapshot) * PIECE_BYTES
+        log = 0 if self._log_done else self.manifest.starts.stop - self._start - len(self._got) * self._piece_bytes
+        snapshot = self.manifest.snapshot_bytes - len(self._got_of_snapshot) * self._piece_bytes
         return max(0, log) + (0 if self._snapshot_done else max(0, snapshot))
 
     def wanted(self, in_flight: Container[tuple[What, int]] = ()) -> tuple[What, int, int] | None:
@@ -212,13 +210,13 @@ class SnapshotInstall:
         """
         if not self._log_done:
             file_end = self._start + self.manifest.segment_bytes
-            for pos in range(self._start, file_end, PIECE_BYTES):
+            for pos in range(self._start, file_end, self._piece_bytes):
                 if pos not in self._got and ("log", pos) not in in_flight:
-                    return "log", pos, min(PIECE_BYTES, file_end - pos)
+                    return "log", pos, min(self._piece_bytes, file_end - pos)
         if not self._snapshot_done:
-            for pos in range(0, self.manifest.snapshot_bytes, PIECE_BYTES):
+            for pos in range(0, self.manifest.snapshot_bytes, self._piece_bytes):
                 if pos not in self._got_of_snapshot and ("snapshot", pos) not in in_flight:
-                    return "snapshot", pos, min(PIECE_BYTES, self.manifest.snapshot_bytes - pos)
+                    return "snapshot", pos, min(self._piece_bytes, self.manifest.snapshot_bytes - pos)
         return None
 
     def take(self, what: What, pos: int, data: bytes) -> bool:
@@ -273,14 +271,14 @@ class SnapshotInstall:
         if not self._log_done and self._start in present:
             # An unfinished file. Its valid beginning need not be fetched again, but its sync may have failed.
             self._files.write_again(self._start, self._start + segment_bytes)
-            self._got = set(range(self._start, self._start + segment_bytes, PIECE_BYTES))
+            self._got = set(range(self._start, self._start + segment_bytes, self._piece_bytes))
             self._verify()
 
     def _take_log(self, pos: int, data: bytes) -> bool:
         file_end = self._start + self.manifest.segment_bytes
         if not self._start <= pos < file_end or pos in self._got:
             return True  # of an earlier request, and no longer needed
-        if (pos - self._start) % PIECE_BYTES or len(data) != min(PIECE_BYTES, file_end - pos):
+        if (pos - self._start) % self._piece_bytes or len(data) != min(self._piece_bytes, file_end - pos):
             return False
         # Verified data is never overwritten.
         begin = max(pos, self._last.pos + self._last.size)
@@ -292,7 +290,7 @@ class SnapshotInstall:
     def _verify(self) -> bool:
         """Continue verifying the contiguous part; False if some was bad and is dropped."""
         start, file_end = self._start, self._start + self.manifest.segment_bytes
-        end = next((pos for pos in range(start, file_end, PIECE_BYTES) if pos not in self._got), file_end)
+        end = next((pos for pos in range(start, file_end, self._piece_bytes) if pos not in self._got), file_end)
         pos = max(start, self._last.pos + self._last.size)
         window = memoryview(self._files.pread_padded(pos, max(0, end - pos)))
         at = 0
@@ -330,7 +328,7 @@ class SnapshotInstall:
         return self._last is not self._before and (not is_final or self._last == self.manifest.last)
 
     def _forget(self, pos: int) -> bool:
-        self._got = {piece for piece in self._got if piece + PIECE_BYTES <= pos}
+        self._got = {piece for piece in self._got if piece + self._piece_bytes <= pos}
         if not self._got:
             # The verified part is fetched again, too: it may be a good file, but not the wanted one.
             self._index.truncate(self._before.index + 1)
@@ -363,8 +361,8 @@ class SnapshotInstall:
             if self._disk.size(fd) != self.manifest.snapshot_bytes:
                 return False
             crc = 0
-            for pos in range(0, self.manifest.snapshot_bytes, PIECE_BYTES):
-                data = self._disk.pread(fd, PIECE_BYTES, pos)
+            for pos in range(0, self.manifest.snapshot_bytes, self._piece_bytes):
+                data = self._disk.pread(fd, self._piece_bytes, pos)
                 if write_again:
                     write_fully(self._disk.pwritev, fd, [data], pos)
                 crc = zlib.crc32(data, crc)
@@ -379,7 +377,7 @@ class SnapshotInstall:
         if self._snapshot_done or pos in self._got_of_snapshot:
             return True
         nbytes = self.manifest.snapshot_bytes
-        if not 0 <= pos < nbytes or pos % PIECE_BYTES or len(data) != min(PIECE_BYTES, nbytes - pos):
+        if not 0 <= pos < nbytes or pos % self._piece_bytes or len(data) != min(self._piece_bytes, nbytes - pos):
             return False
         fd = self._disk.open(self._snapshot_path, create=True)
         try:
@@ -387,7 +385,7 @@ class SnapshotInstall:
         finally:
             self._disk.close(fd)
         self._got_of_snapshot.add(pos)
-        if len(self._got_of_snapshot) * PIECE_BYTES < nbytes:
+        if len(self._got_of_snapshot) * self._piece_bytes < nbytes:
             return True
         self._snapshot_done = self._snapshot_is_right()
         if not self._snapshot_done:

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from raftlog.compiled.loaded import IS_COMPILED, PlainWrites
 from raftlog.log_numbers import LogIndex
-from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.group_commit import GroupCommit, Store, WriteOp
+from raftlog.segment.limits import DEFAULT
 from raftlog.segment.plain_writes import PlainQueue, PythonPlainWrites
 
 OnDone = Callable[[int], None]
@@ -151,7 +151,7 @@ class QueueTurns:
         self.commit.note_written(queue.end_pos, LogIndex(queue.last_index), queue.chain, LogIndex(queue.commit_hint))
 
     def _carry_out_others(self) -> bool:
-        batch, is_open = self._queue.take(SYNC_BYTES_MAX)
+        batch, is_open = self._queue.take(self._files.limits.sync_bytes_max)
         if batch:
             began = self._clock()
             self.commit.apply(batch)
@@ -164,8 +164,8 @@ class QueueTurns:
 class Writer:
     """One thread that writes and syncs a log (group commit).
 
-    It takes everything that is queued, up to 1 MiB, writes it, syncs once, and reports its newest ticket. There is no
-    artificial delay: while one sync runs, the next batch accumulates.
+    It takes everything that is queued, up to `LogLimits.sync_bytes_max`, writes it, syncs once, and reports its newest
+    ticket. There is no artificial delay: while one sync runs, the next batch accumulates.
 
     Args:
         queue: its queue, which also reports; a compiled one needs the interpreter's lock only now and then.
@@ -228,7 +228,11 @@ class Writer:
 
 
 def threaded_writer(
-    done_fd: int, on_failed: OnFailed, observe: Callable[[float], None] = lambda seconds: None
+    done_fd: int,
+    on_failed: OnFailed,
+    observe: Callable[[float], None] = lambda seconds: None,
+    *,
+    sync_bytes_max: int = DEFAULT.sync_bytes_max,
 ) -> Writer:
     """A writer for a log on a `RealDisk`, with a compiled queue if there is one.
 
@@ -236,6 +240,7 @@ def threaded_writer(
         done_fd: an eventfd that gets one more when `Writer.done_ticket` has risen. It must stay open until `close`
             returns.
         on_failed, observe: as for `Writer`.
+        sync_bytes_max: as in the limits of the log.
     """
-    queue = PlainWrites(done_fd, SYNC_BYTES_MAX) if IS_COMPILED else PythonPlainWrites(done_fd, SYNC_BYTES_MAX)
+    queue = PlainWrites(done_fd, sync_bytes_max) if IS_COMPILED else PythonPlainWrites(done_fd, sync_bytes_max)
     return Writer(queue, on_failed, observe)

@@ -14,16 +14,16 @@ from structlog.testing import capture_logs
 from mq.broker.base.retention import EarlyDeletion
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_admin import GroupAnswer, GroupCommand
-from raftlog import prefix_refill
 from raftlog.segment import EARLY, EARLY_ELSEWHERE
 from tests.support.replies import three_replicas
-from tests.support.running_broker import Client, RunningBroker, note_brokers
+from tests.support.running_broker import Client, RunningBroker, limited, note_brokers
 from tests.support.short_logs import MIB, SMALL, body, fill
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
 COUNT = 120
+REFILLS_SOON = limited(node={"refill_look_seconds": 0.05})
 KEPT = SMALL | {"retention_bytes": 64 * MIB}
 
 Disks = dict[str, int]
@@ -39,7 +39,6 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
         return (100 - used.get(directory.name, 50)) * 8 * MIB // 100, 8 * MIB
 
     monkeypatch.setattr("mq.broker.services.disk_usage", usage)
-    monkeypatch.setattr(prefix_refill, "LOOK_SECONDS", 0.05)
     return used
 
 
@@ -85,7 +84,7 @@ async def deleted_early(brokers: list[RunningBroker], disks: Disks) -> tuple[Cli
 
 
 async def test_full_disk_hands_over_before_files_go(tmp_path: Path, disks: Disks) -> None:
-    async with three_replicas(tmp_path, **KEPT) as brokers:
+    async with three_replicas(tmp_path, REFILLS_SOON, **KEPT) as brokers:
         with capture_logs() as log:
             short, others = await deleted_early(brokers, disks)
         assert await info(short, "role") == "follower"
@@ -100,7 +99,7 @@ async def test_full_disk_hands_over_before_files_go(tmp_path: Path, disks: Disks
 
 
 async def test_reader_is_sent_to_the_leader_for_deleted_messages(tmp_path: Path, disks: Disks) -> None:
-    async with three_replicas(tmp_path, **KEPT) as brokers:
+    async with three_replicas(tmp_path, REFILLS_SOON, **KEPT) as brokers:
         short, others = await deleted_early(brokers, disks)
         gone = await short.pull(offset=0)
         assert (gone.code, gone.ext["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "0")
@@ -121,7 +120,7 @@ async def test_reader_is_sent_to_the_leader_for_deleted_messages(tmp_path: Path,
 async def test_replica_refuses_to_name_its_own_first_message(
     tmp_path: Path, disks: Disks, code: RequestCode, fields: dict[str, Any]
 ) -> None:
-    async with three_replicas(tmp_path, **KEPT) as brokers:
+    async with three_replicas(tmp_path, REFILLS_SOON, **KEPT) as brokers:
         short, others = await deleted_early(brokers, disks)
         answer = await short.request(code, fields)
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE, answer
@@ -133,7 +132,7 @@ async def test_replica_refuses_to_name_its_own_first_message(
 
 @pytest.mark.slow
 async def test_expired_messages_are_gone_though_a_reader_holds_them_elsewhere(tmp_path: Path) -> None:
-    async with three_replicas(tmp_path, **SMALL) as brokers:
+    async with three_replicas(tmp_path, REFILLS_SOON, **SMALL) as brokers:
         leader, holder, other = [await broker.connect() for broker in brokers]
         assert (await leader.create_topic("T", 1)).code == 0
         lease: dict[str, Any] = {"leaseId": "reader", "position": 0, "seconds": 600}
@@ -162,7 +161,7 @@ async def test_copied_log_notes_when_missing_entries_expire(
 ) -> None:
     """Software of the release before, too, must be able to read the note."""
     started = note_brokers(monkeypatch)
-    async with three_replicas(tmp_path, **KEPT) as brokers:
+    async with three_replicas(tmp_path, REFILLS_SOON, **KEPT) as brokers:
         short, _ = await deleted_early(brokers, disks)
         [replica] = [broker._replica for broker in started if broker._replica.core.base.index > 0]
         assert await base(short) > 0
@@ -176,7 +175,7 @@ async def test_copied_log_notes_when_missing_entries_expire(
 
 @pytest.mark.slow
 async def test_replica_that_deleted_early_does_not_lead(tmp_path: Path, disks: Disks) -> None:
-    async with three_replicas(tmp_path, **KEPT) as brokers:
+    async with three_replicas(tmp_path, REFILLS_SOON, **KEPT) as brokers:
         short, others = await deleted_early(brokers, disks)
         command = GroupCommand(action="transfer", node=brokers[0].settings.node_id)
 
@@ -191,7 +190,7 @@ async def test_replica_that_deleted_early_does_not_lead(tmp_path: Path, disks: D
 
 @pytest.mark.slow
 async def test_deleted_files_come_back_when_there_is_room(tmp_path: Path, disks: Disks) -> None:
-    async with three_replicas(tmp_path, **KEPT) as brokers:
+    async with three_replicas(tmp_path, REFILLS_SOON, **KEPT) as brokers:
         short, _ = await deleted_early(brokers, disks)
         await short.stream.aclose()
         disks.clear()

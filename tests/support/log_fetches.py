@@ -9,10 +9,12 @@ import msgspec
 
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, SegmentLog
+from raftlog.segment.limits import LogLimits
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall
 from tests.unit.segment.log_home import LogHome
 
 PIECE_BYTES = 500
+LIMITS = LogLimits(piece_bytes=PIECE_BYTES)
 SNAPSHOT = random.Random(1).randbytes(1700)
 
 

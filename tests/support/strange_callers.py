@@ -19,10 +19,10 @@ HELLO = Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDR
 
 
 @contextlib.asynccontextmanager
-async def lonely(directory: Path) -> AsyncIterator[tuple[Node, int]]:
-    """A replica whose peers do not run: it neither follows nor leads."""
+async def lonely(directory: Path, refusal_log_seconds: float = 0.0) -> AsyncIterator[tuple[Node, int]]:
+    """A replica whose peers do not run: it neither follows nor leads. By default it logs every refusal."""
     ports = dict(zip(NAMES, free_ports(3), strict=True))
-    node = Node(directory, "n0", ports)
+    node = Node(directory, "n0", ports, refusal_log_seconds=refusal_log_seconds)
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run)
         yield node, ports["n0"]

@@ -84,6 +84,7 @@ class Node:
         versions: tuple[int, int] = (OLDEST_VERSION, NEWEST_VERSION),
         tls: ReplicationTls | None = None,
         limits: LogLimits = DEFAULT,
+        refusal_log_seconds: float = 60.0,
     ) -> None:
         self.name = name
         self.reactor = Reactor()
@@ -125,6 +126,7 @@ class Node:
             on_peer_gone=lambda peer: self.replica.peer_gone(peer),
             log=structlog.get_logger("test"),
             tls=tls,
+            refusal_log_seconds=refusal_log_seconds,
         )
         self.transport.set_members(NO_INDEX, {NodeId(node): f"127.0.0.1:{port}" for node, port in ports.items()})
         self.replica = Replica(

@@ -23,6 +23,7 @@ from raftlog import (
     serve_node,
 )
 from raftlog.log_numbers import LogIndex
+from raftlog.node_limits import DEFAULT, NodeLimits
 from tests.free_ports import free_ports
 from tests.support.waiting import until
 from tests.unit.replica.group import CLUSTER, Recorder
@@ -45,7 +46,14 @@ class Member:
     application: Recorder
 
     def __init__(
-        self, directory: Path, name: str, port: int, members: dict[str, str], *, config: CoreConfig = CONFIG
+        self,
+        directory: Path,
+        name: str,
+        port: int,
+        members: dict[str, str],
+        *,
+        config: CoreConfig = CONFIG,
+        limits: NodeLimits = DEFAULT,
     ) -> None:
         self.name = NodeId(name)
         self.address = f"127.0.0.1:{port}"
@@ -63,6 +71,7 @@ class Member:
             members={NodeId(node): address for node, address in members.items()},
             segment_bytes=SEGMENT_BYTES,
             core=config,
+            limits=limits,
         )
 
     @property
@@ -160,14 +169,17 @@ class Member:
 class Group:
     """Nodes of one group, and the nursery that they run in."""
 
-    def __init__(self, directory: Path, nursery: trio.Nursery, config: CoreConfig) -> None:
+    def __init__(self, directory: Path, nursery: trio.Nursery, config: CoreConfig, limits: NodeLimits) -> None:
+        self._limits = limits
         self._config = config
         self.directory = directory
         self.members: dict[str, Member] = {}
         self._nursery = nursery
 
     def make(self, name: str, members: dict[str, str], port: int | None = None) -> Member:
-        member = Member(self.directory, name, port or free_ports(1)[0], members, config=self._config)
+        member = Member(
+            self.directory, name, port or free_ports(1)[0], members, config=self._config, limits=self._limits
+        )
         self.members[name] = member
         return member
 
@@ -189,14 +201,18 @@ class Group:
 
 @asynccontextmanager
 async def group(
-    directory: Path, names: Iterable[str] = ("n0", "n1", "n2"), *, config: CoreConfig = CONFIG
+    directory: Path,
+    names: Iterable[str] = ("n0", "n1", "n2"),
+    *,
+    config: CoreConfig = CONFIG,
+    limits: NodeLimits = DEFAULT,
 ) -> AsyncIterator[Group]:
     """A running group of these voters."""
     names = list(names)
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
     async with trio.open_nursery() as nursery:
-        running = Group(directory, nursery, config)
+        running = Group(directory, nursery, config, limits)
         for name in names:
             await running.start(running.make(name, addresses, ports[name]))
         yield running

@@ -14,8 +14,10 @@ from structlog.testing import capture_logs
 from raftlog import ConfChange, ConfChangeKind, NodeId
 from raftlog.log_numbers import LogIndex
 from raftlog.net.transport import Lane
+from raftlog.node_limits import NodeLimits
 from raftlog.segment import EARLY, RealDisk, snapshot_install
 from raftlog.segment.disk import write_fully
+from raftlog.segment.limits import LogLimits
 from tests.free_ports import free_ports
 from tests.support.waiting import until
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, group
@@ -142,11 +144,9 @@ async def test_follower_below_base_comes_back_and_is_reset_while_the_group_goes_
         assert set(behind.conf.voters) == {"n0", "n1", "n2"}
 
 
-async def test_reset_survives_a_change_of_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reset_survives_a_change_of_leader(tmp_path: Path) -> None:
     """What was fetched from the first leader is not fetched again."""
-    monkeypatch.setattr("raftlog.segment.snapshot_install.PIECE_BYTES", 4096)
-    monkeypatch.setattr("raftlog.range_server.RANGE_BYTES_MAX", 4096)
-    async with group(tmp_path) as nodes:
+    async with group(tmp_path, limits=NodeLimits(log=LogLimits(piece_bytes=4096))) as nodes:
         leader = await nodes.leader()
         await leader.append_all(BODIES)
         for member in nodes.members.values():
@@ -188,7 +188,7 @@ async def test_an_empty_voter_whose_acknowledgement_is_needed_is_sent_entries(tm
     ports = dict(zip(("n0", "n1", "n2"), free_ports(3), strict=True))
     addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
     async with trio.open_nursery() as nursery:
-        nodes = Group(tmp_path, nursery, CONFIG)
+        nodes = Group(tmp_path, nursery, CONFIG, NodeLimits())
         for name in ("n0", "n1"):
             await nodes.start(nodes.make(name, addresses, ports[name]))
         leader = await nodes.leader()
@@ -230,7 +230,6 @@ async def test_files_that_go_while_a_question_about_them_is_on_its_way_out(tmp_p
 @pytest.mark.parametrize("told", [True, False])
 async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the disk tells beforehand that it has no room, or refuses a write."""
-    monkeypatch.setattr("raftlog.log_transfer.ROOM_SECONDS", 0.05)
     full = True
 
     def write(*arguments: Any) -> None:
@@ -239,7 +238,7 @@ async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, mon
         write_fully(*arguments)
 
     usage = RealDisk.usage
-    async with group(tmp_path) as nodes:
+    async with group(tmp_path, limits=NodeLimits(room_seconds=0.05)) as nodes:
         leader = await nodes.leader()
         await leader.append_all(BODIES)
         await leader.drop_files(keep=2)

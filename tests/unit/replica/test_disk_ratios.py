@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftlog import NodeId
-from raftlog.node import NodeSettings
+from raftlog.node_settings import NodeSettings
 
 GIB = 2**30
 

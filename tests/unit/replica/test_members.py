@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from mq.cli.app import app
 from raftlog import ConfChange, ConfChangeKind, NodeId, Refusal, Role
 from raftlog.log_numbers import LogIndex
+from raftlog.node_limits import NodeLimits
 from raftlog.repair_mode import members_in
 from raftlog.segment import RealDisk
 from raftlog.segment.errors import StorageCorrupt
@@ -331,11 +332,8 @@ async def test_a_full_disk_refuses_proposals_and_recovers(tmp_path: Path) -> Non
         await leader.append_all([b"x"])
 
 
-async def test_a_follower_without_room_takes_nothing_and_catches_up_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("raftlog.node.DISK_POLL_SECONDS", 1000.0)
-    async with group(tmp_path) as nodes:
+async def test_a_follower_without_room_takes_nothing_and_catches_up_later(tmp_path: Path) -> None:
+    async with group(tmp_path, limits=NodeLimits(disk_poll_seconds=1000.0)) as nodes:
         leader = await nodes.leader()
         await leader.append_all([b"before"])
         full = nodes.others(leader)[0]
@@ -353,8 +351,7 @@ async def test_a_disk_without_room_for_one_more_file_counts_as_full(
 ) -> None:
     free = SEGMENT_BYTES - 1
     monkeypatch.setattr(RealDisk, "usage", lambda disk, path: (free, 5 * SEGMENT_BYTES))
-    monkeypatch.setattr("raftlog.node.DISK_POLL_SECONDS", 0.01)
-    async with group(tmp_path, ["n0"]) as nodes:
+    async with group(tmp_path, ["n0"], limits=NodeLimits(disk_poll_seconds=0.01)) as nodes:
         leader = await nodes.leader()
         await leader.until(lambda member: member.append(b"x") is Refusal.DISK_FULL)
         free = 3 * SEGMENT_BYTES

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-import raftlog.repair_dialogue
 from raftlog import Hosted, Run
+from raftlog.node_limits import NodeLimits
 from raftlog.range_server import DAMAGED_HERE
 from raftlog.segment import LogDamaged, RealDisk, SegmentLog
 from raftlog.segment.force_voting import cut, trust
@@ -21,11 +21,7 @@ from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, group
 
 pytestmark = pytest.mark.trio
 BODIES = [b"%04d" % number + bytes(196) for number in range(40)]  # all in one file
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raftlog.repair_dialogue, "PATIENCE_SECONDS", 0.3)
+IMPATIENT = NodeLimits(repair_patience_seconds=0.3)
 
 
 async def filled(nodes: Group, *late: Member) -> None:
@@ -78,7 +74,7 @@ def all_damaged(log: list[Any], member: Member, members: list[Member]) -> bool:
 async def test_two_replicas_damaged_at_the_same_place_are_repaired_from_the_third(
     tmp_path: Path, where: str, knows_commit: bool
 ) -> None:
-    async with group(tmp_path) as nodes:
+    async with group(tmp_path, limits=IMPATIENT) as nodes:
         await filled(nodes)
         whole = file_of(nodes.members["n0"]).read_bytes()
         pos = 3000 if where == "middle" else len(whole.rstrip(b"\0")) - 2
@@ -95,7 +91,7 @@ async def test_two_replicas_damaged_at_the_same_place_are_repaired_from_the_thir
 
 
 async def test_what_two_have_lost_and_the_third_never_had_is_cut(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
+    async with group(tmp_path, limits=IMPATIENT) as nodes:
         leader = await nodes.leader()
         short = nodes.others(leader)[0]
         await filled(nodes, short)
@@ -132,7 +128,7 @@ async def test_what_two_have_lost_and_the_third_never_had_is_cut(tmp_path: Path)
 async def test_an_entry_that_is_damaged_on_every_replica_costs_nothing_behind_it_until_a_person_says_so(
     tmp_path: Path,
 ) -> None:
-    async with group(tmp_path) as nodes:
+    async with group(tmp_path, limits=IMPATIENT) as nodes:
         await filled(nodes)
         members = nodes.others()
         contents = []
@@ -173,7 +169,7 @@ async def test_an_entry_that_is_damaged_on_every_replica_costs_nothing_behind_it
 async def test_damage_that_a_start_finds_behind_an_intact_end_is_repaired(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with group(tmp_path) as nodes:
+    async with group(tmp_path, limits=IMPATIENT) as nodes:
         leader = await nodes.leader()
         bodies = [bytes([number]) * 1000 for number in range(60)]  # several files
         await leader.append_all(bodies)

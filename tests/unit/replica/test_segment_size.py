@@ -28,6 +28,7 @@ from raftlog.net.authentication import AuthenticationFailed
 from raftlog.net.frames import Hello
 from raftlog.net.secret_file import create_secret, new_secret, read_secrets
 from raftlog.net.transport import NOT_RECORDED
+from raftlog.node_limits import NodeLimits
 from raftlog.segment_size import SEGMENT_BYTES_MAX
 from tests.free_ports import free_ports
 from tests.support.waiting import until
@@ -129,10 +130,8 @@ async def test_only_a_member_of_the_group_that_the_node_was_added_to_is_believed
     assert not member.directory.exists()
 
 
-async def test_a_node_that_nobody_calls_says_again_that_it_waits(
-    member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("raftlog.segment_size.REMIND_SECONDS", 0.01)
+async def test_a_node_that_nobody_calls_says_again_that_it_waits(member: Member) -> None:
+    member.settings = dataclasses.replace(member.settings, limits=NodeLimits(remind_seconds=0.01))
     with capture_logs() as log:
         async with waiting(member):
             await until(lambda: len(log) >= 3)

@@ -28,11 +28,6 @@ N0, N1 = NodeId("n0"), NodeId("n1")
 PAIR = {"n0": "x:1", "n1": "x:2"}
 
 
-@pytest.fixture(autouse=True)
-def every_refusal_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftlog.net.refusal_log.EVERY_SECONDS", 0.0)
-
-
 def damaged(frame: bytes, at: int) -> bytes:
     return frame[:at] + bytes([frame[at] ^ 1]) + frame[at + 1 :]
 
@@ -184,10 +179,9 @@ async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
     ids=["cluster", "group", "target", "itself", "stranger", "segments", "members"],
 )
 async def test_callers_of_another_group_are_told_why_and_sent_away(
-    tmp_path: Path, hello: Hello, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hello: Hello, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("raftlog.net.refusal_log.EVERY_SECONDS", 60.0)
-    async with lonely(tmp_path) as (node, port):
+    async with lonely(tmp_path, refusal_log_seconds=60.0) as (node, port):
         refusals: list[str | None] = []
         with capture_logs() as log:
             for _ in range(2):
@@ -213,11 +207,8 @@ async def test_what_follows_a_refused_hello_is_not_heard(tmp_path: Path) -> None
         assert node.replica.core.term < term + 50
 
 
-async def test_strangers_with_ever_new_mistakes_do_not_silence_what_is_said_of_members(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("raftlog.net.refusal_log.EVERY_SECONDS", 60.0)
-    async with lonely(tmp_path) as (node, port):
+async def test_strangers_with_ever_new_mistakes_do_not_silence_what_is_said_of_members(tmp_path: Path) -> None:
+    async with lonely(tmp_path, refusal_log_seconds=60.0) as (node, port):
         with capture_logs() as log:
             for version in range(256):
                 await received(await call(port, struct.pack(">IBBHI", 8, Kind.HELLO, version, 0, 0)))

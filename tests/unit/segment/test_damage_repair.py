@@ -14,8 +14,9 @@ from raftlog.log_numbers import LogIndex
 from raftlog.segment import LogDamaged, SegmentLog
 from raftlog.segment.errors import DirectoryLocked, StorageFailed
 from raftlog.segment.force_voting import cut
+from raftlog.segment.limits import DEFAULT
 from raftlog.segment.meta_keys import ABSTAINING, DAMAGED
-from raftlog.segment.repair import WANTED_BYTES_MAX, Repair
+from raftlog.segment.repair import Repair
 from raftlog.terms import TERM_JUMP_MAX, TERM_MAX
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
@@ -64,7 +65,7 @@ def run(repair: Repair, **peers: Peer) -> None:
         if (wanted := repair.wanted()) is None:
             repair.finish()
             return
-        assert 0 < wanted[1] <= WANTED_BYTES_MAX
+        assert 0 < wanted[1] <= DEFAULT.repair_bytes_max
         data = peers[names[0]](*wanted)
         if data is None:
             repair.refused(wanted[0], names[0])

@@ -9,11 +9,10 @@ import cbor2
 import msgspec
 import pytest
 
-import raftlog.segment.snapshot_install
 from chaos.disk import MemoryDisk
 from raftlog.segment.codec import NORMAL, EntryRef
 from raftlog.segment.snapshot_install import SnapshotInstall, decode_manifest, encode_manifest
-from tests.support.log_fetches import PIECE_BYTES, fill, manifest_of, pull
+from tests.support.log_fetches import LIMITS, fill, manifest_of, pull
 from tests.unit.segment.log_home import DIRECTORY, LogHome
 
 EDGES: tuple[object, ...] = (
@@ -37,11 +36,6 @@ EDGES: tuple[object, ...] = (
 )
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raftlog.segment.snapshot_install, "PIECE_BYTES", PIECE_BYTES)
-
-
 def test_a_manifest_is_refused_or_can_be_gathered() -> None:
     home = LogHome()
     good = manifest_of(fill(home, 95))
@@ -62,7 +56,7 @@ def test_a_manifest_is_refused_or_can_be_gathered() -> None:
         outcomes["taken"] += 1
         if manifest.segment_bytes != good.segment_bytes:
             continue  # refused by whoever has files of another length
-        staging = SnapshotInstall(MemoryDisk(), DIRECTORY, manifest)
+        staging = SnapshotInstall(MemoryDisk(), DIRECTORY, manifest, limits=LIMITS)
         for _ in range(5):
             assert staging.missing_bytes >= 0
             if (wanted := staging.wanted()) is None:
@@ -86,7 +80,7 @@ def test_an_entry_that_cannot_be_used_is_asked_for_again() -> None:
             raise ValueError("no records")
 
     home.open().close()
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), check)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), check, limits=LIMITS)
     with pytest.raises(AssertionError):
         pull(staging, source, rng=random.Random(1))
     assert refused

@@ -7,24 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-import raftlog.segment.snapshot_install
 from chaos.disk import PowerCut
 from raftlog.log_numbers import LogIndex
 from raftlog.segment import REFILLED, SegmentLog
 from raftlog.segment.prefix_install import REFILL_NAME
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall
-from tests.support.log_fetches import PIECE_BYTES, fill, pull
+from tests.support.log_fetches import LIMITS, fill, pull
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
 SEGMENT_BYTES = 4096
 SHORT_BASE = 6 * SEGMENT_BYTES
 """Where the log begins that was deleted early; that of the peer begins two files after 0."""
 ALL = 1_000_000
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raftlog.segment.snapshot_install, "PIECE_BYTES", PIECE_BYTES)
 
 
 @pytest.fixture
@@ -54,7 +48,7 @@ def offered(peer: SegmentLog, nbytes: int = ALL) -> Manifest:
 
 def fetched(home: LogHome, peer: SegmentLog, manifest: Manifest) -> SnapshotInstall:
     """Everything is staged, and not marked as ready yet."""
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, name=REFILL_NAME)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, name=REFILL_NAME, limits=LIMITS)
     pull(staging, peer)
     return staging
 

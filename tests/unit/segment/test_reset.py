@@ -8,18 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-import raftlog.segment.snapshot_install
 from chaos.disk import PowerCut
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, SegmentLog, StorageFailed
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, decode_manifest, discard, encode_manifest
-from tests.support.log_fetches import PIECE_BYTES, SNAPSHOT, fill, manifest_of, pull
+from tests.support.log_fetches import LIMITS, PIECE_BYTES, SNAPSHOT, fill, manifest_of, pull
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raftlog.segment.snapshot_install, "PIECE_BYTES", PIECE_BYTES)
 
 
 @pytest.fixture
@@ -62,7 +56,7 @@ def test_lagging_log_is_replaced_and_goes_on(home: LogHome, leader: LogHome, old
     old.set_note("stores", b"kept")
     home.submit(old, term=11, voted_for="n2")
     manifest = manifest_of(source)
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
     pull(staging, source)
     assert (staging.complete, staging.missing_bytes) == (True, 0)
     staging.finish()
@@ -88,7 +82,7 @@ def test_base_without_closed_files(home: LogHome) -> None:
     other.submit(source)
     manifest = manifest_of(source)
     assert (manifest.end_pos, manifest.end_index, list(manifest.starts)) == (8192, source.base[0], [])
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
     pull(staging, source)
     staging.finish()
     log = assert_replaced(home, source, manifest)
@@ -115,7 +109,7 @@ def test_reset_interrupted_while_gathering(home: LogHome, leader: LogHome) -> No
         home.disk.mkdir(DIRECTORY)
         answered, attempts = 0, 0
         while True:
-            staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
+            staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
             answered += pull(staging, source, pieces=rng.randrange(1, 20), rng=rng)
             if staging.complete:
                 break
@@ -142,7 +136,7 @@ def test_what_a_failed_sync_left_of_an_attempt_is_durable_when_the_next_one_is_c
     home.open()
     snapshot_failed = False
     for after in range(40):
-        staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
+        staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
         home.disk.fail("fdatasync", errno.EIO, after=after)
         what = ""
         try:
@@ -154,7 +148,7 @@ def test_what_a_failed_sync_left_of_an_attempt_is_durable_when_the_next_one_is_c
             snapshot_failed |= what == "snapshot"
             staging.close()
         home.disk.no_faults()
-        staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
+        staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
         pull(staging, source, rng=random.Random(after))
         staging.finish()
         root = f"{DIRECTORY}/reset"
@@ -168,7 +162,7 @@ def test_what_a_failed_sync_left_of_an_attempt_is_durable_when_the_next_one_is_c
 def test_pieces_that_do_not_belong_are_refused_and_asked_for_again(home: LogHome, leader: LogHome) -> None:
     source = leader.opened[0]
     manifest = manifest_of(source)
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
     rng = random.Random(3)
     refused = 0
     while (wanted := staging.wanted()) is not None:
@@ -188,13 +182,13 @@ def test_another_offer_keeps_what_fits(home: LogHome, leader: LogHome) -> None:
     """The next leader dropped more and has more; files are equal everywhere."""
     source = leader.opened[0]
     earlier = manifest_of(source, committed=source.segments()[5].first_index)
-    staging = SnapshotInstall(home.disk, DIRECTORY, earlier)
+    staging = SnapshotInstall(home.disk, DIRECTORY, earlier, limits=LIMITS)
     pull(staging, source)
     staging.finish()
     source.drop_prefix(source.segments()[2].start, b"conf at the base")
     leader.submit(source)
     later = manifest_of(source)
-    staging = SnapshotInstall(home.disk, DIRECTORY, later)
+    staging = SnapshotInstall(home.disk, DIRECTORY, later, limits=LIMITS)
     assert staging.wanted() == ("log", 7 * 4096, PIECE_BYTES)
     pull(staging, source)
     staging.finish()
@@ -208,10 +202,10 @@ def test_files_of_another_log_do_not_fit(home: LogHome, leader: LogHome) -> None
     for index in range(1, 96):
         log.append(NORMAL, LogIndex(index), Term(1), bytes(330 + index % 7))
         other.submit(log, commit_hint=index)
-    staging = SnapshotInstall(home.disk, DIRECTORY, log.manifest(LogIndex(95), conf=b""))
+    staging = SnapshotInstall(home.disk, DIRECTORY, log.manifest(LogIndex(95), conf=b""), limits=LIMITS)
     pull(staging, log)
     staging.finish()
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source))
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), limits=LIMITS)
     assert staging.wanted() == ("log", 8192, PIECE_BYTES)
     log.close()
     # What was marked ready before is not any more.
@@ -234,7 +228,7 @@ def test_log_that_caught_up_meanwhile_is_kept(home: LogHome, leader: LogHome) ->
         )
     home.submit(log, term=9)
     bodies = all_bodies(log)
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
     pull(staging, source)
     staging.finish()
     home.close_all()
@@ -251,7 +245,7 @@ def test_damaged_log_is_replaced_and_abstains_if_it_knew_of_more(home: LogHome, 
     home.submit(log)
     home.close_all()
     manifest = manifest_of(source, committed=60)
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
     pull(staging, source)
     staging.finish()
     log = assert_replaced(home, source, manifest)
@@ -266,7 +260,7 @@ def test_damaged_log_is_replaced_and_abstains_if_it_had_acknowledged_more(home: 
     home.submit(log)
     home.close_all()
     manifest = manifest_of(source, committed=60)
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
     pull(staging, source)
     staging.finish()
     log = assert_replaced(home, source, manifest)
@@ -278,7 +272,7 @@ def test_a_replacement_says_nothing_about_how_the_process_ended(home: LogHome, l
     """Who acknowledges before it syncs may lack some of that if it was killed, and nothing if it stopped in order."""
     source = leader.opened[0]
     log = home.open(acknowledges_unsynced=True)
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source))
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), limits=LIMITS)
     pull(staging, source)
     staging.finish()
     log.close(clean=orderly)
@@ -296,7 +290,7 @@ def test_a_crash_while_installing_changes_nothing_about_that(home: LogHome, lead
     for step in range(60):
         home = LogHome()
         home.open(acknowledges_unsynced=True).close(clean=orderly)
-        staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source))
+        staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), limits=LIMITS)
         pull(staging, source)
         staging.finish()
         home.disk.cut_power_after(step)
@@ -318,7 +312,7 @@ def prepared(leader: SegmentLog, manifest: Manifest, name: str) -> LogHome:
     home = LogHome()
     fill(home, 25)
     home.close_all()
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
     pull(staging, leader)
     if name == "finish":
         staging.close()
@@ -342,7 +336,7 @@ def test_reset_interrupted(leader: LogHome, name: str) -> None:
             home.disk.cut_power_after(step)
             try:
                 if name == "finish":
-                    SnapshotInstall(home.disk, DIRECTORY, manifest).finish()
+                    SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS).finish()
                 else:
                     home.open()
                 finished = True
@@ -356,7 +350,7 @@ def test_reset_interrupted(leader: LogHome, name: str) -> None:
                 assert all_bodies(log) == old, f"step {step}, seed {seed}"
                 seen.add("old")
                 home.close_all()
-                staging = SnapshotInstall(home.disk, DIRECTORY, manifest)
+                staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
                 pull(staging, source)
                 staging.finish()
             else:
@@ -376,7 +370,7 @@ def test_reset_interrupted(leader: LogHome, name: str) -> None:
 
 def test_discard_removes_everything_staged(home: LogHome, leader: LogHome) -> None:
     source = leader.opened[0]
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source))
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), limits=LIMITS)
     pull(staging, source)
     staging.finish()
     discard(home.disk, DIRECTORY)

@@ -14,6 +14,7 @@ from raftlog.compiled.loaded import PlainWrites
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, InlineWriter, StorageFailed, Writer
 from raftlog.segment.codec import SYNC_BYTES_MAX
+from raftlog.segment.limits import LogLimits
 from raftlog.segment.plain_writes import PythonPlainWrites
 from tests.support.plain_queues import FORMS
 from tests.unit.segment.log_home import LogHome, all_bodies
@@ -81,7 +82,7 @@ class Reports:
         return self.failures[0]
 
     def writer(self, home: LogHome) -> Writer:
-        return Writer(self.form(-1, SYNC_BYTES_MAX, DiskCalls(home.disk, self.done)), self.failed)
+        return Writer(self.form(-1, home.limits.sync_bytes_max, DiskCalls(home.disk, self.done)), self.failed)
 
 
 @pytest.fixture(autouse=True, params=FORMS)
@@ -184,17 +185,19 @@ def test_unsynced_entries_stay_in_memory(home: LogHome, gated: GatedDisk) -> Non
     assert log.pread(begin, log.end_pos - begin) == gated.content(home.segment())[begin : log.end_pos]
 
 
-def test_one_large_operation_is_synced_in_steps(home: LogHome, gated: GatedDisk) -> None:
+@pytest.mark.parametrize("sync_bytes_max", [210_000, SYNC_BYTES_MAX])
+def test_one_large_operation_is_synced_in_steps(home: LogHome, gated: GatedDisk, sync_bytes_max: int) -> None:
     """A crash must never leave more than that in doubt; see the recovery rules."""
+    home.limits = LogLimits(sync_bytes_max=sync_bytes_max)
     home.segment_bytes = 8 * SYNC_BYTES_MAX
     log = home.open()
     gated.unsynced_bytes_max = 0
     home.put(log, *[bytes(100_000)] * 40)
-    assert SYNC_BYTES_MAX * 0.9 < gated.unsynced_bytes_max <= SYNC_BYTES_MAX
+    assert sync_bytes_max * 0.9 < gated.unsynced_bytes_max <= sync_bytes_max
     gated.unsynced_bytes_max = 0
     log.truncate(LogIndex(2))
     home.submit(log)
-    assert gated.unsynced_bytes_max <= SYNC_BYTES_MAX
+    assert gated.unsynced_bytes_max <= sync_bytes_max
     assert not any(gated.content(home.segment())[log.end_pos :])
 
 

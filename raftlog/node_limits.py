@@ -1,0 +1,33 @@
+"""Limits of a node, as a value: production uses the defaults, tests smaller ones. Operators do not set them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from raftlog.segment.limits import LogLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLimits:
+    """Limits of a node and of its log."""
+
+    log: LogLimits = field(default_factory=LogLimits)
+    """Of its log. A directory must always be opened with the same ones."""
+    disk_poll_seconds: float = 1.0
+    """Interval at which free space is looked at."""
+    room_seconds: float = 2.0
+    """A node without room for what it fetches, or for a repair, tries again after this time."""
+    refill_look_seconds: float = 2.0
+    """Interval at which a node looks whether it may fetch what it deleted early."""
+    repair_patience_seconds: float = 3.0
+    """How long only committed bytes are requested for a repair: a group that works without this replica commits them
+    meanwhile.
+    """
+    refusal_log_seconds: float = 60.0
+    """The refusal of a peer is logged again after this time at the earliest."""
+    remind_seconds: float = 60.0
+    """Interval at which a node that waits for its group logs that."""
+
+
+DEFAULT: Final = NodeLimits()
