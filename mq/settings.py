@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -11,6 +12,8 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 METRICS_OFF: Final = "off"
 """In place of an address, disables metrics."""
@@ -34,6 +37,11 @@ def parse_metrics_address(text: str) -> tuple[str, int] | None:
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ValueError(f"{text!r}: an IPv6 address needs brackets, as in [::1]:11011")
     return host.strip("[]"), int(port)
+
+
+def parse_networks(text: str) -> list[Network]:
+    """Networks from ``ADDRESS/BITS,...``. Raises ValueError."""
+    return [ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip()]
 
 
 class ProcessSettings(BaseSettings):

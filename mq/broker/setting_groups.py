@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Literal, Self
 
@@ -15,12 +14,11 @@ from mq.broker.limits import CHECKS_MAX
 from mq.protocol.bulk import BULK_BYTES_MAX
 from mq.protocol.delay import DELAY_LEVELS_MS, format_levels, parse_levels
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
-from mq.settings import parse_metrics_address
+from mq.settings import parse_metrics_address, parse_networks
 from mq.tls import TlsMode, check_tls
 from raftlog import parse_address
 
 Address = tuple[str, int]
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MIB = 1024 * 1024
 
@@ -31,11 +29,6 @@ MESSAGE_BYTES_LIMIT = FRAME_BYTES_MAX - 4 - HEADER_BYTES_MAX
 def parse_address_list(text: str) -> list[Address]:
     """Addresses from ``HOST:PORT;...``. Raises ValueError."""
     return [parse_address(part) for part in text.split(";") if part.strip()]
-
-
-def parse_networks(text: str) -> list[Network]:
-    """Networks from ``ADDRESS/BITS,...``. Raises ValueError."""
-    return [ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip()]
 
 
 class SettingGroup(BaseModel):

@@ -16,17 +16,15 @@ from mq.broker.setting_groups import (
     ConsumeSettings,
     MemorySettings,
     MessageSettings,
-    Network,
     NetworkSettings,
     PlaceInGroup,
     RaftSettings,
     SecuritySettings,
     StorageSettings,
     parse_address_list,
-    parse_networks,
 )
 from mq.protocol.delay import parse_levels
-from mq.settings import ProcessSettings, metrics_address_beside, parse_metrics_address
+from mq.settings import Network, ProcessSettings, metrics_address_beside, parse_metrics_address, parse_networks
 from raftlog import parse_address
 from raftlog.net.secret_file import FILE_NAME
 

@@ -10,6 +10,7 @@ is not hidden again if its connection has ended, and the client sent nothing ove
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -21,6 +22,7 @@ from mq.client.errors import ClientError
 from mq.proxy.callers import Call, Fields
 from mq.proxy.mapping.handles import Handle
 from mq.proxy.mapping.refusals import Refused
+from mq.proxy.wire import messaging_pb2 as pb
 
 HIDDEN_MS: Final = 60_000
 _AHEAD_SECONDS: Final = 20.0
@@ -29,6 +31,10 @@ _UNDER_WAY_SECONDS: Final = 1.0
 """What a client sends so soon after a message may have been under way before it."""
 _HOURS_MAX: Final = 3 * 3600.0
 _AT_ONCE: Final = 64
+HELD_MAX: Final = 100_000
+"""Messages that a proxy keeps hidden: some 1 KiB of memory and a request every 40 s each."""
+HELD_BY_CLIENT_MAX: Final = 10_000
+"""Official clients have 1,024 at a time unless told otherwise."""
 
 Log = structlog.stdlib.BoundLogger
 _Key = tuple[str, str, str]
@@ -91,6 +97,14 @@ class Renewals:
         self._is_here = is_here
         self._log = log
         self._held: dict[_Key, _Held] = {}
+        self._of_client: Counter[str] = Counter()
+
+    def check_room(self, client_id: str) -> None:
+        """Raises Refused if a client can have no further message that is kept hidden for it, before it settles some."""
+        if self._of_client[client_id] >= HELD_BY_CLIENT_MAX:
+            raise Refused(pb.TOO_MANY_REQUESTS, f"this client handles {HELD_BY_CLIENT_MAX} messages, and settles none")
+        if len(self._held) >= HELD_MAX:
+            raise Refused(pb.TOO_MANY_REQUESTS, f"clients of this proxy handle {HELD_MAX} messages")
 
     @property
     def count(self) -> int:
@@ -99,11 +113,22 @@ class Renewals:
 
     def hold(self, client_id: str, group: str, topic: str, handle: Handle, extra: Fields, call: Call) -> None:
         """Keep a message hidden, which was popped and written to a call just now."""
-        self._held[client_id, group, handle.encode()] = _Held(group, topic, handle, extra, call, trio.current_time())
+        key = client_id, group, handle.encode()
+        self._drop(key)
+        self._held[key] = _Held(group, topic, handle, extra, call, trio.current_time())
+        self._of_client[client_id] += 1
+
+    def _drop(self, key: _Key) -> _Held | None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._of_client[key[0]] -= 1
+            if not self._of_client[key[0]]:
+                del self._of_client[key[0]]
+        return held
 
     def forget(self, client_id: str, group: str, handle: Handle) -> None:
         """Keep a message hidden no more; `handle` is that of its pop."""
-        if (held := self._held.pop((client_id, group, handle.encode()), None)) is not None:
+        if (held := self._drop((client_id, group, handle.encode()))) is not None:
             held.settled = True
 
     @asynccontextmanager
@@ -121,12 +146,12 @@ class Renewals:
             yield held.handle
             held.settled = True
             if self._held.get(key) is held:
-                del self._held[key]
+                self._drop(key)
 
     async def release(self, client_id: str) -> None:
         """The client has gone: give its messages back."""
         for key, held in [each for each in self._held.items() if each[0][0] == client_id]:
-            del self._held[key]
+            self._drop(key)
             await self._give_back(held)
 
     async def run(self) -> None:
@@ -165,14 +190,14 @@ class Renewals:
             now = trio.current_time()
             visible = held.renew_at + _AHEAD_SECONDS <= now
             if visible or held.until <= now or held.may_be_lost() or not self._is_here(key[0]):
-                del self._held[key]
+                self._drop(key)
                 return
             try:
                 held.handle = await self._defer(held.group, held.topic, held.handle, HIDDEN_MS, held.extra)
                 held.renew_at = trio.current_time() + HIDDEN_MS / 1000 - _AHEAD_SECONDS
             except Refused as refused:
                 self._log.info("message_not_hidden_any_more", group=held.group, topic=held.topic, reason=refused.reason)
-                del self._held[key]
+                self._drop(key)
             except ClientError as error:  # asked again a second later
                 self._log.warning("message_not_kept_hidden", group=held.group, topic=held.topic, reason=str(error))
 

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.client.net.client_core import parse_addresses
-from mq.settings import ProcessSettings, metrics_address_beside, parse_metrics_address
+from mq.settings import ProcessSettings, metrics_address_beside, parse_metrics_address, parse_networks
 
 ProxyTlsMode = Literal["disabled", "permissive", "enforcing"]
 
@@ -73,7 +73,7 @@ class ProxySettings(ProcessSettings):
     @field_validator("haproxy_networks")
     @classmethod
     def _has_networks(cls, value: str) -> str:
-        _networks(value)
+        parse_networks(value)
         return value
 
     @model_validator(mode="after")
@@ -90,7 +90,9 @@ class ProxySettings(ProcessSettings):
             address = ipaddress.ip_address(host)
         except ValueError:
             return False
-        return any(address in network for network in _networks(self.haproxy_networks))
+        if isinstance(address, ipaddress.IPv6Address):  # a listener on both kinds of addresses sees ::ffff:192.0.2.7
+            address = address.ipv4_mapped or address
+        return any(address in network for network in parse_networks(self.haproxy_networks))
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
@@ -98,8 +100,3 @@ class ProxySettings(ProcessSettings):
         if self.metrics_listen is not None:
             return parse_metrics_address(self.metrics_listen)
         return metrics_address_beside((self.listen_host, self.listen_port))
-
-
-def _networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Raises ValueError."""
-    return [ipaddress.ip_network(each.strip()) for each in text.split(",") if each.strip()]

@@ -161,6 +161,8 @@ class Receiving:
         try:
             caller = await self._identify(call)
             wanted = _Wanted(request, caller, self._clients.settings(caller.client_id))
+            if wanted.renewed:
+                self._renewals.check_room(caller.client_id)
             messages = await self._pop(wanted)
         except Refused as refused:
             await call.send(pb.ReceiveMessageResponse(status=refused.status).SerializeToString())

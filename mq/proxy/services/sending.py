@@ -65,6 +65,8 @@ class Sending:
             raise Refused(pb.BAD_REQUEST, str(error)) from error
         if handle.topic != topic:
             raise Refused(pb.BAD_REQUEST, f"the recall handle is not one of the topic {topic}")
+        if handle.broker_name not in (await self._brokers.topic(topic)).route.brokers:
+            raise Refused(pb.BAD_REQUEST, f"the topic {topic} has no broker {handle.broker_name[:64]!r}")
         ext = RecallExt(
             topic=topic, recall_handle=request.recall_handle, producer_group=topic, broker_name=handle.broker_name
         )
@@ -86,6 +88,8 @@ class Sending:
         if request.resolution not in _RESOLUTIONS:
             raise Refused(pb.BAD_REQUEST, "the resolution is neither COMMIT nor ROLLBACK")
         wanted = TransactionId.decode(request.transaction_id)
+        if wanted.broker_name not in (await self._brokers.topic(topic)).route.brokers:
+            raise Refused(pb.INVALID_TRANSACTION_ID, f"the topic {topic} has no broker {wanted.broker_name[:64]!r}")
         ext = EndTransactionExt(
             producer_group=topic,
             half_queue_offset=wanted.half_queue_offset,

@@ -13,7 +13,7 @@ from mq.client.net.replies import fields_of
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.pop_requests import AckExt, ChangeInvisibleExt
-from mq.protocol.receipts import NORMAL
+from mq.protocol.receipts import NORMAL, Receipt
 from mq.protocol.replies import PopTimes
 from mq.protocol.requests import SendBackExt
 from mq.proxy.brokers import Brokers
@@ -38,9 +38,16 @@ class PoppedMessages:
         self._brokers = brokers
         self._wall_clock_ms = wall_clock_ms
 
+    async def _receipt(self, topic: str, handle: Handle) -> Receipt:
+        """The receipt of a message. Raises Refused if the topic has no such broker, ClientError."""
+        receipt = handle.receipt
+        if receipt.broker not in (await self._brokers.topic(topic)).route.brokers:
+            raise Refused(pb.INVALID_RECEIPT_HANDLE, f"the topic {topic} has no broker {receipt.broker[:64]!r}")
+        return receipt
+
     async def acknowledge(self, group: str, topic: str, handle: Handle, extra: Fields, seconds: float) -> None:
         """Raises Refused if it is visible again; ClientError."""
-        receipt = handle.receipt
+        receipt = await self._receipt(topic, handle)
         ext = AckExt(
             consumer_group=group,
             topic=_place(group, topic, handle),
@@ -63,7 +70,7 @@ class PoppedMessages:
         self, group: str, topic: str, handle: Handle, invisible_ms: int, extra: Fields, seconds: float = SETTLE_SECONDS
     ) -> Handle:
         """Hide a message for so long from now on. Raises Refused if it is visible already; ClientError."""
-        receipt = handle.receipt
+        receipt = await self._receipt(topic, handle)
         ext = ChangeInvisibleExt(
             consumer_group=group,
             topic=_place(group, topic, handle),
@@ -85,6 +92,7 @@ class PoppedMessages:
 
     async def bury(self, group: str, topic: str, handle: Handle, message_id: str, extra: Fields) -> None:
         """Make a message a dead letter, and acknowledge it. Raises Refused, ClientError."""
+        receipt = await self._receipt(topic, handle)
         ext = SendBackExt(
             physical_offset=handle.physical_offset,
             group=group,
@@ -95,7 +103,7 @@ class PoppedMessages:
         )
         await self._brokers.ask(
             topic,
-            handle.receipt.broker,
+            receipt.broker,
             RequestCode.CONSUMER_SEND_MSG_BACK,
             {**ext.fields(), **extra},
             seconds=SETTLE_SECONDS,

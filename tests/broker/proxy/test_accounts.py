@@ -36,9 +36,9 @@ OPERATOR = RemotingSettings(credentials=Credentials("operator", "operator-secret
 GATEWAY = Credentials("gateway", "gateway-secret")
 
 
-def signed(user: str, secret: str, at: dt.datetime) -> dict[str, str]:
+def signed(user: str, secret: str, at: dt.datetime, form: str = "%Y%m%dT%H%M%SZ") -> dict[str, str]:
     """The metadata with which a client signs a call."""
-    time = f"{at:%Y%m%dT%H%M%SZ}"
+    time = format(at, form)
     signature = hmac.new(secret.encode(), time.encode(), "sha1").hexdigest().upper()
     header = f"MQv2-HMAC-SHA1 Credential={user}, SignedHeaders=x-mq-date-time, Signature={signature}"
     return {"authorization": header, "x-mq-date-time": time}
@@ -75,6 +75,17 @@ def test_a_proxy_acts_as_the_user_of_its_client(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_the_time_of_a_signature_may_have_the_form_of_rfc_3339(tmp_path: Path) -> None:
+    """As the client for Rust writes it, with the zone of its machine and nanoseconds."""
+
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        for form in ("%Y-%m-%dT%H:%M:%S.%f123Z", "%Y-%m-%dT%H:%M:%S+00:00", "%Y-%m-%dT%H:%M:%SZ"):
+            proxy.metadata = signed("orders-service", "orders-secret", kit.now(), form)
+            assert (await proxy.send("Orders", "one")).status.code == pb.OK, form
+
+    run(tmp_path, test)
+
+
 def test_who_has_not_signed_or_not_lately_is_refused(tmp_path: Path) -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         right = signed("orders-service", "orders-secret", kit.now())
@@ -85,6 +96,8 @@ def test_who_has_not_signed_or_not_lately_is_refused(tmp_path: Path) -> None:
             "the proxy's own user": signed("gateway", "gateway-secret", kit.now()),
             "too old": signed("orders-service", "orders-secret", kit.now() - dt.timedelta(seconds=310)),
             "another time": right | {"x-mq-date-time": f"{kit.now() + dt.timedelta(seconds=9):%Y%m%dT%H%M%SZ}"},
+            "no zone": signed("orders-service", "orders-secret", kit.now(), "%Y-%m-%dT%H:%M:%S"),
+            "a day": signed("orders-service", "orders-secret", kit.now(), "%Y-%m-%d"),
             "no time": right | {"x-mq-date-time": "yesterday"},
             "another algorithm": right | {"authorization": "Basic b3JkZXJzOm9yZGVycw=="},
         }

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from mq.client import Admin
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.proxy.grpc import CallRefused, Status
 from mq.proxy.mapping.handles import TransactionId
 from mq.proxy.wire import messaging_pb2 as pb
@@ -79,6 +80,8 @@ RECEIVES: list[tuple[str, Message, pb.Code]] = [
         pb.ILLEGAL_FILTER_EXPRESSION,
     ),
 ]
+ELSEWHERE = "0 1 2 0 0 broker-z 0 7 8"
+"""A receipt handle of a broker that is none."""
 LOST = TransactionId("broker-a", 1 << 40, 1 << 40, "id").encode()  # type: ignore[arg-type]
 OTHERS: list[tuple[str, Message, type[Any], pb.Code]] = [
     ("QueryRoute", pb.QueryRouteRequest(topic=TOPIC), pb.QueryRouteResponse, pb.ILLEGAL_ACCESS_POINT),
@@ -119,6 +122,28 @@ OTHERS: list[tuple[str, Message, type[Any], pb.Code]] = [
         pb.ChangeInvisibleDurationRequest(group=GROUP, topic=TOPIC, receipt_handle="1 2 3"),
         pb.ChangeInvisibleDurationResponse,
         pb.INVALID_RECEIPT_HANDLE,
+    ),
+    (
+        "ChangeInvisibleDuration",
+        pb.ChangeInvisibleDurationRequest(group=GROUP, topic=TOPIC, receipt_handle=ELSEWHERE),
+        pb.ChangeInvisibleDurationResponse,
+        pb.INVALID_RECEIPT_HANDLE,
+    ),
+    (
+        "AckMessage",
+        pb.AckMessageRequest(group=GROUP, topic=TOPIC, entries=[pb.AckMessageEntry(receipt_handle=ELSEWHERE)]),
+        pb.AckMessageResponse,
+        pb.INVALID_RECEIPT_HANDLE,
+    ),
+    (
+        "EndTransaction",
+        pb.EndTransactionRequest(
+            topic=TOPIC,
+            transaction_id=TransactionId("broker-z", QueueOffset(1), PhysicalOffset(1), "id").encode(),
+            resolution=pb.COMMIT,
+        ),
+        pb.EndTransactionResponse,
+        pb.INVALID_TRANSACTION_ID,
     ),
     (
         "ForwardMessageToDeadLetterQueue",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import structlog
 import trio
 import trio.testing
@@ -10,7 +11,9 @@ from mq.client.errors import BrokerError
 from mq.protocol.codes import ResponseCode
 from mq.proxy.callers import Fields
 from mq.proxy.mapping.handles import Handle
+from mq.proxy.mapping.refusals import Refused
 from mq.proxy.renewals import Renewals
+from mq.proxy.wire import messaging_pb2 as pb
 from tests.support.proxies import Call
 
 
@@ -50,5 +53,40 @@ def test_a_broker_that_does_not_answer_delays_no_other_and_its_messages_are_give
             assert later - earlier < 45
         assert renewals.count == 1
         assert broker.asked < 300 + 2 * 64
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_client_that_settles_nothing_gets_no_more_and_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.proxy.renewals.HELD_BY_CLIENT_MAX", 3)
+    monkeypatch.setattr("mq.proxy.renewals.HELD_MAX", 5)
+
+    def may(renewals: Renewals, client_id: str) -> bool:
+        try:
+            renewals.check_room(client_id)
+        except Refused as refused:
+            return refused.code != pb.TOO_MANY_REQUESTS
+        return True
+
+    async def main() -> None:
+        renewals = Renewals(Broker().defer, lambda client_id: True, structlog.get_logger("test"))
+        for offset in range(3):
+            assert may(renewals, "c1")
+            renewals.hold("c1", "billing", "Orders", handle("fast", offset), {}, Call("c1"))
+        assert not may(renewals, "c1")
+        for offset in range(3, 5):
+            assert may(renewals, "c2")
+            renewals.hold("c2", "billing", "Orders", handle("fast", offset), {}, Call("c2"))
+        assert not may(renewals, "c3")
+        async with renewals.taken("c1", "billing", handle("fast", 0).encode()):
+            pass
+        assert may(renewals, "c1")
+        assert may(renewals, "c3")
+        renewals.hold("c1", "billing", "Orders", handle("fast", 1), {}, Call("c1"))  # popped again
+        renewals.forget("c1", "billing", handle("fast", 1))
+        await renewals.release("c1")
+        await renewals.release("c2")
+        assert renewals.count == 0
+        assert may(renewals, "c2")
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
