@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import getpass
-import os
-import socket
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +10,7 @@ import typer
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.operators import operator_name
 from mq.cli.output import Json, print_json, time_of
 from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv, Topic
@@ -231,7 +229,7 @@ def skip(
     The message is kept in the group's dead letter topic, with your name, time and place. Exit code 1, and nothing is
     changed, if the group stands at another offset.
     """
-    operator = _operator()
+    operator = operator_name()
 
     async def main() -> tuple[str, int]:
         async with Admin(namesrv) as admin:
@@ -260,15 +258,6 @@ def skip(
         )
         return
     print(f"skipped message {offset} of {broker}/{queue}, it is in {letters} now; {group} goes on at {next_offset}")
-
-
-def _operator() -> str:
-    """Who runs this command: user and machine."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):  # no such user in this container
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
 
 
 def _position(text: str) -> ConsumeFrom:

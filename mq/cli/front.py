@@ -43,6 +43,7 @@ GROUPS = {
     "message": ("lookups", "Look up single messages."),
     "schedule": ("schedules", "Create, list, show, pause, resume, trigger and delete schedules."),
     "consumer-group": ("consumer_groups", "Create, update, list, describe, reset and delete consumer groups."),
+    "dlq": ("dead_letters", "List, show, requeue, dismiss and export dead letters."),
     "user": ("users", "Create, update, list and delete users."),
     "acl": ("policies", "Manage the permissions of users."),
     "mirror": (

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
 
 from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
+from mq.client.dead_letters import requeue
 from mq.client.errors import BrokerError, NoRoute, TopicNotFound
 from mq.client.events import OnEvent, check_on_event
 from mq.client.lookups import message_by_id, messages_by_key, trace_of
@@ -455,6 +456,18 @@ class Admin(Client):
         )
         response, _ = await self._opened().call(address, RequestCode.SKIP_MESSAGE, ext.fields())
         return fields_of(MessageSkipped, response).next_offset
+
+    async def requeue_dead_letter(
+        self, group: str, letter: ReceivedMessage[Any], *, operator: str = "", to_topic: bool = False
+    ) -> None:
+        """Send a dead letter again to `group` alone, or with `to_topic` to all groups that read its topic.
+
+        The copy has the message id of the original and no attempts yet; the dead letter stays. `operator` says who
+        does it. Raises MessageRefused if the letter does not say where it came from, NameRefused, NoRoute and
+        BrokerError; with `stored` "unknown", the copy may have been stored.
+        """
+        check_group(group)
+        await requeue(self._opened(), group, letter, operator=operator, to_topic=to_topic)
 
     # Queues and groups.
 

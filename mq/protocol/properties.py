@@ -94,6 +94,8 @@ DEAD_REASON: Final = "RAFTMQ_DEAD_REASON"
 DEAD_ATTEMPTS: Final = "RAFTMQ_DEAD_ATTEMPTS"
 DEAD_MS: Final = "RAFTMQ_DEAD_MS"
 DEAD_BY: Final = "RAFTMQ_DEAD_BY"
+REQUEUED_BY: Final = "RAFTMQ_REQUEUED_BY"
+"""Who sent a dead letter again."""
 OMITTED: Final = "RAFTMQ_OMITTED"
 """Which properties a copy of a message lacks, because the record had no room for them; see `fitted`."""
 
@@ -173,6 +175,7 @@ RESERVED: Final = frozenset(
         DEAD_ATTEMPTS,
         DEAD_MS,
         DEAD_BY,
+        REQUEUED_BY,
         OMITTED,
         DEAD_TOPIC,
         DEAD_MESSAGE_ID,

@@ -12,12 +12,14 @@ from typing import Final, TypeVar
 import trio
 
 from mq.cli.cluster_view import ANSWER_SECONDS, GroupStatus, ask_cluster
+from mq.cli.dead_letters import DEALT_WITH_BY
 from mq.client.admin import Admin
 from mq.client.errors import ClientError, NameServersUnavailable
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import parse_addresses
 from mq.protocol.group_bodies import ClientConnectionData
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import GroupProgress, QueueEnds, SubscriptionGroupConfig
 
 ASKED_AT_ONCE: Final = 16
@@ -42,7 +44,7 @@ class Consumers:
         ends: of the queues in which some group lags.
         at_risk: of the queues in which a group lags far, the offset of the first message that is younger than
             `AT_RISK` of the retention time: retention soon deletes those before it.
-        dead_letters: the queues of each group's dead letter topic that has messages.
+        dead_letters: the queues with dead letters of each group, from the first one that nobody dealt with on.
         retention_hours: the shortest of all brokers; None if unknown.
         now_ms: at the end of the watch, in milliseconds since 1970.
     """
@@ -165,9 +167,14 @@ async def _consumers(namesrv: str, settings: Iterable[Mapping[str, str]], watch_
             border = dt.datetime.fromtimestamp(border_ms / 1000, dt.UTC)
             late = {q for group, queues in lagging.items() for q in queues if after[group][q].last_ms < border_ms}
             at_risk = await _each(late, partial(_offset_at, admin, border))
+        kept = [queue for queue, each in letters.items() if each.max_offset > each.min_offset]
+        marks = await _each(kept, partial(admin.group_offset, DEALT_WITH_BY))
     dead_letters: dict[str, list[QueueEnds]] = {}
-    for queue, each in letters.items():
-        if each.max_offset > each.min_offset:
+    for queue in kept:
+        each = letters[queue]
+        first = max(each.min_offset, marks.get(queue) or 0)
+        if each.max_offset > first:
+            each = QueueEnds(QueueOffset(first), each.max_offset, each.last_update_ms)
             dead_letters.setdefault(queue.topic.removeprefix(DEAD_LETTER_PREFIX), []).append(each)
     return Consumers(
         before, after, watched_seconds, configs, members, ends, at_risk, dead_letters, retention_hours, now_ms

@@ -69,6 +69,7 @@ ELEMENTS: Final = {
     "eta_seconds": "null",
     "errors[]": "text",
     "failed.REASON": "number",
+    "failure": "text",
     "features_available[]": "text",
     "followers[]": "text",
     "held_back_by[]": "text",
@@ -191,7 +192,7 @@ class Commands:
     def note(self, name: str, text: str) -> Any:
         found = (
             [json.loads(line) for line in text.splitlines()]
-            if name in ("consume", "mirror", "mirror --verify", "tail", "top")
+            if name in ("consume", "dlq export", "mirror", "mirror --verify", "tail", "top")
             else [json.loads(text)]
         )
         fields = self.fields.setdefault(name, {})
@@ -328,6 +329,12 @@ async def consumer_groups_and_definitions(cli: Commands, directory: Path) -> Non
     await run("consumer-group create", "G3")
     await run("consumer-group reset", "G3", "T", "first")
     await run("consumer-group skip", "G3", "T", "0", "0")
+    await run("dlq list")
+    await run("dlq list", "G3")
+    await run("dlq show", "G3", "0")
+    cli.note("dlq export", (await cli.printed("dlq export", "G3"))[0])
+    await run("dlq requeue", "G3")
+    await run("dlq dismiss", "G3")
     await run("consumer-group delete", "G3", "--topics")
     await run("consumer-group describe", "G")
     document = directory / "definitions.json"

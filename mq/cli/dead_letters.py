@@ -1,0 +1,396 @@
+"""`raftmq dlq`: lists, shows, requeues, dismisses and exports dead letters.
+
+A dead letter stays in its topic until retention deletes it. The offset of the consumer group `TOOLS_CONSUMER` in that
+topic is behind the last dead letter that somebody dealt with: `requeue` and `dismiss` move it, and `list` begins there.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import trio
+import typer
+
+from mq.cli.cluster_view import client_errors
+from mq.cli.consumer_groups import Group
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.message_view import message_fields
+from mq.cli.operators import operator_name
+from mq.cli.output import Json, JsonLines, parse_time, print_json, time_of
+from mq.cli.tables import plain_table, print_table
+from mq.cli.topics import NAMESRV, Namesrv
+from mq.client.admin import Admin
+from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.dead_letters import origin_topic
+from mq.client.errors import TopicNotFound
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.protocol import properties as props
+from mq.protocol.names import DEAD_LETTER_PREFIX, dead_letter_topic
+
+app = typer.Typer(help="List, show, requeue, dismiss and export dead letters.", no_args_is_help=True)
+
+DEALT_WITH_BY = "TOOLS_CONSUMER"
+"""A group that exists on every broker; its offset in a dead letter topic is behind the last one dealt with."""
+COMMIT_EVERY = 32
+"""A command that is killed requeues at most this number of dead letters a second time."""
+PROGRESS_EVERY = 1000
+
+Everything = Annotated[bool, typer.Option("--all", help="Also those that were requeued or dismissed.")]
+Since = Annotated[
+    dt.datetime | None, typer.Option(parser=parse_time, metavar="TIME", help="Given up at this time or later.")
+]
+Until = Annotated[
+    dt.datetime | None, typer.Option(parser=parse_time, metavar="TIME", help="Given up at this time or earlier.")
+]
+Key = Annotated[str | None, typer.Option(help="Only with this key.", metavar="KEY")]
+Failure = Annotated[
+    str | None, typer.Option(help="Only with this text in the reason or the exception.", metavar="TEXT")
+]
+Topic = Annotated[str | None, typer.Option(help="Only those of this topic.", metavar="TOPIC")]
+
+Letter = ReceivedMessage[Any]
+Wanted = Callable[[Letter], bool]
+
+
+@app.command("list")
+def list_letters(
+    group: Annotated[str | None, typer.Argument(metavar="[GROUP]", show_default=False)] = None,
+    everything: Everything = False,
+    topic: Topic = None,
+    key: Key = None,
+    failure: Failure = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this number of dead letters.")] = 50,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """List the dead letters of a group that nobody dealt with, the oldest first; or all groups that have some."""
+    if group is None:
+        _list_groups(as_json, namesrv)
+        return
+    wanted = _wanted(topic, key, failure, since, until)
+    found: list[Letter] = []
+    more = False
+
+    async def main() -> None:
+        nonlocal more
+        async with _reader(namesrv, group, everything=everything) as consumer:
+            async for letter in await consumer.read_to_end():
+                if wanted(letter):
+                    if len(found) == limit:
+                        more = True
+                        return
+                    found.append(letter)
+
+    with client_errors():
+        run_trio(main)
+    if as_json:
+        print_json({"group": group, "dead_letters": [_fields(letter) for letter in found], "more": more})
+        return
+    if not found:
+        print(f"{group} has no dead letters to deal with")
+        return
+    table = plain_table(
+        "queue", "offset", "given up", "topic", "attempts", "keys", "why", numbers=("offset", "attempts")
+    )
+    for letter in found:
+        fields = _fields(letter)
+        cells = (_queue_name(letter.queue), str(letter.queue_offset), fields["given_up"] or "-", fields["topic"] or "-")
+        table.add_row(*map(str, cells), str(fields["attempts"] or "-"), " ".join(letter.keys), _why(letter))
+    print_table(table)
+    if more:
+        print(f"and more; --limit {limit} was reached")
+
+
+def _list_groups(as_json: bool, namesrv: str) -> None:
+    async def main() -> list[dict[str, Any]]:
+        rows = []
+        async with Admin(namesrv) as admin:
+            for topic in sorted(await admin.topics()):
+                if not topic.startswith(DEAD_LETTER_PREFIX):
+                    continue
+                ends = await admin.topic_stats(topic)
+                marks = {queue: await admin.group_offset(DEALT_WITH_BY, queue) or 0 for queue in ends}
+                kept = sum(each.max_offset - each.min_offset for each in ends.values())
+                left = sum(max(0, each.max_offset - max(marks[q], each.min_offset)) for q, each in ends.items())
+                last = time_of(max((each.last_update_ms for each in ends.values()), default=0))
+                if kept:
+                    group = topic.removeprefix(DEAD_LETTER_PREFIX)
+                    rows.append({"group": group, "to_deal_with": left, "kept": kept, "last": last})
+        return rows
+
+    with client_errors():
+        rows = run_trio(main)
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        print("there are no dead letters")
+    else:
+        table = plain_table("group", "to deal with", "kept", "last", numbers=("to deal with", "kept"))
+        for row in rows:
+            table.add_row(row["group"], f"{row['to_deal_with']:,}", f"{row['kept']:,}", row["last"] or "-")
+        print_table(table)
+
+
+@app.command("show")
+def show(
+    group: Group,
+    offset: Annotated[int, typer.Argument(min=0, metavar="OFFSET")],
+    queue: Annotated[
+        str | None, typer.Option(help="Its queue, as list shows it; needed if several have dead letters.")
+    ] = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Show one dead letter with its properties and body. Exit code 1 if there is none."""
+
+    async def main() -> Letter | None:
+        async with _reader(namesrv, group, everything=True) as consumer:
+            [chosen] = _chosen(consumer.assignment, queue)
+            await consumer.assign([chosen])
+            await consumer.seek(chosen, offset)
+            async for letter in await consumer.read_to_end():
+                return letter if letter.queue_offset == offset else None
+        return None
+
+    with client_errors():
+        letter = run_trio(main)
+    if letter is None:
+        raise CommandFailed(f"{group} has no dead letter at offset {offset}", EXIT_FAILED)
+    if as_json:
+        print_json(_fields(letter) | message_fields(letter) | {"topic": origin_topic(letter)})
+        return
+    for name, value in (_fields(letter) | {"message_id": letter.message_id, "stored": str(letter.stored_at)}).items():
+        print(f"{name:>12}  {' '.join(value) if isinstance(value, list) else value}")
+    for name, value in sorted(letter.user_properties.items()):
+        print(f"{'property':>12}  {name}={value}")
+    print(f"{'body':>12}  {len(letter.body):,} bytes\n")
+    print(letter.body.decode("utf-8", "backslashreplace"))
+
+
+@app.command("requeue")
+def requeue(
+    group: Group,
+    offsets: Annotated[
+        list[int] | None, typer.Option("--offset", min=0, help="Only the one at this offset; may be repeated.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Only those of this queue, as list shows it.")] = None,
+    topic: Topic = None,
+    key: Key = None,
+    failure: Failure = None,
+    since: Since = None,
+    until: Until = None,
+    to_topic: Annotated[
+        bool, typer.Option("--to-topic", help="Send them to their topic: all groups get them, not only this one.")
+    ] = False,
+    everything: Everything = False,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Send dead letters again to the group that gave them up, the oldest first.
+
+    Each begins with no attempts. Without options that choose some, it requeues all that nobody dealt with, and the next
+    run begins behind them; chosen ones stay in the list. A run that was killed may send the last ones a second time.
+    Exit code 1 if one could not be sent; it stops there.
+    """
+    is_all = not (offsets or queue or topic or key or failure or since or until or everything)
+    wanted = _wanted(topic, key, failure, since, until)
+    operator = operator_name()
+    done: dict[MessageQueue, int] = {}
+    sent = 0
+
+    async def main() -> None:
+        nonlocal sent
+        from_first = everything or bool(offsets)
+        async with _reader(namesrv, group, everything=from_first) as consumer, Admin(namesrv) as admin:
+            if queue is not None:
+                await consumer.assign(_chosen(consumer.assignment, queue))
+                if from_first:
+                    for each in consumer.assignment:
+                        await consumer.seek(each, "first")
+            try:
+                async for letter in await consumer.read_to_end():
+                    if wanted(letter) and (not offsets or letter.queue_offset in offsets):
+                        await admin.requeue_dead_letter(group, letter, operator=operator, to_topic=to_topic)
+                        sent += 1
+                        if sent % PROGRESS_EVERY == 0:
+                            print(f"requeued {sent:,}", file=sys.stderr)
+                    done[letter.queue] = letter.queue_offset + 1
+                    if is_all and sent % COMMIT_EVERY == 0:
+                        await consumer.commit(done)
+            finally:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+                    if is_all and done:
+                        await consumer.commit(done)
+
+    try:
+        with client_errors():
+            run_trio(main)
+    except CommandFailed as error:
+        raise CommandFailed(f"{error}; requeued {sent:,} before that", error.exit_code) from error
+    if as_json:
+        print_json({"group": group, "requeued": sent, "to_topic": to_topic, "operator": operator})
+    else:
+        where = "to their topics" if to_topic else f"to {group}"
+        print(f"requeued {_count(sent)} {where}")
+
+
+@app.command("dismiss")
+def dismiss(
+    group: Group,
+    until: Until = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Take all dead letters of a group, or those until a time, out of the list. They stay in their topic.
+
+    `raftmq dlq list --all` shows them as long as retention keeps them.
+    """
+    count = 0
+
+    async def main() -> None:
+        nonlocal count
+        wanted = _wanted(None, None, None, None, until)
+        done: dict[MessageQueue, int] = {}
+        async with _reader(namesrv, group, everything=False) as consumer:
+            stopped: set[MessageQueue] = set()
+            async for letter in await consumer.read_to_end():
+                if letter.queue not in stopped and wanted(letter):
+                    done[letter.queue] = letter.queue_offset + 1
+                    count += 1
+                else:
+                    stopped.add(letter.queue)
+            await consumer.commit(done)
+
+    with client_errors():
+        run_trio(main)
+    if as_json:
+        print_json({"group": group, "dismissed": count})
+    else:
+        print(f"dismissed {_count(count)} of {group}; they stay in {dead_letter_topic(group)}")
+
+
+@app.command("export")
+def export(
+    group: Group,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", show_default=False)] = None,
+    everything: Everything = False,
+    topic: Topic = None,
+    key: Key = None,
+    failure: Failure = None,
+    since: Since = None,
+    until: Until = None,
+    as_json: JsonLines = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Write dead letters as JSON, one per line, to a file or to standard output."""
+    del as_json  # it writes nothing else
+    wanted = _wanted(topic, key, failure, since, until)
+    count = 0
+
+    async def main() -> None:
+        nonlocal count
+        try:
+            output = sys.stdout if file is None else file.open("x", encoding="utf-8")
+        except OSError as error:
+            raise CommandFailed(f"{file}: {error.strerror}") from error
+        try:
+            async with _reader(namesrv, group, everything=everything) as consumer:
+                async for letter in await consumer.read_to_end():
+                    if wanted(letter):
+                        output.write(json.dumps(_fields(letter) | message_fields(letter)) + "\n")
+                        count += 1
+        finally:
+            output.flush()
+            if file is not None:
+                output.close()
+
+    with client_errors():
+        run_trio(main)
+    if file is not None:
+        print(f"wrote {_count(count)} of {group} to {file}", file=sys.stderr)
+
+
+@asynccontextmanager
+async def _reader(namesrv: str, group: str, *, everything: bool) -> AsyncGenerator[PullConsumer]:
+    """A consumer of the dead letters of a group, at the first one that nobody dealt with, or at the very first."""
+    topic = dead_letter_topic(group)
+    async with PullConsumer(namesrv, DEALT_WITH_BY, consume_from="first") as consumer:
+        try:
+            queues = await consumer.queues(topic)
+        except TopicNotFound:
+            queues = []
+        if not queues:
+            async with Admin(namesrv) as admin:
+                if group not in await admin.consumer_groups():
+                    raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
+        await consumer.assign(queues)
+        if everything:
+            for queue in queues:
+                await consumer.seek(queue, "first")
+        yield consumer
+
+
+def _chosen(queues: frozenset[MessageQueue], name: str | None) -> list[MessageQueue]:
+    """The queue with this name, or the only one. Raises CommandFailed."""
+    names = {_queue_name(queue): queue for queue in sorted(queues)}
+    if name is None and len(names) == 1:
+        return list(names.values())
+    if name not in names:
+        known = ", ".join(names) or "none"
+        what = (
+            "several queues have dead letters, pass --queue" if name is None and names else f"there is no queue {name}"
+        )
+        raise CommandFailed(f"{what}: {known}", EXIT_FAILED)
+    return [names[name]]
+
+
+def _wanted(
+    topic: str | None, key: str | None, failure: str | None, since: dt.datetime | None, until: dt.datetime | None
+) -> Wanted:
+    def is_wanted(letter: Letter) -> bool:
+        return (
+            (topic is None or origin_topic(letter) == topic)
+            and (key is None or key in letter.keys)
+            and (failure is None or failure in _why(letter))
+            and (since is None or letter.stored_at >= since)
+            and (until is None or letter.stored_at <= until)
+        )
+
+    return is_wanted
+
+
+def _why(letter: Letter) -> str:
+    said = (letter.properties.get(name) for name in (props.DEAD_REASON, props.FAILURE))
+    return ": ".join(filter(None, said))
+
+
+def _fields(letter: Letter) -> dict[str, Any]:
+    given = letter.properties
+    attempts = given.get(props.DEAD_ATTEMPTS, "")
+    return {
+        "queue": _queue_name(letter.queue),
+        "offset": letter.queue_offset,
+        "given_up": time_of(letter.record.store_timestamp_ms),
+        "topic": origin_topic(letter),
+        "attempts": int(attempts) if attempts.isdigit() else None,
+        "reason": given.get(props.DEAD_REASON),
+        "failure": given.get(props.FAILURE),
+        "given_up_by": given.get(props.DEAD_BY),
+        "keys": list(letter.keys),
+    }
+
+
+def _count(count: int) -> str:
+    return f"{count:,} dead letter{'s' if count != 1 else ''}"
+
+
+def _queue_name(queue: MessageQueue) -> str:
+    return f"{queue.broker_name}/{queue.queue_id}"

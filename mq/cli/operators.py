@@ -1,0 +1,16 @@
+"""Who runs a command: for messages and logs that say who changed something."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+
+
+def operator_name() -> str:
+    """User and machine, ``ann@ops-1``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # no such user in this container
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
