@@ -31,6 +31,7 @@ import trio
 from benchmarks.celery_load.chaos_account import (
     ACKNOWLEDGED_SECONDS,
     VISIBILITY_SECONDS,
+    Progress,
     Result,
     account,
     in_all,
@@ -152,11 +153,12 @@ class Chaos:
         await self.cluster.wait_ready()
 
     async def wait_for_tasks(self, breaking: trio.CancelScope) -> None:
-        """Until as many runs have ended as tasks were sent, and everything that may come again has come.
+        """Until all tasks that were sent have ended, and everything that may come again has come.
 
         Things are broken until the former. Returns also if nothing more happens: the account says what is lost.
         """
-        sent, ended, read = 0, 0, 0
+        sent: dict[str, str | None] = {}
+        progress, read = Progress(), 0
         last = trio.current_time()
         while True:
             await trio.sleep(1)
@@ -165,12 +167,11 @@ class Chaos:
                 file.seek(read)
                 chunk = file.read()
             read += len(chunk)
-            if found := chunk.count(b"ended "):
+            if progress.feed(chunk):
                 last = trio.current_time()
-            ended += found
             if self.producers_ended:
-                sent = sent or len(self.sent()[0])
-                is_done = ended >= sent
+                sent = sent or self.sent()[0]
+                is_done = progress.ended >= sent.keys()
                 if is_done or trio.current_time() > last + STUCK_SECONDS:
                     breaking.cancel()
                 quiet = VISIBILITY_SECONDS + 5 if is_done else DRAIN_SECONDS_MAX

@@ -101,6 +101,29 @@ def runs_of(notes: Iterable[str]) -> list[Run]:
     return sorted(runs.values(), key=lambda each: each.began)
 
 
+class Progress:
+    """What has ended so far, from notes that grow. A task that ends twice counts once: others may still run."""
+
+    def __init__(self) -> None:
+        self.ended: set[str] = set()
+        """Tasks."""
+        self._tasks: dict[str, str] = {}
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> bool:
+        """Read further notes; whether they have the end of a run."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        has_end = False
+        for line in lines:
+            what, run, *rest = line.decode().split()
+            if what == "began":
+                self._tasks[run] = rest[0]
+            else:
+                self.ended.add(self._tasks[run])
+                has_end = True
+        return has_end
+
+
 def sent_of(lines: Iterable[str]) -> tuple[dict[str, str | None], int, list[str]]:
     """The tasks of a producer with the chord that each belongs to; the number of chords; errors."""
     tasks: dict[str, str | None] = {}

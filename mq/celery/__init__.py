@@ -6,6 +6,7 @@
 | `session` | what all connections of a process share: one thread with an event loop, and its clients |
 | `blocking_send` | the short way of a message to a known queue, by a connection of the publishing thread |
 | `intake` | messages that a channel has and has not settled: pops as many as it may have, renews their invisible time |
+| `acknowledgements` | gathers what is done, so one request acknowledges several messages |
 | `queue_calls` | requests about popped messages |
 | `topics` | topics of queues and exchanges, and the bindings between them |
 | `broadcasts` | queues that end with their process; they read what is broadcast to an exchange |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from queue import Empty
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ class QoS(virtual.QoS):
 
     def ack(self, delivery_tag: str) -> None:
         """Done; returns before a broker has stored that."""
-        self.channel.settle(delivery_tag, "acknowledge")
+        self.channel.acknowledge(delivery_tag)
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
@@ -254,6 +255,12 @@ class Channel(virtual.Channel):
             session.call_now(self._intake.limit, self.qos.prefetch_count)
         return session, self._intake
 
+    def acknowledge(self, tag: str) -> None:
+        """Tell the intake that a delivery is done."""
+        session, intake = self._session_of_intake, self._intake
+        if session is not None and intake is not None:
+            session.soon(partial(intake.acknowledge, tag))
+
     def settle(self, tag: str, how: str, *args: Any, waits: bool = False) -> None:
         """Tell the intake what becomes of a delivery."""
         session, intake = self._session_of_intake, self._intake
@@ -300,7 +307,7 @@ class Channel(virtual.Channel):
             return
         message = self.Message(delivery.payload, channel=self)
         if delivery.queue in self._no_ack:
-            self.settle(delivery.tag, "acknowledge")
+            self.acknowledge(delivery.tag)
         else:
             self.qos.append(message, message.delivery_tag)
         callback(message)
@@ -308,11 +315,7 @@ class Channel(virtual.Channel):
     def note_handed(self) -> None:
         """Deliveries were taken: without a prefetch limit, others may come."""
         if self._intake is not None and not self.qos.prefetch_count and self._session_of_intake is not None:
-
-            async def note(intake: Intake) -> None:
-                intake.note_handed()
-
-            self._session_of_intake.start(note, self._intake)
+            self._session_of_intake.soon(self._intake.note_handed)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """The next message, None if there is none."""
@@ -328,7 +331,7 @@ class Channel(virtual.Channel):
             return None
         message = self.Message(delivery.payload, channel=self)
         if no_ack:
-            self.settle(delivery.tag, "acknowledge")
+            self.acknowledge(delivery.tag)
         else:
             self.qos.append(message, message.delivery_tag)
         return message

@@ -16,17 +16,17 @@ from typing import Any, Final
 import anyio
 import anyio.abc
 
+from mq.celery.acknowledgements import Acknowledgements
 from mq.celery.broadcasts import TransientQueue
 from mq.celery.envelope import decode, expires_at_ms, priority_of
 from mq.celery.pop_line import PopLine
-from mq.celery.queue_calls import CALL_SECONDS, POP_MAX, QueueCalls, Source, is_transient
+from mq.celery.queue_calls import POP_MAX, QueueCalls, Source, is_transient
 from mq.celery.topics import Topics
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.consume.renewals import Renewals
 from mq.client.errors import ClientError, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import ReceivedMessage
-from mq.protocol.receipts import Receipt
 
 __all__ = ["Delivery", "Intake"]
 
@@ -37,6 +37,8 @@ EMPTY_SECONDS_MAX: Final = 0.5
 """The longest pause if a broker says that there are messages, but others get them all."""
 ROUTE_SECONDS: Final = 10.0
 """After this time it looks whether a queue has got another broker group, or more levels of priority."""
+LAST_POPS_SECONDS: Final = 1.0
+"""For pops of a channel that is closed: what they get is given back."""
 FLUSH_SECONDS: Final = 5.0
 """For acknowledgements, and messages to give back, of a channel that is closed."""
 
@@ -103,18 +105,20 @@ class Intake:
         self._fail = fail
         self._unwanted = unwanted
         self._renewals = Renewals(invisible, self._extend)
+        self._acknowledgements = Acknowledgements(calls, invisible=invisible, release=self._renewals.release)
         self._line = PopLine(calls, self._start)
         self.open: dict[str, Delivery] = {}
         """Deliveries that are not settled, by tag."""
         self._consumed: list[_Consumed] = []
         self._transient: list[TransientQueue] = []
         self._prefetch = 0
-        self._acks: dict[Source, list[Receipt]] = {}
-        self._acking: set[Source] = set()
-        self._at_work = 0
         self._changed = anyio.Event()
-        self._settled = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._running = anyio.CancelScope()
+        self._ended = anyio.Event()
+        self._pops = 0
+        """In flight, without those that a broker holds."""
+        self._popped = anyio.Event()
         self._turn = 0
         self._is_over = False
         self._emitted = 0
@@ -126,13 +130,18 @@ class Intake:
     async def run(self) -> None:
         """Pop and renew until cancelled."""
         try:
-            async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                tasks.start_soon(self._renewals.run)
-                tasks.start_soon(self._follow_routes)
-                await self._pop()
+            with self._running:
+                async with anyio.create_task_group() as tasks:
+                    self._tasks = tasks
+                    tasks.start_soon(self._renewals.run)
+                    tasks.start_soon(self._acknowledgements.run)
+                    tasks.start_soon(self._follow_routes)
+                    await self._pop()
         except Exception as error:
             self._fail(error)
+        finally:
+            self._tasks = None
+            self._ended.set()
 
     def _start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         assert self._tasks is not None, "starts a task before it runs"
@@ -194,35 +203,11 @@ class Intake:
 
     # What becomes of deliveries.
 
-    async def acknowledge(self, tag: str) -> None:
-        """The message is done; several that are acknowledged at the same time go in one request."""
+    def acknowledge(self, tag: str) -> None:
+        """The message is done; that is sent soon, with others."""
         delivery = self._settle(tag)
-        if delivery is None or not isinstance(message := delivery.message, PoppedMessage):
-            return
-        self._at_work += 1
-        try:
-            await self._renewals.release(message)
-            source = Source.of(message)
-            self._acks.setdefault(source, []).append(message.receipt)
-            if source not in self._acking:
-                self._acking.add(source)
-                try:
-                    await self._send_acks(source)
-                finally:
-                    self._acking.discard(source)
-        finally:
-            self._at_work -= 1
-            self._settled.set()
-
-    async def _send_acks(self, source: Source) -> None:
-        await anyio.lowlevel.checkpoint()
-        while receipts := self._acks.pop(source, []):
-            try:
-                # Repeated for as long as they are hidden: afterwards, others get them whatever comes.
-                seconds = max(CALL_SECONDS, self._invisible)
-                await self._calls.acknowledge(source, receipts, seconds=seconds)
-            except ClientError as error:
-                log.warning("not_acknowledged", topic=source.topic, messages=len(receipts), reason=str(error))
+        if delivery is not None and isinstance(message := delivery.message, PoppedMessage):
+            self._acknowledgements.add(message)
 
     async def give_back(self, tag: str) -> None:
         """Deliver the message again, at once, to anybody."""
@@ -242,7 +227,7 @@ class Intake:
         """The message is not wanted: to the dead letters with it. It is delivered again if that fails."""
         delivery = self.open.get(tag)
         if delivery is not None and await self._bury(delivery, reason):
-            await self.acknowledge(tag)
+            self.acknowledge(tag)
         else:
             await self.give_back(tag)
 
@@ -256,19 +241,25 @@ class Intake:
         return True
 
     async def close(self) -> None:
-        """Give back what is open, and wait for acknowledgements."""
+        """Give back what is open, and what pops that are in flight still get; wait for acknowledgements; end `run`."""
         self._is_over = True
-        self._line.close()
-        self._renewals.close()
         for each in self._transient:
             each.on_message = None
+        if self._tasks is not None:
+            with anyio.move_on_after(LAST_POPS_SECONDS):
+                await self._line.finish()
+                while self._pops:
+                    self._popped = anyio.Event()
+                    await self._popped.wait()
+            self._running.cancel()
+            await self._ended.wait()
+        self._line.close()
+        self._renewals.close()
         with anyio.move_on_after(FLUSH_SECONDS):
             async with anyio.create_task_group() as tasks:
                 for tag in reversed(list(self.open)):
                     tasks.start_soon(self.give_back, tag)
-            while self._at_work:
-                self._settled = anyio.Event()
-                await self._settled.wait()
+                tasks.start_soon(self._acknowledgements.finish)
 
     def _settle(self, tag: str) -> Delivery | None:
         delivery = self.open.pop(tag, None)
@@ -285,6 +276,8 @@ class Intake:
     # Popping.
 
     def _room(self) -> int:
+        if self._is_over:
+            return 0
         return self._prefetch - len(self.open) if self._prefetch else POP_MAX - (self._emitted - self.handed)
 
     def note_handed(self) -> None:
@@ -298,6 +291,7 @@ class Intake:
     def _give(self, deliveries: list[Delivery]) -> None:
         self._emitted += len(deliveries)
         self._emit(deliveries)
+        self._acknowledgements.send_soon()
 
     def _pump(self) -> None:
         """Hand on what is in transient queues."""
@@ -338,12 +332,16 @@ class Intake:
     async def _pop_hot(self, consumed: _Consumed, count: int) -> None:
         failure: ClientError | None = None
         taken: list[Delivery] = []
+        self._pops += 1
         try:
             taken = await self._pop_some(consumed, count)
         except ClientError as error:
             if not is_transient(error):
                 raise
             failure = error
+        finally:
+            self._pops -= 1
+            self._popped.set()
         if failure is not None:
             log.info("pop_failed", queue=consumed.queue, reason=str(failure))
             consumed.is_hot = False
@@ -360,6 +358,8 @@ class Intake:
     async def _give_all(self, consumed: _Consumed, taken: list[Delivery]) -> None:
         for delivery in taken:
             self._opened(delivery)
+        if self._is_over:
+            return  # `close` gives them back
         if consumed in self._consumed:
             if taken:
                 self._give(taken)
@@ -407,7 +407,7 @@ class Intake:
                 log.warning("no_dead_letter", queue=consumed.queue, reason=str(error))
                 await self.give_back(delivery.tag)
             else:
-                await self.acknowledge(delivery.tag)
+                self.acknowledge(delivery.tag)
         else:
             await self.refuse(delivery.tag, reason)
         return None
@@ -431,6 +431,8 @@ class Intake:
         except TopicNotFound:
             pass  # the pop finds out
         except ClientError as error:
+            if self._is_over:
+                return  # the broker has dropped the pop
             if not is_transient(error):
                 raise
             log.info("pop_failed", queue=consumed.queue, reason=str(error))

@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["broadcast_group", "escaped", "exchange_topic", "is_queue_topic", "queue_topic"]
+__all__ = ["bindings_topic", "broadcast_group", "escaped", "exchange_topic", "is_queue_topic", "queue_topic"]
 
 NAME_LENGTH_MAX: Final = 100
 """Then the dead letter topic of the group that has this name is valid, too."""
@@ -34,6 +34,11 @@ def is_queue_topic(prefix: str, topic: str) -> bool:
 def exchange_topic(prefix: str, exchange: str) -> str:
     """The topic of what is broadcast to an exchange."""
     return _fitted(f"{escaped(prefix)}%x_{escaped(exchange)}")
+
+
+def bindings_topic(prefix: str) -> str:
+    """The topic whose attribute says whether bindings have changed."""
+    return _fitted(f"{escaped(prefix)}%bindings")
 
 
 def broadcast_group(prefix: str) -> str:

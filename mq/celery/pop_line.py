@@ -29,22 +29,41 @@ class PopLine:
         self._calls = calls
         self._start = start
         self._connection: Connection | None = None
+        self._popping: anyio.Event | None = None
+        self._is_over = False
 
     async def pop(self, source: Source, count_max: int, invisible: float) -> list[PoppedMessage]:
         """Messages of a queue with one level of priority, as soon as there are some; none after `HOLD_SECONDS`. Raises
         ClientError.
         """
-        address = await self._calls.leader(source)
-        connection = self._connection
-        if connection is None or connection.lost is not None or connection.address != address:
-            self.close()
-            connection = self._connection = await self._calls.connect(address)
-            self._start(connection.run)
-        asked_at = anyio.current_time()
-        messages = await self._calls.pop_at(connection, source, 0, count_max, invisible, hold_seconds=HOLD_SECONDS)
+        ended = self._popping = anyio.Event()
+        try:
+            address = await self._calls.leader(source)
+            connection = self._connection
+            if connection is None or connection.lost is not None or connection.address != address:
+                self.close()
+                connection = self._connection = await self._calls.connect(address)
+                self._start(connection.run)
+            if self._is_over:
+                return []
+            asked_at = anyio.current_time()
+            messages = await self._calls.pop_at(connection, source, 0, count_max, invisible, hold_seconds=HOLD_SECONDS)
+        finally:
+            self._popping = None
+            ended.set()
         if not messages and anyio.current_time() < asked_at + RETRY_SECONDS:
             await anyio.sleep(RETRY_SECONDS)  # not held: the broker is busy
         return messages
+
+    async def finish(self) -> None:
+        """Pop nothing more: a broker drops a pop that it holds. Returns when the last pop has ended: it may have got
+        messages before the broker knew. It fails otherwise.
+        """
+        self._is_over = True
+        if self._connection is not None:
+            self._connection.end_requests()
+        if (ended := self._popping) is not None:
+            await ended.wait()
 
     def close(self) -> None:
         """A pop that is held takes nothing any more, and fails."""

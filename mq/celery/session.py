@@ -137,8 +137,6 @@ class Session:
             return
         self._blocking.close()
         reading.cancel()
-        for running in self._intakes.values():
-            running.cancel()
         try:
             self._thread.call(self._close)
         except ClientError as error:
@@ -146,8 +144,9 @@ class Session:
         self._thread.stop("messages in flight")
 
     async def _close(self) -> None:
-        for intake in self._intakes:
-            await intake.close()
+        async with anyio.create_task_group() as tasks:
+            for intake in self._intakes:
+                tasks.start_soon(intake.close)
         await self._producer.aclose()
         await self.calls.aclose()
 
@@ -165,12 +164,17 @@ class Session:
         return self.call(call)
 
     def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Future[Any]:
-        """Start a coroutine function in the event loop, and do not wait for it. Raises ClientClosed."""
+        """Start a coroutine function in the event loop, and go on. Raises ClientClosed."""
         self._check()
         try:
             return self._thread.portal.start_task_soon(function, *args)
         except RuntimeError as error:
             raise ClientClosed("the connection was closed") from error
+
+    def soon(self, function: Callable[[], None]) -> None:
+        """Call a plain function, which must not raise, in the event loop, and go on. Raises ClientClosed."""
+        self._check()
+        self._thread.soon(function)
 
     def _check(self) -> None:
         if self.is_parents:
@@ -334,11 +338,11 @@ class Session:
         running = self._intakes.pop(intake, None)
         if running is None or not self.is_alive:
             return
-        running.cancel()
         try:
             self.call(intake.close)
         except ClientError as error:
             log.warning("close_failed", client="raftmq.celery", reason=str(error))
+        running.cancel()
 
 
 def now_ms() -> int:

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import anyio
 
-from mq.celery.names import exchange_topic, is_queue_topic, queue_topic
+from mq.celery.names import bindings_topic, exchange_topic, is_queue_topic, queue_topic
 from mq.celery.queue_calls import QueueCalls
 from mq.client.errors import BrokerError, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.protocol.codes import ResponseCode
+from mq.protocol.names import pop_retry_topic
 from mq.protocol.registration import TopicConfig
 
 __all__ = ["Binding", "Topics", "queues_of"]
 
 QUEUE_ATTRIBUTE: Final = "kombu.queue"
 BINDING_ATTRIBUTE: Final = "kombu.binding."
+VERSION_ATTRIBUTE: Final = "kombu.bindings"
+"""Of a topic of its own: another value with each change of any binding, so others need not list all topics."""
+LIST_SECONDS: Final = 600.0
+"""Bindings are read again after this time also if their version is the same: an operator may have deleted topics."""
 FRESH_SECONDS: Final = 10.0
 """For so long the bindings of other processes are taken from memory."""
 MISSED_SECONDS: Final = 1.0
@@ -46,12 +52,28 @@ class Binding(NamedTuple):
         return f"{BINDING_ATTRIBUTE}{digest[:12]}", value
 
 
+class TooManyBindings(BrokerError):
+    """A queue has no room for another binding; nothing was changed."""
+
+    def __init__(self, binding: Binding, refusal: BrokerError) -> None:
+        super().__init__(refusal.code, refusal.remark, refusal.address)
+        self.binding = binding
+
+    def __str__(self) -> str:
+        return (
+            f"queue {self.binding.queue!r} has no room for another binding (exchange {self.binding.exchange!r}, "
+            f"routing key {self.binding.routing_key!r}): bindings are attributes of its topic, 1,024 bytes in all. "
+            f"Bind it with a pattern of a topic exchange, or use further queues ({self.remark})"
+        )
+
+
 class Topics:
     """What is known of topics; belongs to one event loop."""
 
     def __init__(self, calls: QueueCalls, prefix: str) -> None:
         self._calls = calls
         self._prefix = prefix
+        self._version_topic = bindings_topic(prefix)
         self._known: dict[str, int] = {}
         """Topics that exist, with their number of queues in a broker group."""
         self._declared: dict[str, dict[str, str]] = {}
@@ -59,6 +81,9 @@ class Topics:
         self._bindings: set[Binding] = set()
         self._own: set[Binding] = set()
         self._read_at = -FRESH_SECONDS
+        self._version: str | None = None
+        """Of the bindings when they were read; None if that is unknown."""
+        self._listed_at = -LIST_SECONDS
         self._lock = anyio.Lock()
         self._may_list = True
 
@@ -116,12 +141,16 @@ class Topics:
         self._forget(topic)
         try:
             await self._calls.delete_topic(topic)
+            await self._calls.delete_topic(pop_retry_topic(topic, topic))
             await self._calls.delete_consumer_group(topic, topics=True)
         except BrokerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
+        gone = {each for each in self._own | self._bindings if self.of_queue(each.queue) == topic}
         for bindings in (self._own, self._bindings):
-            bindings.difference_update([each for each in bindings if self.of_queue(each.queue) == topic])
+            bindings -= gone
+        if gone:
+            await self._note_changed()
 
     def _forget(self, topic: str) -> None:
         self._known.pop(topic, None)
@@ -135,9 +164,15 @@ class Topics:
         await self.declare(topic, queue=binding.queue)
         name, value = binding.attribute()
         if binding not in await self._read(FRESH_SECONDS) and self._may_list:
-            await self._calls.create_topic(
-                topic, self._known[topic], attributes={QUEUE_ATTRIBUTE: binding.queue, name: value}
-            )
+            try:
+                await self._calls.create_topic(
+                    topic, self._known[topic], attributes={QUEUE_ATTRIBUTE: binding.queue, name: value}
+                )
+            except BrokerError as error:
+                if error.code == ResponseCode.INVALID_PARAMETER and "size of attributes" in (error.remark or ""):
+                    raise TooManyBindings(binding, error) from error
+                raise
+            await self._note_changed()
         self._declared[topic][name] = value
         self._own.add(binding)
 
@@ -156,6 +191,7 @@ class Topics:
         self._declared.get(topic, {}).pop(name, None)
         if await self.exists(topic):
             await self._calls.create_topic(topic, self._known[topic], attributes={name: None})
+            await self._note_changed()
 
     async def bindings(self, exchange: str, *, fresh: bool = False) -> list[Binding]:
         """The bindings of an exchange, of all processes; those that others have just made only if `fresh`."""
@@ -163,11 +199,14 @@ class Topics:
         return [each for each in known if each.exchange == exchange]
 
     async def _read(self, seconds: float) -> set[Binding]:
-        """All bindings, read at most `seconds` ago."""
+        """All bindings, as of at most `seconds` ago. Topics are listed only if bindings have changed since."""
         now = anyio.current_time()
         if self._may_list and now >= self._read_at + seconds:
             try:
-                self._bindings = set(_bindings_of(await self._calls.all_topics(), self._prefix))
+                version = await self._read_version()
+                if version is None or version != self._version or now >= self._listed_at + LIST_SECONDS:
+                    self._bindings = set(_bindings_of(await self._calls.all_topics(), self._prefix))
+                    self._version, self._listed_at = version, now
             except BrokerError as error:
                 if error.code != ResponseCode.NO_PERMISSION:
                     raise
@@ -175,6 +214,22 @@ class Topics:
                 log.warning("bindings_not_shared", reason=str(error), missing="the permission to list all topics")
             self._read_at = now
         return self._bindings | self._own
+
+    async def _read_version(self) -> str | None:
+        """The version of the bindings, of all broker groups; None before the first one."""
+        try:
+            configs = await self._calls.topic_config(self._version_topic)
+        except TopicNotFound:
+            return None
+        except BrokerError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            return None
+        return " ".join(configs[name].attributes.get(VERSION_ATTRIBUTE, "") for name in sorted(configs))
+
+    async def _note_changed(self) -> None:
+        """Bindings have changed: let all processes read them again."""
+        await self._calls.create_topic(self._version_topic, 1, attributes={VERSION_ATTRIBUTE: uuid.uuid4().hex})
 
 
 def _bindings_of(topics: Mapping[str, TopicConfig], prefix: str) -> Iterator[Binding]:

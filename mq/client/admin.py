@@ -12,12 +12,13 @@ import msgspec
 
 from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
 from mq.client.dead_letters import requeue
-from mq.client.errors import BrokerError, NoRoute, TopicNotFound
+from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
 from mq.client.events import OnEvent, check_on_event
+from mq.client.logs import log
 from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
-from mq.client.net.leader_calls import leader_in
+from mq.client.net.leader_calls import PAUSE_SECONDS, is_busy, leader_in
 from mq.client.net.life_cycle import Client
 from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
@@ -65,6 +66,8 @@ from mq.protocol.trace import TRACE_TOPIC, MessageTrace
 __all__ = ["Admin"]
 
 TOPIC_VISIBLE_SECONDS = 5.0
+ELECTION_SECONDS = 10.0
+"""For a topic to be created by a broker group that loses its leader meanwhile."""
 LEADER_SECONDS = 5.0
 """A group that lost its leader has a new one before, unless most of its replicas are down."""
 TRACE_MESSAGES_MAX = 64
@@ -195,8 +198,8 @@ class Admin(Client):
         `perm` is 4 for readable plus 2 for writable; `order` marks a topic for ordered consumption. `message_type`, for
         gRPC clients behind RocketMQ's proxy, is one of `MESSAGE_TYPES`; None keeps the current one. `attributes` sets
         further attributes, and removes those with the value None; others are kept. Returns the route once the name
-        servers know all the groups. Raises NameRefused, and NoRoute if a group has no leader for 5 s or the
-        route does not appear within 5 s.
+        servers know all the groups. If a group loses its leader meanwhile, the next one is asked again, for up to 10 s.
+        Raises NameRefused, and NoRoute if a group has no leader for 5 s or the route does not appear within 5 s.
         """
         check_topic(topic)
         if message_type is not None and message_type not in MESSAGE_TYPES:
@@ -215,8 +218,8 @@ class Admin(Client):
             order,
         )
         request = _topic_request(config, changes)
-        for address in leaders.values():
-            await self._opened().call(address, *request)
+        for name, address in leaders.items():
+            await self._put(name, address, request, cluster)
         queue_ids = range(config.read_queue_nums)
         wanted = {MessageQueue(topic, name, queue_id) for name in leaders for queue_id in queue_ids}
         with anyio.move_on_after(TOPIC_VISIBLE_SECONDS):
@@ -230,6 +233,28 @@ class Admin(Client):
                 await anyio.sleep(POLL_SECONDS)
         waited = f"within {TOPIC_VISIBLE_SECONDS:g} s"
         raise NoRoute(topic, f"created, but not all of {sorted(leaders)} registered it at the name server {waited}")
+
+    async def _put(
+        self, broker: str, address: str, request: tuple[int, dict[str, str] | None, bytes], cluster: str | None
+    ) -> None:
+        """Send a request, which may be carried out twice, to the leader of a broker group; `address` is the last known.
+
+        Waits for an election, up to `ELECTION_SECONDS`: name servers may still know the former leader, and a leader may
+        not serve yet. Raises the error of the last attempt.
+        """
+        deadline = anyio.current_time() + ELECTION_SECONDS
+        while True:
+            try:
+                await self._opened().call(address, *request)
+                return
+            except ClientError as error:
+                is_refusal = isinstance(error, BrokerError | ClientClosed)
+                may_follow = not is_refusal or (isinstance(error, BrokerError) and is_busy(error))
+                if not may_follow or anyio.current_time() + PAUSE_SECONDS >= deadline:
+                    raise
+                log.info("leader_asked_again", broker_name=broker, code=request[0], reason=str(error))
+            await anyio.sleep(PAUSE_SECONDS)
+            address = (await self._leaders(cluster, broker))[broker]
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Delete `topic` and its messages on every broker group, and its route."""

@@ -27,6 +27,7 @@ from mq.broker.state.pop_checkpoints import (
     AckMessages,
     CheckpointId,
     DeferMessage,
+    PopMessages,
     QueueOfGroup,
     offsets_of,
 )
@@ -226,15 +227,25 @@ class PopAcks:
         if self.leaving.of(checkpoint_id) & bit:
             self.leaving.wait(checkpoint_id, call)
             return None
+        self._defer(checkpoint_id, ext.offset, min(ext.invisible_ms, INVISIBLE_MS_MAX), call)
+        return None
+
+    def _defer(
+        self,
+        checkpoint_id: CheckpointId,
+        offset: QueueOffset,
+        invisible_ms: int,
+        call: Call[ChangeMessageInvisibleTime] | None = None,
+    ) -> None:
+        """Hide a message with nothing in flight for so long from now on; answers ``call`` when that is stored."""
         (key, start, pop_time_ms), now_ms = checkpoint_id, self._wall_clock_ms()
-        invisible_ms = min(ext.invisible_ms, INVISIBLE_MS_MAX)
         of_queue = self._metadata.pops.of(key)
         open_places, ordered = of_queue.open, of_queue.ordered
         in_order = (start, pop_time_ms) not in open_places
         if in_order and ordered is not None:
             # With a wall clock behind the pop time, the new invisible time would be over before it begins.
             now_ms = self._ordered_clock.now_ms(key, ordered, now_ms)
-        while (ext.offset, now_ms) in open_places:
+        while (offset, now_ms) in open_places:
             now_ms += 1  # messages popped in the same millisecond keep their invisible time
         group, topic, queue_id = key
         command = DeferMessage(
@@ -243,25 +254,42 @@ class PopAcks:
             queue_id=queue_id,
             start=start,
             pop_time_ms=pop_time_ms,
-            offset=ext.offset,
+            offset=offset,
             new_pop_time_ms=now_ms,
             invisible_ms=invisible_ms,
         )
-        if in_order:
-            # Its receipt still names the pop to which it belongs.
-            times, revive_queue = (pop_time_ms, now_ms + invisible_ms - pop_time_ms), ORDERED_REVIVE_QUEUE
-        else:
-            times, revive_queue = (now_ms, invisible_ms), REVIVE_QUEUE
-        reply = PopTimes(pop_time_ms=times[0], invisible_ms=times[1], revive_queue=revive_queue)
-        answer = call.response(ext=reply.fields())
-        waiter = (call, answer)
+        waiters: list[_Waiter] = []
+        if call is not None:
+            # In an ordered queue, the receipt still names the pop to which the message belongs.
+            reply = (
+                PopTimes(
+                    pop_time_ms=pop_time_ms,
+                    invisible_ms=now_ms + invisible_ms - pop_time_ms,
+                    revive_queue=ORDERED_REVIVE_QUEUE,
+                )
+                if in_order
+                else PopTimes(pop_time_ms=now_ms, invisible_ms=invisible_ms, revive_queue=REVIVE_QUEUE)
+            )
+            waiters = [(call, call.response(ext=reply.fields()))]
 
         def stored() -> None:
-            self._schedule(checkpoint_id if in_order else CheckpointId(key, ext.offset, now_ms))
+            self._schedule(checkpoint_id if in_order else CheckpointId(key, offset, now_ms))
 
+        bit = 1 << (offset - start)
         self.leaving.begin(checkpoint_id, bit)
-        self._replicate(encode_command(command), [(checkpoint_id, bit)], [waiter], stored)
-        return None
+        self._replicate(encode_command(command), [(checkpoint_id, bit)], waiters, stored)
+
+    def give_back(self, popped: PopMessages) -> None:
+        """Make the messages of a pop visible again: its client is gone, and does not get them.
+
+        Those of an ordered queue, and all while too much is pending, become visible when their invisible time ends.
+        """
+        if popped.attempt is not None or not self._appender.is_open or not self._appender.has_room:
+            return
+        checkpoint_id = CheckpointId((popped.group, popped.topic, popped.queue_id), popped.start, popped.pop_time_ms)
+        open_bits = self._open_bits(checkpoint_id)
+        for offset in offsets_of(popped.start, popped.taken & open_bits):
+            self._defer(checkpoint_id, offset, 0)
 
     def flush(self) -> None:
         """Append the batched requests to the log; called at the end of each turn."""

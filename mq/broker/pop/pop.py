@@ -392,6 +392,9 @@ class Pops(Service):
         def on_outcome(outcome: Outcome) -> None:
             settled(isinstance(outcome, Stored))
             if pop.call.connection.closed:
+                if isinstance(outcome, Stored) and leadership is self._leadership:
+                    for each in taken:
+                        self.acks.give_back(each.command)  # nobody got them
                 return
             if isinstance(outcome, LeadershipLost):
                 self._hand_on(pop)

@@ -11,6 +11,7 @@ socket. A connection is never reopened; the pool opens a new one.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -350,6 +351,15 @@ class Connection:
         """Close the connection: all requests in flight fail at once, and `run` returns soon after."""
         self._end(reason)
         self._scope.cancel()
+
+    def end_requests(self) -> None:
+        """Tell the server that no request follows: it drops what it holds, and closes the connection.
+
+        Answers that it has sent before still come.
+        """
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has ended already
+                self._socket.shutdown(socket.SHUT_WR)
 
     async def _write_forever(self) -> None:
         while self.lost is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
@@ -38,11 +39,13 @@ class LoopThread:
         started: Future[anyio.from_thread.BlockingPortal] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         self._thread.start()
+        self._soon: Callable[[Callable[[], None]], object]
         self.portal = started.result()
 
     def _run(self, started: Future[anyio.from_thread.BlockingPortal]) -> None:
         async def main() -> None:
             async with anyio.from_thread.BlockingPortal() as portal:
+                self._soon = _caller()
                 started.set_result(portal)
                 await portal.sleep_until_stopped()
 
@@ -91,6 +94,16 @@ class LoopThread:
             return False
         return True
 
+    def soon(self, function: Callable[[], None]) -> None:
+        """Call a plain function, which must not raise, in the event loop, in order, and do not wait for it.
+
+        Costs a third of `call`. Raises ClientClosed if the loop has ended.
+        """
+        try:
+            self._soon(function)
+        except RuntimeError as error:
+            raise ClientClosed("it is closed") from error
+
     def stop(self, waits_for: str) -> None:
         """End the loop, and wait until all calls have ended; `waits_for` says in a log line which may take long."""
         with contextlib.suppress(RuntimeError):  # it has ended
@@ -99,6 +112,15 @@ class LoopThread:
             self._thread.join(WARN_SECONDS)
             if self._thread.is_alive():
                 log.warning("close_waits", client=self._name, waits_for=waits_for)
+
+
+def _caller() -> Callable[[Callable[[], None]], object]:
+    """What calls a function in this event loop, for any thread."""
+    if event_loop() == "asyncio":
+        return asyncio.get_running_loop().call_soon_threadsafe
+    import trio
+
+    return trio.lowlevel.current_trio_token().run_sync_soon
 
 
 class _Call(Generic[R]):

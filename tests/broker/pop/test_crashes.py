@@ -174,6 +174,22 @@ def test_a_message_is_not_kept_for_a_client_that_is_gone() -> None:
     assert machine.connection.held_pulls == 1
 
 
+def test_messages_whose_client_goes_while_they_are_popped_are_visible_at_once() -> None:
+    """A worker that stops drops its pop; the messages waited for the end of their invisible time."""
+    machine = started(2)
+    machine.pop(2, 0, 0, False)
+    machine.connection.closed = True
+    machine.connection = Connection(machine.serve)
+    for _ in range(4):  # the pop, the changed times, the moves to the retry topic
+        machine.commit(10)
+        machine.run(1)
+    for _ in range(2):
+        machine.pop(2, -1, 0, True)
+    assert sorted(machine.held) == [b"0", b"1"]
+    assert {each.message.reconsume_times for each in machine.held.values()} == {1}
+    machine.teardown()
+
+
 def test_a_message_is_not_kept_for_a_client_that_goes_while_it_is_loaded() -> None:
     machine = CrashMachine()
     machine.begin()

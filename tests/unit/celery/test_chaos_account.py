@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks.celery_load.chaos_account import ACKNOWLEDGED_SECONDS, Account, account, runs_of, sent_of
+from benchmarks.celery_load.chaos_account import (
+    ACKNOWLEDGED_SECONDS,
+    Account,
+    Progress,
+    account,
+    runs_of,
+    sent_of,
+)
 
 SENT = ["task a", "task b", "chord body part1 part2"]
 
@@ -72,3 +79,13 @@ def test_a_task_that_nobody_sent_is_found_unless_a_send_has_failed() -> None:
     found = account(sent, chords, runs_of([*ALL, *lines(run("c"))]), {}, may_be_sent=bool(errors))
     assert found.is_good
     assert errors == ["TimeoutError()"]
+
+
+def test_a_task_that_ends_twice_does_not_end_for_another_one() -> None:
+    """The program counted ends, and stopped the workers while the last task was running."""
+    progress = Progress()
+    assert not progress.feed(b"began r1 first 1 0.0 -\nbegan r2 first 2 0.0 -\nbegan r3 la")
+    assert progress.feed(b"st 1 0.0 -\nended r1 1.0\nended r2 1.0\n")
+    assert progress.ended == {"first"}
+    assert progress.feed(b"ended r3 2.0\n")
+    assert progress.ended == {"first", "last"}

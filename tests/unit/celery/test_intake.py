@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import trio
 
+from mq.celery import acknowledgements
 from mq.celery.intake import Delivery, Intake
 from mq.celery.queue_calls import Source
 from mq.client.consume.popped_messages import PoppedMessage
@@ -63,6 +64,8 @@ class OneQueue:
         self.requests: list[str] = []
         self.acknowledged: list[int] = []
         self.acknowledge_seconds = 0.0
+        self.acknowledge_requests = 0
+        self.answer_seconds = 0.0
         self.given_back: list[int] = []
         self.lines: list[Line] = []
         self.levels = 1
@@ -79,7 +82,7 @@ class OneQueue:
 
     async def pop(self, source: Source, level: int, count: int, invisible: float) -> list[PoppedMessage]:
         self.requests.append(f"pop {count}")
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(self.answer_seconds)
         return self._take(count)
 
     async def pop_at(
@@ -90,8 +93,13 @@ class OneQueue:
             if self.waiting:
                 break
             await trio.sleep(0.1)
+            if line.has_ended_requests:
+                line.close("closed by the server")
+                break
             if line.lost is not None:
                 raise line.lost
+        if not self.waiting and line.lost is not None:
+            raise line.lost
         return self._take(count)
 
     async def wait(self, source: Source, seconds: float) -> bool:
@@ -103,9 +111,10 @@ class OneQueue:
         return bool(self.waiting)
 
     async def acknowledge(self, source: Source, receipts: list[Receipt], *, seconds: float) -> None:
+        self.acknowledge_requests += 1
+        await trio.sleep(self.answer_seconds)
         self.acknowledged += [each.offset for each in receipts]
         self.acknowledge_seconds = seconds
-        await trio.lowlevel.checkpoint()
 
     async def change(self, source: Source, receipt: Receipt, seconds: float) -> None:
         self.given_back.append(receipt.offset)
@@ -122,6 +131,10 @@ class Line:
     def __init__(self, address: str) -> None:
         self.address = address
         self.lost: ConnectionLost | None = None
+        self.has_ended_requests = False
+
+    def end_requests(self) -> None:
+        self.has_ended_requests = True
 
     async def run(self) -> None:
         try:
@@ -166,7 +179,8 @@ async def test_of_a_single_queue_each_message_comes_with_a_pop_that_was_held(
             broker.waiting.append(letter(offset))
             await trio.sleep(1)
             assert len(delivered) == offset + 1
-            await intake.acknowledge(delivered[-1].tag)
+            intake.acknowledge(delivered[-1].tag)
+        await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert broker.acknowledged == [0, 1, 2]
     # The first one finds out that there is nothing yet. One for one message is held while the first is at work.
@@ -183,7 +197,7 @@ async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: trio.
         nursery.start_soon(intake.run)
         await trio.sleep(60)
         assert [len(delivered), len(broker.waiting)] == [2, 1]
-        await intake.acknowledge(delivered[0].tag)
+        intake.acknowledge(delivered[0].tag)
         await trio.sleep(1)
         assert [len(delivered), len(broker.waiting)] == [3, 0]
         nursery.cancel_scope.cancel()
@@ -276,6 +290,103 @@ async def test_an_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidd
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
         await trio.sleep(1)
-        await intake.acknowledge(delivered[0].tag)
+        intake.acknowledge(delivered[0].tag)
+        await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert broker.acknowledge_seconds == 60.0
+
+
+async def test_messages_that_are_done_in_short_succession_are_acknowledged_in_one_request(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    broker, delivered = OneQueue(), list[Delivery]()
+    broker.waiting = [letter(0), letter(1), letter(2)]
+    intake = intake_of(broker, delivered, prefetch=3)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1)
+        for delivery in delivered:
+            intake.acknowledge(delivery.tag)
+            await trio.sleep(0.01)
+        assert broker.acknowledged == []
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert broker.acknowledged == [0, 1, 2]
+    assert broker.acknowledge_requests == 1
+
+
+async def test_what_is_done_is_acknowledged_when_the_next_message_comes(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acknowledgements, "GATHER_SECONDS", 1000.0)
+    broker, delivered = OneQueue(), list[Delivery]()
+    broker.waiting = [letter(0)]
+    intake = intake_of(broker, delivered, prefetch=2)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1)
+        intake.acknowledge(delivered[0].tag)
+        await trio.sleep(60)
+        assert broker.acknowledged == []
+        broker.waiting.append(letter(1))
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert broker.acknowledged == [0]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.04], ids=["gathered", "in flight"])
+async def test_a_channel_that_is_closed_sends_what_is_not_acknowledged_yet(
+    autojump_clock: trio.testing.MockClock, seconds: float
+) -> None:
+    broker, delivered = OneQueue(), list[Delivery]()
+    broker.waiting, broker.answer_seconds = [letter(0)], 0.5
+    intake = intake_of(broker, delivered, prefetch=2)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1)
+        intake.acknowledge(delivered[0].tag)
+        await trio.sleep(seconds)
+        nursery.cancel_scope.cancel()
+    assert broker.acknowledged == []
+    await intake.close()
+    assert broker.acknowledged == [0]
+    assert broker.given_back == []
+
+
+@pytest.mark.parametrize("comes", [True, False])
+async def test_what_a_held_pop_gets_while_its_channel_is_closed_is_given_back(
+    autojump_clock: trio.testing.MockClock, comes: bool
+) -> None:
+    """It was hidden until the visibility timeout: nobody read the answer of the broker."""
+    broker, delivered = OneQueue(), list[Delivery]()
+    intake = intake_of(broker, delivered, prefetch=2)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1.05)
+        if comes:
+            broker.waiting.append(letter(0))
+        began = trio.current_time()
+        await intake.close()
+    assert trio.current_time() - began < 0.5
+    assert broker.given_back == ([0] if comes else [])
+    assert delivered == []
+
+
+async def test_what_a_pop_gets_while_its_channel_is_closed_is_given_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    broker, delivered = OneQueue(), list[Delivery]()
+    broker.levels, broker.answer_seconds = 3, 0.2
+    intake = intake_of(broker, delivered, prefetch=2)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(0.1)
+        broker.waiting.append(letter(0))
+        await intake.close()
+    assert broker.given_back == [0]
+    assert delivered == []

@@ -7,7 +7,9 @@ import datetime as dt
 import pytest
 
 from mq.client import Admin, BrokerError, Message, MessageQueue, NoRoute, Producer, PushConsumer, TopicNotFound
+from mq.client.net.leader_calls import PAUSE_SECONDS
 from mq.protocol.bodies import ClusterInfo
+from mq.protocol.codes import ResponseCode
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -54,6 +56,52 @@ async def test_creating_waits_for_the_election_of_a_leader(monkeypatch: pytest.M
         await admin.create_topic("T", queues=3)
         assert len(seen) == 3
         assert group.topics == {"T": 3}
+
+
+async def test_creating_goes_to_the_new_leader_if_the_old_one_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the moment of a failover: name servers still know the leader that has just died."""
+    async with FakeCluster.start(replicas=2) as cluster, Admin(cluster.namesrv) as admin:
+        old, group = cluster.leader, cluster.group
+        info = Admin.cluster_info
+        asked = 0
+
+        async def told_later() -> ClusterInfo:
+            nonlocal asked
+            asked += 1
+            group.leader = old if asked <= 2 else group.replicas[1]
+            return await info(admin)
+
+        await cluster.kill(old)
+        monkeypatch.setattr(admin, "cluster_info", told_later)
+        await admin.create_topic("T", queues=3)
+        assert group.topics == {"T": 3}
+        assert asked == 3
+
+
+async def test_creating_waits_for_a_leader_that_does_not_serve_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeCluster.start() as cluster, Admin(cluster.namesrv) as admin:
+        cluster.leader.fail_codes[17] = ResponseCode.SERVICE_NOT_AVAILABLE
+        info, asked = Admin.cluster_info, list[str]()
+
+        async def serves_later() -> ClusterInfo:
+            asked.append("who leads?")
+            if len(asked) == 3:
+                del cluster.leader.fail_codes[17]
+            return await info(admin)
+
+        monkeypatch.setattr(admin, "cluster_info", serves_later)
+        await admin.create_topic("T")
+        assert "T" in cluster.group.topics
+        assert len(asked) == 3
+
+
+async def test_creating_does_not_wait_for_an_election_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.client.admin.ELECTION_SECONDS", 2 * PAUSE_SECONDS)
+    async with FakeCluster.start() as cluster, Admin(cluster.namesrv) as admin:
+        cluster.leader.fail_codes[17] = ResponseCode.SERVICE_NOT_AVAILABLE
+        with pytest.raises(BrokerError) as refused:
+            await admin.create_topic("T")
+        assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
 async def test_before_any_broker_has_registered_the_error_says_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,93 @@
+"""Acknowledgements of a channel, gathered.
+
+Each request is an entry of the broker's log, so one for several messages costs little more than one for one message. A
+message that is done waits until the channel gets further ones, but no longer than `GATHER_SECONDS`: by then a busy
+worker has done others, and the broker of an idle one has stored the next task, for which somebody waits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from mq.celery.queue_calls import CALL_SECONDS, QueueCalls, Source
+from mq.client.consume.popped_messages import PoppedMessage
+from mq.client.errors import ClientError
+from mq.client.logs import log
+
+__all__ = ["Acknowledgements"]
+
+GATHER_SECONDS: Final = 0.05
+GATHERED_MAX: Final = 32
+
+
+class Acknowledgements:
+    """Of one channel; belongs to one event loop. `release` ends the renewals of a message before it is acknowledged."""
+
+    def __init__(
+        self, calls: QueueCalls, *, invisible: float, release: Callable[[PoppedMessage], Awaitable[None]]
+    ) -> None:
+        self._calls = calls
+        self._invisible = invisible
+        self._release = release
+        self._gathered: list[PoppedMessage] = []
+        self._in_flight: list[PoppedMessage] = []
+        self._begun = anyio.Event()
+        self._due = anyio.Event()
+
+    def add(self, message: PoppedMessage) -> None:
+        """The message is done."""
+        self._gathered.append(message)
+        self._begun.set()
+        if len(self._gathered) >= GATHERED_MAX:
+            self._due.set()
+
+    def send_soon(self) -> None:
+        """Gather no longer."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Send until cancelled; `finish` sends what is left then."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                await self._begun.wait()
+                self._due = anyio.Event()
+                if len(self._gathered) < GATHERED_MAX:
+                    with anyio.move_on_after(GATHER_SECONDS):
+                        await self._due.wait()
+                self._begun = anyio.Event()
+                for source, messages in self._take().items():
+                    tasks.start_soon(self._send, source, messages)
+
+    async def finish(self) -> None:
+        """`run` has ended: send what is gathered, and again what was in flight."""
+        self._gathered = [*self._in_flight, *self._gathered]
+        self._in_flight = []
+        async with anyio.create_task_group() as tasks:
+            for source, messages in self._take().items():
+                tasks.start_soon(self._send, source, messages)
+
+    def _take(self) -> dict[Source, list[PoppedMessage]]:
+        taken, self._gathered = self._gathered, []
+        self._in_flight += taken
+        by_source: dict[Source, list[PoppedMessage]] = defaultdict(list)
+        for message in taken:
+            by_source[Source.of(message)].append(message)
+        return by_source
+
+    async def _send(self, source: Source, messages: list[PoppedMessage]) -> None:
+        for message in messages:
+            await self._release(message)
+        try:
+            # Repeated for as long as they are hidden: afterwards, others get them whatever comes.
+            await self._calls.acknowledge(
+                source, [message.receipt for message in messages], seconds=max(CALL_SECONDS, self._invisible)
+            )
+        except ClientError as error:
+            log.warning("not_acknowledged", topic=source.topic, messages=len(messages), reason=str(error))
+        done = set(map(id, messages))
+        self._in_flight = [message for message in self._in_flight if id(message) not in done]

@@ -1,0 +1,98 @@
+"""Queues and their bindings; brokers of the test kit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import kombu
+import pytest
+
+import raftmq.celery  # noqa: F401 - makes the URLs known
+from mq.celery import topics
+from mq.celery.queue_calls import QueueCalls
+from mq.celery.topics import TooManyBindings
+from mq.testing import running_kit
+
+NEWS = kombu.Exchange("news", "direct")
+
+
+@pytest.fixture(scope="module")
+def kit_url() -> Iterator[str]:
+    with running_kit() as kit:
+        yield f"raftmq://{kit.namesrv}"
+
+
+@pytest.fixture
+def url(kit_url: str, request: pytest.FixtureRequest) -> str:
+    return f"{kit_url}/{request.node.name}"
+
+
+def got(connection: kombu.Connection, queue: str) -> list[Any]:
+    found = []
+    while (message := connection.default_channel.basic_get(queue, no_ack=True)) is not None:
+        found.append(message.payload)
+    return found
+
+
+def test_bindings_of_others_are_read_again_only_after_a_change(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process that published to an exchange listed all topics of all brokers every 10 s."""
+    monkeypatch.setattr(topics, "FRESH_SECONDS", 0.0)
+    all_topics, lists = QueueCalls.all_topics, list[str]()
+
+    async def counted(calls: QueueCalls) -> Any:
+        lists.append("all topics")
+        return await all_topics(calls)
+
+    monkeypatch.setattr(QueueCalls, "all_topics", counted)
+    # Other options make another session, like that of another process.
+    others = kombu.Connection(url, transport_options={"publish_timeout": 29})
+    with kombu.Connection(url) as connection, others:
+        first, second = (kombu.Queue(name, NEWS, routing_key="eu") for name in ("first", "second"))
+        first(connection.default_channel).declare()
+        producer = others.Producer()
+        producer.publish("1", exchange="news", routing_key="eu")
+        lists.clear()
+        for _ in range(5):
+            producer.publish("2", exchange="news", routing_key="eu")
+        assert lists == []
+        second(connection.default_channel).declare()
+        lists.clear()
+        producer.publish("3", exchange="news", routing_key="eu")
+        assert len(lists) == 1
+        assert got(connection, "second") == ["3"]
+        second(connection.default_channel).unbind_from(NEWS, "eu")
+        producer.publish("4", exchange="news", routing_key="eu")
+        assert got(connection, "second") == []
+        assert got(connection, "first") == ["1", *5 * ["2"], "3", "4"]
+
+
+def test_a_queue_with_too_many_bindings_says_so(url: str) -> None:
+    with kombu.Connection(url) as connection:
+        queue = kombu.Queue("many")(connection.default_channel)
+        queue.declare()
+        NEWS(connection.default_channel).declare()
+        queue.bind_to("news", "eu")
+        for number in range(8):
+            queue.bind_to("news", f"a.rather.long.routing.key.{number:020}")
+        with pytest.raises(TooManyBindings, match="'many' has no room for another binding"):
+            queue.bind_to("news", 300 * "b")
+        connection.Producer().publish("1", exchange="news", routing_key="eu")
+        assert got(connection, "many") == ["1"]
+
+
+def test_a_message_that_was_given_back_is_gone_with_its_deleted_queue(url: str) -> None:
+    """It was in the retry topic, and came to those who declared the queue again."""
+    queue = kombu.Queue("work")
+    with kombu.Connection(url) as connection:
+        channel = connection.default_channel
+        queue(channel).declare()
+        producer = connection.Producer()
+        producer.publish("old", routing_key="work")
+        channel.basic_get("work").requeue()
+        while channel.basic_get("work") is None:
+            pass
+        channel.queue_delete("work")
+        queue(channel).declare()
+        producer.publish("new", routing_key="work")
+        assert got(connection, "work") == ["new"]
