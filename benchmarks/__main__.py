@@ -27,6 +27,9 @@ CASES: Final[dict[str, Case]] = {
     "gate": Case("benchmarks.gate", "instructions per message against a committed baseline; needs valgrind"),
     "steady": Case("benchmarks.steady", "a load of a minute, and the work that follows it; writes docs/performance.md"),
     "paced": Case("benchmarks.paced", "latency at half of the maximum rate; writes docs/performance.md"),
+    "critical-path": Case(
+        "benchmarks.critical_path", "who waits for what while a message is stored; writes docs/performance.md"
+    ),
     "low-rate": Case("benchmarks.low_rate", "few messages: latency, CPU, wake-ups; writes docs/performance.md"),
     "client": Case("benchmarks.client", "throughput of one process of the SDK; writes docs/performance.md"),
     "memory": Case("benchmarks.memory", "memory under a load of half an hour; writes docs/performance.md"),

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import trio
 
@@ -110,6 +111,9 @@ class DevCluster:
     Servers started from now on have ``settings``, and run from ``checkout``, another version of this project with a
     virtual environment in ``.venv``; None for this one.
     """
+
+    module: ClassVar[str] = "mq.cli"
+    """Run by each server; a benchmark may derive a class whose servers run another one, with the same arguments."""
 
     directory: Path
     ports: Ports
@@ -373,7 +377,7 @@ class DevCluster:
             process = await self._nursery.start(
                 partial(
                     trio.run_process,
-                    [self._python(), "-m", "mq.cli", *arguments, "--until-stdin-closes"],
+                    [self._python(), "-m", self.module, *arguments, "--until-stdin-closes"],
                     cwd=self.checkout,  # Python looks there first
                     stdin=subprocess.PIPE,
                     stdout=output,

@@ -105,6 +105,7 @@ cdef class PlainWrites:
         end_pos, last_index, chain: of the log after the last `run`.
         commit_hint: the highest one that the last `run` was given or has seen.
         failure: the error of the write that ended the last `run`; 0 if none failed.
+        began_at, written_at: when the last write began and ended, by the clock of the system. For traces.
     """
 
     cdef pthread_mutex_t _mutex
@@ -123,7 +124,8 @@ cdef class PlainWrites:
     cdef iovec _buffers[IOVECS_MAX]
     cdef double _durations[DURATIONS_MAX]
     cdef int _durations_count
-    cdef double _written_at
+    cdef readonly double began_at
+    cdef readonly double written_at
     cdef SystemCalls _system
     cdef object _calls
     cdef object _raised
@@ -301,7 +303,7 @@ cdef class PlainWrites:
             if done == NOT_PLAIN:
                 return True
             is_due = is_due or self._has_changed
-            if done == FAILED or (is_due and self._written_at >= due) or self._durations_count == DURATIONS_MAX:
+            if done == FAILED or (is_due and self.written_at >= due) or self._durations_count == DURATIONS_MAX:
                 return False
 
     cdef int _turn(self, int fd, int64_t file_pos, int64_t limit_pos) noexcept nogil:
@@ -313,16 +315,15 @@ cdef class PlainWrites:
         cdef Operation *last
         cdef int64_t pos = self.end_pos
         cdef int count
-        cdef double began
         last = self._cut_plain(limit_pos, &count)
         pthread_mutex_unlock(&self._mutex)
         if last == NULL:
             return NOT_PLAIN
-        began = self._system.monotonic(<void *>self)
+        self.began_at = self._system.monotonic(<void *>self)
         self.failure = self._write_synced(fd, self._buffers, count, pos - file_pos)
-        self._written_at = self._system.monotonic(<void *>self)
+        self.written_at = self._system.monotonic(<void *>self)
         if self.failure == 0:
-            self._durations[self._durations_count] = self._written_at - began
+            self._durations[self._durations_count] = self.written_at - self.began_at
             self._durations_count += 1
             if self._note(first):
                 self._has_changed = True

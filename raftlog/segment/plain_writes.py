@@ -179,6 +179,7 @@ class PythonPlainWrites:
         self.chain = 0
         self.commit_hint = NO_INDEX
         self.failure = 0
+        self.began_at = self.written_at = 0.0  # of the last write; for traces
         self._calls = KernelCalls(done_fd) if calls is None else calls
         self._sync_bytes_max = sync_bytes_max
         self._lock = threading.Lock()  # of the next three
@@ -256,7 +257,7 @@ class PythonPlainWrites:
         """Write plain operations and report them, or set ``failure``; returns whether they change anything."""
         calls, before = self._calls, (self.end_pos, self.commit_hint)
         entries = [entry for op in ops for entry in op.entries]
-        began = calls.monotonic()
+        self.began_at = calls.monotonic()
         try:
             if entries:
                 buffers = [buffer for entry in entries for buffer in (entry.header, entry.body)]
@@ -264,7 +265,8 @@ class PythonPlainWrites:
         except OSError as error:
             self.failure = error.errno or errno.EIO
             return False
-        self._durations.append(calls.monotonic() - began)
+        self.written_at = calls.monotonic()
+        self._durations.append(self.written_at - self.began_at)
         if entries:
             self._note(entries[-1])
         self.commit_hint = max(self.commit_hint, *[op.commit_hint or NO_INDEX for op in ops])

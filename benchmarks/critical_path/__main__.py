@@ -1,0 +1,168 @@
+"""Who waits for what while a message of 1 KiB is stored by three replicas, and for how long.
+
+Brokers note when an entry passes certain points: in the event loop and in the writer's thread of all three replicas, by
+one clock. With one message in flight (1x1), and with 64 on as many connections (64x1). The trace itself costs CPU: to
+compare CPU, use ``make bench``. ``python -m benchmarks.critical_path`` (``make bench-critical-path``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Final
+
+import msgspec
+
+from benchmarks.cases import Case
+from benchmarks.critical_path.page import BEGIN, END, Traced, picture, section, shares
+from benchmarks.critical_path.steps import Event, Trace, paths, rows, turns_per_entry
+from benchmarks.critical_path.traced import DIRECTORY_VARIABLE
+from benchmarks.frames import QUEUES, TOPIC
+from benchmarks.load import Job, added, monotonic_seconds, quantile
+from benchmarks.procfs import load_average, machine
+from benchmarks.report import replace_section
+from benchmarks.suite import FAILURES
+from benchmarks.workers import ROOT, cpu_meters, drive, share_out
+from mq.cli.dev_cluster import HOST, DevCluster, Ports
+from mq.cli.errors import run_trio
+from mq.client.admin import Admin
+
+CASES: Final = (Case(3, 1024, 1, 1), Case(3, 1024, 64, 1))
+WARMUP_SECONDS: Final = 2.0
+
+
+class TracedCluster(DevCluster):
+    """Three replicas that note when entries pass."""
+
+    module: ClassVar[str] = "benchmarks.critical_path.traced"
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    seconds: float
+    quick: bool
+    no_write: bool
+    dir: Path | None
+
+
+def parse_arguments(arguments: Sequence[str]) -> Plan:
+    """The command line as a plan. Ends the process on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-critical-path", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
+    parser.add_argument("--quick", action="store_true", help="a second of each load; docs stay as they are")
+    parser.add_argument("--no-write", action="store_true", help="leave docs as they are")
+    parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+    plan = parser.parse_args(arguments, namespace=Plan())
+    if plan.quick:
+        plan.seconds, plan.no_write = 1.0, True
+    return plan
+
+
+async def measure(case: Case, plan: Plan, directory: Path) -> Traced:
+    """One load on three new replicas. Raises DevClusterFailed, GeneratorFailed, ClientError."""
+    traces = directory / "traces"
+    traces.mkdir(parents=True)
+    os.environ[DIRECTORY_VARIABLE] = str(traces)
+    before = load_average()
+    async with TracedCluster.open(directory / "group", nodes=case.nodes, ports=Ports.free(case.nodes)) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic(TOPIC, QUEUES)
+        leader = await cluster.leader()
+        order = [leader, *(node for node in cluster.node_ids if node != leader)]
+        job = Job(
+            address=(HOST, cluster.port(leader)),
+            connections=case.connections,
+            in_flight=case.in_flight,
+            body_bytes=case.body_bytes,
+            begin=monotonic_seconds() + 1.0 + WARMUP_SECONDS,
+            window_seconds=plan.seconds,
+            windows=1,
+            first_slot=1,
+        )
+        reports, (cpu,) = await drive(share_out(job), cpu_meters([cluster.pid(node) for node in order]))
+        end = monotonic_seconds()
+        cluster.check()
+    messages = sum(report.messages[0] for report in reports)
+    begin = end - plan.seconds
+    of = {node: _read(traces / node, begin, end) for node in order}
+    found = paths(of[leader], {node: of[node] for node in order[1:]})
+    return Traced(
+        load=case.load,
+        entries=len(found),
+        path_us=1e6 * sorted(path.seconds for path in found)[len(found) // 2],
+        p50_ms=1e3 * quantile(added(report.latencies[0] for report in reports), 0.5),
+        messages_per_second=messages / plan.seconds,
+        cpu_us=tuple(1e6 * seconds / messages for seconds in cpu),
+        turns=tuple(turns_per_entry(of[node], len(found)) for node in order),
+        load_average=before,
+        rows=rows(found),
+    )
+
+
+def _read(path: Path, begin: float, end: float) -> Trace:
+    return [event for event in msgspec.msgpack.decode(path.read_bytes(), type=list[Event]) if begin <= event.at <= end]
+
+
+def main() -> None:
+    """Measure, print, and write docs/performance.md, the pictures and benchmarks/results/."""
+    plan = parse_arguments(sys.argv[1:])
+    found = list[Traced]()
+    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+        try:
+            for case in CASES:
+                found.append(run_trio(partial(measure, case, plan, Path(directory) / case.name)))
+                _print(found[-1])
+        except FAILURES as error:
+            print(f"bench-critical-path: {error}", file=sys.stderr)
+            sys.exit(1)
+    if not plan.no_write:
+        _write(found)
+
+
+def _print(traced: Traced) -> None:
+    cpu = " / ".join(f"{us:.0f}" for us in traced.cpu_us)
+    turns = " / ".join(f"{each:.1f}" for each in traced.turns)
+    print(
+        f"{traced.load}: {traced.messages_per_second:,.0f} msgs/s, p50 {traced.p50_ms:.2f} ms, in the leader until the "
+        f"reply {traced.path_us:.0f} us; CPU us/msg {cpu}; turns per entry {turns}; load average "
+        f"{traced.load_average:.1f}"
+    )
+    for row in traced.rows:
+        mark = "*" if row.is_critical else " "
+        print(
+            f"  {mark} {row.begin_us:7.0f} to {row.end_us:7.0f}: {row.median_us:6.0f} us (p90 {row.p90_us:6.0f}) "
+            f"{row.lane}: {row.name}"
+        )
+    print("  the reply waits for: " + ", ".join(f"{name} {us:.0f} us" for name, us in shares(traced.rows).items()))
+    sys.stdout.flush()
+
+
+def _write(found: Sequence[Traced]) -> None:
+    now = datetime.now(UTC)
+    given = " ".join(sys.argv[1:])
+    command = "make bench-critical-path" + (f' ARGS="{given}"' if given else "")
+    date = f"{now:%Y-%m-%d %H:%M} UTC"
+    results = ROOT / "benchmarks" / "results" / f"critical-path-{now:%Y%m%dT%H%M%SZ}.json"
+    raw = {"machine": machine(), "date": date, "command": command, "traced": [asdict(each) for each in found]}
+    results.write_text(json.dumps(raw, indent=1) + "\n")
+    for each in found:
+        (ROOT / "docs" / "images" / f"critical-path-{each.name}.svg").write_text(picture(each))
+    page = ROOT / "docs" / "performance.md"
+    text = section(found, command=command, machine=machine(), date=date)
+    page.write_text(replace_section(page.read_text(), text, BEGIN, END))
+    print(f"wrote docs/performance.md, its pictures and {results.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""What the events of all replicas say about one entry: who waited for whom, and for how long. Pure."""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+
+class Point(enum.IntEnum):
+    """A place that an entry passes in a replica."""
+
+    TURN_BEGINS = 0
+    TURN_ENDS = 1
+    SENDING = 2
+    SENT = 3
+    APPENDED = 4
+    WRITE_QUEUED = 5
+    WRITE_BEGAN = 6
+    WRITE_ENDED = 7
+    DURABLE = 8
+    ENTRIES_RECEIVED = 9
+    ACKNOWLEDGEMENT_RECEIVED = 10
+    APPLIED = 11
+
+
+class Event(msgspec.Struct, array_like=True, gc=False):
+    """``at``: seconds of CLOCK_MONOTONIC. ``index``: everything up to this entry has passed the point; 0 for points
+    without. ``peer``: the replica that sent something.
+    """
+
+    at: float
+    point: Point
+    index: int
+    peer: str
+
+
+Trace = Sequence[Event]
+
+
+class Lane(enum.StrEnum):
+    """Who does a step."""
+
+    LEADER = "leader: event loop"
+    LEADER_WRITER = "leader: writer"
+    WIRE = "kernel, scheduler"
+    FOLLOWER = "faster follower: event loop"
+    FOLLOWER_WRITER = "faster follower: writer"
+    OTHER = "slower follower: event loop"
+    OTHER_WRITER = "slower follower: writer"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``begin``, ``end``: seconds since the leader woke up with the request.
+
+    ``is_critical``: the reply waits for it.
+    """
+
+    lane: Lane
+    name: str
+    begin: float
+    end: float
+    is_critical: bool
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The steps of one entry, in the order of their begin. ``seconds``: until the reply was given to the kernel."""
+
+    steps: tuple[Step, ...]
+    seconds: float
+
+
+class _Turns:
+    """Events of one replica, for look-ups."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._begins = [event.at for event in trace if event.point is Point.TURN_BEGINS]
+        self._sent = [event for event in trace if event.point in (Point.SENDING, Point.SENT)]
+        self._sent_at = [event.at for event in self._sent]
+        self._by_point: dict[tuple[Point, str], tuple[list[int], list[float]]] = {}
+        for event in trace:
+            if event.index:
+                for peer in {"", event.peer}:
+                    indices, times = self._by_point.setdefault((event.point, peer), ([], []))
+                    if not indices or event.index > indices[-1]:
+                        indices.append(event.index)
+                        times.append(event.at)
+
+    def passed(self, point: Point, index: int, peer: str = "") -> float:
+        """When entry ``index`` passed the point. Raises KeyError."""
+        indices, times = self._by_point[point, peer]
+        place = bisect.bisect_left(indices, index)
+        if place == len(indices):
+            raise KeyError(index)
+        return times[place]
+
+    def turn_of(self, at: float) -> float:
+        """When the turn began in which ``at`` was. Raises KeyError."""
+        place = bisect.bisect_right(self._begins, at)
+        if not place:
+            raise KeyError(at)
+        return self._begins[place - 1]
+
+    def sending_after(self, at: float) -> tuple[float, float]:
+        """Begin and end of the first sending after ``at``. Raises KeyError."""
+        place = bisect.bisect_left(self._sent_at, at)
+        while place + 1 < len(self._sent):
+            if self._sent[place].point is Point.SENDING:
+                return self._sent[place].at, self._sent[place + 1].at
+            place += 1
+        raise KeyError(at)
+
+    def entries(self) -> list[int]:
+        """All entries appended here as the leader."""
+        return self._by_point.get((Point.APPENDED, ""), ([], []))[0]
+
+    def turns(self) -> int:
+        """The number of turns."""
+        return len(self._begins)
+
+
+def paths(leader: Trace, followers: Mapping[str, Trace]) -> list[Path]:
+    """The path of each entry that all replicas have seen completely; those at the edges of the traces are left out."""
+    of_leader = _Turns(leader)
+    of_followers = {name: _Turns(trace) for name, trace in followers.items()}
+    found = list[Path]()
+    for index in of_leader.entries():
+        try:
+            found.append(_path(index, of_leader, of_followers))
+        except KeyError:
+            continue
+    return found
+
+
+def _path(index: int, leader: _Turns, followers: Mapping[str, _Turns]) -> Path:
+    appended = leader.passed(Point.APPENDED, index)
+    begin = leader.turn_of(appended)
+    queued = leader.passed(Point.WRITE_QUEUED, index)
+    _, sent = leader.sending_after(queued)
+    came = sorted((leader.passed(Point.ACKNOWLEDGEMENT_RECEIVED, index, name), name) for name in followers)
+    applied = leader.passed(Point.APPLIED, index)
+    _, replied = leader.sending_after(applied)
+    steps = [
+        Step(Lane.LEADER, "receive, check, frame", begin, appended, True),
+        Step(Lane.LEADER, "queue the write", appended, queued, True),
+        Step(Lane.LEADER, "build and send to followers", queued, sent, True),
+        *_write(leader, index, Lane.LEADER_WRITER, queued, is_critical=False),
+    ]
+    # A majority of three is the leader and one follower, or both followers.
+    for (acknowledged, name), (lane, writer) in zip(
+        came, ((Lane.FOLLOWER, Lane.FOLLOWER_WRITER), (Lane.OTHER, Lane.OTHER_WRITER)), strict=False
+    ):
+        steps += _of_follower(index, followers[name], lane, writer, sent, leader.turn_of(acknowledged))
+    first = came[0][0]
+    turn = leader.turn_of(first)
+    steps += [
+        Step(Lane.LEADER, "receive the acknowledgement", turn, first, True),
+        Step(Lane.LEADER, "commit and apply", first, applied, True),
+        Step(Lane.LEADER, "send the reply", applied, replied, True),
+    ]
+    own = leader.passed(Point.DURABLE, index)
+    if own < applied and leader.turn_of(own) != turn:
+        steps.append(Step(Lane.LEADER, "note its own write", leader.turn_of(own), own, False))
+    moved = [Step(s.lane, s.name, s.begin - begin, s.end - begin, s.is_critical) for s in steps]
+    return Path(tuple(sorted(moved, key=lambda step: step.begin)), replied - begin)
+
+
+def _write(replica: _Turns, index: int, lane: Lane, queued: float, *, is_critical: bool) -> list[Step]:
+    began, ended = replica.passed(Point.WRITE_BEGAN, index), replica.passed(Point.WRITE_ENDED, index)
+    # The writer may begin before the event loop, which has woken it, goes on and notes that.
+    return [
+        Step(lane, "wake up", min(queued, began), began, is_critical),
+        Step(lane, "write and sync", began, ended, is_critical),
+    ]
+
+
+def _of_follower(index: int, replica: _Turns, lane: Lane, writer: Lane, sent: float, taken: float) -> list[Step]:
+    """From the leader's sending to its turn with the acknowledgement."""
+    is_critical = lane is Lane.FOLLOWER
+    received = replica.passed(Point.ENTRIES_RECEIVED, index)
+    turn = replica.turn_of(received)
+    queued = replica.passed(Point.WRITE_QUEUED, index)
+    ended = replica.passed(Point.WRITE_ENDED, index)
+    durable = replica.passed(Point.DURABLE, index)
+    woke = replica.turn_of(durable)
+    steps = [
+        Step(lane, "wake up with the entries", sent, turn, is_critical),
+        Step(lane, "receive and check the entries", turn, received, is_critical),
+        Step(lane, "queue the write", received, queued, is_critical),
+        *_write(replica, index, writer, queued, is_critical=is_critical),
+    ]
+    answered = replica.sending_after(durable)[1]
+    steps += [
+        Step(lane, "wake up after the write", ended, woke, is_critical),
+        Step(lane, "build and send the acknowledgement", woke, answered, is_critical),
+    ]
+    if is_critical:
+        steps.append(Step(Lane.WIRE, "the leader wakes up", answered, max(taken, answered), True))
+    return steps
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A step over all paths, in microseconds: the median of its begin and of its end, and its duration."""
+
+    lane: Lane
+    name: str
+    begin_us: float
+    end_us: float
+    median_us: float
+    p90_us: float
+    is_critical: bool
+
+
+COMMON_SHARE: Final = 0.5
+"""A step that fewer paths have is left out."""
+
+
+def rows(found: Sequence[Path]) -> list[Row]:
+    """Each step over all paths, in the order of the median of its begin."""
+    of: dict[tuple[Lane, str], list[Step]] = {}
+    for path in found:
+        for step in path.steps:
+            of.setdefault((step.lane, step.name), []).append(step)
+    made = [
+        Row(
+            lane,
+            name,
+            _median(step.begin for step in steps),
+            _median(step.end for step in steps),
+            _median(step.seconds for step in steps),
+            1e6 * sorted(step.seconds for step in steps)[int(0.9 * (len(steps) - 1))],
+            steps[0].is_critical,
+        )
+        for (lane, name), steps in of.items()
+        if len(steps) >= COMMON_SHARE * len(found)
+    ]
+    return sorted(made, key=lambda row: row.begin_us)
+
+
+def _median(seconds: Iterable[float]) -> float:
+    return 1e6 * statistics.median(seconds)
+
+
+def turns_per_entry(trace: Trace, entries: int) -> float:
+    """Turns of the event loop in the trace, for each entry."""
+    return _Turns(trace).turns() / max(entries, 1)

@@ -1,0 +1,151 @@
+"""A broker that notes when a message passes certain points: ``python -m benchmarks.critical_path.traced``.
+
+Takes the arguments of ``raftmq``. Wraps functions of the broker before it starts: brokers started otherwise have
+none of this. Times are of CLOCK_MONOTONIC, which all processes of a machine share. When the broker ends, it writes its
+`Event`s to ``RAFTMQ_TRACE_DIRECTORY``, to a file with the name of the node.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import msgspec
+
+from benchmarks.critical_path.steps import Event, Point
+from mq.cli import main as run_raftmq
+from raftlog.net import reactor
+from raftlog.net.frames import Kind
+from raftlog.net.reactor import Reactor
+from raftlog.replica import Replica
+from raftlog.segment.log import SegmentLog
+from raftlog.segment.writer import Writer
+
+DIRECTORY_VARIABLE: Final = "RAFTMQ_TRACE_DIRECTORY"
+_EVENTS_MAX: Final = 2_000_000
+
+_events: deque[Event] = deque(maxlen=_EVENTS_MAX)
+
+
+def _note(point: Point, index: int = 0, peer: str = "", at: float | None = None) -> None:
+    _events.append(Event(monotonic() if at is None else at, point, index, peer))
+
+
+def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    inner = getattr(owner, name)
+    setattr(owner, name, functools.wraps(inner)(make(inner)))
+
+
+def _turn(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def turn(self: Reactor, ready: object) -> None:
+        _note(Point.TURN_BEGINS)
+        inner(self, ready)
+        _note(Point.TURN_ENDS)
+
+    return turn
+
+
+def _sending(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def flush(*arguments: Any) -> None:
+        _note(Point.SENDING)
+        inner(*arguments)
+        _note(Point.SENT)
+
+    return flush
+
+
+def _append(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def append(self: Replica, *arguments: Any) -> Any:
+        index = inner(self, *arguments)
+        if isinstance(index, int):
+            _note(Point.APPENDED, index)
+        return index
+
+    return append
+
+
+def _submit(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def submit(self: SegmentLog, *arguments: Any, **named: Any) -> None:
+        inner(self, *arguments, **named)
+        _note(Point.WRITE_QUEUED, self.last_index)
+
+    return submit
+
+
+def _receive(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def receive(self: Replica, source: str, kind: Kind, payload: memoryview) -> None:
+        inner(self, source, kind, payload)
+        if kind is Kind.APPEND:
+            _note(Point.ENTRIES_RECEIVED, self.core.last_index, source)
+        elif kind is Kind.APPENDED:
+            progress = next(peer for peer in self.core.status().peers if peer.peer == source)
+            _note(Point.ACKNOWLEDGEMENT_RECEIVED, progress.match, source)
+
+    return receive
+
+
+def _storage_done(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def storage_done(self: Replica, ticket: int) -> None:
+        queue = _queues[-1]
+        inner(self, ticket)
+        _note(Point.WRITE_BEGAN, self.core.durable, at=queue.began_at)
+        _note(Point.WRITE_ENDED, self.core.durable, at=queue.written_at)
+        _note(Point.DURABLE, self.core.durable)
+
+    return storage_done
+
+
+def _apply(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Replica) -> None:
+        inner(self)
+        _note(Point.APPLIED, self.applied_index)
+
+    return apply
+
+
+_queues: list[Any] = []
+
+
+def _start_writer(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def start(self: Writer, store: Any) -> None:
+        _queues.append(self._queue)
+        inner(self, store)
+
+    return start
+
+
+def install() -> None:
+    """Wrap the points of this process."""
+    _wrap(Reactor, "_turn", _turn)
+    _wrap(reactor, "flush_streams", _sending)
+    _wrap(Replica, "append", _append)
+    _wrap(SegmentLog, "submit", _submit)
+    _wrap(Replica, "receive", _receive)
+    _wrap(Replica, "storage_done", _storage_done)
+    _wrap(Replica, "_apply", _apply)
+    _wrap(Writer, "start", _start_writer)
+
+
+def main() -> None:
+    """Run ``raftmq`` with the arguments of this process, and write what was noted."""
+    arguments = sys.argv[1:]
+    if arguments[0] != "broker":
+        run_raftmq()
+        return
+    install()
+    name = arguments[arguments.index("--node-id") + 1]
+    try:
+        run_raftmq()
+    finally:
+        path = Path(os.environ[DIRECTORY_VARIABLE]) / name
+        path.write_bytes(msgspec.msgpack.encode(list(_events)))
+
+
+if __name__ == "__main__":
+    main()
