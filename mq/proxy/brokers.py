@@ -137,6 +137,16 @@ class Brokers:
         code = RequestCode.CHECK_CLIENT_CONFIG
         await self.ask(AUTO_CREATE_TEMPLATE, _first(route), code, user.fields(), body)
 
+    async def authorize(self, topic: str, extra: Fields) -> None:
+        """Let a broker check that a user may do anything with a topic; without a user, everybody may.
+
+        Raises ClientError if not.
+        """
+        if extra:
+            broker_name = _first((await self.topic(topic)).route)
+            ext = TopicOfBrokerExt(topic=topic, lo=True)
+            await self.ask(topic, broker_name, RequestCode.GET_TOPIC_CONFIG, {**ext.fields(), **extra})
+
     # Requests.
 
     async def send(self, messages: Sequence[OutgoingMessage], *, seconds: float) -> list[SendResult | ClientError]:

@@ -10,7 +10,16 @@ from typing import Any, Final
 import msgspec
 
 from mq.broker.access.accounts import Account, Accounts, Permission, parse_accounts
-from mq.broker.access.needs import OF_PROXIES, ROWS, THROUGH_PROXIES, Role, Row, is_of_consumers
+from mq.broker.access.needs import (
+    ANY_PERMISSION,
+    OF_PROXIES,
+    ROWS,
+    ROWS_THROUGH_PROXIES,
+    THROUGH_PROXIES,
+    Role,
+    Row,
+    is_of_consumers,
+)
 from mq.broker.access.policies import UserAccount, rules_of
 from mq.broker.access.sealing import SealBroken, opened
 from mq.broker.base.rate_limited_log import Log
@@ -148,7 +157,13 @@ class AccessControl:
             return f"{NOT_AUTHENTICATED}the signature does not match the access key {wanted.user}: check the secret key"
         if type(request) not in THROUGH_PROXIES:
             return f"request code {request.code} is not allowed through a proxy"
-        return None if user.admin else _lacking(user, row, request, body, wanted.address)
+        if user.admin:
+            return None
+        lacking = _lacking(user, ROWS_THROUGH_PROXIES.get(type(request), row), request, body, wanted.address)
+        if lacking and type(request) in ANY_PERMISSION:
+            any_is_enough = any(user.may(request.ext.topic, each, wanted.address) for each in Permission)
+            return None if any_is_enough else f"{user.access_key} has no permission for {request.ext.topic[:200]}"
+        return lacking
 
     def _more(self, request: Any, fields: Mapping[str, str], body: bytes) -> str | None:
         if isinstance(request, UnknownRequest):

@@ -256,10 +256,23 @@ THROUGH_PROXIES: Final = frozenset(
         pop_requests.PopMessage,
         pop_requests.AckMessage,
         pop_requests.ChangeMessageInvisibleTime,
+        operator_requests.GetTopicConfig,
         admin_requests.CheckClientConfig,
     }
 )
 """The requests that a proxy may make for a user, also for an administrator."""
+
+
+def _ending(request: Any, body: bytes) -> Needs:
+    """Clients of proxies produce for a group with the name of the topic, and a broker compares it with the message."""
+    return ((request.ext.producer_group, PUB),)
+
+
+ROWS_THROUGH_PROXIES: Final[Mapping[type[Any], Row]] = {requests.EndTransaction: _ending}
+"""What users need for a request through a proxy, where it is more than in `ROWS`."""
+
+ANY_PERMISSION: Final = frozenset({operator_requests.GetTopicConfig})
+"""The requests that a proxy may make for a user who has any permission for the topic: its producers see it, too."""
 
 
 def is_of_consumers(request: Any, body: bytes) -> bool:

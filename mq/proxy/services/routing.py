@@ -17,15 +17,17 @@ class Routing:
         self._brokers = brokers
 
     async def query_route(self, request: pb.QueryRouteRequest, caller: Caller) -> pb.QueryRouteResponse:
-        """The queues of a topic. Raises Refused, ClientError."""
-        endpoints = _checked(request.endpoints)
-        topic = await self._brokers.topic(topic_of(request.topic))
+        """The queues of a topic, for users who may do anything with it. Raises Refused, ClientError."""
+        endpoints, name = _checked(request.endpoints), topic_of(request.topic)
+        await self._brokers.authorize(name, caller.extra)
+        topic = await self._brokers.topic(name)
         return pb.QueryRouteResponse(status=OK, message_queues=queues_of(topic.route, topic.config, endpoints))
 
     async def query_assignment(self, request: pb.QueryAssignmentRequest, caller: Caller) -> pb.QueryAssignmentResponse:
         """What a member of a group receives from. Raises Refused, ClientError."""
         endpoints = _checked(request.endpoints)
         name, group = topic_of(request.topic), group_of(request.group)
+        await self._brokers.authorize(name, caller.extra)
         topic = await self._brokers.topic(name)
         config = await self._brokers.group(group)
         in_order = config is not None and config.consume_message_orderly

@@ -76,7 +76,7 @@ class Telemetry:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cancel_at_drain, nursery.cancel_scope)
-                await self._serve(call, stream)
+                await self._serve(call, stream, caller)
                 nursery.cancel_scope.cancel()
         finally:
             self._clients.closed(stream)
@@ -87,13 +87,13 @@ class Telemetry:
         await self._draining.wait()
         scope.cancel()
 
-    async def _serve(self, call: Call, stream: TelemetryStream) -> None:
+    async def _serve(self, call: Call, stream: TelemetryStream, caller: Caller) -> None:
         while (data := await call.receive()) is not None:
             command = parsed(pb.TelemetryCommand, data)
             if command.HasField("settings"):
-                await stream.send(await self._settings(stream, command.settings))
+                await stream.send(await self._settings(stream, command.settings, caller))
 
-    async def _settings(self, stream: TelemetryStream, told: pb.Settings) -> pb.TelemetryCommand:
+    async def _settings(self, stream: TelemetryStream, told: pb.Settings, caller: Caller) -> pb.TelemetryCommand:
         """The answer to the settings of a client."""
         try:
             if told.HasField("subscription") and told.client_type not in LITE:
@@ -102,7 +102,7 @@ class Telemetry:
                 group = None
             settings = merged(told, group)
             if told.HasField("publishing"):
-                await self._produces(stream, {topic_of(topic) for topic in told.publishing.topics})
+                await self._produces(stream, {topic_of(topic) for topic in told.publishing.topics}, caller)
         except Refused as refused:
             return pb.TelemetryCommand(status=refused.status)
         except ClientError as error:
@@ -110,14 +110,17 @@ class Telemetry:
         stream.settings = settings
         return pb.TelemetryCommand(status=OK, settings=settings)
 
-    async def _produces(self, stream: TelemetryStream, topics: set[str]) -> None:
-        """Note the topics to which a producer may send transactional messages: brokers ask about these."""
+    async def _produces(self, stream: TelemetryStream, topics: set[str], caller: Caller) -> None:
+        """Note the topics to which a producer may send transactional messages: brokers ask about these, and show the
+        messages. So its user must have a permission for them.
+        """
         found: set[str] = set()
         for topic in topics:
             try:
                 if pb.TRANSACTION in kinds_of((await self._brokers.topic(topic)).config):
+                    await self._brokers.authorize(topic, caller.extra)
                     found.add(topic)
-            except ClientError as error:  # it does not exist yet; the first message to it will say so
+            except ClientError as error:  # it may not exist yet; the first message to it will say so
                 self._log.debug("topic_unknown", topic=topic, reason=str(error))
         known = self._clients.transaction_topics()
         room = TOPICS_MAX - len(known)

@@ -17,7 +17,9 @@ from mq.client.net.credentials import Credentials
 from mq.client.users import UserAdmin
 from mq.protocol.acting import ActsFor
 from mq.protocol.codes import RequestCode
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.user_bodies import PolicyEntryInfo, UserInfo
+from mq.proxy.mapping.handles import TransactionId
 from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit, open_kit
 from tests.support.proxies import ENDPOINTS, InMemoryProxy, open_proxy
@@ -112,6 +114,31 @@ def test_who_has_not_signed_or_not_lately_is_refused(tmp_path: Path) -> None:
         assert kit.messages("Orders") == []
         proxy.metadata = right
         assert (await proxy.send("Orders", "one")).status.code == pb.OK
+
+    run(tmp_path, test)
+
+
+def test_a_route_and_the_end_of_a_transaction_need_a_permission_for_the_topic(tmp_path: Path) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        proxy.metadata = signed("orders-service", "orders-secret", kit.now())
+        transaction = TransactionId("broker-a", QueueOffset(0), PhysicalOffset(0), "id").encode()
+
+        async def codes(topic: str) -> list[int]:
+            name, group = pb.Resource(name=topic), pb.Resource(name="billing")
+            route = pb.QueryRouteRequest(topic=name, endpoints=ENDPOINTS)
+            assignment = pb.QueryAssignmentRequest(topic=name, group=group, endpoints=ENDPOINTS)
+            end = pb.EndTransactionRequest(topic=name, transaction_id=transaction, resolution=pb.COMMIT)
+            return [
+                (await proxy.ask("QueryRoute", route, pb.QueryRouteResponse)).status.code,
+                (await proxy.ask("QueryAssignment", assignment, pb.QueryAssignmentResponse)).status.code,
+                (await proxy.ask("EndTransaction", end, pb.EndTransactionResponse)).status.code,
+            ]
+
+        assert await codes("Orders") == [pb.OK, pb.OK, pb.INTERNAL_SERVER_ERROR]  # there is no such transaction
+        assert await codes("Secrets") == [pb.FORBIDDEN] * 3
+        # A permission to send is enough to learn the queues.
+        proxy.metadata = signed("another", "another-secret", kit.now())
+        assert (await codes("Orders"))[0] == pb.OK
 
     run(tmp_path, test)
 

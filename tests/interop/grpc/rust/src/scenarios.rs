@@ -33,16 +33,17 @@ pub async fn send(scene: &Scene) -> Outcome {
     scene.until_received(20).await
 }
 
+/// Fails no message: what a simple consumer does not acknowledge stops the whole queue, not its message group.
 pub async fn fifo(scene: &Scene) -> Outcome {
+    event("lacking", json!({"calls": ["retry"]}));
     let producer = scene.producer().await?;
     for number in 0..80 {
         let body = format!("{}-{}", number % 8, number / 8);
         let message = scene.message(&body).set_message_group(format!("group-{}", number % 8)).build()?;
         sent(&body, producer.send(message).await?.message_id());
     }
-    scene.fail_once("3-4");
     scene.consume_all("fifo").await?;
-    scene.until_received(81).await?;
+    scene.until_received(80).await?;
     sleep(2.0).await; // a message that is delivered once too often comes by then
     Ok(())
 }

@@ -54,7 +54,6 @@ pub struct Scene {
     pub topic: String,
     pub group: String,
     received: Arc<Mutex<Vec<String>>>,
-    failing: Arc<Mutex<Option<String>>>,
     stopped: Arc<AtomicBool>,
 }
 
@@ -65,7 +64,6 @@ impl Scene {
             topic: name.into(),
             group: format!("{name}-group"),
             received: Arc::default(),
-            failing: Arc::default(),
             stopped: Arc::default(),
         }
     }
@@ -107,15 +105,8 @@ impl Scene {
             while !scene.stopped.load(Ordering::Relaxed) {
                 match consumer.receive_with(&scene.topic, &filter, 16, INVISIBLE).await {
                     Ok(messages) => {
-                        let mut failed = None;
                         for message in messages {
-                            if failed.is_some() && failed.as_deref() == message.message_group() {
-                                continue; // they come again after the one that failed
-                            }
-                            if scene.fails(&scene.note(by, &message)) {
-                                failed = message.message_group().map(str::to_string);
-                                continue;
-                            }
+                            scene.note(by, &message);
                             if let Err(error) = consumer.ack(&message).await {
                                 event("unacknowledged", json!({"why": error.to_string()}));
                             }
@@ -136,17 +127,8 @@ impl Scene {
         self.consume(by, &self.group, FilterExpression::new(FilterType::Tag, "*")).await
     }
 
-    /// The message with this body is not acknowledged once.
-    pub fn fail_once(&self, body: &str) {
-        *self.failing.lock().expect("not poisoned") = Some(body.into());
-    }
-
-    fn fails(&self, body: &str) -> bool {
-        self.failing.lock().expect("not poisoned").take_if(|failing| failing == body).is_some()
-    }
-
-    /// Reports a message that came; returns its body.
-    fn note(&self, by: &str, message: &MessageView) -> String {
+    /// Reports a message that came.
+    fn note(&self, by: &str, message: &MessageView) {
         let body = String::from_utf8_lossy(message.body()).to_string();
         let mut keys = message.keys().to_vec();
         keys.sort();
@@ -156,8 +138,7 @@ impl Scene {
                 "properties": message.properties(), "topic": message.topic(), "group": message.message_group(),
                 "times": message.delivery_attempt() - 1, "at": now_ms()}),
         );
-        self.received.lock().expect("not poisoned").push(body.clone());
-        body
+        self.received.lock().expect("not poisoned").push(body);
     }
 
     pub fn received(&self) -> Vec<String> {
