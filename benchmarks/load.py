@@ -90,6 +90,14 @@ class Report:
     wake_ups: list[int] = field(default_factory=list)
 
 
+STARTED_LATE = 3
+"""Exit code: the first window began before all connections were there."""
+
+
+class StartedLate(Exception):
+    """The first window would count what was not sent yet."""
+
+
 class Connection:
     __slots__ = ("fd", "received", "sock", "started", "unsent", "wire")
 
@@ -181,7 +189,7 @@ class Recorder:
 
 
 def generate(job: Job) -> Report:
-    """Keep the messages in flight until the last window ends. Raises LoadFailed, OSError."""
+    """Keep the messages in flight until the last window ends. Raises LoadFailed, StartedLate, OSError."""
     epoll = select.epoll()
     connections = {c.fd: c for c in (Connection(job, number) for number in range(job.connections))}
     for connection in connections.values():
@@ -190,6 +198,8 @@ def generate(job: Job) -> Report:
         connection.started = dict.fromkeys(keys, monotonic_seconds())
         if not connection.send(data):
             epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+    if monotonic_seconds() > job.begin:
+        raise StartedLate
 
     recorder = Recorder(job.begin, job.window_seconds, job.windows, job.batch)
     while True:
@@ -271,6 +281,8 @@ def main() -> None:
     except (LoadFailed, OSError) as error:
         print(f"load generator: {error}", file=sys.stderr)
         sys.exit(1)
+    except StartedLate:
+        sys.exit(STARTED_LATE)
     json.dump(asdict(report), sys.stdout)
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import trio
 
-from benchmarks.load import Job, Report
+from benchmarks.load import STARTED_LATE, Job, Report
 from mq.monitoring.cpu_time import cpu_seconds
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +33,7 @@ class GeneratorFailed(Exception):
 
 
 class _WindowMissed(Exception):
-    """This process did not run when a window ended."""
+    """This process did not run when a window ended, or a load generator was not ready when the first one began."""
 
 
 def share_out(job: Job, workers: int = WORKERS_MAX) -> list[Job]:
@@ -75,21 +75,24 @@ async def drive(
 ) -> tuple[list[Report], list[list[float]]]:
     """Run all jobs at once, with the same windows; also returns what each meter counted in each window.
 
-    ``generator`` is a module that reads a job and writes a `Report`, both as JSON. If the machine is so busy that this
-    process notices the end of a window far too late, all windows are measured again.
+    ``generator`` is a module that reads a job and writes a `Report`, both as JSON; exit code `STARTED_LATE` says that
+    the first window began before it. If the machine is so busy that this happens, or that this process notices the end
+    of a window far too late, all windows are measured again, with twice the time before the first one.
 
     Raises GeneratorFailed, also if that happens each of `ATTEMPTS_MAX` times.
     """
     ahead = max(jobs[0].begin - time.clock_gettime(time.CLOCK_MONOTONIC), AHEAD_SECONDS_MIN)
     for attempt in range(ATTEMPTS_MAX):
         if attempt:
-            begin = time.clock_gettime(time.CLOCK_MONOTONIC) + ahead
+            begin = time.clock_gettime(time.CLOCK_MONOTONIC) + ahead * 2**attempt
             jobs = [job.at(begin) for job in jobs]
         try:
             return await _drive(jobs, meters, generator)
         except* _WindowMissed:
             pass
-    raise GeneratorFailed(f"the end of a window was noticed late {ATTEMPTS_MAX} times: this machine is too busy")
+    raise GeneratorFailed(
+        f"a window began before its load, or its end was noticed late, {ATTEMPTS_MAX} times: this machine is too busy"
+    )
 
 
 async def _drive(
@@ -108,6 +111,8 @@ async def _drive(
             check=False,
             cwd=ROOT,
         )
+        if done.returncode == STARTED_LATE:
+            raise _WindowMissed
         if done.returncode:
             failures.append(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
             nursery.cancel_scope.cancel()

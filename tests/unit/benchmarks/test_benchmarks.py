@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Hashable
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -27,7 +28,7 @@ from benchmarks.disk_alone import DiskJob, write_alone
 from benchmarks.figures import Figure, table
 from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
 from benchmarks.latency import share_of
-from benchmarks.load import BUCKETS_PER_E, Connection, Job, Report, monotonic_seconds, quantile
+from benchmarks.load import BUCKETS_PER_E, STARTED_LATE, Connection, Job, Report, monotonic_seconds, quantile
 from benchmarks.paced_causes import Writes, bound_of
 from benchmarks.paced_load import PacedJob, Sender, generate
 from benchmarks.procfs import own_cpu_seconds
@@ -54,6 +55,13 @@ def test_frame_has_its_lengths_and_a_json_header() -> None:
     assert 330 <= header_length <= 390
     assert OPAQUE.findall(frame) == [b"7"]
     assert CODE.findall(frame) == [b"310"]
+
+
+def test_load_that_is_not_ready_when_its_first_window_begins_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        job = Job(server.getsockname(), 2, 1, 128, monotonic_seconds() - 0.001, 1.0, 1, 1)
+        command = [sys.executable, "-m", "benchmarks.load"]
+        assert subprocess.run(command, input=json.dumps(asdict(job)).encode(), check=False).returncode == STARTED_LATE
 
 
 def test_burning_takes_its_share_and_no_more() -> None:
