@@ -75,10 +75,11 @@ class ForwardedReads:
     earlier run, which may be older than the read, is not taken for one of this run.
     """
 
-    __slots__ = ("_number", "_questions", "waiting")
+    __slots__ = ("_number", "_questions", "_sent_at", "waiting")
 
     def __init__(self, number: int) -> None:
         self._number = number
+        self._sent_at = float("-inf")
         self._questions: dict[int, tuple[float, list[int]]] = {}
         self.waiting: list[int] = []
 
@@ -93,12 +94,27 @@ class ForwardedReads:
         """The number of a query for all waiting reads."""
         self._number += 1
         self._questions[self._number] = (now, self.waiting)
+        self._sent_at = now
         self.waiting = []
         return self._number
 
+    def ask_again(self, now: float, seconds: float) -> int | None:
+        """The number of the newest query, to be sent again, if it was sent last ``seconds`` ago or before."""
+        if not self._questions or now < self._sent_at + seconds:
+            return None
+        self._sent_at = now
+        return self._number
+
     def answered(self, number: int) -> list[int]:
-        """The reads of query ``number``; none if it was answered or abandoned before."""
-        return self._questions.pop(number, (0.0, []))[1]
+        """The reads of query ``number``, and of all earlier ones, which are older; none if it was answered or abandoned
+        before.
+        """
+        reads: list[int] = []
+        if number in self._questions:
+            # They are in the order of sending.
+            for earlier in [each for each in self._questions if each <= number]:
+                reads += self._questions.pop(earlier)[1]
+        return reads
 
     def overdue(self, asked_before: float) -> list[int]:
         """Abandon the queries sent before that time; returns their reads."""

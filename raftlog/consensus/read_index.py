@@ -30,14 +30,22 @@ class Reading(CoreState):
             self._dirty = True
 
     def _ask_leader(self) -> None:
-        """Send one query for all waiting reads; abandon queries that the leader has not answered for long."""
+        """Send one query for all waiting reads; abandon queries that the leader has not answered for long.
+
+        The last query is repeated while it is not answered: whoever reads has less patience than an election takes, and
+        a query is lost if it is sent before the connection to a leader that has just been found.
+        """
         if self._reads.sent_to != (self._term, self._leader_id):
             self._abandon_questions()
             return
         for ctx in self._reads.asked.overdue(self._now - self.config.election_timeout_seconds_max):
             self._answer_read(None, ctx, None)
-        if self._reads.asked.waiting and self._leader_id is not None:
-            self._post(ReadIndexReq(self.node_id, self._leader_id, self._term, self._reads.asked.ask(self._now)))
+        if self._reads.asked.waiting:
+            number: int | None = self._reads.asked.ask(self._now)
+        else:
+            number = self._reads.asked.ask_again(self._now, self.config.heartbeat_seconds)
+        if number is not None and self._leader_id is not None:
+            self._post(ReadIndexReq(self.node_id, self._leader_id, self._term, number))
 
     def _abandon_questions(self) -> None:
         for ctx in self._reads.asked.abandon():
