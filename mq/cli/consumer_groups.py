@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.table import Table
 
 from mq.cli.cluster_view import client_errors
+from mq.cli.confirm import Yes, confirm
+from mq.cli.consumer_members import Member, members_of, members_table
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.operators import operator_name
 from mq.cli.output import Json, print_json, time_of
@@ -16,6 +21,7 @@ from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
+from mq.client.errors import TopicNotFound
 from mq.client.message import MessageQueue
 from mq.protocol.names import dead_letter_topic
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
@@ -156,18 +162,22 @@ def delete(
     group: Group,
     keep_offsets: Annotated[bool, typer.Option("--keep-offsets", help="Keep its offsets.")] = False,
     topics: Annotated[bool, typer.Option("--topics", help="Also delete its retry and dead letter topics.")] = False,
+    yes: Yes = False,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Delete a consumer group in every broker group. One that has members comes back with their next heartbeat.
 
-    Exit code 1 if there is no such group.
+    On a terminal it says what is lost and asks. Exit code 1 if there is no such group.
     """
 
     async def main() -> None:
         async with Admin(namesrv) as admin:
             # A group may be deleted with its offsets kept.
-            is_known = group in await admin.consumer_groups() or bool(await admin.group_progress(group))
+            progress = await admin.group_progress(group)
+            is_known = group in await admin.consumer_groups() or bool(progress)
+            if is_known:
+                await confirm(partial(_loss, admin, group, progress, topics), yes=yes)
             await admin.delete_consumer_group(group, offsets=not keep_offsets, topics=topics)
         if not is_known:
             raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
@@ -179,6 +189,21 @@ def delete(
         return
     kept = ", its offsets are kept" if keep_offsets else ""
     print(f"deleted consumer group {group}{kept}{', and its retry and dead letter topics' if topics else ''}")
+
+
+async def _loss(admin: Admin, group: str, progress: dict[MessageQueue, GroupProgress], topics: bool) -> str:
+    """What a deletion of the group loses, as a sentence."""
+    waiting = sum(max(each.end - each.offset, 0) for each in progress.values())
+    members = len(await admin.group_members(group))
+    plural = "s" if members != 1 else ""
+    said = f"consumer group {group} has {members:,} member{plural}, and {waiting:,} messages to consume"
+    if topics:
+        letters = 0
+        with suppress(TopicNotFound):
+            ends = await admin.topic_stats(dead_letter_topic(group))
+            letters = sum(each.max_offset - each.min_offset for each in ends.values())
+        said += f"; {letters:,} dead letters are deleted, too"
+    return said
 
 
 @app.command("reset")
@@ -272,24 +297,37 @@ def _position(text: str) -> ConsumeFrom:
 
 @app.command("describe")
 def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Show a group's settings, and its offset and lag in each queue. Exit code 1 if there is no such group."""
+    """Show a group's settings, its offset and lag in each queue, and its members.
 
-    async def main() -> tuple[dict[str, SubscriptionGroupConfig], dict[MessageQueue, GroupProgress]]:
+    Exit code 1 if there is no such group.
+    """
+    found: dict[MessageQueue, GroupProgress] = {}
+    configs: dict[str, SubscriptionGroupConfig] = {}
+    members: list[Member] = []
+
+    async def main() -> None:
         async with Admin(namesrv) as admin:
-            return (await admin.consumer_groups()).get(group, {}), await admin.group_progress(group)
+            configs.update((await admin.consumer_groups()).get(group, {}))
+            found.update(await admin.group_progress(group))
+            members.extend(await members_of(admin, group))
 
     with client_errors():
-        configs, progress = run_trio(main)
-    if not configs and not progress:
+        run_trio(main)
+    if not configs and not found:
         raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
     if as_json:
-        print_json(_as_json(configs, progress))
+        print_json(_as_json(configs, found) | {"members": [member.as_json() for member in members]})
         return
     for broker, config in sorted(configs.items()):
         print(f"{group} in {broker}: {_settings(config)}")
-    if not progress:
+    if found:
+        print_table(_progress_table(found))
+    else:
         print("it has no offsets")
-        return
+    print_table(members_table(members)) if members else print("it has no members")
+
+
+def _progress_table(progress: dict[MessageQueue, GroupProgress]) -> Table:
     numbers = ("queue", "offset", "next message", "behind")
     table = plain_table("topic", "broker group", *numbers, "last consumed was stored", numbers=numbers)
     for queue, each in progress.items():
@@ -302,7 +340,7 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
             behind(each),
             time_of(each.last_ms) or "-",
         )
-    print_table(table)
+    return table
 
 
 def behind(progress: GroupProgress) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from mq.cli.cluster_view import client_errors
+from mq.cli.confirm import Yes, confirm
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json, time_of
 from mq.cli.tables import plain_table, print_table
@@ -240,15 +242,17 @@ def route(
 
 
 @app.command("delete")
-def delete(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+def delete(topic: Topic, yes: Yes = False, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Delete a topic, its messages and its consumer offsets, in every broker group.
 
-    Exit code 1 if there is no such topic.
+    On a terminal it says what is lost and asks. Exit code 1 if there is no such topic.
     """
 
     async def main() -> None:
         async with Admin(namesrv) as admin:
             is_known = topic in await admin.topics()
+            if is_known:
+                await confirm(partial(_loss, admin, topic), yes=yes)
             # Also if it is unknown: an unreachable broker group may have it.
             await admin.delete_topic(topic)
         if not is_known:
@@ -260,6 +264,14 @@ def delete(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> N
         print_json({"topic": topic, "deleted": True})
     else:
         print(f"deleted topic {topic}")
+
+
+async def _loss(admin: Admin, topic: str) -> str:
+    """What a deletion of the topic loses, as a sentence."""
+    messages = sum(each.max_offset - each.min_offset for each in (await admin.topic_stats(topic)).values())
+    readers = [name for name, queues in (await admin.all_progress()).items() if any(q.topic == topic for q in queues)]
+    said = f"topic {topic} has {messages:,} messages"
+    return f"{said}, and offsets of {', '.join(readers)}" if readers else said
 
 
 @app.command("describe")

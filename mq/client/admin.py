@@ -33,13 +33,14 @@ from mq.protocol.admin_requests import (
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_admin import GroupAnswer, GroupCommand
-from mq.protocol.group_bodies import ClientConnectionData, ConsumerConnection
+from mq.protocol.group_bodies import ClientConnectionData, ConsumerConnection, ProcessQueueInfo, read_member_queues
 from mq.protocol.group_requests import (
     BrokerConsumeStatsExt,
     ConsumeStatsExt,
     MembersOfGroupExt,
     MessageSkipped,
     ResetOffsetExt,
+    RunningInfoExt,
     SkipMessageExt,
 )
 from mq.protocol.headers import Response
@@ -443,6 +444,23 @@ class Admin(Client):
                 raise
             members |= {each.client_id: each for each in read_body(ConsumerConnection.decode, body).connections}
         return [members[client_id] for client_id in sorted(members)]
+
+    async def member_queues(self, group: str, client_id: str) -> dict[MessageQueue, ProcessQueueInfo]:
+        """The queues that a member of a consumer group has now, as it says itself, through its broker.
+
+        Raises NoRoute, and BrokerError if it is not a member, does not answer, or pops its messages.
+        """
+        ext = RunningInfoExt(consumer_group=group, client_id=client_id)
+        failure: BrokerError | None = None
+        for address in (await self._leaders(None, None)).values():
+            try:
+                _, body = await self._opened().call(address, RequestCode.GET_CONSUMER_RUNNING_INFO, ext.fields())
+            except BrokerError as error:
+                failure = error  # it may be connected to another broker group only
+                continue
+            return _by_queue(read_body(read_member_queues, body))
+        assert failure is not None, "there is a leader, and it neither answered nor refused"
+        raise failure
 
     async def reset_group(self, group: str, topic: str, position: ConsumeFrom) -> dict[MessageQueue, int]:
         """Reset a consumer group to the first or the next message of `topic`, or to a time; returns the offsets.

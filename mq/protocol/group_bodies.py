@@ -11,7 +11,7 @@ from mq.protocol import fastjson
 from mq.protocol.bodies import SubscriptionData
 from mq.protocol.errors import BodyError
 from mq.protocol.json_body import CLIENT_VALUES_MAX, Body
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.queue_tables import QueueRef, read_queue_table
 from mq.protocol.wire_names import wire
 
 
@@ -121,6 +121,16 @@ class ProcessQueueInfo(Body, rename=wire(cached_mib="cachedMsgSizeInMiB", droppe
     last_consume_timestamp: int = 0
     last_lock_timestamp: int = 0
     try_unlock_times: int = 0
+
+
+def read_member_queues(body: bytes | memoryview) -> dict[QueueRef, ProcessQueueInfo]:
+    """The queues in a consumer's running info (request code 307). Raises BodyError."""
+    info = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
+    table = read_queue_table(info.get("mqTable") or {}) if isinstance(info, dict) else {}
+    try:
+        return {ref: msgspec.convert(value, ProcessQueueInfo, strict=False) for ref, value in table.items()}
+    except msgspec.ValidationError as error:
+        raise BodyError(f"queues of a member: {error}") from error
 
 
 def read_subscriptions(body: bytes, *, values_max: int) -> list[SubscriptionData]:

@@ -86,6 +86,7 @@ class SyncAdmin(Facade[Admin], of=Admin):
     group_progress = waits(Admin.group_progress)
     all_progress = waits(Admin.all_progress)
     group_members = waits(Admin.group_members)
+    member_queues = waits(Admin.member_queues)
     reset_group = waits(Admin.reset_group)
     skip_message = waits(Admin.skip_message)
     requeue_dead_letter = waits(Admin.requeue_dead_letter)

@@ -160,6 +160,27 @@ async def test_dismissed_letters_leave_the_list_and_stay_in_their_topic(dlq: Dlq
     assert "dead letter" not in await doctor(dlq.namesrv)
 
 
+async def test_describe_names_the_members_with_their_queues(dlq: Dlq) -> None:
+    line = ["consumer-group", "describe", "audit", "--json", "--namesrv", dlq.namesrv]
+    consumer = PushConsumer(dlq.namesrv, group="audit", consume_from="first", commit_seconds=0.02)
+    read = trio.Event()
+
+    @consumer.on("T")
+    async def handle(_: ReceivedMessage) -> None:
+        read.set()
+
+    async with consumer, trio.open_nursery() as nursery:
+        nursery.start_soon(consumer.run)
+        with trio.fail_after(30):
+            await read.wait()
+            result = await trio.to_thread.run_sync(partial(CliRunner().invoke, app, line))
+        nursery.cancel_scope.cancel()
+    [member] = json.loads(result.stdout)["members"]
+    assert (member["language"], member["queues"]) == ("PYTHON", ["T broker-a/0"])
+    assert member["client_id"] == consumer.client_id
+    assert member["unfinished"] is not None
+
+
 async def test_bad_input_is_refused_with_a_reason(dlq: Dlq, tmp_path: Path) -> None:
     assert "there is no consumer group nobody" in await dlq.text("list", "nobody", code=1)
     assert "there is no queue broker-z/0: broker-a/0" in await dlq.text(

@@ -24,10 +24,13 @@ import typer
 from typer.testing import CliRunner
 
 from mq.cli.app import app
+from mq.cli.consumer_members import Member
 from mq.cli.errors import CommandFailed
 from mq.cli.output import JsonLines
+from mq.client.message import MessageQueue
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
+from mq.protocol.group_bodies import ClientConnectionData, ProcessQueueInfo
 from raftlog import NodeId, RealDisk
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import ConfState
@@ -337,6 +340,10 @@ async def consumer_groups_and_definitions(cli: Commands, directory: Path) -> Non
     await run("dlq dismiss", "G3")
     await run("consumer-group delete", "G3", "--topics")
     await run("consumer-group describe", "G")
+    # Nobody is a member of a group here.
+    client = ClientConnectionData("10.0.1.7@4711", "10.0.1.7:50000", "PYTHON", 409)
+    member = Member(client, {MessageQueue("T", "broker-a", 0): ProcessQueueInfo(0, 0, 0, 1, 0, False, False)})
+    cli.note("consumer-group describe", json.dumps({"members": [member.as_json()]}))
     document = directory / "definitions.json"
     assert (await run("export"))["offsets"]["G"]
     cli.note("export FILE", (await cli.printed("export", document))[0])

@@ -1,0 +1,86 @@
+"""The members of a consumer group: where they are, and which queues they have now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+from rich.table import Table
+
+from mq.cli.tables import plain_table
+from mq.client.admin import Admin
+from mq.client.errors import ClientError
+from mq.client.message import MessageQueue
+from mq.protocol.group_bodies import ClientConnectionData, ProcessQueueInfo
+
+ANSWER_SECONDS: Final = 3.0
+ASKED_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member as its broker knows it; ``queues`` as it says itself, None if it does not say."""
+
+    client: ClientConnectionData
+    queues: Mapping[MessageQueue, ProcessQueueInfo] | None
+
+    @property
+    def unfinished(self) -> int | None:
+        """Messages that it has fetched and not finished."""
+        return None if self.queues is None else sum(each.cached_msg_count for each in self.queues.values())
+
+    def as_json(self) -> dict[str, object]:
+        """As JSON."""
+        queues = None if self.queues is None else [_queue(queue) for queue in self.queues]
+        return {
+            "client_id": self.client.client_id,
+            "address": self.client.client_addr,
+            "language": self.client.language,
+            "version": self.client.version,
+            "queues": queues,
+            "unfinished": self.unfinished,
+        }
+
+
+async def members_of(admin: Admin, group: str) -> list[Member]:
+    """All members, by client id; some are asked for their queues at once. Raises ClientError."""
+    found: dict[str, Member] = {}
+    limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
+
+    async def ask(client: ClientConnectionData) -> None:
+        queues: Mapping[MessageQueue, ProcessQueueInfo] | None = None
+        async with limiter:
+            with trio.move_on_after(ANSWER_SECONDS):
+                try:
+                    queues = await admin.member_queues(group, client.client_id)
+                except ClientError:
+                    queues = None  # a client that pops, an old one, or one that hangs
+        found[client.client_id] = Member(client, queues)
+
+    async with trio.open_nursery() as nursery:
+        for client in await admin.group_members(group):
+            nursery.start_soon(ask, client)
+    return [found[client_id] for client_id in sorted(found)]
+
+
+def members_table(members: list[Member]) -> Table:
+    """The members, each with its queues by topic."""
+    numbers = ("version", "unfinished")
+    table = plain_table("member", "address", "language", *numbers, "queues", numbers=numbers)
+    for member in members:
+        client, unfinished = member.client, member.unfinished
+        table.add_row(
+            client.client_id,
+            client.client_addr,
+            client.language,
+            str(client.version),
+            "-" if unfinished is None else f"{unfinished:,}",
+            "not known" if member.queues is None else ", ".join(map(_queue, member.queues)) or "none",
+        )
+    return table
+
+
+def _queue(queue: MessageQueue) -> str:
+    return f"{queue.topic} {queue.broker_name}/{queue.queue_id}"
