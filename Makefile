@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 BENCHES := bench-peers bench-gate bench-steady bench-paced bench-memory bench-curves bench-store
 BENCHES += bench-low-rate bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
-BENCHES += bench-celery bench-celery-chaos bench-proxy bench-critical-path
+BENCHES += bench-celery bench-celery-chaos bench-proxy bench-critical-path bench-goals
 .PHONY: help demo demo-spark test test-spark test-all test-nightly ci coverage check interop jepsen docker-image bench $(BENCHES)
 .PHONY: bench-spark
 .PHONY: fmt sanitize fuzz sim dist dist-check lock proto clean
@@ -55,6 +55,7 @@ help:
 	@echo 'make bench-steady   a load of a minute or more, and the work that follows it; writes docs/performance.md'
 	@echo 'make bench-client   what one process of the SDK sends, with and without batches; writes docs/performance.md'
 	@echo 'make bench-critical-path   who waits for what while a message is stored, and for how long; writes docs/performance.md'
+	@echo 'make bench-goals   measures nothing: writes which goals the last results meet into docs/performance.md'
 	@echo 'make bench-low-rate   10 to 2,000 messages/s and none at all: latency, CPU, wake-ups, beside other systems; writes docs/performance.md'
 	@echo 'make bench-paced   latency at half of the maximum rate, in an open loop; writes docs/performance.md'
 	@echo 'make bench-memory   memory of replicas and clients under a load of half an hour; writes docs/performance.md'

@@ -27,6 +27,9 @@ CASES: Final[dict[str, Case]] = {
     "gate": Case("benchmarks.gate", "instructions per message against a committed baseline; needs valgrind"),
     "steady": Case("benchmarks.steady", "a load of a minute, and the work that follows it; writes docs/performance.md"),
     "paced": Case("benchmarks.paced", "latency at half of the maximum rate; writes docs/performance.md"),
+    "goals": Case(
+        "benchmarks.goals", "measures nothing: writes the goals of docs/performance.md from the last results"
+    ),
     "critical-path": Case(
         "benchmarks.critical_path", "who waits for what while a message is stored; writes docs/performance.md"
     ),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_TIMES_MIN = 2.0
+"""Beyond it, a distance is told as a factor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -23,6 +26,19 @@ class Figure:
         if self.goal is None:
             return True
         return self.value <= self.goal if self.is_limit else self.value >= self.goal
+
+    @property
+    def distance(self) -> str:
+        """By how much the goal is met or missed, in words; empty without one."""
+        if self.goal is None:
+            return ""
+        verdict = "met" if self.is_met else "missed"
+        if not self.goal or not self.value:
+            return verdict
+        ratio = self.value / self.goal
+        if ratio >= _TIMES_MIN or ratio <= 1 / _TIMES_MIN:
+            return f"{verdict}: {max(ratio, 1 / ratio):.1f} times {'the goal' if ratio > 1 else 'less'}"
+        return f"{verdict}: {100 * abs(ratio - 1):.0f} % {'above' if ratio > 1 else 'below'}"
 
     def __str__(self) -> str:
         text = f"{self.case}: {self.name}: {_number(self.value)} {self.unit}"
@@ -54,4 +70,6 @@ def table(figures: Sequence[Figure], *, command: str, machine: str, date: str, l
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+    if value == round(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

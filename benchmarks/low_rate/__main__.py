@@ -153,8 +153,8 @@ def main() -> None:
                 reason = str(error)
             left_out[system.name] = reason
             print(f"{system.name} is left out: {reason}", flush=True)
-    for goal, found, is_met in goals(samples):
-        print(f"{goal}: {found}, {'met' if is_met else 'MISSED'}")
+    for figure in goals(samples):
+        print(figure)
     if not plan.no_write:
         _write(samples, left_out)
 

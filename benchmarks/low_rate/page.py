@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.figures import Figure
+
 BEGIN = "<!-- measured by `make bench-low-rate`: begin -->"
 END = "<!-- measured by `make bench-low-rate`: end -->"
 
@@ -69,9 +71,9 @@ def section(
         "|---|---:|---:|---:|---:|",
         *(_idle_row(name, sample) for name, each in samples.items() for sample in each if not sample.rate),
         "",
-        "| goal | measured |",
-        "|---|---|",
-        *(f"| {goal} | {found}, {'met' if is_met else 'missed'} |" for goal, found, is_met in goals(samples)),
+        "| name | figure | measured | goal |",
+        "|---|---|---:|---|",
+        *(figure.row() for figure in goals(samples)),
     ]
     if left_out:
         longest += ["", "Left out on this machine: " + "; ".join(f"{name} ({why})" for name, why in left_out.items())]
@@ -94,32 +96,29 @@ def _idle_row(name: str, sample: LowRateSample) -> str:
     return f"| {name} | {servers} | {100 * sample.client_cores:.2f} | {wake_ups} | {sample.client_wake_ups:.0f} |"
 
 
-def goals(samples: Samples, floor: str = "floor", own: str = "raftmq") -> list[tuple[str, str, bool]]:
-    """Each goal whose figures there are: in words, what was measured, and whether it is met."""
-    found = list[tuple[str, str, bool]]()
+def goals(samples: Samples, floor: str = "floor", own: str = "raftmq") -> list[Figure]:
+    """Each figure that has a goal and was measured."""
+    found = list[Figure]()
     ours = {sample.rate: sample for sample in samples.get(own, ())}
     floors = {sample.rate: sample for sample in samples.get(floor, ())}
     for rate in sorted(ours.keys() & floors.keys()):
         limit = 2 * floors[rate].p50_ms + LOOPBACK_MS
-        goal = f"p50 at {rate:,.0f} msgs/s at most twice the floor and a loopback hop, {limit:.2f} ms"
-        found.append((goal, f"{ours[rate].p50_ms:.2f} ms", ours[rate].p50_ms <= limit))
+        goal = f"p50 at {rate:,.0f} msgs/s: at most twice the floor and a loopback hop"
+        found.append(Figure(own, goal, ours[rate].p50_ms, "ms", limit))
     if 500 in ours and 2000 in ours:
-        low, high = ours[500].p50_ms, ours[2000].p50_ms
-        found.append(("p50 at 500 msgs/s not above that at 2,000", f"{low:.2f} and {high:.2f} ms", low <= high))
+        goal = "p50 at 500 msgs/s: not above that at 2,000"
+        found.append(Figure(own, goal, ours[500].p50_ms, "ms", ours[2000].p50_ms))
     if CPU_RATE in ours:
         sample = ours[CPU_RATE]
+        goal = f"CPU at {CPU_RATE} msgs/s per message, most of a replica or of the client"
         most = sample.ms_per_message(max(*sample.server_cores, sample.client_cores))
-        goal = f"CPU at {CPU_RATE} msgs/s at most {CPU_MS_MAX} ms per message, of each replica and of the client"
-        found.append((goal, f"{most:.2f} ms", most <= CPU_MS_MAX))
+        found.append(Figure(own, goal, most, "ms", CPU_MS_MAX))
     if 0 in ours:
         idle = ours[0]
-        most, wake_ups = 100 * max(idle.server_cores), max(idle.server_wake_ups)
-        goal = f"an idle broker at most {IDLE_PERCENT_MAX} % of a core and {IDLE_WAKE_UPS_MAX:.0f} wake-ups/s"
-        is_met = most <= IDLE_PERCENT_MAX and wake_ups <= IDLE_WAKE_UPS_MAX
-        found.append((goal, f"{most:.2f} %, {wake_ups:.0f}/s", is_met))
-        most, wake_ups = 100 * idle.client_cores, idle.client_wake_ups
-        is_met = most <= IDLE_PERCENT_MAX and wake_ups <= IDLE_WAKE_UPS_MAX
-        found.append(
-            ("an idle producer and consumer of our library the same", f"{most:.2f} %, {wake_ups:.0f}/s", is_met)
-        )
+        for name, cores, wake_ups in (
+            ("an idle broker", max(idle.server_cores), max(idle.server_wake_ups)),
+            ("an idle producer and consumer of our library", idle.client_cores, idle.client_wake_ups),
+        ):
+            found.append(Figure(own, f"{name}: CPU", 100 * cores, "% of a core", IDLE_PERCENT_MAX))
+            found.append(Figure(own, f"{name}: wake-ups", wake_ups, "/s", IDLE_WAKE_UPS_MAX))
     return found

@@ -1,0 +1,171 @@
+"""All goals of performance, with what was measured last: which are met, which are missed, and by how much.
+
+Measures nothing: reads the newest results of each benchmark in benchmarks/results/, and writes the table of
+docs/performance.md. ``python -m benchmarks.goals`` (``make bench-goals``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.figures import Figure
+from benchmarks.low_rate.page import LowRateSample, goals
+from benchmarks.report import replace_section
+from benchmarks.workers import ROOT
+
+RESULTS: Final = ROOT / "benchmarks" / "results"
+BEGIN: Final = "<!-- written by `make bench-goals`: begin -->"
+END: Final = "<!-- written by `make bench-goals`: end -->"
+
+SUITES: Final = ("steady", "paced", "client", "store", "special", "metrics", "backup", "fair")
+"""Benchmarks whose results are figures with their goals."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendGoal:
+    """Limits of `make bench` for three replicas and bodies of 1 KiB, one message in flight on each connection.
+
+    p50 in ms, None for none; CPU in us per message.
+    """
+
+    connections: int
+    p50_ms: float | None
+    leader_us: float
+    follower_us: float
+
+
+SEND_GOALS: Final = (SendGoal(1, 0.6, 250.0, 150.0), SendGoal(64, None, 22.0, 10.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A figure with a goal, from a run of ``benchmark`` at ``date``."""
+
+    benchmark: str
+    date: str
+    load_average: float
+    figure: Figure
+
+    def row(self) -> str:
+        """A row of a table."""
+        figure = self.figure
+        _, case, name, measured, goal, _ = (part.strip() for part in figure.row().split("|"))
+        goal = goal.removesuffix(", missed")
+        what = f"{case}: {name}"
+        return f"| {self.benchmark} | {what} | {measured} | {goal} | {figure.distance} | {self.date[:10]} |"
+
+
+def of_suite(benchmark: str, raw: Mapping[str, Any]) -> Iterator[Judged]:
+    """The figures with goals of a run of a suite."""
+    for each in raw["figures"]:
+        figure = Figure(**each)
+        if figure.goal is not None:
+            yield Judged(benchmark, raw["date"], raw["loadAverage"], figure)
+
+
+def of_sends(raw: Mapping[str, Any]) -> Iterator[Judged]:
+    """The goals of `make bench`: of the window with the median rate of each case."""
+    for goal in SEND_GOALS:
+        for each in raw["measurements"]:
+            case = each["case"]
+            if (case["nodes"], case["body_bytes"], case["connections"], case["in_flight"]) != (
+                3,
+                1024,
+                goal.connections,
+                1,
+            ):
+                continue
+            windows = sorted(each["windows"], key=lambda window: window["messages_per_second"])
+            window = windows[len(windows) // 2]
+            name = f"1 KiB {goal.connections}x1, three replicas"
+            figures = [
+                Figure(name, "CPU of the leader", window["leader_us"], "us/message", goal.leader_us),
+                Figure(name, "CPU of a follower", max(window["follower_us"]), "us/message", goal.follower_us),
+            ]
+            if goal.p50_ms is not None:
+                figures.insert(0, Figure(name, "p50", window["p50_ms"], "ms", goal.p50_ms))
+            for figure in figures:
+                yield Judged("produce", raw["date"], each["load_average"], figure)
+
+
+def of_few_messages(raw: Mapping[str, Any]) -> Iterator[Judged]:
+    """The goals of `make bench-low-rate`."""
+    samples = {
+        name: [LowRateSample(**sample) for sample in measured]
+        for name, measured in raw["measured"].items()
+        if all("seconds" in sample for sample in measured)
+    }
+    load = max((sample.load_average for measured in samples.values() for sample in measured), default=0.0)
+    for figure in goals(samples):
+        yield Judged("low-rate", raw["date"], load, figure)
+
+
+def newest(benchmark: str, directory: Path = RESULTS) -> Mapping[str, Any] | None:
+    """The raw results of the last run of a benchmark; None without any."""
+    found = sorted(directory.glob(f"{benchmark}-2*.json"))
+    return json.loads(found[-1].read_text()) if found else None
+
+
+def collect(directory: Path = RESULTS) -> list[Judged]:
+    """All goals that were measured."""
+    found = list[Judged]()
+    if (raw := newest("produce", directory)) is not None:
+        found += of_sends(raw)
+    if (raw := newest("low-rate", directory)) is not None:
+        found += of_few_messages(raw)
+    for benchmark in SUITES:
+        if (raw := newest(benchmark, directory)) is not None:
+            found += of_suite(benchmark, raw)
+    return found
+
+
+BUSY: Final = 2.0
+"""From this load average on, a run of times and rates says more about the machine than about the brokers."""
+
+
+def section(judged: Sequence[Judged]) -> str:
+    """How many, and a table of what is missed and one of what is met."""
+    missed = [each for each in judged if not each.figure.is_met]
+    met = [each for each in judged if each.figure.is_met]
+    busy = sorted({each.benchmark for each in judged if each.load_average >= BUSY})
+    lines = [
+        f"Of {len(judged)} goals, {len(met)} are met and {len(missed)} are missed in the last run of each benchmark."
+    ]
+    if busy:
+        lines.append(
+            f"The machine was busy with other work (load average {BUSY:g} or more) in those of {', '.join(busy)}: "
+            "their times and rates are worse than the brokers."
+        )
+    lines += ["", "Missed:", "", *_table(missed), "", "Met:", "", *_table(met)]
+    return "\n".join(lines)
+
+
+def _table(judged: Iterable[Judged]) -> list[str]:
+    head = ["| benchmark | figure | measured | goal | by how much | date |", "|---|---|---:|---|---|---|"]
+    return head + [each.row() for each in judged]
+
+
+def main() -> None:
+    """Write the table into docs/performance.md."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-goals", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.parse_args(sys.argv[1:])
+    judged = collect()
+    page = ROOT / "docs" / "performance.md"
+    page.write_text(replace_section(page.read_text(), section(judged), BEGIN, END))
+    for each in judged:
+        if not each.figure.is_met:
+            print(f"{each.benchmark}: {each.figure}, {each.figure.distance}")
+    met = sum(each.figure.is_met for each in judged)
+    print(f"{met} of {len(judged)} goals are met; wrote docs/performance.md")
+
+
+if __name__ == "__main__":
+    main()
