@@ -20,7 +20,8 @@ from h2.events import (
 from hyperframe.frame import Frame, GoAwayFrame
 
 from mq.protocol.intake import Intake
-from mq.proxy.grpc.connection import CallStream, ConnectionFailed, GrpcConnection
+from mq.proxy.grpc.call_stream import CallStream
+from mq.proxy.grpc.connection import ConnectionFailed, GrpcConnection
 from mq.proxy.grpc.framing import MessageReader, framed
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.status import Status

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import trio
 
-from mq.proxy.grpc.connection import CallStream
+from mq.proxy.grpc.call_stream import CallStream
 from mq.proxy.grpc.framing import framed
 from mq.proxy.grpc.status import BrokenCall
 

@@ -5,14 +5,14 @@ Neither reads nor writes: the shell feeds it, takes the bytes to send, and hands
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from mq.protocol.intake import SMALL_BYTES, Intake
+from mq.proxy.grpc.call_stream import CallStream
 from mq.proxy.grpc.floods import FloodGuard
 from mq.proxy.grpc.frames import ErrorCode, FrameSplitter, Http2Error
-from mq.proxy.grpc.framing import ENCODINGS, MessageReader
+from mq.proxy.grpc.framing import ENCODINGS
 from mq.proxy.grpc.header_blocks import Field, encoded
 from mq.proxy.grpc.http2 import Http2
 from mq.proxy.grpc.limits import GrpcLimits
@@ -48,81 +48,6 @@ class ConnectionFailed(Exception):
         self.of_client = of_client
 
 
-def _nothing() -> None:
-    pass
-
-
-class CallStream:
-    """The stream of one call. `GrpcConnection` has the methods for it; the callbacks are the shell's.
-
-    Attributes:
-        messages: what has arrived, and nobody has taken yet.
-        half_closed: the client sends no more.
-        closed: nothing more can be sent: the call is finished, or its client is gone.
-        refusal: why the transport ends the call; `on_end` is called then.
-        on_message: called when there is a message, or there will be none any more.
-        on_sent: called when all that was sent has left the stream.
-        on_end: called when the method must stop: the client is gone (``closed``), or the call is refused.
-    """
-
-    __slots__ = (
-        "closed",
-        "connection",
-        "finishing",
-        "half_closed",
-        "head",
-        "headers_sent",
-        "messages",
-        "on_end",
-        "on_message",
-        "on_sent",
-        "owed",
-        "reader",
-        "refusal",
-        "stream_id",
-        "text",
-        "trailers",
-        "unsent",
-        "waiting",
-    )
-
-    def __init__(self, connection: GrpcConnection, stream_id: int, head: RequestHead | None, bytes_max: int) -> None:
-        self.connection = connection
-        self.stream_id = stream_id
-        self.head = head
-        self.reader = MessageReader("identity" if head is None else head.encoding, bytes_max)
-        self.messages: deque[bytes] = deque()
-        self.half_closed = False
-        self.closed = False
-        self.refusal: CallRefused | None = None
-        self.on_message: Callable[[], None] = _nothing
-        self.on_sent: Callable[[], None] = _nothing
-        self.on_end: Callable[[], None] = _nothing
-        self.owed = 0
-        self.waiting = False
-        self.headers_sent = False
-        self.text: NoGrpc | None = None
-        self.unsent: memoryview = memoryview(b"")
-        self.trailers = b""
-        self.finishing = False
-
-    # What `Intake` needs.
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """The received bytes of the incomplete message."""
-        return self.reader.unfinished_bytes
-
-    def admitted(self) -> None:
-        """There is room for the rest of the message."""
-        self.waiting = False
-        self.connection.give_back(self)
-
-    def close(self, reason: str, /) -> None:
-        """The message did not arrive in time."""
-        self.connection.refuse(self, CallRefused(Status.RESOURCE_EXHAUSTED, reason))
-
-
 class GrpcConnection:
     """One connection of a client.
 
@@ -150,7 +75,9 @@ class GrpcConnection:
             connection_window=limits.connection_window_bytes,
         )
         self.streams: dict[int, CallStream] = {}
-        self._blocked: dict[int, CallStream] = {}
+        # Those with something to send: in turns, or when their own window opens.
+        self._waiting: dict[int, CallStream] = {}
+        self._shut: dict[int, CallStream] = {}
         self._now = now
         self._begun_at = now
         self._received_at = now
@@ -245,9 +172,21 @@ class GrpcConnection:
         """The client has made the server reset a stream."""
         self._guard.reset(self._now)
 
-    def window_opened(self) -> None:
-        """There may be room for what calls have to send."""
+    def window_opened(self, stream_id: int) -> None:
+        """There may be room for what a call has to send; 0: for what all calls have to send together."""
+        if stream_id:
+            self._reopen(stream_id)
         self.pump()
+
+    def windows_changed(self) -> None:
+        """There may be room for what any call has to send."""
+        for stream_id in list(self._shut):
+            self._reopen(stream_id)
+        self.pump()
+
+    def _reopen(self, stream_id: int) -> None:
+        if stream_id in self._shut and self._http2.window(stream_id) > 0:
+            self._waiting[stream_id] = self._shut.pop(stream_id)
 
     def ping_answered(self, data: bytes) -> None:
         """The client has answered a ping, maybe that of a drain."""
@@ -384,32 +323,40 @@ class GrpcConnection:
         return len(self._http2.unsent)
 
     def pump(self) -> None:
-        """Send more of what calls have to send, in turns: there may be room in a window, or the shell took bytes."""
-        while self._blocked and self._has_room():
-            progress = False
-            for stream in list(self._blocked.values()):
-                progress |= self._send_frame(stream)
-                if not stream.unsent:
-                    del self._blocked[stream.stream_id]
-                    self._sent(stream)
-                if not self._has_room():
-                    break
-            if not progress:
-                return
+        """Send more of what calls have to send, in turns: there may be room in a window, or the shell took bytes.
+
+        A call whose own window is used up costs nothing until that opens.
+        """
+        while self._waiting and self._has_room():
+            stream_id = next(iter(self._waiting))
+            stream = self._waiting.pop(stream_id)
+            has_sent = self._send_frame(stream)
+            if not stream.unsent:
+                self._sent(stream)
+                continue
+            self._wait(stream)
+            if not has_sent and stream_id in self._waiting:
+                return  # the window of the connection is used up
+
+    def _wait(self, stream: CallStream) -> None:
+        waiting = self._waiting if self._http2.window(stream.stream_id) > 0 else self._shut
+        waiting[stream.stream_id] = stream
 
     def _has_room(self) -> bool:
         return not self._failed and len(self._http2.unsent) < self._limits.output_bytes_max
 
     def _send_rest(self, stream: CallStream) -> None:
-        if stream.unsent and not self._blocked:
+        stream_id = stream.stream_id
+        if stream.unsent and not self._waiting and stream_id not in self._shut:
             while stream.unsent and self._has_room() and self._send_frame(stream):
                 pass
-        if stream.unsent:
-            self._blocked[stream.stream_id] = stream
-        else:
-            self._blocked.pop(stream.stream_id, None)
+        if not stream.unsent:
+            self._waiting.pop(stream_id, None)
+            self._shut.pop(stream_id, None)
             if stream.finishing:
                 self._end(stream)
+        elif stream_id not in self._waiting and stream_id not in self._shut:
+            self._wait(stream)
 
     def _sent(self, stream: CallStream) -> None:
         if stream.finishing:
@@ -447,7 +394,8 @@ class GrpcConnection:
     def _close(self, stream: CallStream) -> None:
         stream.closed = True
         self.streams.pop(stream.stream_id, None)
-        self._blocked.pop(stream.stream_id, None)
+        self._waiting.pop(stream.stream_id, None)
+        self._shut.pop(stream.stream_id, None)
         stream.unsent = memoryview(b"")
         if not self.streams:
             self._idle_since = self._now

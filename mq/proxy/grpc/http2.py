@@ -59,8 +59,11 @@ class Requests(Protocol):
     def rule_broken(self) -> None:
         """The client has broken a rule that ends a stream, whether that was open or not."""
 
-    def window_opened(self) -> None:
-        """More may be sent on some stream."""
+    def window_opened(self, stream_id: int) -> None:
+        """More may be sent on a stream, or on all streams together if it is 0."""
+
+    def windows_changed(self) -> None:
+        """More may be sent on any stream."""
 
     def ping_answered(self, data: bytes) -> None:
         """The client has answered a ping."""
@@ -247,7 +250,7 @@ class Http2:
             if not increment or stream.window > _WINDOW_MAX:
                 self._break(stream_id, ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR, 0)
                 return
-        self._requests.window_opened()
+        self._requests.window_opened(stream_id)
 
     def _ping(self, flags: int, payload: bytes) -> None:
         if len(payload) != _PING_BYTES:
@@ -287,7 +290,7 @@ class Http2:
                 case _:
                     pass
         self.unsent += frame(Kind.SETTINGS, ACK, 0)
-        self._requests.window_opened()
+        self._requests.windows_changed()
 
     def _change_windows(self, size: int) -> None:
         if size > _WINDOW_MAX:
@@ -330,6 +333,10 @@ class Http2:
             stream.announced = nbytes
             if stream.remote_ended and nbytes:
                 self._break(stream_id, ErrorCode.PROTOCOL_ERROR, 0)
+
+    def window(self, stream_id: int) -> int:
+        """How many bytes the client takes on this stream; below 1 none."""
+        return self._streams[stream_id].window
 
     def room(self, stream_id: int) -> int:
         """How many bytes of data one frame of this stream may have now; below 1 none."""

@@ -12,7 +12,8 @@ import trio
 from mq.protocol.intake import Intake
 from mq.proxy.grpc.accepting import RECEIVE_BYTES, Accepted, ReadAhead
 from mq.proxy.grpc.call import Call
-from mq.proxy.grpc.connection import CallStream, ConnectionFailed, GrpcConnection
+from mq.proxy.grpc.call_stream import CallStream
+from mq.proxy.grpc.connection import ConnectionFailed, GrpcConnection
 from mq.proxy.grpc.counters import GrpcCounters
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.status import BrokenCall, CallRefused, Status

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from mq.proxy.grpc.connection import CallStream
+from mq.proxy.grpc.call_stream import CallStream
 from mq.proxy.grpc.framing import framed
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.status import BrokenCall, Status

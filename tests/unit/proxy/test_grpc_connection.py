@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import sys
 
 import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
-from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame
+from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, WindowUpdateFrame
 
 from mq.proxy.grpc import http2
-from mq.proxy.grpc.connection import CallStream, ConnectionFailed
+from mq.proxy.grpc.call_stream import CallStream
+from mq.proxy.grpc.connection import ConnectionFailed
 from mq.proxy.grpc.framing import framed
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.status import BrokenCall, CallRefused, Status
@@ -238,6 +240,52 @@ def test_answers_take_turns_by_frame() -> None:
     loop.turn()
     sizes = [len(loop.client.answers[stream_id].body) for stream_id in (1, 3, 5)]
     assert min(sizes[1:]) >= 16_384, f"some got nothing: {sizes}"
+
+
+def test_a_window_that_opens_costs_the_same_however_many_answers_wait() -> None:
+    def cost(calls: int) -> int:
+        loop = Loop()
+        loop.client.reads = False
+        for _ in range(calls):
+            loop.client.call(messages=[b"x"])
+        loop.turn()
+        loop.client.http2.increment_flow_control_window(100_000_000)
+        loop.turn()
+        for call in loop.begun:
+            loop.server.send(call, framed(bytes(100_000), compress=False))
+        loop.turn()
+        updates = b"".join(WindowUpdateFrame(number, window_increment=1).serialize() for number in [0, 1] * 100)
+        called = 0
+
+        def count(*_: object) -> None:
+            nonlocal called
+            called += 1
+
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            loop.server.receive(updates, 0.0)
+        finally:
+            sys.setprofile(before)
+        assert loop.server.unsent_bytes >= 100, "the window of the first answer did not open"
+        return called
+
+    assert cost(200) < 1.2 * cost(2)
+
+
+def test_an_answer_goes_on_when_settings_open_its_window() -> None:
+    loop = Loop()
+    loop.client.reads = False
+    stream_id = loop.client.call(messages=[b"x"])
+    loop.turn()
+    assert not loop.server.send(loop.begun[0], framed(bytes(100_000), compress=False))
+    loop.turn()
+    loop.client.http2.increment_flow_control_window(200_000)
+    loop.turn()
+    assert len(loop.client.answers[stream_id].body) == WINDOW
+    loop.client.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 200_000})
+    loop.turn()
+    assert loop.client.answers[stream_id].messages == [bytes(100_000)]
 
 
 def test_the_client_cancels() -> None:

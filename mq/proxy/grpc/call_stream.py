@@ -1,0 +1,89 @@
+"""The stream of one call, as `GrpcConnection` keeps it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mq.proxy.grpc.framing import MessageReader
+from mq.proxy.grpc.request_headers import NoGrpc, RequestHead
+from mq.proxy.grpc.status import CallRefused, Status
+
+if TYPE_CHECKING:
+    from mq.proxy.grpc.connection import GrpcConnection
+
+
+def _nothing() -> None:
+    pass
+
+
+class CallStream:
+    """The stream of one call. `GrpcConnection` has the methods for it; the callbacks are the shell's.
+
+    Attributes:
+        messages: what has arrived, and nobody has taken yet.
+        half_closed: the client sends no more.
+        closed: nothing more can be sent: the call is finished, or its client is gone.
+        refusal: why the transport ends the call; `on_end` is called then.
+        on_message: called when there is a message, or there will be none any more.
+        on_sent: called when all that was sent has left the stream.
+        on_end: called when the method must stop: the client is gone (``closed``), or the call is refused.
+    """
+
+    __slots__ = (
+        "closed",
+        "connection",
+        "finishing",
+        "half_closed",
+        "head",
+        "headers_sent",
+        "messages",
+        "on_end",
+        "on_message",
+        "on_sent",
+        "owed",
+        "reader",
+        "refusal",
+        "stream_id",
+        "text",
+        "trailers",
+        "unsent",
+        "waiting",
+    )
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, head: RequestHead | None, bytes_max: int) -> None:
+        self.connection = connection
+        self.stream_id = stream_id
+        self.head = head
+        self.reader = MessageReader("identity" if head is None else head.encoding, bytes_max)
+        self.messages: deque[bytes] = deque()
+        self.half_closed = False
+        self.closed = False
+        self.refusal: CallRefused | None = None
+        self.on_message: Callable[[], None] = _nothing
+        self.on_sent: Callable[[], None] = _nothing
+        self.on_end: Callable[[], None] = _nothing
+        self.owed = 0
+        self.waiting = False
+        self.headers_sent = False
+        self.text: NoGrpc | None = None
+        self.unsent: memoryview = memoryview(b"")
+        self.trailers = b""
+        self.finishing = False
+
+    # What `Intake` needs.
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """The received bytes of the incomplete message."""
+        return self.reader.unfinished_bytes
+
+    def admitted(self) -> None:
+        """There is room for the rest of the message."""
+        self.waiting = False
+        self.connection.give_back(self)
+
+    def close(self, reason: str, /) -> None:
+        """The message did not arrive in time."""
+        self.connection.refuse(self, CallRefused(Status.RESOURCE_EXHAUSTED, reason))
