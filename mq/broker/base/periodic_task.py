@@ -120,6 +120,8 @@ class PeriodicTask:
                 await trio.sleep_forever()
             now = trio.current_time()
             self._note_delay(now - self._scope.deadline)
+            if self._schedule.next_at() > now + _AHEAD_SECONDS:
+                continue  # it only had to look: a turn of the reactor would cost more than that
             self._schedule.run_due(now)
             self._react()
             self._note_delay(trio.current_time() - now)

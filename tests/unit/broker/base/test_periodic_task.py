@@ -117,6 +117,30 @@ def test_what_gets_something_to_do_while_it_rests_is_called_at_once_after_the_tu
     assert max(told) < 0.001, "it was not late: it had nothing to do before"
 
 
+def test_a_look_that_finds_nothing_due_takes_no_turn_of_the_reactor() -> None:
+    clock = MockClock(autojump_threshold=0)
+    ran, reactions = list[float](), 0
+
+    def react() -> None:
+        nonlocal reactions
+        reactions += 1
+
+    async def main() -> None:
+        began = trio.current_time()
+        busy = Periodic(0.3, lambda: ran.append(trio.current_time() - began))
+        task = PeriodicTask([Periodic(0.02, lambda: None, lambda: now_if(False)), busy], react)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task.run)
+            for _ in range(350):
+                await trio.sleep(0.001)
+                task.refresh()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
+    assert [round(at, 2) for at in ran] == [0.3]
+    assert reactions <= 2, "a look every 20 ms would be 17"
+
+
 def test_a_busy_broker_asks_its_actions_at_intervals_and_what_has_got_something_to_do_waits_for_one_at_most() -> None:
     clock = MockClock(autojump_threshold=0)
     asked, ran, is_busy = 0, list[float](), False
