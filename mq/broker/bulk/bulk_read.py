@@ -217,6 +217,7 @@ class BulkReads(Service):
         return b""
 
     def _start(self, read: _Read, spans: list[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> None:
+        assert spans, f"a read of up to {bytes_max} bytes reads no queue"
         bodies, codes, read_runs = read.call.request.ext.bodies, read.codes, self._replica.log.read_runs
 
         def job() -> Callable[[], None]:
@@ -308,6 +309,7 @@ class BulkReads(Service):
         wanted = min(_ENTRIES_MAX, bytes_max * 5 // (4 * average) + _PEEK_ENTRIES)
         for queue, start, end in there:
             count = min(end - start, wanted * (end - start) // total + _PEEK_ENTRIES)
+            assert count > 0, f"{queue.key}: {count} messages are read from {start} to {end}"
             entries = queue.read(start, count)
             if QUEUE_ENTRY.unpack_from(entries)[0] < limit_pos:
                 yield QueueSpan(queue.queue_id, start, entries, len(entries) // QUEUE_ENTRY_BYTES == end - start)
@@ -334,11 +336,14 @@ class BulkReads(Service):
 
     def _refuse(self, read: _Read, error: Exception) -> None:
         read.call.connection.held_pulls -= 1
+        held = read.call.connection.held_pulls
+        assert held >= 0, f"{held} requests of a client are held"
         read.call.refuse(error)
 
     def _send(self, read: _Read, head: bytes, records: list[bytes | memoryview]) -> None:
         connection = read.call.connection
         connection.held_pulls -= 1
+        assert connection.held_pulls >= 0, f"{connection.held_pulls} requests of a client are held"
         if not connection.closed:
             frame = self._frame(read, head, sum(map(len, records)))
             connection.send_all([frame, *records], len(frame) + sum(map(len, records)))

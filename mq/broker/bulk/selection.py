@@ -90,6 +90,7 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
     order = sorted(range(len(places_of_all)), key=places_of_all.__getitem__)
     positions = tuple(map(places_of_all.__getitem__, order))
     sizes, queue_ids = (tuple(map(numbers.__getitem__, order)) for numbers in (sizes_of_all, queues_of_all))
+    assert len(positions) == len(sizes) == len(queue_ids), f"{len(positions)} records of {len(sizes)} sizes"
     count = bisect_left(positions, horizon)
     fitting = bisect_right(list(accumulate(sizes[:count])), bytes_max)
     if fitting < count:
@@ -107,6 +108,8 @@ def read_answer(selection: Selection, read_runs: ReadRuns, *, bodies: bool) -> t
     """
     sizes = selection.sizes
     pieces: list[bytes | memoryview] = list(_read(selection, read_runs))
+    nbytes, expected = sum(map(len, pieces)), sum(sizes)
+    assert nbytes == expected, f"{nbytes} bytes of records were read, and {expected} by their queues"
     if not bodies:
         cut, sizes = _without_bodies(b"".join(pieces), sizes)
         pieces = [cut]

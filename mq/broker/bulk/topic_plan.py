@@ -122,6 +122,7 @@ def _offset_at(
     """The first queue offset from ``low`` on whose message is at or after a physical offset; else ``high``."""
     if queue is None:
         return low
+    assert low <= high, f"offsets are planned from {low} to {high}"
     while low < high:
         middle = low + (high - low) // 2
         entry = queue.read(middle, 1)

@@ -74,6 +74,7 @@ class ChangeNotices:
             count = min(left, len(waiting))
             self._send(group, [waiting.popleft() for _ in range(count)])
             left -= count
+            assert left >= 0, f"{-left} members more than {LATER_AT_ONCE} are notified"
             if not waiting:
                 del self._telling[group]
                 if (members := self._again.pop(group, None)) is not None:

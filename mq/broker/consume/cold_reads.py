@@ -53,6 +53,7 @@ class _Waiting:
     __slots__ = ("missing", "then")
 
     def __init__(self, missing: int, then: Callable[[], None]) -> None:
+        assert missing > 0, f"a read waits for {missing} chunks"
         self.missing = missing
         self.then = then
 
@@ -106,6 +107,7 @@ class ColdReads:
 
         Returns False if they can be read directly; then ``then`` is not called.
         """
+        assert places, "no records are to be loaded"
         if places[0][0] >= self._log.memory_pos or self.waiting >= self._waiting_max:
             return False
         chunks = _chunks_of(places)

@@ -71,6 +71,7 @@ class FollowerReads:
             behind: physical offset after the last message of this answer; the next messages are there or further on.
             lag: bytes from the first message of this answer to the end of the log.
         """
+        assert lag >= 0, f"group {group} reads {-lag} bytes beyond the end of the log"
         if not self._replica.is_leader:
             return self.own_id if 2 * lag > self.lag_max else LEADER_ID
         if lag <= self.lag_max:

@@ -110,6 +110,7 @@ class LongPolling(Generic[PullT]):
         ``deadline`` is monotonic seconds; ``nbytes`` is the memory of the client's texts in ``pull``. Returns False,
         holding nothing, if too many wait already.
         """
+        assert nbytes >= 0, f"a request with {nbytes} bytes of text is held"
         of_connection = self._by_connection.get(connection)
         if (
             self._count >= self._held_max
@@ -208,6 +209,7 @@ class LongPolling(Generic[PullT]):
         assert due == by_queue.keys(), f"{len(due)} pulls have a deadline, {len(by_queue)} wait"
 
     def _release(self, held: _Held[PullT]) -> None:
+        assert held.pull is not None, f"pull {held.number} of {held.key} is over already"
         held.pull = None
         in_queue = self._by_queue[held.key]
         del in_queue[held.number]

@@ -61,6 +61,8 @@ class OffsetCorrections(Service):
                 self._correct(group, topic, beyond, {queue_id: stored[queue_id] for queue_id in beyond})
 
     def _correct(self, group: str, topic: str, ends: dict[int, QueueOffset], stored: dict[int, QueueOffset]) -> None:
+        assert ends.keys() == stored.keys(), f"offsets of {sorted(stored)} are corrected to ends of {sorted(ends)}"
+
         def settled(outcome: Outcome) -> None:
             if not isinstance(outcome, Stored):
                 return  # this replica stopped leading, or its disk is full: then the next leader corrects them

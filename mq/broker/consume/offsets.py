@@ -106,6 +106,22 @@ class Offsets(Service):
         self._restarted.clear()
         self._rereading.clear()
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`.
+
+        - Only a leader has commits, resets and transactions in flight: what stays from an earlier leadership would hide
+          later commits.
+        - What is gathered is higher than what is stored, and what is in flight is not lower: a commit never moves an
+          offset back, and one that ended is forgotten.
+        """
+        if not self._appender.is_open:
+            waiting = len(self._gathered) + len(self._replicating) + len(self._resetting)
+            assert not waiting, f"{waiting} offsets are in flight, and this replica does not lead"
+        for key, offset in self._gathered.items():
+            assert offset > self._known(key), f"{key}: offset {offset} is committed after {self._known(key)}"
+        for key, offset in self._replicating.items():
+            assert offset >= self._known(key), f"{key}: offset {offset} is in flight behind {self._known(key)}"
+
     def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Batch a commit that needs no answer, such as one in a pull. A negative offset is ignored."""
         if offset < 0 or not self._appender.is_open:
@@ -250,6 +266,7 @@ class Offsets(Service):
         """
         self.check_consumed(consumed)
         ends: dict[Key, QueueOffset] = {(each.group, each.topic, each.queue_id): each.end for each in consumed}
+        assert len(ends) == len(consumed), f"a transaction consumes {len(consumed)} ranges of {len(ends)} queues"
         command = encode_command(CommitOffsets(offsets=[(*key, end) for key, end in ends.items()]))
         for key in ends:
             self._gathered.pop(key, None)  # lower ones, which would hide this one while it is in flight
@@ -285,6 +302,7 @@ class Offsets(Service):
                 refused=self._refused_beyond,
             )
             return
+        assert offset >= 0, f"{key}: offset {offset} is committed"
         self._gathered[key] = offset
 
     def replicate(self, on_outcome: OnOutcome | None = None) -> None:

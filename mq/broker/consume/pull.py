@@ -369,6 +369,7 @@ class Pulls(Service):
             return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "DAMAGED_HERE", other)
         records, nbytes, scanned, end, count, _ = picked
         next_offset = offset + scanned
+        assert next_offset <= high, f"{scanned} messages from {offset} on, and the queue ends at {high}"
         if not records and pull.deadline and self._may_wait_on(pull, next_offset, high):
             return None
         suggested = LEADER_ID

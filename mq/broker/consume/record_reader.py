@@ -58,6 +58,7 @@ class RecordReader:
 
     def read(self, places: list[RecordSpan], nbytes: int) -> bytes:
         """The records at these places, ``nbytes`` in sum, back to back. Raises SegmentError."""
+        assert places, f"{nbytes} bytes of no records are read"
         last, size = places[-1]
         return self._read_together(places[0][0], last, size, nbytes) or b"".join(self._read_each(places))
 

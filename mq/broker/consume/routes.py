@@ -84,6 +84,7 @@ class Routes:
         else:
             self._waiting.setdefault(topic, []).append(on_queues)
             self._waiting_count += 1
+            assert self._waiting_count <= WAITING_MAX, f"{self._waiting_count} requests wait for routes"
             self._asked.set()
 
     async def run(self) -> None:

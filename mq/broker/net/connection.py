@@ -246,6 +246,7 @@ class ClientConnection:
             return 0  # do not copy an incomplete large frame once per chunk
         chunk = bytes(data)
         taken = self._requests.sends.take(self, chunk)
+        assert taken <= len(chunk), f"{taken} of {len(chunk)} bytes were taken"
         if taken:
             self._note_whole()
         if taken == len(chunk):
@@ -261,6 +262,7 @@ class ClientConnection:
             self._log.warning("bad_frame", client=self.peer, error=reason)
             self.close("bad frame")
             return 0
+        assert consumed <= len(chunk), f"{consumed} of {len(chunk)} bytes were decoded"
         access = None if self.trusted else self._access
         if access is not None:
             incoming = access.checked(self._address, incoming, chunk)

@@ -63,6 +63,7 @@ class LinearizableReads:
     def try_again(self) -> None:
         """Retry failed reads; called when the leader changes, and by a timer."""
         failed, self._failed = self._failed, []
+        assert len(failed) <= self._open, f"{len(failed)} reads have failed, {self._open} are open"
         now = self._clock()
         for on_read, until in failed:
             if until <= now:

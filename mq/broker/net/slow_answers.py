@@ -102,6 +102,7 @@ class SlowAnswers:
 
     def go_on(self) -> None:
         """Run one step of the unfinished answer that waited longest, if there is one."""
+        assert len(self._jobs) <= WAITING_MAX, f"{len(self._jobs)} long answers are being built"
         if not self._jobs:
             return
         job = self._jobs.popleft()

@@ -78,6 +78,7 @@ class AcksInFlight:
 
     def wait(self, checkpoint_id: CheckpointId, call: Call[Any]) -> None:
         """A request about a message that is in flight must wait until that is settled: it may be the same request."""
+        assert self._bits.get(checkpoint_id), f"a request waits for {checkpoint_id}, of which nothing is in flight"
         self._waiting.setdefault(checkpoint_id, []).append(call)
 
     def take_ready(self) -> list[Call[Any]]:
@@ -92,6 +93,7 @@ class AcksInFlight:
 
     def begin(self, checkpoint_id: CheckpointId, bits: int) -> None:
         """Mark them as in flight; none of them was before."""
+        assert bits > 0, f"{checkpoint_id}: the messages {bits:#x} are to leave"
         twice = self._bits.get(checkpoint_id, 0) & bits
         assert not twice, f"{checkpoint_id}: {twice:#x} is in flight already, and {bits:#x} as well"
         if checkpoint_id not in self._bits:
@@ -109,6 +111,8 @@ class AcksInFlight:
             return
         del self._bits[checkpoint_id]
         self._queues[checkpoint_id.queue] -= 1
+        left_in_queue = self._queues[checkpoint_id.queue]
+        assert left_in_queue >= 0, f"{left_in_queue} checkpoints of {checkpoint_id.queue} are in flight"
         if not self._queues[checkpoint_id.queue]:
             del self._queues[checkpoint_id.queue]
 
@@ -297,6 +301,7 @@ class PopAcks:
             call.dispatch()
         if not self._waiters:
             return
+        assert self._rows, f"{len(self._waiters)} requests wait for acknowledgements, and there are none"
         rows, self._rows = self._rows, []
         waiters, self._waiters = self._waiters, []
         for at in range(0, len(rows), ROWS_MAX):
@@ -316,6 +321,7 @@ class PopAcks:
         waiters: list[_Waiter],
         stored: Callable[[], None] | None = None,
     ) -> None:
+        assert rows, f"{len(waiters)} requests wait for a command that acknowledges nothing"
         leaving = self.leaving
 
         def settled(known: bool) -> None:

@@ -83,6 +83,7 @@ class Peeks:
 
         def ended() -> None:
             connection.held_pulls -= 1
+            assert connection.held_pulls >= 0, f"{connection.held_pulls} requests of a client are held"
             if connection.closed:
                 return
             if not self._appender.is_open:

@@ -217,6 +217,7 @@ class Pops(Service):
 
     def _wake(self, group: str, topic: str, count: int) -> None:
         """Serve some pops that wait for messages of a topic, since the group may get some again."""
+        assert count > 0, f"group {group} is woken for {count} messages of {topic}"
         if not len(self.polling):
             return
         left = count
@@ -371,6 +372,7 @@ class Pops(Service):
 
     def _replicate(self, pop: HeldPop, pop_request: PopRequest, taken: list[PopBatch]) -> None:
         """Replicate the pop; the client gets the messages once it is committed."""
+        assert taken, f"a pop of {pop_request.topic} takes nothing"
         leadership = self._leadership
         nbytes = sum(each.nbytes for each in taken)
         group: PendingGroup = [PendingCommand(encode_command(each.command)) for each in taken]

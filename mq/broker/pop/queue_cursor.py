@@ -235,6 +235,8 @@ class PopQueues:
             if work is None:
                 work = self._works[each.key] = _Work()
             reached = each.command.next_offset
+            before = each.command.before
+            assert before <= reached, f"{each.key}: popped from {before} to {reached}"
             assert reached >= work.next_offset, f"{each.key}: popped up to {reached} after {work.next_offset}"
             work.in_flight += 1
             work.in_order |= _is_in_order(each)
@@ -251,6 +253,7 @@ class PopQueues:
         for each in taken:
             work = self._works[each.key]
             work.in_flight -= 1
+            assert work.in_flight >= 0, f"{each.key}: {work.in_flight} pops are in flight"
             stored = self._metadata.consumer_offset(*each.key)
             reached = each.command.start if _is_in_order(each) else each.command.next_offset
             if _is_in_order(each):
@@ -356,6 +359,8 @@ class PopQueues:
         records, nbytes, bits, scanned = picked
         group, topic, queue_id = key
         next_offset = begin + scanned
+        assert begin <= next_offset <= end, f"{key}: {scanned} messages from {begin} on, and the queue ends at {end}"
+        assert bits.bit_length() <= scanned, f"{key}: {bits:#x} are popped of {scanned} messages"
         rest = end - next_offset
         if not bits:
             command = PopMessages(group=group, topic=topic, queue_id=queue_id, before=before, next_offset=next_offset)

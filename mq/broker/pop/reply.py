@@ -88,6 +88,8 @@ def send_messages(
     fields = reply.fields()
     records = [record for each in given for record in each.records]
     nbytes = sum(map(len, records))
+    expected = sum(each.nbytes for each in given)
+    assert nbytes == expected, f"popped records have {nbytes} bytes, and {expected} by their queues"
     header = encode_header(code, call.request.opaque, RESPONSE_FLAG, ext=fields, serialization=call.serialization)
     head = encode_prefix(call.serialization, len(header), nbytes) + header
     call.connection.send_all([head, *records], len(head) + nbytes)

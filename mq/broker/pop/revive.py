@@ -201,6 +201,8 @@ class PopRevival:
         """Messages that become available, by group and topic."""
         for due, record in moved:
             checkpoint_id, (group, topic, _) = due.key, due.key[0]
+            number = due.offset - checkpoint_id.start
+            assert 0 <= number < SPAN_MAX, f"{checkpoint_id}: message {due.offset} is delivered"
             done[checkpoint_id] = done.get(checkpoint_id, 0) | 1 << (due.offset - checkpoint_id.start)
             if record is None:
                 self.lost += group in self._metadata.groups

@@ -100,6 +100,7 @@ class PopSelection:
                 taken.append(one)
                 source = topic if one.messages else source
                 count_max -= one.messages
+                assert count_max >= 0, f"{topic}/{number}: {-count_max} messages more than were wanted are popped"
                 bytes_left -= one.nbytes
                 entries_left -= one.command.next_offset - max(one.command.before, 0)
                 if count_max <= 0 or bytes_left <= 0 or entries_left <= 0 or len(taken) == _QUEUES_MAX:

@@ -227,6 +227,7 @@ def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Stored
         messages += (marked, *others)
     batch.messages = messages
     batch.nbytes = sum(message.size for message in messages)
+    assert messages, f"all messages of {numbers} are stored already"
     batch.parts = parts
     batch.already_stored = numbers.message_count - len(messages)
 

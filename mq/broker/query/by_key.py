@@ -134,6 +134,7 @@ class KeyQueries(Service):
     def _count(self, connection: ClientConnection, more: int) -> None:
         self._unanswered += more
         self._of_connections[connection] = count = self._of_connections.get(connection, 0) + more
+        assert min(count, self._unanswered) >= 0, f"{count} of {self._unanswered} queries wait"
         if not count:
             del self._of_connections[connection]
 

@@ -117,6 +117,7 @@ class OffsetAndTimeQueries(Service):
 
     def _first_later(self, queue: ConsumeQueue, timestamp_ms: int) -> QueueOffset:
         low, high = queue.min_offset, queue.max_offset
+        assert low <= high, f"{queue.key} has offsets from {low} to {high}"
         while low < high:
             middle = low + (high - low) // 2
             if self._store_time(queue, middle) > timestamp_ms:

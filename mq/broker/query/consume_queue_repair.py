@@ -13,7 +13,7 @@ from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import QueueFileDamaged
 from mq.store.queue_rebuild import BlockRebuild, RebuildFailed, WantedEntries
 from mq.store.queue_store import DamagedBlock
@@ -63,6 +63,7 @@ class QueueRepair(Service):
                 return
 
     def _begin(self, block: DamagedBlock) -> None:
+        assert not self._at_work, "two blocks of queues are restored at a time"
         queue, start = block.queue, block.start
         self._lines.warning(
             "queue_block_damaged", topic=queue.topic, queue_id=queue.queue_id, offset=start, reason=block.reason
@@ -118,6 +119,7 @@ class QueueRepair(Service):
         return partial(self._stepped, block, rebuild, is_done)
 
     def _stepped(self, block: DamagedBlock, rebuild: BlockRebuild, is_done: bool) -> None:
+        assert self._at_work, f"{block.queue.key}: a block is restored that nobody began"
         if not is_done:
             self._in_background(partial(self._step, block, rebuild))
             return
@@ -130,6 +132,7 @@ class QueueRepair(Service):
             self._failed(block, error)
 
     def _restore(self, block: DamagedBlock, first: QueueOffset, entries: bytes) -> None:
+        assert len(entries) % QUEUE_ENTRY_BYTES == 0, f"{block.queue.key}: entries of {len(entries)} bytes are restored"
         queue = block.queue
         self._at_work = False
         if self._store.restore(block, first, entries):

@@ -34,7 +34,9 @@ def next_tick(rule: Rule, definition: ScheduleDefinition, settled_ms: int, now_m
     if definition.catch_up == "all":
         return _in_order(rule, definition, first_ms, now_ms)
     newest_ms = _newest(rule, definition, first_ms, now_ms)
+    assert first_ms <= newest_ms <= now_ms, f"the newest due tick is {newest_ms}, of {first_ms} to {now_ms}"
     older = rule.between(first_ms - 1, newest_ms - 1)
+    assert older >= 0, f"{older} ticks are older than {newest_ms}"
     if definition.catch_up == "skip" and newest_ms < now_ms - ON_TIME_MS:
         return Tick(None, newest_ms, older + 1)
     return Tick(newest_ms, newest_ms, older)
@@ -45,6 +47,7 @@ def _in_order(rule: Rule, definition: ScheduleDefinition, first_ms: int, now_ms:
     if first_ms > too_late_ms:
         return Tick(first_ms, first_ms, 0)
     skipped = rule.between(first_ms - 1, too_late_ms)
+    assert skipped > 0, f"{skipped} ticks are skipped, and {first_ms} is too late"
     found = next_due(rule, definition, too_late_ms)
     if found is None or found > now_ms:
         return Tick(None, too_late_ms, skipped)

@@ -137,6 +137,27 @@ class Ticks(Service):
         in_flight = len(self._in_flight)
         return not in_flight or (in_flight < _IN_FLIGHT_MAX and self._appender.pending_bytes <= self._pending_bytes_max)
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`.
+
+        - While this replica leads, each schedule that has a next tick is noted, in flight or being changed: one that is
+          forgotten would never tick again.
+        - Otherwise nothing is noted: a tick in flight belongs to an earlier leadership.
+        """
+        in_flight = len(self._in_flight)
+        assert in_flight <= _IN_FLIGHT_MAX, f"{in_flight} ticks are in flight"
+        assert all(count > 0 for count in self._changing.values()), f"changes in flight: {dict(self._changing)}"
+        if not self._leads:
+            noted = len(self._due) + len(self._to_plan) + in_flight
+            assert not noted, f"{noted} schedules are noted, and this replica does not lead"
+            return
+        versions = {(name, version) for _, name, version in self._due}
+        known = self._in_flight | self._changing.keys() | self._unusable | set(self._to_plan)
+        for name, each in self._schedules.table.items():
+            if each.definition.enabled and name not in known and (name, each.version) not in versions:
+                next_ms = next_due(self._rule(each), each.definition, each.settled_ms)
+                assert next_ms is None, f"nobody has noted the tick of {name} at {next_ms}"
+
     # -- changes by requests -------------------------------------------------------------------------------------------
 
     def change(self, name: str) -> Callable[[], None]:
@@ -149,6 +170,7 @@ class Ticks(Service):
         def end() -> None:
             if changing is not self._changing:
                 return  # of an earlier leadership
+            assert changing[name] > 0, f"a change of schedule {name} ends twice"
             changing[name] -= 1
             if not changing[name]:
                 del changing[name]
@@ -194,6 +216,7 @@ class Ticks(Service):
         self._unusable.discard(name)
         if schedule.settled_ms > now_ms + _AHEAD_MS:
             self._log.warning("schedule_ahead_of_clock", schedule=name, ahead_ms=schedule.settled_ms - now_ms)
+        assert next_ms is None or next_ms > schedule.settled_ms, f"{name} is done beyond its next tick {next_ms}"
         if next_ms is not None:
             heapq.heappush(self._due, (next_ms, name, schedule.version))
 
@@ -215,6 +238,10 @@ class Ticks(Service):
         if tail is None and tick.due_ms is not None:
             self._log.warning("schedule_tick_dropped", schedule=name, topic=definition.topic, reason="no such topic")
             tick = Tick(None, tick.settled_ms, tick.skipped + 1)
+        settled_ms, due_ms = schedule.settled_ms, tick.due_ms
+        assert tick.settled_ms > settled_ms, f"{name} is done up to {settled_ms}, and then up to {tick.settled_ms}"
+        assert due_ms is None or due_ms <= now_ms, f"the tick of {name} at {due_ms} is sent at {now_ms}"
+        assert name not in self._in_flight, f"two ticks of {name} are in flight"
         in_flight = self._in_flight
         in_flight.add(name)
 

@@ -160,6 +160,7 @@ class Forwarder(Service):
             )
         except TooLarge as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        assert sequence not in self._sent, f"request {sequence} is in flight already"
         forwarded = _Forwarded(sequence, call, frame, inner_at, self._clock(), kind in self.repeatable)
         self._bytes += len(frame)
         self._forwarded_bytes += len(frame)
@@ -238,6 +239,14 @@ class Forwarder(Service):
             "forwarded_unknown": self._unknown,
         }
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`: all requests that wait are counted, and held ones keep their order."""
+        waiting = (*self._held, *self._sent.values())
+        nbytes = sum(len(each.frame) for each in waiting)
+        assert nbytes == self._bytes, f"requests of {nbytes} bytes are forwarded, {self._bytes} are counted"
+        held = [each.sequence for each in self._held]
+        assert held == sorted(held), f"requests are held in the order {held}"
+
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
@@ -270,6 +279,7 @@ class Forwarder(Service):
             self._send_held(upstream)
 
     def _send_held(self, upstream: PeerConnection) -> None:
+        assert not self._open, f"{len(self._held)} requests are held although the leader may be asked"
         held, self._held = self._held, []
         for forwarded in held:
             if forwarded.connection.closed and not forwarded.oneway:
@@ -344,6 +354,7 @@ class Forwarder(Service):
             forwarded.connection.close(f"the connection to the leader broke with a request in flight: {reason}")
 
     def _hold_again(self, forwarded: _Forwarded) -> None:
+        assert forwarded.sequence not in self._sent, f"request {forwarded.sequence} is held while it is in flight"
         self._retried += 1
         bisect.insort(self._held, forwarded, key=_sequence_of)
 

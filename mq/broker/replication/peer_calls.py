@@ -102,6 +102,8 @@ class PeerCalls:
         return link
 
     def _connected(self, link: _Link) -> None:
+        nbytes = sum(map(len, link.waiting))
+        assert nbytes == link.waiting_bytes, f"requests of {nbytes} bytes wait, {link.waiting_bytes} are counted"
         waiting, link.waiting, link.waiting_bytes = link.waiting, [], 0
         for frame in waiting:
             link.upstream.send(frame)

@@ -51,6 +51,7 @@ class PeerConnection:
 
     def dial(self) -> None:
         """Begin to connect."""
+        assert self._dialing is None, f"{self.address} is called twice"
         address = parse_address(self.address)
         self._dialing = this_machine().dial(self._reactor, address, self._connected, self._closed)
 
@@ -78,6 +79,7 @@ class PeerConnection:
             self._stream.close("given up")
 
     def _connected(self, sock: socket.socket) -> None:
+        assert self._stream is None, f"{self.address} is connected twice"
         configure_replication_socket(sock, _SILENCE_SECONDS_MAX)
         tls = self._authentication.tls()
         # No authority is asked about the other side's certificate: the proofs cover it.

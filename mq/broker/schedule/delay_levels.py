@@ -115,6 +115,7 @@ class Delays(Service):
 
     def note_expired(self, level: int, count: int) -> None:
         """Retention deleted this many messages of a level before they were due."""
+        assert count > 0, f"{count} messages of delay level {level} have expired"
         self.expired += count
         self._log.warning("delayed_messages_expired", level=level, expired=self.expired)
 
@@ -123,6 +124,7 @@ class _Level:
     """Due messages of one level during one leadership: see `mq.broker.schedule.delivery.Source`."""
 
     def __init__(self, context: BrokerContext, delays: Delays, number: int) -> None:
+        assert 1 <= number <= len(DELAY_LEVELS_MS), f"delay level {number} of {len(DELAY_LEVELS_MS)}"
         self._metadata = context.metadata
         self._store = context.store
         self._beginning = context.beginning
@@ -205,6 +207,7 @@ class _Level:
 
     def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """See `Source`."""
+        assert moved, f"delay level {self._number} marks nothing"
         number, queue_id = self._number, self._number - 1
         self._delays.delivered += sum(record is not None for _, record in moved)
         if lost := sum(due.queue is None for due, _ in moved):

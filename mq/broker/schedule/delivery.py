@@ -166,6 +166,7 @@ class Delivery(Generic[K]):
             return False
         assert len(moved) <= self._messages_max, f"{len(moved)} due messages in one entry"
         commands, on_outcome = self._source.mark(moved, now_ms)
+        assert commands, f"{len(moved)} due messages leave and are not marked: they would leave again"
         *others, last = map(encode_command, commands)
         group: PendingGroup = [record for _, record in moved if record is not None]
         group += map(PendingCommand, others)

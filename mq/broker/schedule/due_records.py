@@ -70,11 +70,13 @@ class DueRecords:
         """
         assert not self.is_loading, "records are being loaded already"
         places = self._places(queue, offset)
+        assert places, f"{queue.key}: no record at {offset}, and the queue ends at {queue.max_offset}"
         self._loaded = queue, range(offset, offset + len(places))
         self.is_loading = True
         log = self._log
 
         def ended() -> None:
+            assert self.is_loading, f"{len(places)} records were loaded twice"
             self.is_loading = False
             then()
 

@@ -64,6 +64,7 @@ class WaitingQueues:
     def at_level(self, properties: dict[str, str], topic: str, queue_id: int, level: int, now_ms: int) -> Destination:
         """Where to store a message to this queue with a delay level of 1 or more; higher ones are capped."""
         level = min(level, len(self._levels_ms))
+        assert level >= 1, f"a message for {topic} is delayed at level {level}"
         properties = {name: value for name, value in properties.items() if name not in props.TIMER_PROPERTIES}
         properties[props.DELAY] = str(level)
         delay_ms = self._levels_ms[level - 1]
@@ -76,6 +77,7 @@ class WaitingQueues:
         """Where to store a message to this queue that is due at ``due_ms``; one with a DELAY property cannot be
         recalled.
         """
+        assert due_ms > 0, f"a message for {topic} is due at {due_ms}"
         own = {props.TIMER_OUT_MS: str(due_ms), props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
         return Destination(self._tails.get(TIMER_TOPIC, timer_slot(due_ms)), properties | own)
 
@@ -90,6 +92,7 @@ def tail_of(topic: str, queue_id: int, metadata: Metadata, tails: QueueOffsets) 
         return None
     if not 0 <= queue_id < max(config.read_queues, config.write_queues):
         queue_id %= config.write_queues
+    assert 0 <= queue_id < max(config.read_queues, config.write_queues), f"{topic} has no queue {queue_id}"
     return tails.get(topic, queue_id)
 
 

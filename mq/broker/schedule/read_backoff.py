@@ -31,6 +31,7 @@ class ReadBackoff:
         if known is None and len(self._known) >= KNOWN_MAX:
             return now_ms + PAUSE_MS_MAX
         pause_ms = PAUSE_MS_MIN if known is None else min(2 * known[0], PAUSE_MS_MAX)
+        assert PAUSE_MS_MIN <= pause_ms <= PAUSE_MS_MAX, f"{message} is tried again after {pause_ms} ms"
         self._known[message] = pause_ms, now_ms + pause_ms
         return now_ms + pause_ms
 

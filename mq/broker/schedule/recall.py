@@ -197,6 +197,7 @@ class Recalls(Service):
                 yield None
                 continue
             entries = queue.read(start, self._limits.recall_entries_max)
+            assert entries, f"slot {queue_id} has nothing at {start}, and ends at {queue.max_offset}"
             for turn in turns:
                 at = entries.find(turn)
                 while at >= 0:

@@ -176,6 +176,7 @@ class TimerWheel:
 
     def _visit(self, queue_id: int, now_ms: int, pieces_max: int) -> int:
         """Scan a slot; returns the number of steps it took."""
+        assert 0 <= queue_id < TIMER_SLOTS, f"slot {queue_id} of {TIMER_SLOTS}"
         queue = self._queue(queue_id)
         if queue is None:
             return 0
@@ -214,6 +215,8 @@ class TimerWheel:
             elif not is_done(first + index):
                 ready.append(min(max(turn_ms, 0), _TURN_MAX) << _INDEX_BITS | index)
             index += 1
+        end_offset = queue.max_offset
+        assert index > 0 or first == end_offset, f"slot {queue_id} has nothing at {first}, and ends at {end_offset}"
         slot.seen, slot.next_ms = first + index, next_ms
         if ready:
             ready.sort()

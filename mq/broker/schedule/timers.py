@@ -180,6 +180,7 @@ class Timers(Service):
         """
         under_way, (queue_id, offset) = self._under_way, timer
         assert self._delivery is not None, "only the leader recalls"
+        assert timer not in under_way, f"timer {timer} is recalled while it is under way"
         under_way.add(timer)
 
         def settled(outcome: Outcome) -> None:
@@ -275,6 +276,7 @@ class Timers(Service):
     def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """See `Source`."""
         under_way, timers = self._under_way, [(due.key, due.offset) for due, _ in moved]
+        assert under_way.issuperset(timers), f"timers leave that are not under way: {set(timers) - under_way}"
         offsets: dict[int, list[QueueOffset]] = {}
         for queue_id, offset in timers:
             offsets.setdefault(queue_id, []).append(offset)

@@ -71,6 +71,8 @@ class CheckTrack:
     def note(self, now: float, position: QueueOffset) -> None:
         """The position is ``position`` now; it never decreases."""
         if not self._samples or now >= self._samples[-1][0] + self._seconds / SAMPLES:
+            earlier = self._samples[-1][1] if self._samples else self._passed
+            assert position >= earlier, f"a cursor goes from half message {earlier} back to {position}"
             self._samples.append((now, position))
 
     def passed(self, now: float) -> QueueOffset:
@@ -183,6 +185,7 @@ class CheckBacks(Service):
             return
         if self._appender.pending_bytes > self._pending_bytes_max:
             return
+        assert len(self._positions) == self._last + 2, f"{len(self._positions)} cursors for {self._last} checks"
         now = self._clock()
         marks = self._halves.marks
         if marks.low < queue.min_offset:
@@ -203,6 +206,7 @@ class CheckBacks(Service):
 
     def _pass(self, number: int, now: float) -> None:
         """Move a cursor past some half messages, if it is time, and check them."""
+        assert 1 <= number <= self._last, f"cursor {number} of {self._last}"
         limit = self._tracks[number - 1].passed(now)
         if number in self._busy or self._positions[number] >= limit:
             return
@@ -239,6 +243,7 @@ class CheckBacks(Service):
         self, number: int, reached: QueueOffset, put_off: list[QueueOffset] | None, asked: list[QueueOffset]
     ) -> None:
         """Replicate the position of a cursor, and the postponed ones if they changed; then check."""
+        assert number not in self._busy, f"cursor {number} is moved to {reached} while another move is in flight"
         self._busy.add(number)
         command = encode_command(AdvanceChecks(number=number, offset=reached, put_off=put_off))
         positions = self._positions

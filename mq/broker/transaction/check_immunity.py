@@ -46,6 +46,7 @@ class CheckImmunity:
     def ask(self, offset: QueueOffset, now: float) -> int:
         """The number of the check to send now, from 1; 0 after the last one: then it stays due until it is ended."""
         _, asked = self._turns[offset]
+        assert asked <= self._times, f"half message {offset} was asked about {asked} times of {self._times}"
         if asked == self._times:
             self._turns[offset] = now, asked
             return 0

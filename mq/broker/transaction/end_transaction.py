@@ -240,6 +240,8 @@ class Transactions(Service):
         else:
             ends.discarded.append(offset)
         ends.waiting.append(call)
+        assert offset not in self._ending, f"half message {offset} ends twice"
+        assert (ends.advance is None) == (ends.settled is None), f"the offsets of set {offset} are not forgotten"
         self._ending[offset] = ends
         self._start(ends)
 
@@ -248,6 +250,19 @@ class Transactions(Service):
         if self._gathering is not None and self._appender.may_start:
             self._start(self._gathering)
             self._gathering = None
+
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`.
+
+        Ends that are under way know the half messages for which they are: otherwise a second end would take effect, or
+        the next one would wait for ever. The consumer offsets of a set are forgotten when it has ended.
+        """
+        for offset, ends in self._ending.items():
+            assert offset in ends.offsets, f"half message {offset} ends with {ends.offsets}"
+            assert (ends.advance is None) == (ends.settled is None), f"set {offset} does not forget its offsets"
+        gathered = [] if self._gathering is None else self._gathering.offsets
+        lost = [offset for offset in gathered if self._ending.get(offset) is not self._gathering]
+        assert not lost, f"half messages {lost} are gathered and do not end"
 
     def is_ending(self, offset: QueueOffset) -> bool:
         """Whether the end of a half message is in flight."""
@@ -260,6 +275,7 @@ class Transactions(Service):
         """
         again = self._ending.keys() & offsets
         assert not again, f"half messages {sorted(again)} are given up while they end"
+        assert offsets, "no half message is given up"
         ends = _Ends()
         ends.offsets = ends.discarded = offsets
         self._ending.update(dict.fromkeys(offsets, ends))
@@ -308,6 +324,7 @@ class Transactions(Service):
         return copy_record(raw, tail, properties, transaction=COMMITTED, prepared_offset=position)
 
     def _add(self, offset: QueueOffset, copy: InternalRecord | None, call: Call[EndTransaction]) -> None:
+        assert offset not in self._ending, f"half message {offset} ends twice"
         nbytes = 0 if copy is None else copy.nbytes
         ends = self._gathering
         if ends is not None and (len(ends.offsets) >= _TOGETHER_MAX or ends.nbytes + nbytes > self._together_bytes_max):
@@ -328,6 +345,7 @@ class Transactions(Service):
     def _start(self, ends: _Ends) -> None:
         kept, gone, all_of_them = ends.kept, len(ends.discarded), len(ends.offsets)
         assert kept + gone == all_of_them, f"of {all_of_them} half messages {kept} become visible, {gone} do not"
+        assert len(set(ends.offsets)) == all_of_them > 0, f"half messages {ends.offsets} end in one entry"
         now_ms = self._wall_clock_ms()
         ended = InternalRecord(
             tail=self._tails.get(HALF_OP_TOPIC, HALF_QUEUE_ID),

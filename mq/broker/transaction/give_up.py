@@ -72,4 +72,5 @@ class GiveUp:
 
     def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """See `Source`."""
+        assert moved, "no half message is given up"
         return self._transactions.give_up([due.offset for due, _ in moved])

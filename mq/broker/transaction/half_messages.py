@@ -58,6 +58,7 @@ class HalfMessages:
         """The commands that record discarded ones, and drop old records."""
         if not offsets:
             return []
+        assert min(offsets) >= 0, f"half messages are discarded from {min(offsets)} on"
         places = [_discarded_at(offset) for offset in offsets]
         commands: list[Command] = []
         known_from = _discarded_at(max(FIRST_OFFSET, self.marks.low - self._discarded_known)) - 1

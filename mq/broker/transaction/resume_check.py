@@ -89,6 +89,7 @@ class ResumeCheck(Service):
             return call.response()
 
         def settled(outcome: Outcome) -> None:
+            assert offset in under_way, f"message {message_id} is resumed twice"
             under_way.discard(offset)
             answer_outcome(call, "a half message was being resumed", reply, outcome)
 

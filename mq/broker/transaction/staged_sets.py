@@ -215,6 +215,7 @@ class StagedSets(Service):
             staged = TransactionSet.decode(raw.body)
         except BodyError as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the half message cannot be read: {error}") from error
+        assert staged.messages or staged.offsets, f"the set at {position} has no messages and no offsets"
         copies = [self._copy(position, raw, message) for message in staged.messages]
         if not staged.offsets:
             return copies, None, None
@@ -244,5 +245,6 @@ class StagedSets(Service):
 
 def _first_queue(staged: TransactionSet) -> tuple[str, int]:
     """The queue that stands for all in the properties of the half message, and in check-backs."""
+    assert staged.messages or staged.offsets, "a set without messages and offsets"
     first = staged.messages[0] if staged.messages else staged.offsets[0]
     return first.topic, first.queue_id

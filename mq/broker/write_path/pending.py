@@ -14,7 +14,8 @@ from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Sto
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.headers import ONEWAY_FLAG, SendBatchMessage, SendMessage, SendMessageV2
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset
-from mq.protocol.records import FIXED
+from mq.protocol.properties import PROPERTIES_BYTES_MAX
+from mq.protocol.records import FIXED, IPV4_HOST_BYTES
 from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange
 from mq.store.dispatch import META_TOPIC
 from mq.store.sequenced import SequencedRecord, sequenced_record
@@ -48,6 +49,8 @@ class InternalRecord:
     """Bytes of the record."""
 
     def __post_init__(self) -> None:
+        assert len(self.born_host) == IPV4_HOST_BYTES, f"a sender's host of {len(self.born_host)} bytes"
+        assert len(self.properties) <= PROPERTIES_BYTES_MAX, f"properties of {len(self.properties)} bytes"
         self.nbytes = self.tail.fixed_bytes + len(self.body) + len(self.properties)
 
     def build(self, draft: EntryDraft) -> None:
@@ -165,6 +168,7 @@ class AtomicGroup:
     sender_count = 1
 
     def __init__(self, members: Sequence[InternalRecord | PendingCommand | PendingSend]) -> None:
+        assert members, "nothing is to be stored together"
         self._members = members
         self.nbytes = members[0].nbytes if len(members) == 1 else sum([member.nbytes for member in members])
 

@@ -39,6 +39,7 @@ def copy_record(
         prepared_offset: where its half message is, 0 for none.
         attempts: number of failed deliveries so far.
     """
+    assert attempts >= 0, f"{attempts} deliveries have failed"
     host, sys_flag = stored.born_host, stored.sys_flag & ~(BORN_HOST_IPV6 | STORE_HOST_IPV6)
     if not isinstance(host, bytes):
         host = encode_host(*host)

@@ -38,6 +38,7 @@ def replicate(
     ``what`` is for logs. ``check`` raises RequestRefused if the applied commands had no effect. ``on_framed`` belongs
     to the last command, see `PendingCommand`. Raises RequestRefused if too much is pending.
     """
+    assert commands, f"{what} is no command"
     appender.check_room()
 
     def reply(_: Stored) -> bytes:

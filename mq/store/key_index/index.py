@@ -19,14 +19,12 @@ from typing import Final
 from sortedcontainers import SortedSet
 
 from mq.store.key_index.job import IndexJob
+from mq.store.key_index.limits import DEFAULT, KeyIndexLimits
 from mq.store.key_index.search import KeyQuery, KeySearch, UnindexedPart
 from raftlog import SegmentLog
 from raftlog.log_numbers import LogIndex, index_range
 from raftlog.segment.codec import NORMAL
 
-PART_BYTES_MAX: Final = 64 * 1024 * 1024
-DIRECT_PARTS_MAX: Final = 6
-"""Maximum parts without a file that one search scans: 384 MiB, half a second."""
 JOBS_MAX: Final = 8
 """Returned at once, so that a long log without an index does not block the event loop."""
 
@@ -44,12 +42,19 @@ class KeyIndex:
         applied_index: the last entry that readers may see.
     """
 
-    def __init__(self, directory: str, log: SegmentLog, applied_index: Callable[[], LogIndex]) -> None:
+    def __init__(
+        self,
+        directory: str,
+        log: SegmentLog,
+        applied_index: Callable[[], LogIndex],
+        limits: KeyIndexLimits = DEFAULT,
+    ) -> None:
+        self._limits = limits
         self._directory = directory
         self._log = log
         self._applied_index = applied_index
         self._segment_bytes = log.files.segment_bytes
-        shares = -(-self._segment_bytes // PART_BYTES_MAX)
+        shares = -(-self._segment_bytes // limits.part_bytes_max)
         self._part_bytes = -(-self._segment_bytes // shares)
         self._indexed: SortedSet[int] = SortedSet()
         self._missing: SortedSet[int] = SortedSet()
@@ -156,7 +161,7 @@ class KeyIndex:
         limit = self._end_of(min(applied, durable))
         newest = [entry for index in index_range(durable + 1, applied + 1) if (entry := log.entry(index)) is not None]
         direct = [*self._missing, *self._parts_from(self._complete_below, limit)]
-        chosen = direct[-DIRECT_PARTS_MAX:]
+        chosen = direct[-self._limits.direct_parts_max :]
         unindexed = []
         for part in chosen:
             begin, end = self._entries_of(part)
@@ -171,6 +176,7 @@ class KeyIndex:
             path_of=self.path_of,
             is_complete=len(chosen) == len(direct),
             is_over=is_over,
+            limits=self._limits,
         )
 
     def _catch_up(self) -> None:

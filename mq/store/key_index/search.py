@@ -14,15 +14,10 @@ from typing import Final
 
 from mq.protocol.records import FIXED
 from mq.store.key_index.file import KeyFile, KeyFileDamaged, Read
+from mq.store.key_index.limits import DEFAULT, KeyIndexLimits
 from mq.store.key_index.record_keys import Damaged, KeyedRecord, bodies_in, has_key, key_hash, records_in
 from raftlog.segment import EntryGone
 
-CHUNK_BYTES: Final = 256 * 1024
-"""Searched in one step, without releasing the interpreter: about 100 us."""
-CANDIDATES_MAX: Final = 10_000
-"""Maximum records that one search reads because of index entries; then it gives up."""
-BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes of records in one answer, unless the first alone is larger: clients refuse frames of 16 MiB."""
 _SIZE: Final = struct.Struct(">i")
 
 
@@ -71,6 +66,7 @@ class KeySearch:
         path_of: the path of such a file.
         is_complete: whether this covers all of the log.
         is_over: whether the search takes too long.
+        limits: those of the index.
     """
 
     query: KeyQuery
@@ -81,6 +77,7 @@ class KeySearch:
     path_of: Callable[[int], str]
     is_complete: bool
     is_over: Callable[[], bool]
+    limits: KeyIndexLimits = DEFAULT
 
     def run(self) -> SearchResult:
         """Search. Raises raftlog.SegmentError or Damaged if the log cannot be read."""
@@ -91,6 +88,7 @@ class _Run:
     def __init__(self, search: KeySearch) -> None:
         self._search = search
         self._query = search.query
+        self._limits = search.limits
         self._result = SearchResult(is_complete=search.is_complete)
         self._newest_first: list[bytes] = []
         self._nbytes = 0
@@ -118,9 +116,9 @@ class _Run:
         return self._result
 
     def _is_done(self) -> bool:
-        if len(self._newest_first) >= self._query.count_max or self._nbytes >= BYTES_MAX:
+        if len(self._newest_first) >= self._query.count_max or self._nbytes >= self._limits.answer_bytes_max:
             return True
-        if self._candidates >= CANDIDATES_MAX or self._search.is_over():
+        if self._candidates >= self._limits.candidates_max or self._search.is_over():
             self._result.is_complete = False
             return True
         return False
@@ -159,7 +157,7 @@ class _Run:
     def _search_log(self, part: UnindexedPart) -> None:
         end = part.end
         for begin in [*reversed(part.anchors), part.begin]:
-            if end - begin < CHUNK_BYTES and begin > part.begin:
+            if end - begin < self._limits.chunk_bytes and begin > part.begin:
                 continue
             if self._is_done():
                 return
@@ -175,7 +173,7 @@ class _Run:
                 self._take_wanted(data, records_in(data, at, end))
 
     def _take_wanted(self, data: bytes, records: Iterable[KeyedRecord]) -> None:
-        query = self._query
+        query, bytes_max = self._query, self._limits.answer_bytes_max
         wanted = [
             record
             for record in records
@@ -184,8 +182,8 @@ class _Run:
         ]
         for record in reversed(wanted):
             nbytes = record.end - record.at
-            if len(self._newest_first) == query.count_max or (self._nbytes and self._nbytes + nbytes > BYTES_MAX):
-                self._nbytes = max(self._nbytes, BYTES_MAX)
+            if len(self._newest_first) == query.count_max or (self._nbytes and self._nbytes + nbytes > bytes_max):
+                self._nbytes = max(self._nbytes, bytes_max)
                 return
             self._newest_first.append(data[record.at : record.end])
             self._nbytes += nbytes

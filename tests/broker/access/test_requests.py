@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 import trio
@@ -36,7 +37,9 @@ from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import encode_request
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.signing import signed
+from mq.protocol.transaction_sets import ConsumedRange, SetMessage, TransactionSet
 from tests.support.check_backs import FAST
 from tests.support.running_broker import Answer, Client, RunningBroker, limited, note_brokers, pull_ext, running
 from tests.support.waiting import until
@@ -307,3 +310,37 @@ async def test_who_may_not_consume_is_told_the_missing_permission(
             await until(lambda: any("cannot_consume" in record.getMessage() for record in caplog.records))
     [warning] = [record.getMessage() for record in caplog.records if "cannot_consume" in record.getMessage()]
     assert f"{key} has no permission SUB for consumer group {group}" in warning
+
+
+async def test_a_transaction_needs_permission_for_each_topic_and_group(tmp_path: Path) -> None:
+    own = "- {accessKey: mover001, secretKey: 1234567890, topicPerms: [T=PUB|SUB], groupPerms: [G=SUB]}\n"
+    message = SetMessage("T", 0, b"1", "UNIQ_KEY\x01U1\x02")
+    consumed = ConsumedRange("G", "T", 0, QueueOffset(0), QueueOffset(0))
+    async with guarded(tmp_path, FILE + own) as broker:
+        client = await broker.connect()
+        client.keys = ("administrator", SECRET)
+        await client.create_topic("T", 1)
+        await client.create_topic("U", 1)
+        ext = {"producerGroup": "P", "transactionId": "0A0B", "bornTimestampMs": 1}
+
+        async def risen() -> bool:
+            answer = await client.request(RequestCode.STAGE_TRANSACTION, ext, TransactionSet([], []).encode())
+            return answer.code != ResponseCode.VERSION_NOT_SUPPORTED
+
+        await until(risen)
+        client.keys = None
+        for key, messages, offsets, may in (
+            (None, [message], [], False),
+            ("producer", [message], [], True),
+            ("producer", [message, message._replace(topic="U")], [], False),
+            ("producer", [message], [consumed], False),
+            ("consumer", [], [consumed], True),
+            ("consumer", [message], [consumed], False),
+            ("mover001", [message], [consumed], True),
+            ("mover001", [message], [msgspec.structs.replace(consumed, group="H")], False),
+            ("mover001", [message], [consumed, msgspec.structs.replace(consumed, topic="U")], False),
+        ):
+            body = TransactionSet(messages, offsets).encode()
+            answer = await ask(client, RequestCode.STAGE_TRANSACTION, ext, body, key=key)
+            assert (answer.code == ResponseCode.SUCCESS) == may, (key, messages, offsets, answer.remark)
+            assert may or answer.code == NO_PERMISSION, (key, messages, offsets, answer.code)

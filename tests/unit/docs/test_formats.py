@@ -8,6 +8,7 @@ from struct import Struct, calcsize
 
 import pytest
 
+from mq.protocol import transaction_sets
 from mq.store import checkpoint, queue_blocks
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.key_index import file as key_file
@@ -49,6 +50,7 @@ def rows(text: str, table: int = 0) -> list[int]:
     [
         ("The log: segment files", 0, codec.HEADER, 0),
         ("The vote file", 0, Struct(meta._PREFIX.format + meta._CRC.format[1:]), 0),
+        ("Transactions of several messages", 0, transaction_sets._HEAD, 0),
         ("Consume queues", 0, QUEUE_ENTRY, 0),
         ("Consume queues", 1, queue_blocks.TRAILER, 0),
         ("The checkpoint", 0, checkpoint._HEAD, 0),

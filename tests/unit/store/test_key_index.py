@@ -19,14 +19,13 @@ from hypothesis import strategies as st
 
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import PREPARED, ROLLBACK, encode_host, encode_record
-from mq.store.key_index import index as key_index
-from mq.store.key_index import search
 from mq.store.key_index.builder import Pace
 from mq.store.key_index.file import KeyFile, KeyFileDamaged
 from mq.store.key_index.index import JOBS_MAX, KeyIndex
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.key_file_build import build_key_file
 from mq.store.key_index.key_table import PADDING, hashes, mixed
+from mq.store.key_index.limits import DEFAULT, KeyIndexLimits
 from mq.store.key_index.record_keys import Damaged, key_hash, text_hash
 from mq.store.key_index.search import KeyQuery, SearchResult
 from raftlog.log_numbers import LogIndex, Term
@@ -73,16 +72,22 @@ def wanted(
 class Home:
     """A log of messages with its index; the entries not ``applied`` are there and not committed."""
 
-    def __init__(self, directory: str, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, directory: str, segment_bytes: int = SEGMENT_BYTES, limits: KeyIndexLimits = DEFAULT) -> None:
         self.home = LogHome(segment_bytes=segment_bytes)
         self.log: SegmentLog = self.home.open(tail_bytes_max=0)
         self.directory = directory
         self.sent: list[tuple[Sent, bytes]] = []
         self.applied = 0
+        self.limits = limits
         self.index = self.reopened()
 
     def reopened(self) -> KeyIndex:
-        return KeyIndex(self.directory, self.log, lambda: LogIndex(self.applied))
+        return KeyIndex(self.directory, self.log, lambda: LogIndex(self.applied), self.limits)
+
+    def limit(self, limits: KeyIndexLimits) -> None:
+        """Open the index again, with these limits."""
+        self.limits = limits
+        self.index = self.reopened()
 
     def put(self, *messages: Sent, kind: int = NORMAL) -> None:
         """One entry with these messages, committed."""
@@ -161,13 +166,11 @@ QUERIES = st.builds(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.lists(MESSAGES, min_size=1, max_size=3), max_size=12), st.integers(0, 20), QUERIES, st.booleans())
 def test_a_search_finds_the_newest_messages_of_a_key(
-    monkeypatch: pytest.MonkeyPatch, entries: list[list[Sent]], files: int, query: KeyQuery, reopen: bool
+    entries: list[list[Sent]], files: int, query: KeyQuery, reopen: bool
 ) -> None:
-    monkeypatch.setattr(key_index, "PART_BYTES_MAX", 3000)
-    monkeypatch.setattr(key_index, "DIRECT_PARTS_MAX", 1000)
-    monkeypatch.setattr(search, "CHUNK_BYTES", 500)
+    limits = KeyIndexLimits(part_bytes_max=3000, direct_parts_max=1000, chunk_bytes=500)
     with TemporaryDirectory() as directory:
-        home = Home(directory, 3 * SEGMENT_BYTES)
+        home = Home(directory, 3 * SEGMENT_BYTES, limits)
         for messages in entries:
             home.put(*messages)
         home.make(files)
@@ -267,23 +270,23 @@ def test_thousands_of_messages_with_one_key_fill_several_blocks(tmp_path: Path) 
     assert home.search(query).records == home.expected(query)
 
 
-def test_a_search_gives_up_and_says_so(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_gives_up_and_says_so(home: Home) -> None:
     fill(home)
     assert not home.search(wanted("nobody"), lambda: True).is_complete
-    monkeypatch.setattr(key_index, "DIRECT_PARTS_MAX", 2)
+    home.limit(KeyIndexLimits(direct_parts_max=2))
     result = home.search(wanted("U0"))
     assert (result.records, result.is_complete) == ([], False)
     home.make()
     assert home.search(wanted("U0")).is_complete
-    monkeypatch.setattr(search, "CANDIDATES_MAX", 5)
+    home.limit(KeyIndexLimits(direct_parts_max=2, candidates_max=5))
     result = home.search(wanted("all", ms=(0, 3)))
     assert not result.is_complete
 
 
-def test_an_answer_has_bounded_bytes_and_at_least_one_message(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_has_bounded_bytes_and_at_least_one_message(home: Home) -> None:
     fill(home)
     for limit, count in ((1, 1), (3000, 2)):
-        monkeypatch.setattr(search, "BYTES_MAX", limit)
+        home.limit(KeyIndexLimits(answer_bytes_max=limit))
         for _ in range(2):
             result = home.search(wanted("all"))
             assert result.records == home.expected(wanted("all", count_max=count))
