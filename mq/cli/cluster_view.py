@@ -103,6 +103,12 @@ class GroupStatus:
     leader: str | None
     replicas: tuple[ReplicaStatus, ...]
 
+    @property
+    def is_stock(self) -> bool:
+        """Whether these are Apache RocketMQ's brokers, which report no Raft roles."""
+        answering = [each for each in self.replicas if each.figures]
+        return bool(answering) and not any("raftmq.role" in each.figures for each in answering)
+
     def as_json(self, *, with_figures: bool = False) -> dict[str, object]:
         """As JSON."""
         table = asdict(self)

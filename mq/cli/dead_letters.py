@@ -167,8 +167,9 @@ def show(
     if as_json:
         print_json(_fields(letter) | message_fields(letter) | {"topic": origin_topic(letter)})
         return
-    for name, value in (_fields(letter) | {"message_id": letter.message_id, "stored": str(letter.stored_at)}).items():
-        print(f"{name:>12}  {' '.join(value) if isinstance(value, list) else value}")
+    for name, value in ({"message_id": letter.message_id} | _fields(letter)).items():
+        if value not in (None, []):
+            print(f"{name.replace('_', ' '):>12}  {' '.join(value) if isinstance(value, list) else value}")
     for name, value in sorted(letter.user_properties.items()):
         print(f"{'property':>12}  {name}={value}")
     print(f"{'body':>12}  {len(letter.body):,} bytes\n")

@@ -41,7 +41,7 @@ def status(
                 Console().print(figures_table({each.node_id: each.figures for each in group.replicas if each.figures}))
         if not groups:
             print(f"no broker is registered at {namesrv}")
-    if not groups or any(group.leader is None for group in groups):
+    if not groups or any(group.leader is None and not group.is_stock for group in groups):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -77,6 +77,8 @@ def table_of(group: GroupStatus) -> Table:
 
 def _without_leader(group: GroupStatus) -> str:
     """Only a replica that answers knows whether there is a leader."""
+    if group.is_stock:
+        return "a broker of Apache RocketMQ"
     return "NO LEADER" if any(replica.role != UNREACHABLE for replica in group.replicas) else "leader unknown"
 
 

@@ -124,8 +124,8 @@ def _leadership(group: GroupStatus) -> Iterator[Finding]:
     page = "docs/operations.md#when-there-is-no-leader"
     silent = [_name(each) for each in group.replicas if each.role == UNREACHABLE and each.refusal is None]
     answering = [each for each in group.replicas if each.role != UNREACHABLE]
-    if answering and not any(each.figures.get("raftmq.role") for each in answering):
-        return  # Apache RocketMQ's brokers
+    if group.is_stock:
+        return
     if group.leader is None:
         what = "has no leader and accepts no messages" if answering else "has no replica that answers"
         start = f"start {', '.join(silent)}; " if silent else ""

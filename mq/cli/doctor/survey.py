@@ -106,7 +106,7 @@ async def survey(namesrv: str, *, watch_seconds: float) -> Survey:
         for host in {address.rpartition(":")[0].strip("[]") for address in known}:
             nursery.start_soon(_resolve, host, unresolved)
     found = Survey(groups, settings, name_servers, unresolved)
-    leaderless = [group.group for group in groups if group.leader is None]
+    leaderless = [group.group for group in groups if group.leader is None and not group.is_stock]
     if not groups or leaderless:
         reason = f"{', '.join(leaderless)} has no leader" if leaderless else "there is no broker"
         return replace(found, consumers_reason=reason)
@@ -146,8 +146,8 @@ async def _resolve(host: str, found: dict[str, str]) -> None:
 
 
 async def _consumers(namesrv: str, settings: Iterable[Mapping[str, str]], watch_seconds: float) -> Consumers:
-    hours = [float(each["raftmq.retention_hours"]) for each in settings if "raftmq.retention_hours" in each]
-    retention_hours = min(hours, default=None)
+    hours = [each.get("raftmq.retention_hours", each.get("fileReservedTime")) for each in settings]
+    retention_hours = min((float(each) for each in hours if each is not None), default=None)
     async with Admin(namesrv) as admin:
         started = trio.current_time()
         before = await admin.all_progress()

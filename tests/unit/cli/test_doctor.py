@@ -181,6 +181,9 @@ def test_no_broker_at_all() -> None:
 def test_a_broker_of_apache_rocketmq_is_not_judged_by_raft() -> None:
     answer = BrokerAnswer("C", "broker-a", 0, "10.0.0.1:10911", {"brokerVersionDesc": "V5_5_0"}, None, 1.0, 2.0)
     [status] = group_statuses([answer])
+    assert status.is_stock
+    assert not HEALTHY.is_stock
+    assert not group(None, None).is_stock
     assert found(status) == []
 
 
