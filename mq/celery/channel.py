@@ -17,7 +17,8 @@ from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
 from mq.celery import envelope
-from mq.celery.intake import Delivery, Intake
+from mq.celery.deliveries import Delivery
+from mq.celery.intake import Intake
 from mq.celery.session import Session, now_ms
 from mq.celery.topics import Binding
 from mq.client.errors import ClientError, TopicNotFound
@@ -259,7 +260,7 @@ class Channel(virtual.Channel):
         """Tell the intake that a delivery is done."""
         session, intake = self._session_of_intake, self._intake
         if session is not None and intake is not None:
-            session.soon(partial(intake.acknowledge, tag))
+            session.soon(partial(intake.deliveries.acknowledge, tag))
 
     def settle(self, tag: str, how: str, *args: Any, waits: bool = False) -> None:
         """Tell the intake what becomes of a delivery."""
@@ -267,9 +268,9 @@ class Channel(virtual.Channel):
         if session is None or intake is None:
             return
         if waits:
-            session.call(getattr(intake, how), tag, *args)
+            session.call(getattr(intake.deliveries, how), tag, *args)
         else:
-            session.start(getattr(intake, how), tag, *args)
+            session.start(getattr(intake.deliveries, how), tag, *args)
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:
         """Consume from a queue."""

@@ -1,14 +1,12 @@
-"""Messages that a channel has and has not settled.
+"""What a channel consumes: it pops messages, and hands them to the application.
 
 One task pops as many messages as the prefetch limit leaves room for, and only from queues of which a broker has said
 that they have some; so a busy worker takes nothing away from others. If there is only one queue, a broker holds the pop
-until it has some: that is one request less for each message. Another task renews the invisible time of messages
-before it ends, so a task may run for any time, and if the process dies, its messages are delivered again.
+until it has some: that is one request less for each message.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final
@@ -16,19 +14,18 @@ from typing import Any, Final
 import anyio
 import anyio.abc
 
-from mq.celery.acknowledgements import Acknowledgements
 from mq.celery.broadcasts import TransientQueue
-from mq.celery.envelope import decode, expires_at_ms, priority_of
+from mq.celery.deliveries import Deliveries, Delivery
+from mq.celery.envelope import decode, priority_of
 from mq.celery.pop_line import PopLine
 from mq.celery.queue_calls import POP_MAX, QueueCalls, Source, is_transient
 from mq.celery.topics import Topics
 from mq.client.consume.popped_messages import PoppedMessage
-from mq.client.consume.renewals import Renewals
 from mq.client.errors import ClientError, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 
-__all__ = ["Delivery", "Intake"]
+__all__ = ["Intake"]
 
 WAIT_SECONDS: Final = 15.0
 """For so long a broker may hold the question whether there are messages."""
@@ -39,29 +36,6 @@ ROUTE_SECONDS: Final = 10.0
 """After this time it looks whether a queue has got another broker group, or more levels of priority."""
 LAST_POPS_SECONDS: Final = 1.0
 """For pops of a channel that is closed: what they get is given back."""
-FLUSH_SECONDS: Final = 5.0
-"""For acknowledgements, and messages to give back, of a channel that is closed."""
-
-
-class Delivery:
-    """A message on its way to the application, until it is settled."""
-
-    __slots__ = ("message", "payload", "queue", "transient")
-
-    def __init__(
-        self, queue: str, message: ReceivedMessage, payload: dict[str, Any], transient: TransientQueue | None = None
-    ) -> None:
-        self.queue = queue
-        self.message = message
-        self.payload = payload
-        self.transient = transient
-        """The queue in memory from which it comes; None if it was popped."""
-
-    @property
-    def tag(self) -> str:
-        """Its delivery tag."""
-        tag: str = self.payload["properties"]["delivery_tag"]
-        return tag
 
 
 class _Consumed:
@@ -100,15 +74,16 @@ class Intake:
         self._calls = calls
         self._topics = topics
         self._invisible = invisible
-        self._redeliveries_max = redeliveries_max
         self._emit = emit
         self._fail = fail
-        self._unwanted = unwanted
-        self._renewals = Renewals(invisible, self._extend)
-        self._acknowledgements = Acknowledgements(calls, invisible=invisible, release=self._renewals.release)
+        self.deliveries = Deliveries(
+            calls,
+            invisible=invisible,
+            redeliveries_max=redeliveries_max,
+            unwanted=unwanted,
+            on_settled=self._note_room,
+        )
         self._line = PopLine(calls, self._start)
-        self.open: dict[str, Delivery] = {}
-        """Deliveries that are not settled, by tag."""
         self._consumed: list[_Consumed] = []
         self._transient: list[TransientQueue] = []
         self._prefetch = 0
@@ -133,8 +108,7 @@ class Intake:
             with self._running:
                 async with anyio.create_task_group() as tasks:
                     self._tasks = tasks
-                    tasks.start_soon(self._renewals.run)
-                    tasks.start_soon(self._acknowledgements.run)
+                    tasks.start_soon(self.deliveries.run)
                     tasks.start_soon(self._follow_routes)
                     await self._pop()
         except Exception as error:
@@ -180,7 +154,7 @@ class Intake:
         while True:
             for each in sources:
                 if taken := await self._pop_some(each, 1):
-                    return self._opened(taken[0])
+                    return self.deliveries.opened(taken[0])
             left = deadline - anyio.current_time()
             if left <= 0 or not sources:
                 return None
@@ -199,46 +173,9 @@ class Intake:
     def get_transient(self, queue: TransientQueue) -> Delivery | None:
         """One message of a queue in memory."""
         message = queue.take()
-        return None if message is None else self._opened(Delivery(queue.name, message, _payload(message), queue))
-
-    # What becomes of deliveries.
-
-    def acknowledge(self, tag: str) -> None:
-        """The message is done; that is sent soon, with others."""
-        delivery = self._settle(tag)
-        if delivery is not None and isinstance(message := delivery.message, PoppedMessage):
-            self._acknowledgements.add(message)
-
-    async def give_back(self, tag: str) -> None:
-        """Deliver the message again, at once, to anybody."""
-        delivery = self._settle(tag)
-        if delivery is None:
-            return
-        if delivery.transient is not None:
-            delivery.transient.put_back(delivery.message)
-        elif isinstance(message := delivery.message, PoppedMessage):
-            await self._renewals.release(message)
-            try:
-                await self._calls.change(Source.of(message), message.receipt, 0.0)
-            except ClientError as error:
-                log.warning("not_given_back", queue=delivery.queue, reason=str(error))
-
-    async def refuse(self, tag: str, reason: str) -> None:
-        """The message is not wanted: to the dead letters with it. It is delivered again if that fails."""
-        delivery = self.open.get(tag)
-        if delivery is not None and await self._bury(delivery, reason):
-            self.acknowledge(tag)
-        else:
-            await self.give_back(tag)
-
-    async def _bury(self, delivery: Delivery, reason: str) -> bool:
-        try:
-            if not await self._unwanted(delivery, reason) and isinstance(delivery.message, PoppedMessage):
-                await self._calls.bury(Source.of(delivery.message), delivery.message, reason)
-        except ClientError as error:
-            log.warning("no_dead_letter", queue=delivery.queue, reason=str(error))
-            return False
-        return True
+        return (
+            None if message is None else self.deliveries.opened(Delivery(queue.name, message, _payload(message), queue))
+        )
 
     async def close(self) -> None:
         """Give back what is open, and what pops that are in flight still get; wait for acknowledgements; end `run`."""
@@ -254,34 +191,20 @@ class Intake:
             self._running.cancel()
             await self._ended.wait()
         self._line.close()
-        self._renewals.close()
-        with anyio.move_on_after(FLUSH_SECONDS):
-            async with anyio.create_task_group() as tasks:
-                for tag in reversed(list(self.open)):
-                    tasks.start_soon(self.give_back, tag)
-                tasks.start_soon(self._acknowledgements.finish)
-
-    def _settle(self, tag: str) -> Delivery | None:
-        delivery = self.open.pop(tag, None)
-        self._note_change()
-        self._pump()
-        return delivery
-
-    def _opened(self, delivery: Delivery) -> Delivery:
-        self.open[delivery.tag] = delivery
-        if isinstance(delivery.message, PoppedMessage):
-            self._renewals.hold([delivery.message])
-        return delivery
+        await self.deliveries.close()
 
     # Popping.
 
     def _room(self) -> int:
         if self._is_over:
             return 0
-        return self._prefetch - len(self.open) if self._prefetch else POP_MAX - (self._emitted - self.handed)
+        return self._prefetch - len(self.deliveries.open) if self._prefetch else POP_MAX - (self._emitted - self.handed)
 
     def note_handed(self) -> None:
         """The application's thread has taken deliveries."""
+        self._note_room()
+
+    def _note_room(self) -> None:
         self._note_change()
         self._pump()
 
@@ -291,7 +214,7 @@ class Intake:
     def _give(self, deliveries: list[Delivery]) -> None:
         self._emitted += len(deliveries)
         self._emit(deliveries)
-        self._acknowledgements.send_soon()
+        self.deliveries.acknowledge_soon()
 
     def _pump(self) -> None:
         """Hand on what is in transient queues."""
@@ -357,7 +280,7 @@ class Intake:
 
     async def _give_all(self, consumed: _Consumed, taken: list[Delivery]) -> None:
         for delivery in taken:
-            self._opened(delivery)
+            self.deliveries.opened(delivery)
         if self._is_over:
             return  # `close` gives them back
         if consumed in self._consumed:
@@ -365,7 +288,7 @@ class Intake:
                 self._give(taken)
             return
         for delivery in taken:  # the application has cancelled it meanwhile
-            await self.give_back(delivery.tag)
+            await self.deliveries.give_back(delivery.tag)
 
     async def _pop_some(self, consumed: _Consumed, count: int) -> list[Delivery]:
         """Messages that are wanted, of the highest priority that there is."""
@@ -377,40 +300,18 @@ class Intake:
                 if not taken:
                     raise
                 break  # or those of higher priority would stay hidden; the next pop meets the same failure
-            taken += [each for message in messages if (each := await self._wanted(consumed, message)) is not None]
+            taken += [
+                each
+                for message in messages
+                if (each := await self.deliveries.wanted(consumed.queue, message)) is not None
+            ]
             if len(taken) >= count:
                 break
         return sorted(taken, key=lambda each: -priority_of(each.message))
 
-    async def _wanted(self, consumed: _Consumed, message: PoppedMessage) -> Delivery | None:
-        try:
-            payload = decode(message, redelivered=message.reconsume_times > 0)
-        except ValueError as error:
-            payload, reason = {"properties": {"delivery_tag": message.message_id}}, f"not a message of kombu: {error}"
-            log.error("foreign_message", queue=consumed.queue, message_id=message.message_id, reason=str(error))
-        else:
-            expires = expires_at_ms(message)
-            most = self._redeliveries_max
-            reason = ""
-            if expires is not None and expires <= time.time_ns() // 1_000_000:
-                reason = "expired"
-            elif most is not None and message.reconsume_times > most:
-                reason = f"delivered {message.reconsume_times} times before"
-        delivery = Delivery(consumed.queue, message, payload)
-        if not reason:
-            return delivery
-        self._opened(delivery)
-        if reason == "expired":
-            try:
-                await self._unwanted(delivery, reason)
-            except ClientError as error:
-                log.warning("no_dead_letter", queue=consumed.queue, reason=str(error))
-                await self.give_back(delivery.tag)
-            else:
-                self.acknowledge(delivery.tag)
-        else:
-            await self.refuse(delivery.tag, reason)
-        return None
+    async def _wanted(self, consumed: _Consumed, messages: list[PoppedMessage]) -> list[Delivery]:
+        wanted = self.deliveries.wanted
+        return [each for message in messages if (each := await wanted(consumed.queue, message)) is not None]
 
     async def _wait(self, consumed: _Consumed) -> None:
         """Wait until a queue may have messages."""
@@ -445,7 +346,9 @@ class Intake:
     async def _pop_held(self, consumed: _Consumed, count: int) -> bool:
         """Wait for messages and take them; returns whether there may be more."""
         messages = await self._line.pop(consumed.source, count, self._invisible)
-        taken = [each for message in messages if (each := await self._wanted(consumed, message)) is not None]
+        taken = [
+            each for message in messages if (each := await self.deliveries.wanted(consumed.queue, message)) is not None
+        ]
         consumed.empty_seconds = 0.0
         await self._give_all(consumed, taken)
         return len(messages) == count
@@ -473,15 +376,6 @@ class Intake:
             await self._calls.refresh(consumed.source.topic)
         except ClientError as error:
             log.info("route_not_refreshed", topic=consumed.source.topic, reason=str(error))
-
-    async def _extend(self, message: PoppedMessage) -> bool:
-        """Hide a message for the invisible time from now on. Raises ClientError."""
-        asked_at = anyio.current_time()
-        receipt = await self._calls.change(Source.of(message), message.receipt, self._invisible)
-        if receipt is None:
-            return False
-        message.receipt, message.hidden_until = receipt, asked_at + self._invisible
-        return True
 
 
 def _payload(message: ReceivedMessage) -> dict[str, Any]:

@@ -23,8 +23,9 @@ from kombu.transport.virtual.exchange import TopicExchange
 from mq.celery.address import Address
 from mq.celery.blocking_send import BlockingSends, TaskProducer
 from mq.celery.broadcasts import Broadcasts
+from mq.celery.deliveries import Delivery
 from mq.celery.envelope import Outgoing
-from mq.celery.intake import Delivery, Intake
+from mq.celery.intake import Intake
 from mq.celery.queue_calls import QueueCalls
 from mq.celery.topics import Binding, Topics, queues_of
 from mq.client.errors import ClientClosed, ClientError, TopicNotFound

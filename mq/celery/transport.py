@@ -17,7 +17,7 @@ from kombu.transport import virtual
 import mq.client.errors as errors
 from mq.celery import channel
 from mq.celery.address import DEFAULT_PORT, address_of
-from mq.celery.intake import Delivery
+from mq.celery.deliveries import Delivery
 from mq.celery.session import Session
 
 __all__ = ["TLSTransport", "Transport"]

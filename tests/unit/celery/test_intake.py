@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from mq.celery import acknowledgements
-from mq.celery.intake import Delivery, Intake
+from mq.celery.deliveries import Delivery
+from mq.celery.intake import Intake
 from mq.celery.queue_calls import Source
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.errors import ConnectionLost, NoRoute
@@ -179,7 +180,7 @@ async def test_of_a_single_queue_each_message_comes_with_a_pop_that_was_held(
             broker.waiting.append(letter(offset))
             await trio.sleep(1)
             assert len(delivered) == offset + 1
-            intake.acknowledge(delivered[-1].tag)
+            intake.deliveries.acknowledge(delivered[-1].tag)
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert broker.acknowledged == [0, 1, 2]
@@ -197,7 +198,7 @@ async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: trio.
         nursery.start_soon(intake.run)
         await trio.sleep(60)
         assert [len(delivered), len(broker.waiting)] == [2, 1]
-        intake.acknowledge(delivered[0].tag)
+        intake.deliveries.acknowledge(delivered[0].tag)
         await trio.sleep(1)
         assert [len(delivered), len(broker.waiting)] == [3, 0]
         nursery.cancel_scope.cancel()
@@ -290,7 +291,7 @@ async def test_an_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidd
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
         await trio.sleep(1)
-        intake.acknowledge(delivered[0].tag)
+        intake.deliveries.acknowledge(delivered[0].tag)
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert broker.acknowledge_seconds == 60.0
@@ -307,7 +308,7 @@ async def test_messages_that_are_done_in_short_succession_are_acknowledged_in_on
         nursery.start_soon(intake.run)
         await trio.sleep(1)
         for delivery in delivered:
-            intake.acknowledge(delivery.tag)
+            intake.deliveries.acknowledge(delivery.tag)
             await trio.sleep(0.01)
         assert broker.acknowledged == []
         await trio.sleep(1)
@@ -327,7 +328,7 @@ async def test_what_is_done_is_acknowledged_when_the_next_message_comes(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
         await trio.sleep(1)
-        intake.acknowledge(delivered[0].tag)
+        intake.deliveries.acknowledge(delivered[0].tag)
         await trio.sleep(60)
         assert broker.acknowledged == []
         broker.waiting.append(letter(1))
@@ -347,7 +348,7 @@ async def test_a_channel_that_is_closed_sends_what_is_not_acknowledged_yet(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
         await trio.sleep(1)
-        intake.acknowledge(delivered[0].tag)
+        intake.deliveries.acknowledge(delivered[0].tag)
         await trio.sleep(seconds)
         nursery.cancel_scope.cancel()
     assert broker.acknowledged == []

@@ -1,0 +1,182 @@
+"""Messages that a channel has, and what becomes of them.
+
+They are hidden from others until they are settled: their invisible time is renewed before it ends, so a task may run
+for any time. If the process dies, they are delivered again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import anyio
+
+from mq.celery.acknowledgements import Acknowledgements
+from mq.celery.broadcasts import TransientQueue
+from mq.celery.envelope import decode, expires_at_ms
+from mq.celery.queue_calls import QueueCalls, Source
+from mq.client.consume.popped_messages import PoppedMessage
+from mq.client.consume.renewals import Renewals
+from mq.client.errors import ClientError
+from mq.client.logs import log
+from mq.client.message import ReceivedMessage
+
+__all__ = ["Deliveries", "Delivery"]
+
+FLUSH_SECONDS: Final = 5.0
+"""For acknowledgements, and messages to give back, of a channel that is closed."""
+
+
+class Delivery:
+    """A message on its way to the application, until it is settled."""
+
+    __slots__ = ("message", "payload", "queue", "transient")
+
+    def __init__(
+        self, queue: str, message: ReceivedMessage, payload: dict[str, Any], transient: TransientQueue | None = None
+    ) -> None:
+        self.queue = queue
+        self.message = message
+        self.payload = payload
+        self.transient = transient
+        """The queue in memory from which it comes; None if it was popped."""
+
+    @property
+    def tag(self) -> str:
+        """Its delivery tag."""
+        tag: str = self.payload["properties"]["delivery_tag"]
+        return tag
+
+
+class Deliveries:
+    """Of one channel; belongs to one event loop. `unwanted` is told of messages that nobody wants, and why; it returns
+    whether that is all. `on_settled` is called when there is room for another one.
+    """
+
+    def __init__(
+        self,
+        calls: QueueCalls,
+        *,
+        invisible: float,
+        redeliveries_max: int | None,
+        unwanted: Callable[[Delivery, str], Awaitable[bool]],
+        on_settled: Callable[[], None],
+    ) -> None:
+        self._calls = calls
+        self._invisible = invisible
+        self._redeliveries_max = redeliveries_max
+        self._unwanted = unwanted
+        self._on_settled = on_settled
+        self._renewals = Renewals(invisible, self._extend)
+        self._acknowledgements = Acknowledgements(calls, invisible=invisible, release=self._renewals.release)
+        self.open: dict[str, Delivery] = {}
+        """Those that are not settled, by tag."""
+
+    async def run(self) -> None:
+        """Renew and acknowledge until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._renewals.run)
+            tasks.start_soon(self._acknowledgements.run)
+
+    async def close(self) -> None:
+        """`run` has ended: give back what is open, and wait for acknowledgements."""
+        self._renewals.close()
+        with anyio.move_on_after(FLUSH_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                for tag in reversed(list(self.open)):
+                    tasks.start_soon(self.give_back, tag)
+                tasks.start_soon(self._acknowledgements.finish)
+
+    def acknowledge_soon(self) -> None:
+        """Send what is done now: the channel has got further messages."""
+        self._acknowledgements.send_soon()
+
+    def acknowledge(self, tag: str) -> None:
+        """The message is done; that is sent soon, with others."""
+        delivery = self._settle(tag)
+        if delivery is not None and isinstance(message := delivery.message, PoppedMessage):
+            self._acknowledgements.add(message)
+
+    async def give_back(self, tag: str) -> None:
+        """Deliver the message again, at once, to anybody."""
+        delivery = self._settle(tag)
+        if delivery is None:
+            return
+        if delivery.transient is not None:
+            delivery.transient.put_back(delivery.message)
+        elif isinstance(message := delivery.message, PoppedMessage):
+            await self._renewals.release(message)
+            try:
+                await self._calls.change(Source.of(message), message.receipt, 0.0)
+            except ClientError as error:
+                log.warning("not_given_back", queue=delivery.queue, reason=str(error))
+
+    async def refuse(self, tag: str, reason: str) -> None:
+        """The message is not wanted: to the dead letters with it. It is delivered again if that fails."""
+        delivery = self.open.get(tag)
+        if delivery is not None and await self._bury(delivery, reason):
+            self.acknowledge(tag)
+        else:
+            await self.give_back(tag)
+
+    async def _bury(self, delivery: Delivery, reason: str) -> bool:
+        try:
+            if not await self._unwanted(delivery, reason) and isinstance(delivery.message, PoppedMessage):
+                await self._calls.bury(Source.of(delivery.message), delivery.message, reason)
+        except ClientError as error:
+            log.warning("no_dead_letter", queue=delivery.queue, reason=str(error))
+            return False
+        return True
+
+    async def wanted(self, queue: str, message: PoppedMessage) -> Delivery | None:
+        """A message of a queue as a delivery, which is not kept yet. None for one that nobody wants: it is settled."""
+        try:
+            payload = decode(message, redelivered=message.reconsume_times > 0)
+        except ValueError as error:
+            payload, reason = {"properties": {"delivery_tag": message.message_id}}, f"not a message of kombu: {error}"
+            log.error("foreign_message", queue=queue, message_id=message.message_id, reason=str(error))
+        else:
+            expires = expires_at_ms(message)
+            most = self._redeliveries_max
+            reason = ""
+            if expires is not None and expires <= time.time_ns() // 1_000_000:
+                reason = "expired"
+            elif most is not None and message.reconsume_times > most:
+                reason = f"delivered {message.reconsume_times} times before"
+        delivery = Delivery(queue, message, payload)
+        if not reason:
+            return delivery
+        self.opened(delivery)
+        if reason == "expired":
+            try:
+                await self._unwanted(delivery, reason)
+            except ClientError as error:
+                log.warning("no_dead_letter", queue=queue, reason=str(error))
+                await self.give_back(delivery.tag)
+            else:
+                self.acknowledge(delivery.tag)
+        else:
+            await self.refuse(delivery.tag, reason)
+        return None
+
+    def _settle(self, tag: str) -> Delivery | None:
+        delivery = self.open.pop(tag, None)
+        self._on_settled()
+        return delivery
+
+    def opened(self, delivery: Delivery) -> Delivery:
+        """Keep a delivery, hidden from others, until it is settled."""
+        self.open[delivery.tag] = delivery
+        if isinstance(delivery.message, PoppedMessage):
+            self._renewals.hold([delivery.message])
+        return delivery
+
+    async def _extend(self, message: PoppedMessage) -> bool:
+        """Hide a message for the invisible time from now on. Raises ClientError."""
+        asked_at = anyio.current_time()
+        receipt = await self._calls.change(Source.of(message), message.receipt, self._invisible)
+        if receipt is None:
+            return False
+        message.receipt, message.hidden_until = receipt, asked_at + self._invisible
+        return True
