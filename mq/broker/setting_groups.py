@@ -269,6 +269,13 @@ class ConsumeSettings(SettingGroup):
     )
     slow_pull_messages_max: int = Field(8, ge=1, description="messages per pull for such a consumer")
     slow_pull_bytes_max: int = Field(64 * 1024, ge=1024, description="bytes of messages per pull for such a consumer")
+    priority_order_asc: bool = Field(True, description="a larger priority of a message is more urgent")
+    lower_priorities_percent: int = Field(
+        10,
+        ge=0,
+        le=50,
+        description="share of popped messages for lower priorities under constant load of the highest one",
+    )
     offset_commit_seconds: float = Field(0.2, gt=0, description="how long one-way offset commits are collected")
 
 

@@ -102,6 +102,7 @@ TAKEN: Final[Mapping[str, _Taken]] = {
     "transactionTimeOut": _Taken("transaction_timeout_seconds", _seconds),
     "transactionCheckInterval": _Taken("transaction_check_seconds", _seconds),
     "transactionCheckMax": _Taken("transaction_checks_max", _integer),
+    "priorityOrderAsc": _Taken("priority_order_asc", _boolean),
     "storeReplyMessageEnable": _Taken("store_reply_message", _boolean),
     "maxTransferCountOnMessageInMemory": _Taken("pull_messages_max", _integer),
     "maxTransferBytesOnMessageInMemory": _Taken("pull_bytes_max", _integer),

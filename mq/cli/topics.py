@@ -31,7 +31,8 @@ Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 MessageType = Annotated[
     str | None,
     typer.Option(
-        help="Type of messages that gRPC clients may send: normal, fifo, delay, transaction, mixed.", metavar="TYPE"
+        help="Type of messages that gRPC clients may send: normal, fifo, delay, transaction, priority, mixed.",
+        metavar="TYPE",
     ),
 ]
 

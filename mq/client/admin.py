@@ -44,6 +44,7 @@ from mq.protocol.group_requests import (
     SkipMessageExt,
 )
 from mq.protocol.headers import Response
+from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
 from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_group, check_topic, dead_letter_topic, retry_topic
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import (
@@ -73,11 +74,6 @@ LEADER_SECONDS = 5.0
 """A group that lost its leader has a new one before, unless most of its replicas are down."""
 TRACE_MESSAGES_MAX = 64
 POLL_SECONDS = 0.05
-MESSAGE_TYPE_ATTRIBUTE = "message.type"
-MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
-"""The message types of a topic for gRPC clients of RocketMQ's proxy; a topic without the attribute takes normal
-messages.
-"""
 
 T = TypeVar("T")
 

@@ -36,7 +36,7 @@ cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *fou
     found.tags_size = 0
     while at < end:
         byte = at[0]
-        # Capital letters begin all of these names; at other characters there is nothing to compare.
+        # Capital letters or an underscore begin all of these names; at other characters there is nothing to compare.
         if byte == b'U' and starts_with(at, end, b"UNIQ_KEY\x01", 9):
             if found.key_size or (at != begin and (at - 1)[0] != VALUE_END):
                 return False
@@ -76,6 +76,9 @@ cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *fou
                 return False
         elif byte == b'R':
             if starts_with(at, end, b"RAFTMQ_S", 8):
+                return False
+        elif byte == b'_':
+            if starts_with(at, end, b"_SYS_MSG_PRIORITY_\x01", 19):
                 return False
         at += 1
     return found.key_size > 0

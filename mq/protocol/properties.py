@@ -62,6 +62,8 @@ CLUSTER: Final = "CLUSTER"
 MESSAGE_REGION: Final = "MSG_REGION"
 TRACE_ON: Final = "TRACE_ON"
 SHARDING_KEY: Final = "__SHARDINGKEY"
+PRIORITY: Final = "_SYS_MSG_PRIORITY_"
+"""See `mq.protocol.message_types`."""
 MESSAGE_TYPE: Final = "MSG_TYPE"
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
@@ -139,6 +141,7 @@ RESERVED: Final = frozenset(
         MESSAGE_REGION,
         TRACE_ON,
         SHARDING_KEY,
+        PRIORITY,
         "INSTANCE_ID",
         "BUYER_ID",
         "TRANSFER_FLAG",

@@ -135,7 +135,9 @@ class Broker:
             settings__cluster="C",
             settings__group="broker-a",
             settings__auto_create_topics=False,
-            metadata__topics={name: SimpleNamespace(write_queues=count) for name, count in TOPICS.items()},
+            metadata__topics={
+                name: SimpleNamespace(write_queues=count, attributes={}) for name, count in TOPICS.items()
+            },
             appender=self.appender,
             queue_offsets=None,
             store_host=HOST,

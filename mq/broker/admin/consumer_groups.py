@@ -5,9 +5,10 @@ For the members of groups see `mq.broker.consume.heartbeat`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mq.broker.admin.attributes import changed
 from mq.broker.admin.topics import not_created
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -15,8 +16,10 @@ from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup
+from mq.broker.state.format_level import LEVEL_OF_GROUP_ATTRIBUTES
 from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol.codes import ResponseCode
+from mq.protocol.message_types import FACTOR_MAX, PRIORITY_FACTOR
 from mq.protocol.operator_bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupList,
@@ -103,7 +106,7 @@ class ConsumerGroups(Service):
 
     def _put(self, call: Call[Any], groups: Sequence[SubscriptionGroupConfig]) -> None:
         now_ms = self._wall_clock_ms()
-        commands = [encoded(PutGroup(config=_config(wanted), timestamp_ms=now_ms)) for wanted in groups]
+        commands = [encoded(PutGroup(config=self._config(wanted), timestamp_ms=now_ms)) for wanted in groups]
         names = {wanted.group_name for wanted in groups}
         if len(self._metadata.groups) + len(names - self._metadata.groups.keys()) > self._metadata.limits.groups_max:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
@@ -117,23 +120,48 @@ class ConsumerGroups(Service):
 
         replicate(self._appender, commands, call, what="a group", check=check)
 
+    def _config(self, wanted: SubscriptionGroupConfig) -> GroupConfig:
+        """The requested configuration. Raises RequestRefused."""
+        known = self._metadata.groups.get(wanted.group_name)
+        return GroupConfig(
+            name=wanted.group_name,
+            consume_enable=wanted.consume_enable,
+            consume_from_min_enable=wanted.consume_from_min_enable,
+            consume_broadcast_enable=wanted.consume_broadcast_enable,
+            retry_queues=wanted.retry_queue_nums,
+            retry_times_max=wanted.retry_max_times,
+            broker_id=wanted.broker_id,
+            which_broker_when_consume_slowly=wanted.which_broker_when_consume_slowly,
+            notify_consumer_ids_changed_enable=wanted.notify_consumer_ids_changed_enable,
+            consume_orderly=wanted.consume_message_orderly,
+            attributes=self._attributes(known, wanted.attributes),
+        )
+
+    def _attributes(self, known: GroupConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
+        """The attributes of a group after changes. Raises RequestRefused.
+
+        Below the format level that knows attributes they are not stored, and those that would have an effect refused.
+        """
+        attributes = changed({} if known is None else known.attributes, changes)
+        factor = attributes.get(PRIORITY_FACTOR)
+        if factor is not None and not (factor.isascii() and factor.isdecimal() and int(factor[:4]) <= FACTOR_MAX):
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"{PRIORITY_FACTOR} is {factor[:40]!r}, not a number from 0 to {FACTOR_MAX}",
+            )
+        level = self._metadata.format_level.level
+        if level >= LEVEL_OF_GROUP_ATTRIBUTES:
+            return attributes
+        if factor is not None:
+            raise RequestRefused(
+                ResponseCode.VERSION_NOT_SUPPORTED,
+                f"{PRIORITY_FACTOR} needs format level {LEVEL_OF_GROUP_ATTRIBUTES}, and this broker group is at level "
+                f"{level}: upgrade all replicas first",
+            )
+        return {}
+
     def _full(self) -> str:
         return f"there are {len(self._metadata.groups)} groups already; maximum: {self._metadata.limits.groups_max}"
-
-
-def _config(wanted: SubscriptionGroupConfig) -> GroupConfig:
-    return GroupConfig(
-        name=wanted.group_name,
-        consume_enable=wanted.consume_enable,
-        consume_from_min_enable=wanted.consume_from_min_enable,
-        consume_broadcast_enable=wanted.consume_broadcast_enable,
-        retry_queues=wanted.retry_queue_nums,
-        retry_times_max=wanted.retry_max_times,
-        broker_id=wanted.broker_id,
-        which_broker_when_consume_slowly=wanted.which_broker_when_consume_slowly,
-        notify_consumer_ids_changed_enable=wanted.notify_consumer_ids_changed_enable,
-        consume_orderly=wanted.consume_message_orderly,
-    )
 
 
 def _shown(config: GroupConfig) -> SubscriptionGroupConfig:
@@ -148,4 +176,5 @@ def _shown(config: GroupConfig) -> SubscriptionGroupConfig:
         which_broker_when_consume_slowly=config.which_broker_when_consume_slowly,
         notify_consumer_ids_changed_enable=config.notify_consumer_ids_changed_enable,
         consume_message_orderly=config.consume_orderly,
+        attributes=dict(config.attributes),
     )

@@ -93,6 +93,11 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     "pop_lost": _Named(
         "raftmq_pop_messages_expired", _C, "Popped messages not redelivered: retention had deleted them."
     ),
+    "pop_given_below": _Named(
+        "raftmq_pop_messages_of_lower_priority",
+        _C,
+        "Popped messages of lower priorities that were due by lower_priorities_percent.",
+    ),
     "repeated_sends": _Named("raftmq_sends_deduplicated", _C, "Numbered sends that were deduplicated."),
     "replies_pushed": _Named("raftmq_replies_pushed", _C, "Replies pushed to the requesting producer."),
     "replies_relayed": _Named("raftmq_replies_relayed", _C, "Replies pushed through another replica."),
@@ -152,12 +157,26 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
         "raftmq_transaction_checks_unanswerable", _C, "Check-backs for which no producer of the group was connected."
     ),
 }
-"""Our own metrics by counter. Every counter has a row, except the two families of bulk reads."""
+"""Our own metrics by counter. Every counter has a row, except those of `_BY_PREFIX`."""
 
-_BULK_PREFIXES: Final = {
-    "bulk_rows_as_": ("raftmq_bulk_rows", "Messages sent to bulk readers, by role of this replica and by client."),
-    "bulk_bytes_as_": ("raftmq_bulk_bytes", "Bytes sent to bulk readers, by role of this replica and by client."),
+_BY_PREFIX: Final = {
+    "bulk_rows_as_": (
+        "raftmq_bulk_rows",
+        "as",
+        "Messages sent to bulk readers, by role of this replica and by client.",
+    ),
+    "bulk_bytes_as_": (
+        "raftmq_bulk_bytes",
+        "as",
+        "Bytes sent to bulk readers, by role of this replica and by client.",
+    ),
+    "popped_level_": (
+        "raftmq_priority_messages_popped",
+        "level",
+        "Messages that pops took by their priority, by level; 10+ is level 10 and all above.",
+    ),
 }
+"""Families of counters whose names have these prefixes: name, label and help. The rest is the value of the label."""
 
 
 class BrokerMetrics:
@@ -268,18 +287,18 @@ class BrokerMetrics:
         )
 
     def _counters(self) -> Iterator[Family]:
-        bulk: dict[str, list[Sample]] = {prefix: [] for prefix in _BULK_PREFIXES}
+        families: dict[str, list[Sample]] = {prefix: [] for prefix in _BY_PREFIX}
         for name, value in self._context.counters().items():
             named = BY_COUNTER.get(name)
             if named is not None:
                 yield self._own(named.name, named.kind, named.help)(value * named.scale)
                 continue
-            for prefix, samples in bulk.items():
+            for prefix, samples in families.items():
                 if name.startswith(prefix):
-                    role = name.removeprefix(prefix)
-                    samples.append(((*self.labels.values(), role[0].upper() + role[1:]), value))
-        for prefix, (name, text) in _BULK_PREFIXES.items():
-            yield Family(name, Kind.COUNTER, text, (*self.labels, "as"), bulk[prefix])
+                    rest = name.removeprefix(prefix)
+                    samples.append(((*self.labels.values(), rest[0].upper() + rest[1:]), value))
+        for prefix, (name, label, text) in _BY_PREFIX.items():
+            yield Family(name, Kind.COUNTER, text, (*self.labels, label), families[prefix])
 
     # -- metrics by RocketMQ's names -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mq.broker.admin.attributes import attribute_changes, changed, sets
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
@@ -21,6 +22,7 @@ from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import DeleteTopicInBroker, UpdateAndCreateTopic
+from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, PRIORITY, TYPES_STORED
 from mq.protocol.names import BENCHMARK_TOPIC, NameRefused, check_topic, is_system_topic
 from mq.protocol.operator_bodies import TopicConfigList
 from mq.protocol.operator_requests import UpdateAndCreateTopicList
@@ -55,7 +57,7 @@ class Topics(Service):
             topic_filter_type=ext.topic_filter_type,
             topic_sys_flag=ext.topic_sys_flag or 0,
             order=ext.order,
-            attributes=_attribute_changes(ext.attributes or ""),
+            attributes=attribute_changes(ext.attributes or ""),
         )
         self._put(call, [wanted])
 
@@ -123,8 +125,20 @@ class Topics(Service):
             filter_type=wanted.topic_filter_type,
             sys_flag=wanted.topic_sys_flag,
             order=wanted.order,
-            attributes=_changed(known.attributes if known is not None else {}, wanted.attributes),
+            attributes=self._attributes(known, wanted.attributes),
         )
+
+    @staticmethod
+    def _attributes(known: TopicConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
+        """The attributes of a topic after changes. Raises RequestRefused for an unknown message type."""
+        attributes = changed(known.attributes if known is not None else {}, changes)
+        kind = attributes.get(MESSAGE_TYPE_ATTRIBUTE, PRIORITY)
+        if kind not in TYPES_STORED and sets(changes, MESSAGE_TYPE_ATTRIBUTE):
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"{MESSAGE_TYPE_ATTRIBUTE} is {kind[:80]!r}; allowed: {', '.join(sorted(TYPES_STORED))}",
+            )
+        return attributes
 
     def _is_system(self, topic: str) -> bool:
         known = self._metadata.topics.get(topic)
@@ -144,25 +158,3 @@ def _check_name(topic: str) -> None:
         check_topic(topic)
     except NameRefused as error:
         raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
-
-
-def _attribute_changes(text: str) -> dict[str, str]:
-    """Parses ``+name=value,-name``; keys keep their sign. Raises RequestRefused."""
-    changes: dict[str, str] = {}
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        name, separator, value = part.partition("=")
-        if not name[1:].strip() or name[0] not in "+-" or bool(separator) is not (name[0] == "+"):
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"attribute {part[:80]!r} is not +name=value or -name")
-        changes[name.strip()] = value.strip()
-    return changes
-
-
-def _changed(attributes: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Attributes after changes: ``+name`` or ``name`` sets one, ``-name`` removes it."""
-    result = dict(attributes)
-    for name, value in changes.items():
-        if name.startswith("-"):
-            result.pop(name[1:], None)
-        else:
-            result[name.removeprefix("+")] = value
-    return result

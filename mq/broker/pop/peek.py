@@ -67,7 +67,7 @@ class Peeks:
         )
         try:
             taken = self._selection.take(
-                pop_request, ext.queue_id, ext.max_messages, may_wait_for_disk=loads >= LOADS_MAX
+                pop_request, ext.queue_id, ext.max_messages, may_wait_for_disk=loads >= LOADS_MAX, is_peek=True
             )
         except RecordsOnDisk as old:
             self._load(call, old, loads + 1)

@@ -164,6 +164,7 @@ class Pops(Service):
         """This replica stopped leading; waiting clients are told to retry, and find the new leader."""
         self._leadership = object()
         self._queues.resign()
+        self._selection.priorities.resign()
         self.acks.resign()
         self.revival.resign()
         self._ordered_clock.resign()
@@ -184,6 +185,7 @@ class Pops(Service):
             "pop_checkpoints": self._metadata.pops.count,
             "pop_revived": self.revival.revived,
             "pop_lost": self.revival.lost,
+            **self._selection.priorities.counters(),
         }
 
     # -- deadlines and new messages ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from itertools import chain
 from mq.broker.consume.long_polling import QueueKey
 from mq.broker.context import BrokerContext
 from mq.broker.net.errors import RequestRefused
+from mq.broker.pop.priority_order import Plan, PriorityOrder
 from mq.broker.pop.queue_cursor import PopBatch, PopQueues, PopRequest, RecordsOnDisk
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.names import NameRefused, check_group, pop_retry_topic
@@ -32,6 +33,9 @@ class PopSelection:
 
     Args:
         queues: takes messages of one queue.
+
+    Attributes:
+        priorities: the order of queues in topics for messages with priorities.
     """
 
     def __init__(self, context: BrokerContext, *, queues: PopQueues) -> None:
@@ -39,6 +43,7 @@ class PopSelection:
         self._queues = queues
         self._rng = context.rng
         self._bytes_max = context.settings.pull_bytes_max
+        self.priorities = PriorityOrder(context)
 
     def check(self, group: str, topic: str, queue_id: int) -> None:
         """Raises RequestRefused unless the queue exists and the group may read it."""
@@ -75,22 +80,56 @@ class PopSelection:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {count}; allowed: 1 to {MESSAGES_MAX}")
 
     def take(
-        self, pop_request: PopRequest, queue_id: int, count_max: int, *, may_wait_for_disk: bool
+        self,
+        pop_request: PopRequest,
+        queue_id: int,
+        count_max: int,
+        *,
+        may_wait_for_disk: bool,
+        is_peek: bool = False,
     ) -> list[PopBatch]:
         """Messages of a queue, or of any queues if the number is negative; may wait for the disk for the first one.
 
         Raises RecordsOnDisk unless it may, or takes others, and RequestRefused, SegmentError, StoreError.
         """
+        if queue_id >= 0 or not self.priorities.applies(pop_request):
+            candidates = ((*key, count_max) for key in self._candidates(pop_request, queue_id))
+            taken = self._take(pop_request, candidates, count_max, may_wait_for_disk=may_wait_for_disk)
+            if queue_id < 0 and not is_peek:
+                self.priorities.passed(pop_request)
+            return taken
+        plan = self.priorities.plan(pop_request, self._in_random_order(pop_request, queue_id), count_max)
+        taken = self._take(pop_request, _planned(plan, count_max), count_max, may_wait_for_disk=may_wait_for_disk)
+        order = list(plan.levels)
+        taken.sort(key=lambda each: order.index(each.key[2]))
+        if not is_peek:
+            self.priorities.taken(pop_request, plan, taken)
+        return taken
+
+    def _take(
+        self,
+        pop_request: PopRequest,
+        candidates: Iterator[tuple[str, int, int]],
+        count_max: int,
+        *,
+        may_wait_for_disk: bool,
+    ) -> list[PopBatch]:
+        """Messages of these queues, of each at most as many as its third value says."""
         taken: list[PopBatch] = []
         bytes_left = self._bytes_max
         source = ""
         entries_left = _ENTRIES_MAX
-        for topic, number in self._candidates(pop_request, queue_id):
+        for topic, number, limit in candidates:
             if source not in ("", topic):
                 break  # clients of the first 5.x releases confuse queues with equal numbers in one answer
             try:
                 one = self._queues.take(
-                    pop_request, topic, number, count_max, bytes_left, may_wait_for_disk=may_wait_for_disk and not taken
+                    pop_request,
+                    topic,
+                    number,
+                    min(count_max, limit),
+                    bytes_left,
+                    may_wait_for_disk=may_wait_for_disk and not taken,
                 )
             except RecordsOnDisk:
                 if taken:
@@ -136,3 +175,14 @@ class PopSelection:
         if not retry_first:
             for number in unread(group, retry_topic, range(retry_queues), at_end=False):
                 yield retry_topic, number
+
+
+def _planned(plan: Plan, count_max: int) -> Iterator[tuple[str, int, int]]:
+    """The queues of a plan, with how many messages each may give: first what a lower level is owed."""
+    owed = plan.levels[plan.owed_level] if plan.owed else []
+    for key in owed[:1]:
+        yield *key, plan.owed
+    for queues in plan.levels.values():
+        for key in queues:
+            if key not in owed[:1]:
+                yield *key, count_max

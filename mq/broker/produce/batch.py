@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.dedup import Dedup, numbers_of
+from mq.broker.schedule.placement import wanted_priority
 from mq.broker.state.producer_sequences import Stored
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.entry_builder import QueuedMessage
@@ -25,9 +26,11 @@ from mq.protocol.errors import BodyError
 from mq.protocol.frames import ANSWER_HEADER_BYTES_MAX
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
+from mq.protocol.message_types import PRIORITY_MARK
 from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange, range_properties
 
 _NOT_SHARED = (UNIQUE_KEY, RECEIPT.encode())
+_PRIORITY = PRIORITY_MARK.encode()
 _COPIED = f"{props.COPIED}{props.NAME_END}".encode()
 _OF_NUMBERS = (SEQUENCE_MARK, f"{props.PRODUCER_ID}{props.NAME_END}".encode(), _COPIED)
 _BORN = f"{props.BORN_TIMESTAMP}{props.NAME_END}".encode()
@@ -78,8 +81,26 @@ class BatchSends:
             raise
         self._appender.add(SendBlock(batch))
 
+    def priority(self, call: Call[SendRequest], tail: NextOffset) -> int | None:
+        """The priority that all messages of a batch have; None if none has one. Raises RequestRefused if it differs."""
+        shared = props.decode(call.request.ext.properties)
+        if _PRIORITY not in call.body:
+            return wanted_priority(shared)
+        parts = self._split(call.body, tail)
+        found = {wanted_priority(shared | props.decode(each.decode("utf-8", "replace"))) for _, _, each in parts}
+        if len(found) > 1:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "the messages of a batch go to one queue, theirs have different priorities: send a batch for each",
+            )
+        return found.pop()
+
     def queued(self, call: Call[SendRequest], tail: NextOffset) -> QueuedSend:
-        """The messages of a batch without sequence numbers, each with a unique key. Raises RequestRefused."""
+        """The messages of a batch without sequence numbers, each with a unique key. Raises RequestRefused, also if one
+        may have a priority: then `Sends` chooses the queue.
+        """
+        if _PRIORITY in call.body:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a message may have a priority")
         batch, _, _ = self._checked(call, tail, None)
         return batch
 

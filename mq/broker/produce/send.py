@@ -14,12 +14,13 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.produce.batch import BatchSends
+from mq.broker.produce.batch import BatchSends, is_copied
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.placement import Placement
 from mq.broker.produce.retry import Retries
 from mq.broker.produce.send_receiver import ReceiverSettings, SendReceiver, send_receiver
 from mq.broker.produce.sent_messages import SentMessages, asks_for_more
+from mq.broker.schedule.placement import wanted_priority
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.topic_rules import auto_create
@@ -30,7 +31,8 @@ from mq.broker.write_path.send_block import SendBlock
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2, SendReplyTemplate
-from mq.protocol.names import RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
+from mq.protocol.message_types import PRIORITY_MARK, level_of, lowest_level, takes_priorities
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
 from raftlog import Begun, Ready
 
 _WRITABLE = 2
@@ -160,6 +162,7 @@ class Sends(Service):
         queue_id = ext.queue_id
         if not 0 <= queue_id < len(tails):
             queue_id = self._chosen_queue(ext, len(tails))
+        queue_id = self._by_priority(call, tails, queue_id)
         if ext.batch:
             self._batches.add(call, tails[queue_id])
             return
@@ -198,6 +201,27 @@ class Sends(Service):
             )
         return self._rng.randrange(self._metadata.topics[ext.topic].write_queues)
 
+    def _by_priority(self, call: Call[SendRequest], tails: list[NextOffset], queue_id: int) -> int:
+        """The queue for the priority of a message, or ``queue_id`` if it has none. Raises RequestRefused.
+
+        In a topic for messages with priorities, one without is the least urgent. What consumers and mirrors copy goes
+        where they say.
+        """
+        ext = call.request.ext
+        topic, text = ext.topic, ext.properties
+        if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) or (ext.batch and is_copied(text)):
+            return queue_id
+        has_priority = PRIORITY_MARK in text or (ext.batch and PRIORITY_MARK.encode() in call.body)
+        priority: int | None = None
+        if has_priority:
+            priority = self._batches.priority(call, tails[0]) if ext.batch else wanted_priority(props.decode(text))
+        config = self._metadata.topics[topic]
+        if priority is not None:
+            return level_of(priority, config.write_queues)
+        if takes_priorities(config.attributes):
+            return lowest_level(config.write_queues, ascending=self._settings.priority_order_asc)
+        return queue_id
+
     def _open_topic(self, call: Call[SendRequest]) -> list[NextOffset] | None:
         """The tails of a topic before its first message; None if the message waits until the topic is created."""
         ext = call.request.ext
@@ -220,7 +244,7 @@ class Sends(Service):
         if config.write_queues == 0:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} has no write queue")
         tails = self._tails.of_topic(topic)
-        if not is_retry:  # messages to retry topics are checked each time
+        if not is_retry and not takes_priorities(config.attributes):  # others are checked each time
             self._messages.writable[topic] = tails
         return tails
 

@@ -13,6 +13,7 @@ from mq.broker.write_path.send_block import QueuedSend
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.message_types import PRIORITY_MARK
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from mq.protocol.records import tag_code_of
 from mq.protocol.sequencing import SEQUENCE_MARK
@@ -31,7 +32,8 @@ class SentMessages:
     """The checks of single messages, and what they need.
 
     Attributes:
-        writable: the tails of topics that exist and are writable, by queue id.
+        writable: the tails of topics that exist and are writable, by queue id; not of topics for messages with
+            priorities, whose queues the broker chooses.
         tag_codes: the code of each tag.
         suffix: properties that the broker adds to each message, encoded.
         body_bytes_max: the maximum of a body, and of the records of a batch.
@@ -48,14 +50,14 @@ class SentMessages:
         """The queue of a plain send; None if it has to be handled by `Sends`.
 
         A send is *plain* if its topic is known to be writable and has the queue, and its properties ask for nothing but
-        being stored.
+        being stored, and for no priority.
         """
         ext = call.request.ext
         tails = self.writable.get(ext.topic)
         if tails is None or not 0 <= ext.queue_id < len(tails):
             return None
         text = ext.properties
-        return None if RECEIPT in text or asks_for_more(text) else tails[ext.queue_id]
+        return None if RECEIPT in text or asks_for_more(text) or PRIORITY_MARK in text else tails[ext.queue_id]
 
     def queued(self, call: Call[SendRequest], tail: NextOffset, *, needs_key: bool = False) -> QueuedSend:
         """The message of a request that is not a batch and asks for nothing but being stored.

@@ -32,6 +32,7 @@ from mq.broker.write_path.pending import InternalRecord, PendingCommand, Pending
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.hashes import tag_code
+from mq.protocol.message_types import lowest_level, takes_priorities
 from mq.protocol.records import IPV4_HOST_BYTES, NO_HOST
 from mq.protocol.schedule_bodies import DUE_MS, SCHEDULE, ScheduleDefinition
 
@@ -58,6 +59,7 @@ class Ticks(Service):
         self._schedules = context.metadata.schedules
         self._appender = context.appender
         self._tails = context.queue_offsets
+        self._priority_order_asc = context.settings.priority_order_asc
         self._unique_keys = context.unique_keys
         host = context.store_host
         self._host = host if len(host) == IPV4_HOST_BYTES else NO_HOST
@@ -194,6 +196,8 @@ class Ticks(Service):
         if queue_id < 0:
             config = self._metadata.topics.get(definition.topic)
             queue_id = crc32(definition.name.encode()) % max(config.write_queues, 1) if config is not None else 0
+            if config is not None and takes_priorities(config.attributes):
+                queue_id = lowest_level(config.write_queues, ascending=self._priority_order_asc)
         return tail_of(definition.topic, queue_id, self._metadata, self._tails)
 
     # -- ticks ---------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
+from mq.protocol.message_types import PriorityRefused, level_of, priority_of
 from mq.protocol.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 
 
@@ -82,18 +83,31 @@ class WaitingQueues:
         return Destination(self._tails.get(TIMER_TOPIC, timer_slot(due_ms)), properties | own)
 
 
-def tail_of(topic: str, queue_id: int, metadata: Metadata, tails: QueueOffsets) -> NextOffset | None:
+def tail_of(
+    topic: str, queue_id: int, metadata: Metadata, tails: QueueOffsets, *, priority: int | None = None
+) -> NextOffset | None:
     """The destination of a message that waited for a queue; None if its topic no longer exists.
 
-    It goes to another queue of the topic if the number of queues was reduced.
+    With a priority it goes to the queue for that among those that the topic has now. Otherwise it goes to another queue
+    of the topic only if the number of queues was reduced.
     """
     config = metadata.topics.get(topic)
     if config is None or config.write_queues == 0 or topic in SEND_FORBIDDEN_TOPICS:
         return None
-    if not 0 <= queue_id < max(config.read_queues, config.write_queues):
+    if priority is not None:
+        queue_id = level_of(priority, config.write_queues)
+    elif not 0 <= queue_id < max(config.read_queues, config.write_queues):
         queue_id %= config.write_queues
     assert 0 <= queue_id < max(config.read_queues, config.write_queues), f"{topic} has no queue {queue_id}"
     return tails.get(topic, queue_id)
+
+
+def wanted_priority(properties: Mapping[str, str]) -> int | None:
+    """The priority of a message that a client sends; None without one. Raises RequestRefused."""
+    try:
+        return priority_of(properties)
+    except PriorityRefused as error:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
 
 
 def relative_wait_ms(properties: Mapping[str, str], levels_ms: Sequence[int]) -> int | None:

@@ -39,7 +39,7 @@ CLIENT_ID_LENGTH_MAX = 255
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 ATTRIBUTES_BYTES_MAX = 1024
-"""Total size of a topic's attributes."""
+"""Total size of the attributes of a topic or a group."""
 
 _INT64_MAX = 2**63 - 1
 
@@ -80,6 +80,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     notify_consumer_ids_changed_enable: bool = True
     consume_orderly: bool = False
     """Stored and returned: RocketMQ's proxy reads it, and pops in order for the gRPC clients of such a group."""
+    attributes: dict[str, str] = {}
+    """From format level 5 on."""
 
 
 class DataVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -349,6 +351,8 @@ def _check_topic_config(topic: TopicConfig) -> None:
 
 def _check_group_config(group: GroupConfig) -> None:
     check_group(group.name)
+    attributes = sum(len(name.encode()) + len(value.encode()) for name, value in group.attributes.items())
+    check_range("size of attributes", attributes, 0, ATTRIBUTES_BYTES_MAX)
     check_range("retry_queues", group.retry_queues, 0, QUEUES_MAX)
     check_range("retry_times_max", group.retry_times_max, -1, INT32_MAX)
     for name in ("broker_id", "which_broker_when_consume_slowly"):

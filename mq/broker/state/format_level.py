@@ -14,6 +14,7 @@ Levels never go down, and each includes those before it:
    (`mq.broker.state.younger_queues`).
 4. Schedules (`mq.broker.state.schedules`). A half message may have several messages and consumer offsets
    (`mq.broker.transaction.staged_sets`).
+5. Consumer groups have attributes, such as the factor of priorities.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ LEVEL_OF_CONTINUED_OFFSETS: Final = 3
 LEVEL_OF_YOUNGER_QUEUES: Final = 3
 LEVEL_OF_SCHEDULES: Final = 4
 LEVEL_OF_TRANSACTION_SETS: Final = 4
-LEVEL_NEWEST: Final = 4
+LEVEL_OF_GROUP_ATTRIBUTES: Final = 5
+LEVEL_NEWEST: Final = 5
 """Up to which level this version of the software understands the log."""
 FEATURES: Final = {
     2: ("topic-identities", "users", "bound-proofs"),
     3: ("continued-offsets", "younger-queues"),
     4: ("schedules", "transaction-sets"),
+    5: ("group-attributes",),
 }
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1

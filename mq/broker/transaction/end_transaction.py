@@ -32,6 +32,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
 from mq.protocol.headers import ONEWAY_FLAG, EndTransaction
+from mq.protocol.message_types import PRIORITY_MARK, stored_priority
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, NameRefused, check_group
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.records import COMMITTED, IPV4_HOST_BYTES, NO_HOST, ROLLBACK, RawRecord, RecordError, split_record
@@ -311,7 +312,8 @@ class Transactions(Service):
         """The message for consumers, at its time. Raises RequestRefused."""
         topic = props.find(text, props.REAL_TOPIC) or ""
         queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
-        tail = tail_of(topic, queue_id, self._metadata, self._tails)
+        priority = stored_priority(props.decode(text)) if PRIORITY_MARK in text else None
+        tail = tail_of(topic, queue_id, self._metadata, self._tails, priority=priority)
         if tail is None:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} of the half message does not exist any more"

@@ -18,7 +18,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
-from mq.broker.schedule.placement import WaitingQueues, tail_of
+from mq.broker.schedule.placement import WaitingQueues, tail_of, wanted_priority
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.format_level import LEVEL_OF_TRANSACTION_SETS
@@ -31,6 +31,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.headers import StageTransaction
+from mq.protocol.message_types import lowest_level, stored_priority, takes_priorities
 from mq.protocol.names import (
     AUTO_CREATE_TEMPLATE,
     DEAD_LETTER_PREFIX,
@@ -198,6 +199,7 @@ class StagedSets(Service):
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"message {number} of a transaction has the property {odd[0]}"
             )
+        wanted_priority(properties)
         check_sent_bytes(len(message.properties.encode()) + len(self._suffix), number)
         self._places.place(properties, topic, message.queue_id, self._wall_clock_ms())
 
@@ -222,12 +224,16 @@ class StagedSets(Service):
         return copies, *self._offsets.advance(staged.offsets)
 
     def _copy(self, position: PhysicalOffset, raw: RawRecord, message: SetMessage) -> InternalRecord:
-        tail = tail_of(message.topic, message.queue_id, self._metadata, self._tails)
+        properties = props.decode(message.properties)
+        priority, queue_id = stored_priority(properties), message.queue_id
+        config = self._metadata.topics.get(message.topic)
+        if config is not None and config.write_queues and takes_priorities(config.attributes):
+            queue_id = lowest_level(config.write_queues, ascending=self._settings.priority_order_asc)
+        tail = tail_of(message.topic, queue_id, self._metadata, self._tails, priority=priority)
         if tail is None:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {message.topic} of the transaction does not exist any more"
             )
-        properties = props.decode(message.properties)
         tail, properties = self._places.place(properties, message.topic, tail.queue_id, self._wall_clock_ms())
         encoded = props.fitted(properties, self._suffix)
         return InternalRecord(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.admin.metrics import _BULK_PREFIXES, BY_COUNTER
+from mq.broker.admin.metrics import _BY_PREFIX, BY_COUNTER
 from mq.monitoring.families import Families, Family, Histogram, Kind, render
 from mq.monitoring.process import certificate_families, process_families
 from mq.namesrv.metrics import collect
@@ -42,7 +42,7 @@ async def commit(client: Client, group: str, queue_id: int, offset: int) -> None
 async def test_every_counter_has_a_metric_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = note_brokers(monkeypatch)
     async with running(tmp_path):
-        counters = {name for name in brokers[0]._counters() if not name.startswith((*_BULK_PREFIXES,))}
+        counters = {name for name in brokers[0]._counters() if not name.startswith((*_BY_PREFIX,))}
         families = result_of(brokers[0].services.metrics.collect())
     assert counters == set(BY_COUNTER)
     names = [family.name for family in families]

@@ -1,0 +1,35 @@
+"""Changes of the attributes of topics and groups, as RocketMQ's tools write them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mq.broker.net.errors import RequestRefused
+from mq.protocol.codes import ResponseCode
+
+
+def attribute_changes(text: str) -> dict[str, str]:
+    """Parses ``+name=value,-name``; keys keep their sign. Raises RequestRefused."""
+    changes: dict[str, str] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, separator, value = part.partition("=")
+        if not name[1:].strip() or name[0] not in "+-" or bool(separator) is not (name[0] == "+"):
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"attribute {part[:80]!r} is not +name=value or -name")
+        changes[name.strip()] = value.strip()
+    return changes
+
+
+def changed(attributes: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """Attributes after changes: ``+name`` or ``name`` sets one, ``-name`` removes it."""
+    result = dict(attributes)
+    for name, value in changes.items():
+        if name.startswith("-"):
+            result.pop(name[1:], None)
+        else:
+            result[name.removeprefix("+")] = value
+    return result
+
+
+def sets(changes: Mapping[str, str], name: str) -> bool:
+    """Whether these changes set the attribute ``name``."""
+    return name in changes or f"+{name}" in changes

@@ -1,0 +1,145 @@
+"""In which order pops examine the queues of a topic for messages with priorities, and what lower priorities are owed.
+
+Each queue of such a topic has the messages of one level, and the retry topic of a group has a queue for each level,
+too. A pop takes the messages of the most urgent level first, and stops when it has as many as it may have. Under
+constant load of that level the others would starve. So of the messages that a group gets while several levels have
+some, a percentage is owed to the levels below the first, which take turns.
+
+What is owed is known to the leader only: a new one begins with nothing. A group is owed at most what one pop can give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from mq.broker.consume.long_polling import QueueKey
+from mq.broker.context import BrokerContext
+from mq.broker.pop.queue_cursor import PopBatch, PopRequest
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.metadata import Metadata
+from mq.protocol.message_types import FACTOR_MAX, factor_of, takes_priorities
+
+LEVELS_COUNTED: Final = 10
+"""Levels with a counter of their own."""
+_OWED_MAX: Final = 32
+"""Messages: as many as a pop may ask for."""
+_KNOWN_MAX: Final = 10_000
+"""Groups and topics whose debts are known; with more of them, all begin anew."""
+_PERCENT: Final = 100
+
+
+class Plan(NamedTuple):
+    """The queues for one pop, the most urgent first.
+
+    ``levels`` are the queues of each level that has messages. Of level ``owed_level`` the pop takes ``owed`` messages
+    before all others; none if ``owed`` is 0.
+    """
+
+    levels: dict[int, list[QueueKey]]
+    owed_level: int = -1
+    owed: int = 0
+
+
+@dataclass(slots=True)
+class _Debt:
+    """Of a group and a topic."""
+
+    pops: int = 0
+    hundredths: int = 0
+    """Of messages."""
+    last_level: int = -1
+
+
+class PriorityOrder:
+    """Plans pops of topics for messages with priorities.
+
+    Attributes:
+        given_below: messages that pops took of lower levels because these were owed.
+        popped: messages that pops took, by level; the last number is that of all higher levels.
+    """
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata: Final[Metadata] = context.metadata
+        self._settings: BrokerSettings = context.settings
+        self._debts: dict[tuple[str, str], _Debt] = {}
+        self.given_below = 0
+        self.popped = [0] * (LEVELS_COUNTED + 1)
+
+    def resign(self) -> None:
+        """This replica stopped leading."""
+        self._debts.clear()
+
+    def counters(self) -> dict[str, int]:
+        """Figures for `Service.counters`."""
+        names = [*map(str, range(LEVELS_COUNTED)), f"{LEVELS_COUNTED}+"]
+        popped = {f"popped_level_{name}": count for name, count in zip(names, self.popped, strict=True)}
+        return {"pop_given_below": self.given_below, **popped}
+
+    def applies(self, pop_request: PopRequest) -> bool:
+        """Whether this pop gets urgent messages first: not if it is in order, or beyond the factor of its group."""
+        config = self._metadata.topics[pop_request.topic]
+        if pop_request.attempt is not None or not takes_priorities(config.attributes):
+            return False
+        group = self._metadata.groups.get(pop_request.group)
+        factor = FACTOR_MAX if group is None else factor_of(group.attributes)
+        return self._debt(pop_request).pops % FACTOR_MAX < factor
+
+    def plan(self, pop_request: PopRequest, queues: Iterable[QueueKey], count_max: int) -> Plan:
+        """The plan for a pop of up to ``count_max`` messages, with those ``queues`` that may have some.
+
+        Queues of one level are examined in the order in which they are given.
+        """
+        levels: dict[int, list[QueueKey]] = {}
+        for key in queues:
+            levels.setdefault(key[1], []).append(key)
+        ordered = sorted(levels, reverse=self._settings.priority_order_asc)
+        plan = Plan({level: levels[level] for level in ordered})
+        debt = self._debt(pop_request)
+        owed = min(debt.hundredths // _PERCENT, count_max)
+        if len(ordered) < 2 or owed <= 0:
+            return plan
+        return plan._replace(owed_level=_next_turn(ordered[1:], debt.last_level), owed=owed)
+
+    def taken(self, pop_request: PopRequest, plan: Plan, taken: list[PopBatch]) -> None:
+        """What a pop took by its plan: keep the account of what lower levels are owed."""
+        if not taken:
+            return
+        for each in taken:
+            self.popped[min(each.key[2], LEVELS_COUNTED)] += each.messages
+        debt = self._debt(pop_request)
+        debt.pops += 1
+        if plan.owed:
+            debt.last_level = plan.owed_level  # also if it gave nothing: then it is the turn of the next one
+        if len(plan.levels) < 2:
+            debt.hundredths = 0  # nobody else waits
+            return
+        first = next(iter(plan.levels))
+        below = sum(each.messages for each in taken if each.key[2] != first)
+        total = sum(each.messages for each in taken)
+        if plan.owed:
+            self.given_below += min(plan.owed, sum(each.messages for each in taken if each.key[2] == plan.owed_level))
+        debt.hundredths += self._settings.lower_priorities_percent * total - _PERCENT * below
+        debt.hundredths = min(max(debt.hundredths, 0), _PERCENT * _OWED_MAX)
+
+    def passed(self, pop_request: PopRequest) -> None:
+        """A pop was served without a plan: the next one may have one again."""
+        if takes_priorities(self._metadata.topics[pop_request.topic].attributes):
+            self._debt(pop_request).pops += 1
+
+    def _debt(self, pop_request: PopRequest) -> _Debt:
+        key = pop_request.group, pop_request.topic
+        debt = self._debts.get(key)
+        if debt is None:
+            if len(self._debts) >= _KNOWN_MAX:
+                self._debts.clear()
+            debt = self._debts[key] = _Debt()
+        return debt
+
+
+def _next_turn(levels: list[int], last: int) -> int:
+    """The level that gets what is owed, of those in this order: the one after ``last``."""
+    if last in levels:
+        return levels[(levels.index(last) + 1) % len(levels)]
+    return levels[0]
