@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 import msgspec
 
 from mq.protocol import properties as props
+from mq.protocol.message_types import stored_priority
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import Host, StoredMessage
@@ -50,7 +51,8 @@ class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=Tr
     brokers store and ignore. `delay_level` 1 to 18 delivers later (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h; brokers may
     have other levels, up to 64), `delay` after that many seconds by the broker's clock, `deliver_at` at a time: a
     datetime with its time zone, or milliseconds since the epoch. At most one of the three; a time in the past means
-    now.
+    now. `priority`, 0 or more, makes the message more or less urgent to those who pop it; its broker chooses the queue.
+    A message with a priority has neither a `sharding_key` nor a delay.
     """
 
     topic: str
@@ -63,6 +65,7 @@ class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=Tr
     flag: int = 0
     delay: float | None = None
     deliver_at: dt.datetime | int | None = None
+    priority: int | None = None
 
     def __repr__(self) -> str:
         fields = "".join(f", {name}={value!r}" for name, value in self.__rich_repr__() if name not in _TOPIC_AND_BODY)
@@ -162,6 +165,11 @@ class ReceivedMessage(Generic[BodyT]):
     def sharding_key(self) -> str | None:
         """The key for the sender's choice of the queue, or None."""
         return self.record.properties.get(props.SHARDING_KEY)
+
+    @property
+    def priority(self) -> int | None:
+        """The priority of the message, also when it is redelivered, and of a dead letter; None without one."""
+        return stored_priority(self.record.properties)
 
     @property
     def born_at(self) -> dt.datetime:

@@ -358,7 +358,8 @@ def _sent_attributes(message: Message, *, transaction: bool) -> Attributes:
     if message.sharding_key is not None:
         attributes["messaging.rocketmq.message.group"] = message.sharding_key
     is_delayed = (message.delay_level, message.delay, message.deliver_at) != (None, None, None)
-    kind = "transaction" if transaction else "delay" if is_delayed else "fifo" if message.sharding_key else "normal"
+    kind = "normal" if message.priority is None else "priority"
+    kind = "transaction" if transaction else "delay" if is_delayed else "fifo" if message.sharding_key else kind
     return attributes | {"messaging.rocketmq.message.type": kind}
 
 

@@ -1,7 +1,7 @@
 """Automatic batches: messages of a topic that wait at the same moment go out in one request.
 
 Theory of operation. A message joins the open batch of its *lane*: its topic, its queue (if it has a sharding key or the
-caller named one) and its timeout. The batch is closed and given to the `SendPipeline` as one message
+caller named one), its timeout and its priority. The batch is closed and given to the `SendPipeline` as one message
 
 - at the end of this turn of the event loop, if no other batch of the lane is in flight: so a producer that awaits each
   send is not slowed down by the wait for others,
@@ -65,6 +65,7 @@ class _Lane(NamedTuple):
     sharding_key: str | None
     """Only while the queue that belongs to it is not known."""
     timeout: float
+    priority: int | None
 
 
 class Member:
@@ -140,7 +141,7 @@ class Accumulator:
         if self._closed:
             raise ClientClosed("the producer is closed")
         queue = queue or self._pipeline.sharding_queue(message)
-        lane = _Lane(message.topic, queue, None if queue else message.sharding_key, timeout)
+        lane = _Lane(message.topic, queue, None if queue else message.sharding_key, timeout, message.priority)
         nbytes = BATCHED_BYTES_MIN + len(message.body) + len(message.properties)
         batch = self._open.get(lane)
         if batch is not None and batch.nbytes + nbytes > self._batch_bytes:

@@ -15,6 +15,7 @@ from mq.client.produce.recall import delay_properties
 from mq.protocol import properties as props
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.compression import Codec, CodecMissing, deflate, require_codec
+from mq.protocol.message_types import PriorityRefused, priority_of
 from mq.protocol.names import NameRefused, check_topic
 from mq.protocol.records import BODY_BYTES_MAX, PREPARED
 
@@ -34,7 +35,10 @@ OnDone = Callable[[SendResult | ClientError], None]
 
 
 class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
-    """A validated message in the form that all its attempts send."""
+    """A validated message in the form that all its attempts send.
+
+    ``priority`` is only for those who put messages together: it is among the properties.
+    """
 
     topic: str
     body: bytes
@@ -48,6 +52,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
     """Whether the body contains many messages; then ``unique_key`` is theirs, joined by commas."""
     extra: Mapping[str, str] | None = None
     """Header fields of the request that take the place of the usual ones, or are sent in addition."""
+    priority: int | None = None
 
 
 _checked_topics: set[str] = set()
@@ -112,6 +117,7 @@ def make_ready(
         born_timestamp_ms=born_timestamp_ms,
         unique_key=unique_key,
         sharding_key=message.sharding_key,
+        priority=message.priority,
     )
 
 
@@ -134,6 +140,9 @@ def make_batch_ready(
     sharding_keys = {message.sharding_key for message in messages}
     if len(sharding_keys) > 1:
         raise MessageRefused(f"the messages of a batch go to one queue, theirs have {len(sharding_keys)} sharding keys")
+    priorities = {message.priority for message in messages}
+    if len(priorities) > 1:
+        raise MessageRefused(f"the messages of a batch go to one queue, theirs have {len(priorities)} priorities")
     try:
         props.check_user_properties(properties or {})
     except props.PropertyRefused as error:
@@ -208,6 +217,11 @@ def _encode_properties(message: Message, unique_key: str) -> str:
                 raise MessageRefused(f"a sharding key is a text, not {message.sharding_key!r}")
             own[props.SHARDING_KEY] = message.sharding_key
         own |= delay_properties(message)
+        if message.priority is not None:
+            own[props.PRIORITY] = _priority_text(message.priority)
+            priority_of(own)
+    except PriorityRefused as error:
+        raise MessageRefused(str(error)) from error
     except props.PropertyRefused as error:
         raise MessageRefused(str(error)) from error
     for name, value in own.items():
@@ -215,6 +229,12 @@ def _encode_properties(message: Message, unique_key: str) -> str:
             raise MessageRefused(f"{name} must not be empty nor contain the separators 0x01 and 0x02: {value!r}")
     properties.update(own)
     return props.encode(properties)
+
+
+def _priority_text(priority: int) -> str:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise MessageRefused(f"a priority is a number, not {priority!r}")
+    return str(priority)
 
 
 class Send:
