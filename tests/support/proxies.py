@@ -171,8 +171,7 @@ def receive_request(
         message_queue=pb.MessageQueue(
             topic=pb.Resource(name=topic), id=queue_id, broker=pb.Broker(name=broker, endpoints=ENDPOINTS)
         ),
-        batch_size=16,
-        **{"filter_expression": pb.FilterExpression(type=pb.TAG, expression="*"), **told},
+        **{"batch_size": 16, "filter_expression": pb.FilterExpression(type=pb.TAG, expression="*"), **told},
     )
     if not request.HasField("invisible_duration") and not request.auto_renew:
         request.invisible_duration.seconds = 30

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from mq.client.message import ReceivedMessage
 from mq.protocol import properties as props
+from mq.protocol.message_types import stored_priority
 from mq.protocol.properties import is_reserved
 from mq.proxy.mapping.names import resource_of
 from mq.proxy.mapping.outgoing import BORN_HOST, TRACE_CONTEXT
@@ -38,6 +39,8 @@ def message_of(
     for name, field in ((props.TAGS, "tag"), (props.SHARDING_KEY, "message_group"), (TRACE_CONTEXT, "trace_context")):
         if value := properties.get(name):
             setattr(told, field, value)
+    if (priority := stored_priority(properties)) is not None:
+        told.priority = priority
     if (due := _number(properties.get(props.TIMER_DELIVER_MS, ""))) is not None:
         told.delivery_timestamp.CopyFrom(timestamp(due))
     if (seconds := _number(properties.get(props.CHECK_IMMUNITY_SECONDS, ""))) is not None:
@@ -67,7 +70,9 @@ def _kind(properties: Any) -> pb.MessageType:
         return pb.TRANSACTION
     if any(name in properties for name in (props.DELAY, *props.TIMER_PROPERTIES)):
         return pb.DELAY
-    return pb.FIFO if props.SHARDING_KEY in properties else pb.NORMAL
+    if props.SHARDING_KEY in properties:
+        return pb.FIFO
+    return pb.NORMAL if stored_priority(properties) is None else pb.PRIORITY
 
 
 def _number(text: str) -> int | None:

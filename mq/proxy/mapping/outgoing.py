@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from mq.client.produce.outgoing_message import OutgoingMessage
 from mq.protocol import properties as props
 from mq.protocol.compression import COMPRESSED, ZLIB
+from mq.protocol.message_types import PriorityRefused, priority_of
 from mq.protocol.records import BODY_BYTES_MAX, PREPARED
 from mq.proxy.mapping.refusals import Refused
 from mq.proxy.mapping.times import TIME_MS_MAX, duration_ms, timestamp_ms
@@ -86,8 +87,6 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
 
 def _kind(told: pb.SystemProperties) -> pb.MessageType:
     """The kind that the properties make a message; the first one counts. Raises Refused if there is no such kind."""
-    if told.HasField("priority"):
-        raise Refused(pb.UNSUPPORTED, "messages with a priority are not supported")
     if told.HasField("lite_topic"):
         raise Refused(pb.UNSUPPORTED, "messages to lite topics are not supported")
     if told.message_type == pb.TRANSACTION:
@@ -96,7 +95,7 @@ def _kind(told: pb.SystemProperties) -> pb.MessageType:
         return pb.DELAY
     if told.HasField("message_group"):
         return pb.FIFO
-    return pb.NORMAL
+    return pb.PRIORITY if told.HasField("priority") else pb.NORMAL
 
 
 def _body(message: pb.Message) -> tuple[bytes, int]:
@@ -130,7 +129,7 @@ def _body(message: pb.Message) -> tuple[bytes, int]:
 
 
 def _labels(told: pb.SystemProperties) -> dict[str, str]:
-    """Tag, keys and message group, as properties. Raises Refused."""
+    """Tag, keys, message group and priority, as properties. Raises Refused."""
     labels: dict[str, str] = {}
     if told.HasField("tag"):
         if not told.tag.strip() or "|" in told.tag or _CONTROL.search(told.tag):
@@ -151,6 +150,15 @@ def _labels(told: pb.SystemProperties) -> dict[str, str]:
                 f"the message group has {len(group.encode())} bytes; maximum: {MESSAGE_GROUP_LENGTH_MAX}",
             )
         labels[props.SHARDING_KEY] = group
+    if told.HasField("priority"):
+        labels[props.PRIORITY] = str(told.priority)
+        if told.HasField("delivery_timestamp"):
+            raise Refused(pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a message with a priority cannot have a delay, too")
+        try:
+            priority_of(labels)
+        except PriorityRefused as error:
+            code = pb.BAD_REQUEST if told.priority < 0 else pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+            raise Refused(code, str(error)) from error
     return labels
 
 

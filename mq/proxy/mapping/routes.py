@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mq.client.net.routes import TopicRoute
+from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.registration import TopicConfig
 from mq.proxy.mapping.names import resource_of
 from mq.proxy.mapping.refusals import Refused
@@ -22,20 +23,20 @@ _KINDS: Final[Mapping[str, tuple[pb.MessageType, ...]]] = {
     "FIFO": (pb.FIFO,),
     "DELAY": (pb.DELAY,),
     "TRANSACTION": (pb.TRANSACTION,),
+    "PRIORITY": (pb.PRIORITY,),
     "MIXED": (pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION),
 }
-MESSAGE_TYPE: Final = "message.type"
 
 
 def kinds_of(config: TopicConfig) -> tuple[pb.MessageType, ...]:
     """The kinds of messages that a topic takes, by its attribute; without it, normal ones. None of an unknown type."""
-    return _KINDS.get(config.attributes.get(MESSAGE_TYPE, "NORMAL"), ())
+    return _KINDS.get(config.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "NORMAL"), ())
 
 
 def check_kind(topic: str, config: TopicConfig, kind: pb.MessageType) -> None:
     """Raises Refused if the topic does not take messages of this kind."""
     if kind not in kinds_of(config):
-        wanted = config.attributes.get(MESSAGE_TYPE, "NORMAL")
+        wanted = config.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "NORMAL")
         raise Refused(
             pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             f"the topic {topic} takes messages of type {wanted}, not {pb.MessageType.Name(kind)}",

@@ -71,6 +71,32 @@ def test_a_message_is_sent_received_and_acknowledged() -> None:
     run(test)
 
 
+def test_messages_with_priorities_are_received_in_their_order_and_keep_it_when_they_fail() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await admin.create_topic("Urgent", 10, message_type="PRIORITY")
+        await begin(proxy, "billing", "Urgent")
+        route = await proxy.ask(
+            "QueryRoute",
+            pb.QueryRouteRequest(topic=pb.Resource(name="Urgent"), endpoints=ENDPOINTS),
+            pb.QueryRouteResponse,
+        )
+        assert {tuple(queue.accept_message_types) for queue in route.message_queues} == {(pb.PRIORITY,)}
+        for priority in (1, 9, 5):
+            sent = await proxy.send("Urgent", f"p{priority}", priority=priority, message_type=pb.PRIORITY)
+            assert sent.status.code == pb.OK
+        assert (await proxy.send("Urgent", "none")).status.code == pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+        _, [got] = await proxy.receive("billing", "Urgent", batch_size=1)
+        told = got.system_properties
+        assert (got.body, told.priority, told.message_type) == (b"p9", 9, pb.PRIORITY)
+        await kit.advance(seconds=31)
+        _, [got] = await proxy.receive("billing", "Urgent", batch_size=1)
+        assert (got.body, got.system_properties.priority, got.system_properties.delivery_attempt) == (b"p9", 9, 2)
+        _, messages = await proxy.receive("billing", "Urgent")
+        assert bodies(messages) == ["p5", "p1"]
+
+    run(test)
+
+
 def test_a_message_that_nobody_acknowledges_comes_again_and_then_is_dead() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))

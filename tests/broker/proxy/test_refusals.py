@@ -63,7 +63,14 @@ SENDS: list[tuple[str, Message, pb.Code]] = [
         pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
     ),
     ("normal in a topic of transactions", sent("Payments"), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
-    ("a priority", sent(priority=1), pb.UNSUPPORTED),
+    ("a priority in a normal topic", sent(priority=1), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+    ("a negative priority", sent(priority=-1), pb.BAD_REQUEST),
+    ("a priority and a group", sent(priority=1, **FIFO), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+    (
+        "a priority and a delay",
+        sent(priority=1, delivery_timestamp=Timestamp(seconds=9)),
+        pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+    ),
     ("a lite topic", sent(lite_topic="x"), pb.UNSUPPORTED),
     ("a body that is not compressed", sent(body="plain", body_encoding=pb.GZIP), pb.MESSAGE_CORRUPTED),
 ]
