@@ -92,7 +92,7 @@ async def test_a_priority_excludes_what_else_chooses_the_queue(tmp_path: Path) -
             ("TIMER_DELIVER_MS", "3", "a delay"),
             ("__LITE_TOPIC", "l", "a lite topic"),
         ):
-            answer = await send(client, 3, **{name: value})
+            answer = await client.send(i=with_priority(3, **{name: value}))
             assert (answer.code, str(answer.remark)) == (ILLEGAL, f"a message with a priority cannot have {said}, too")
         assert (await send(client, 3, DELAY="0")).code == 0
         two = with_priority(1) + with_priority(8)  # the last one counts, as for every property

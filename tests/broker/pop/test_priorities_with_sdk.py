@@ -93,14 +93,14 @@ async def test_a_failed_message_keeps_its_priority_up_to_its_dead_letter() -> No
         await kit.settle()
         await producer.send(Message("T", b"low", priority=3))
         assert await popped(kit, 2) == [(b"bad", 9), (b"low", 3)]
-        consumer = PushConsumer(kit.namesrv, group="H", ordered=False, max_reconsume_times=0, consume_from="first")
+        pusher = PushConsumer(kit.namesrv, group="H", ordered=False, max_reconsume_times=0, consume_from="first")
 
-        @consumer.on("T")
+        @pusher.on("T")
         async def fail(message: object) -> None:
             raise ValueError
 
-        async with consumer, trio.open_nursery() as nursery:
-            nursery.start_soon(consumer.run)
+        async with pusher, trio.open_nursery() as nursery:
+            nursery.start_soon(pusher.run)
             await kit.advance_until(lambda: len(kit.dead_letters("H")) == 2)
             nursery.cancel_scope.cancel()
         assert {(each.body, each.priority) for each in kit.dead_letters("H")} == {(b"bad", 9), (b"low", 3)}
