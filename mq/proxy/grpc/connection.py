@@ -26,6 +26,11 @@ _SECONDS_TO_HEAR: Final = 1.0
 """Between the two GOAWAY frames of a drain, if the ping between them is not answered earlier: calls that a client sends
 before it has read the first one are served.
 """
+_SECONDS_TO_END: Final = 1.0
+"""After its answer has ended, a call whose client has not ended it is reset. Clients on hyper (Rust) that see the reset
+before they have read the status lose it, and some of them never end then.
+"""
+_UNENDED_MAX: Final = 100
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 _OK: Final = encoded((b":status", b"200"), (b"content-type", b"application/grpc"))
 _COMPRESSED: Final = encoded((b"grpc-encoding", b"gzip"))
@@ -78,6 +83,7 @@ class GrpcConnection:
         # Those with something to send: in turns, or when their own window opens.
         self._waiting: dict[int, CallStream] = {}
         self._shut: dict[int, CallStream] = {}
+        self._unended: dict[int, float] = {}
         self._now = now
         self._begun_at = now
         self._received_at = now
@@ -164,6 +170,7 @@ class GrpcConnection:
 
     def reset(self, stream_id: int) -> None:
         """The client has cancelled a call, or broken a rule with it."""
+        self._unended.pop(stream_id, None)
         if (stream := self.streams.get(stream_id)) is not None:
             self._close(stream)
             stream.on_end()
@@ -195,6 +202,7 @@ class GrpcConnection:
 
     def ended(self, stream_id: int) -> None:
         """The client sends no more for a call."""
+        self._unended.pop(stream_id, None)
         if (stream := self.streams.get(stream_id)) is not None:
             stream.half_closed = True
             self._half_close(stream)
@@ -203,6 +211,8 @@ class GrpcConnection:
         """Data of a call."""
         stream = self.streams.get(stream_id)
         if stream is None:
+            if ended:
+                self._unended.pop(stream_id, None)
             self._http2.give_back(stream_id, nbytes)
             return
         stream.half_closed = ended
@@ -388,8 +398,14 @@ class GrpcConnection:
             block = stream.trailers if stream.headers_sent else _OK + stream.trailers
             self._http2.send_headers(stream.stream_id, block, end=True)
         if not stream.half_closed:
-            self._http2.reset(stream.stream_id, ErrorCode.NO_ERROR)
+            self._unended[stream.stream_id] = self._now
+            if len(self._unended) > _UNENDED_MAX:
+                self._reset_unended(next(iter(self._unended)))
         self._close(stream)
+
+    def _reset_unended(self, stream_id: int) -> None:
+        del self._unended[stream_id]
+        self._http2.reset(stream_id, ErrorCode.NO_ERROR)
 
     def _close(self, stream: CallStream) -> None:
         stream.closed = True
@@ -423,6 +439,8 @@ class GrpcConnection:
     def tick(self, now: float) -> None:
         """Called about once a second. Raises ConnectionFailed if the connection must be closed."""
         limits, self._now = self._limits, now
+        for stream_id in [each for each, ended_at in self._unended.items() if now - ended_at >= _SECONDS_TO_END]:
+            self._reset_unended(stream_id)
         if not self._settled and now - self._begun_at >= limits.handshake_seconds_max:
             raise self._fail(ErrorCode.SETTINGS_TIMEOUT, "the client sent no HTTP/2 frame in time")
         if self._pinged_at is not None and now - self._pinged_at >= limits.ping_seconds_max:

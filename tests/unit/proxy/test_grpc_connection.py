@@ -93,8 +93,34 @@ def test_an_error_before_the_client_has_sent_all_ends_the_stream_on_both_sides()
     loop.turn()
     loop.answer(loop.begun[0], status=Status.INTERNAL)
     answer = loop.client.answers[stream_id]
-    assert (answer.status, answer.reset) == (Status.INTERNAL, ErrorCodes.NO_ERROR)
+    # Some clients lose the status if the reset comes with it.
+    assert (answer.status, answer.reset) == (Status.INTERNAL, None)
     assert not loop.server.streams
+    loop.tick(1.0)
+    loop.turn()
+    assert answer.reset == ErrorCodes.NO_ERROR
+
+
+def test_clients_that_do_not_end_their_calls_leave_a_bounded_number_of_them() -> None:
+    loop = Loop()
+    for _ in range(150):
+        loop.client.call(end=False)
+        loop.turn()
+        loop.answer(loop.begun.pop(), status=Status.INTERNAL)
+    resets = [answer.reset for answer in loop.client.answers.values()]
+    assert resets == [ErrorCodes.NO_ERROR] * 50 + [None] * 100
+
+
+def test_a_call_that_its_client_ends_after_the_answer_is_not_reset() -> None:
+    loop = Loop()
+    stream_id = loop.client.call(end=False)
+    loop.turn()
+    loop.answer(loop.begun[0], status=Status.INTERNAL)
+    loop.client.http2.end_stream(stream_id)
+    loop.turn()
+    loop.tick(1.0)
+    loop.turn()
+    assert loop.client.answers[stream_id].reset is None
 
 
 def test_data_for_an_ended_call_costs_the_connection_nothing() -> None:
@@ -538,5 +564,6 @@ def test_ended_calls_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> No
         loop.turn()
         loop.answer(loop.begun.pop(), b"y")
     assert not loop.server.streams
+    loop.tick(1.0)
     assert not loop.server._http2._streams
     assert len(loop.server._http2._reset_by_us) == 50
