@@ -8,9 +8,8 @@
 | `intake` | what a channel consumes: pops as many messages as it may have |
 | `deliveries` | messages that a channel has: renews their invisible time, settles them |
 | `acknowledgements` | gathers what is done, so one request acknowledges several messages |
-| `queue_calls` | requests about popped messages |
 | `topics` | topics of queues and exchanges, and the bindings between them |
 | `broadcasts` | queues that end with their process; they read what is broadcast to an exchange |
 | `beat` | hands the schedule of Celery's beat to the brokers |
-| `envelope`, `names`, `address` | a message of kombu as one of ours; names of topics; where and how to connect |
+| `envelope`, `address` | a message of kombu as one of ours; where and how to connect |
 """

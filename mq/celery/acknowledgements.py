@@ -14,10 +14,10 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from mq.celery.queue_calls import CALL_SECONDS, QueueCalls, Source
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.errors import ClientError
 from mq.client.logs import log
+from mq.tasks.queue_calls import CALL_SECONDS, QueueCalls, Source
 
 __all__ = ["Acknowledgements"]
 

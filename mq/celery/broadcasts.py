@@ -20,13 +20,13 @@ import anyio.abc
 from kombu.transport.virtual.exchange import TopicExchange
 
 from mq.celery.envelope import expires_at_ms, priority_of, routing_key_of
-from mq.celery.names import broadcast_group
 from mq.celery.topics import Topics
 from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import RemotingSettings
+from mq.tasks.names import broadcast_group
 
 __all__ = ["Broadcasts", "TransientQueue"]
 

@@ -15,12 +15,12 @@ import anyio
 from mq.celery.acknowledgements import Acknowledgements
 from mq.celery.broadcasts import TransientQueue
 from mq.celery.envelope import decode, expires_at_ms
-from mq.celery.queue_calls import QueueCalls, Source
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.consume.renewals import Renewals
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import ReceivedMessage
+from mq.tasks.queue_calls import QueueCalls, Source
 
 __all__ = ["Deliveries", "Delivery"]
 
@@ -68,7 +68,7 @@ class Deliveries:
         self._redeliveries_max = redeliveries_max
         self._unwanted = unwanted
         self._on_settled = on_settled
-        self._renewals = Renewals(invisible, self._extend)
+        self._renewals = Renewals(invisible, lambda message: calls.extend(message, invisible))
         self._acknowledgements = Acknowledgements(calls, invisible=invisible, release=self._renewals.release)
         self.open: dict[str, Delivery] = {}
         """Those that are not settled, by tag."""
@@ -171,12 +171,3 @@ class Deliveries:
         if isinstance(delivery.message, PoppedMessage):
             self._renewals.hold([delivery.message])
         return delivery
-
-    async def _extend(self, message: PoppedMessage) -> bool:
-        """Hide a message for the invisible time from now on. Raises ClientError."""
-        asked_at = anyio.current_time()
-        receipt = await self._calls.change(Source.of(message), message.receipt, self._invisible)
-        if receipt is None:
-            return False
-        message.receipt, message.hidden_until = receipt, asked_at + self._invisible
-        return True

@@ -16,9 +16,9 @@ from urllib.parse import unquote
 
 from kombu.utils.json import dumps, loads
 
-from mq.celery.names import escaped
 from mq.client.message import ReceivedMessage
 from mq.protocol.schedule_bodies import DUE_MS, SCHEDULE
+from mq.tasks.names import escaped
 
 __all__ = [
     "TEMPLATE_ID",

@@ -18,12 +18,12 @@ from mq.celery.broadcasts import TransientQueue
 from mq.celery.deliveries import Deliveries, Delivery
 from mq.celery.envelope import decode, priority_of
 from mq.celery.pop_line import PopLine
-from mq.celery.queue_calls import POP_MAX, QueueCalls, Source, is_transient
 from mq.celery.topics import Topics
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.errors import ClientError, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import ReceivedMessage
+from mq.tasks.queue_calls import POP_MAX, QueueCalls, Source, is_transient
 
 __all__ = ["Intake"]
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import anyio
 
-from mq.celery.queue_calls import QueueCalls, Source
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.net.connection import Connection
+from mq.tasks.queue_calls import QueueCalls, Source
 
 __all__ = ["HOLD_SECONDS", "PopLine"]
 

@@ -26,13 +26,14 @@ from mq.celery.broadcasts import Broadcasts
 from mq.celery.deliveries import Delivery
 from mq.celery.envelope import Outgoing
 from mq.celery.intake import Intake
-from mq.celery.queue_calls import QueueCalls
 from mq.celery.topics import Binding, Topics, queues_of
 from mq.client.errors import ClientClosed, ClientError, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import Message
 from mq.client.net.forks import forks
 from mq.client.sync.loop_thread import LoopThread
+from mq.tasks.queue_calls import QueueCalls
+from mq.tasks.sending import send_by_level
 
 __all__ = ["Session"]
 
@@ -277,30 +278,9 @@ class Session:
             await self._send_to_leader(numbered, seconds)
 
     async def _send_to_leader(self, numbered: _Numbered, seconds: float) -> None:
-        message, topic = numbered.message, numbered.message.topic
-        queues = await self._producer.queues(topic)
-        levels: dict[str, int] = {}
-        for each in queues:
-            levels[each.broker_name] = max(levels.get(each.broker_name, 0), each.queue_id)
-        names = sorted(levels)
-        if not names:
-            raise TopicNotFound(topic)
-        deadline = anyio.current_time() + seconds
-        for at in range(len(names)):
-            name = names[(numbered.turn + at) % len(names)]
-            level = min(numbered.priority, levels[name])
-            [queue] = [each for each in queues if each.broker_name == name and each.queue_id == level]
-            left = max(deadline - anyio.current_time(), 0.1) / (len(names) - at)
-            try:
-                await self._producer.send(message, queue=queue, timeout=left)
-            except TopicNotFound:
-                raise
-            except ClientError as error:
-                if error.stored != "no" or at == len(names) - 1:
-                    raise
-                log.info("sent_elsewhere", topic=topic, broker_name=name, reason=str(error))
-            else:
-                return
+        await send_by_level(
+            self._producer, numbered.message, turn=numbered.turn, priority=numbered.priority, seconds=seconds
+        )
 
     def _refresh_route(self, topic: str) -> None:
         async def refresh() -> None:

@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from mq.celery.names import bindings_topic, exchange_topic, is_queue_topic, queue_topic
-from mq.celery.queue_calls import QueueCalls
 from mq.client.errors import BrokerError, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.registration import TopicConfig
+from mq.tasks.names import bindings_topic, exchange_topic, is_queue_topic, queue_topic
+from mq.tasks.queue_calls import QueueCalls
 
 __all__ = ["Binding", "Topics", "queues_of"]
 

@@ -52,15 +52,28 @@ class _OtherLoop:
 
     def __init__(self, portal: anyio.from_thread.BlockingPortal) -> None:
         self._portal = portal
+        self._process = os.getpid()
+        self.is_closed = False
 
     def read(self, function: Callable[[], T]) -> T:
-        return self._portal.call(function)
+        return self._running().call(function)
 
     def wait_here(self, function: Callable[[], Awaitable[T]]) -> T:
-        return self._portal.call(function)
+        return self._running().call(function)
 
     async def wait(self, function: Callable[[], Awaitable[T]]) -> T:
-        return await anyio.to_thread.run_sync(self._portal.call, function, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(self._running().call, function, abandon_on_cancel=True)
+
+    def _running(self) -> anyio.from_thread.BlockingPortal:
+        """Raises RuntimeError where nobody would answer."""
+        if self._process != os.getpid():
+            raise RuntimeError(
+                f"process {os.getpid()} was forked from {self._process}, which has the brokers of this test kit: "
+                "look at them there, or use the fixture raftmq_broker, whose brokers are processes"
+            )
+        if self.is_closed:
+            raise RuntimeError("this test kit is closed: its block has ended")
+        return self._portal
 
 
 class _Inspection:
@@ -306,13 +319,15 @@ class _KitThread:
             stack.callback(thread.stop, "the brokers of a test kit")
             opening = Cluster.open(self._replicas, self._settings)
             cluster = stack.enter_context(thread.portal.wrap_async_context_manager(opening))
-            self.parts = Core(cluster, clients_elsewhere=True), cluster, _OtherLoop(thread.portal)
+            loop = _OtherLoop(thread.portal)
+            self.parts = Core(cluster, clients_elsewhere=True), cluster, loop
             self._stack = stack.pop_all()
         _running.add(self)
 
     def close(self) -> None:
         """Stop them, and end the thread."""
         _running.discard(self)
+        self.parts[2].is_closed = True
         stack = self._stack.pop_all()
         if self._process == os.getpid():
             stack.close()

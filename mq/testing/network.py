@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import anyio.abc
 import trio
 
-from mq.client.net.in_process import in_process_networks
+from mq.client.net.in_process import closed_networks, in_process_networks
 from mq.client.task_group import open_task_group
 from mq.testing.faults import Faults
 from mq.testing.relay import Relay
@@ -71,10 +71,12 @@ class Network:
         async with open_task_group() as tasks:
             self._tasks = tasks
             in_process_networks[self.host] = self
+            closed_networks.discard(self.host)
             try:
                 yield self
             finally:
                 del in_process_networks[self.host]
+                closed_networks.add(self.host)
                 self._tasks = None
                 self.close_all()
 

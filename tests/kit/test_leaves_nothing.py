@@ -17,7 +17,7 @@ from typing import TextIO
 import pytest
 import trio
 
-from mq.client import ConnectFailed, Message, NameServersUnavailable, Producer
+from mq.client import ClientError, ConnectFailed, Message, NameServersUnavailable, Producer
 from mq.client.net.in_process import in_process_networks
 from mq.client.sync import SyncAdmin, SyncProducer
 from mq.testing import directory, open_kit, running_kit
@@ -98,6 +98,23 @@ def test_a_closed_kit_is_not_reached() -> None:
             admin.ping()
     finally:
         del in_process_networks[host]
+
+
+def test_who_outlives_a_kit_is_told_that_it_is_closed() -> None:
+    with running_kit() as kit:
+        producer = SyncProducer(kit.namesrv, timeout=0.3).open()
+        producer.send(Message("Orders", b"one"))
+    with pytest.raises(ClientError, match="the test kit that it was in is closed"):
+        producer.send(Message("Orders", b"two"))
+    producer.close()
+    with (
+        pytest.raises(NameServersUnavailable, match="the test kit that it was in is closed"),
+        SyncAdmin(kit.namesrv) as admin,
+    ):
+        admin.ping()
+    for look in (kit.describe, kit.settle, lambda: kit.messages("Orders")):
+        with pytest.raises(RuntimeError, match="this test kit is closed"):
+            look()
 
 
 def test_a_wrong_port_is_refused() -> None:
@@ -237,6 +254,10 @@ with running_kit() as kit, SyncProducer(kit.namesrv) as producer:
                 mine.send(Message("Orders", b"two"))
         except Exception as error:
             print(error, flush=True)
+        try:
+            kit.describe()
+        except RuntimeError as error:
+            print(error, flush=True)
         os._exit(0)
     os.waitpid(child, 0)
     producer.send(Message("Orders", b"three"))
@@ -249,6 +270,7 @@ print("done")
 def test_a_forked_process_is_told_where_the_brokers_are() -> None:
     result = python(FORKED)
     assert result.returncode == 0, result.stderr
-    first, second = result.stdout.splitlines()
+    first, looked, second = result.stdout.splitlines()
+    assert "which has the brokers of this test kit: look at them there, or use the fixture raftmq_broker" in looked
     assert "the brokers of this test kit are in the process that forked this one" in first
     assert second == "done"

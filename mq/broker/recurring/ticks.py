@@ -2,9 +2,10 @@
 
 Theory of operation. The message of a tick and the command that marks it as sent enter the log in one entry. After any
 failure either both are there or neither, and a new leader has applied all such entries before it begins. The mark is
-the time up to which a schedule is done; it never goes back, so neither a clock that was set back nor a leader whose
-clock is behind sends a tick again. A clock that was set forward makes many ticks due at once, and the schedule says
-which of them are sent (`mq.broker.recurring.catch_up`).
+the time up to which a schedule is done. A tick only moves it forward, so neither a clock that was set back nor a leader
+whose clock is behind sends a tick again; only an operator moves it back, by a changed rule or by pause and resume. A
+clock that was set forward makes many ticks due at once, and the schedule says which of them are sent
+(`mq.broker.recurring.catch_up`).
 
 Of each schedule, one tick is in flight at a time, so its messages are in order. While a change of a schedule is in
 flight, it does not tick: in the log, its old message never comes behind the change.
@@ -39,6 +40,8 @@ from mq.protocol.schedule_bodies import DUE_MS, SCHEDULE, ScheduleDefinition
 _IN_FLIGHT_MAX: Final = 64
 _PLANNED_AT_ONCE: Final = 50
 """A new leader computes the next ticks of so many schedules in one step, which takes some milliseconds."""
+_STALE_MIN: Final = 64
+"""So many ticks of former versions are kept, beside those of all schedules, before they are removed."""
 _PAUSE_MS: Final = 1000
 """After a refusal, because the disk is full."""
 _AHEAD_MS: Final = 60_000
@@ -223,6 +226,14 @@ class Ticks(Service):
         assert next_ms is None or next_ms > schedule.settled_ms, f"{name} is done beyond its next tick {next_ms}"
         if next_ms is not None:
             heapq.heappush(self._due, (next_ms, name, schedule.version))
+            if len(self._due) > 2 * len(self._schedules.table) + _STALE_MIN:
+                self._remove_stale()
+
+    def _remove_stale(self) -> None:
+        """Forget ticks of schedules that were changed or deleted: those of next year would stay until then."""
+        table = self._schedules.table
+        present = {each for each in self._due if each[1] in table and table[each[1]].version == each[2]}
+        self._due = sorted(present)
 
     def _rule(self, schedule: Schedule) -> Rule:
         name, version = schedule.definition.name, schedule.version

@@ -6,12 +6,13 @@ loop they run on; others notice nothing.
 
 from __future__ import annotations
 
+import errno
 import socket
 from typing import Protocol
 
 import anyio.abc
 
-__all__ = ["InProcessNetwork", "connect_in_process", "in_process_networks"]
+__all__ = ["InProcessNetwork", "closed_networks", "connect_in_process", "in_process_networks"]
 
 
 class InProcessNetwork(Protocol):
@@ -25,10 +26,16 @@ in_process_networks: dict[str, InProcessNetwork] = {}
 """By IP address. Whoever opens a network adds it here, and removes it."""
 
 
+closed_networks: set[str] = set()
+"""IP addresses of networks that were removed: nobody else has them, so their clients need not wait for an answer."""
+
+
 async def connect_in_process(host: str, port: int) -> anyio.abc.ByteStream | None:
     """A connection to a server in this process; None if the host is not in it. Raises OSError."""
     network = in_process_networks.get(host)
     if network is None:
+        if host in closed_networks:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the test kit that it was in is closed")
         return None
     connected = network.connect(port)
     try:

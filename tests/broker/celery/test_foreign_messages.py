@@ -5,9 +5,9 @@ from __future__ import annotations
 import kombu
 
 import raftmq.celery  # noqa: F401 - makes the URLs known
-from mq.celery.names import queue_topic
 from mq.client import Message
 from mq.client.sync import SyncProducer
+from mq.tasks.names import queue_topic
 from mq.testing import running_kit
 from tests.support.waiting import wait_until
 

@@ -10,8 +10,8 @@ import pytest
 
 import raftmq.celery  # noqa: F401 - makes the URLs known
 from mq.celery import topics
-from mq.celery.queue_calls import QueueCalls
 from mq.celery.topics import TooManyBindings
+from mq.tasks.queue_calls import QueueCalls
 from mq.testing import running_kit
 
 NEWS = kombu.Exchange("news", "direct")

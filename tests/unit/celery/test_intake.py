@@ -11,10 +11,10 @@ import trio
 from mq.celery import acknowledgements
 from mq.celery.deliveries import Delivery
 from mq.celery.intake import Intake
-from mq.celery.queue_calls import Source
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.errors import ConnectionLost, NoRoute
 from mq.protocol.receipts import Receipt
+from mq.tasks.queue_calls import Source
 from tests.unit.client.popping import popped_message
 
 pytestmark = pytest.mark.trio
@@ -116,6 +116,10 @@ class OneQueue:
         await trio.sleep(self.answer_seconds)
         self.acknowledged += [each.offset for each in receipts]
         self.acknowledge_seconds = seconds
+
+    async def extend(self, message: PoppedMessage, seconds: float) -> bool:
+        await self.change(Source.of(message), message.receipt, seconds)
+        return False
 
     async def change(self, source: Source, receipt: Receipt, seconds: float) -> None:
         self.given_back.append(receipt.offset)

@@ -98,7 +98,7 @@ def test_copies_in_distributions_are_equal(name: str) -> None:
         assert contents[0] == (ROOT / name).read_bytes()
 
 
-NEED_AN_EXTRA = {"raftmq.taskiq": "taskiq", "raftmq.faststream": "faststream"}
+NEED_AN_EXTRA = {"raftmq.taskiq": "taskiq", "raftmq.faststream": "faststream", "raftmq.dramatiq": "dramatiq"}
 """Modules of the client that need more than the client has, and the extra that brings it."""
 NEEDS_CELERY = "mq.celery.beat"
 """A scheduler of Celery's beat: only Celery imports it."""

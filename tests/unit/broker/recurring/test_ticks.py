@@ -238,3 +238,15 @@ def test_it_rests_until_the_next_tick() -> None:
     assert rests_until() == 52.0
     rig.ticks.resign()
     assert rests_until() == float("inf")
+
+
+def test_a_yearly_schedule_that_is_changed_again_and_again_costs_no_memory() -> None:
+    """Its ticks of former versions are due in a year, and would stay until then."""
+    rig = Rig(every_ms=365 * 86_400 * SECOND)
+    for number in range(1000):
+        end = rig.ticks.change("a")
+        rig.put(every_ms=365 * 86_400 * SECOND, body=b"%d" % number)
+        end()
+    assert len(rig.ticks._due) <= 2 + 64
+    rig.run(365 * 86_400 * SECOND)
+    assert rig.log.settle() == [365 * 86_400 * SECOND]  # the last version still ticks

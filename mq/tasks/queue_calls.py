@@ -16,7 +16,6 @@ from mq.client.consume.popped_messages import PoppedMessage, batch_ack, read_pop
 from mq.client.consume.send_back import give_back
 from mq.client.errors import BrokerError, ClientError, NotADeadLetter, TopicNotFound
 from mq.client.logs import log
-from mq.client.message import MessageQueue
 from mq.client.net.connection import Connection, open_connection
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.replies import fields_of, read_body
@@ -24,7 +23,7 @@ from mq.protocol import properties as props
 from mq.protocol.bodies import TopicConfigTable
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import pop_retry_topic
-from mq.protocol.operator_bodies import GroupProgress
+from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 from mq.protocol.pop_requests import ChangeInvisibleExt, NotificationExt, PopExt
 from mq.protocol.receipts import NORMAL, Receipt
 from mq.protocol.registration import TopicConfig
@@ -181,6 +180,15 @@ class QueueCalls(Admin):
             revive_queue=times.revive_queue,
         )
 
+    async def extend(self, message: PoppedMessage, seconds: float) -> bool:
+        """Hide a message for `seconds` from now on; False if it is not hidden any more. Raises ClientError."""
+        asked_at = anyio.current_time()
+        receipt = await self.change(Source.of(message), message.receipt, seconds)
+        if receipt is None:
+            return False
+        message.receipt, message.hidden_until = receipt, asked_at + seconds
+        return True
+
     async def _tell(
         self, source: Source, code: int, ext: dict[str, str] | None, body: bytes, *, seconds: float = CALL_SECONDS
     ) -> PopTimes | None:
@@ -218,18 +226,35 @@ class QueueCalls(Admin):
 
     async def ready(self, topic: str) -> int:
         """How many messages of a queue wait, without those that were delivered. Raises TopicNotFound, ClientError."""
+        return await self._behind(topic, counts_delivered=False)
+
+    async def unfinished(self, topic: str) -> int:
+        """How many messages of a queue are not acknowledged, without delayed ones that are not due yet. Raises
+        TopicNotFound, ClientError.
+        """
+        return await self._behind(topic, counts_delivered=True)
+
+    async def _behind(self, topic: str, *, counts_delivered: bool) -> int:
         stats = await self.topic_stats(topic)
         progress = await self.group_progress(topic)
-        own = sum(ends.max_offset - _offset(progress, queue, ends.min_offset) for queue, ends in stats.items())
-        again = sum(
-            each.end - max(each.offset, each.pulled) for queue, each in progress.items() if queue.topic != topic
+
+        def done(each: GroupProgress) -> int:
+            return each.offset if counts_delivered else max(each.offset, each.pulled)
+
+        own = sum(
+            ends.max_offset - (done(found) if (found := progress.get(queue)) is not None else ends.min_offset)
+            for queue, ends in stats.items()
         )
+        again = sum(each.end - done(each) for queue, each in progress.items() if queue.topic != topic)
         return max(own + again, 0)
 
     async def purge(self, topic: str) -> int:
         """Skip all messages of a queue that wait; returns how many. Raises TopicNotFound, ClientError."""
         count = await self.ready(topic)
         if count:
+            if topic not in await self.consumer_groups():
+                # Nobody has consumed it yet: offsets are of a group.
+                await self.put_consumer_group(SubscriptionGroupConfig(group_name=topic))
             await self.reset_group(topic, topic, "last")
             retry = pop_retry_topic(topic, topic)
             try:
@@ -246,11 +271,6 @@ class QueueCalls(Admin):
             for name, config in read_body(TopicConfigTable.decode, body).topics.items():
                 found.setdefault(name, config)
         return found
-
-
-def _offset(progress: Mapping[MessageQueue, GroupProgress], queue: MessageQueue, default: int) -> int:
-    found = progress.get(queue)
-    return default if found is None else max(found.offset, found.pulled)
 
 
 def is_transient(error: ClientError) -> bool:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.celery.names import broadcast_group, exchange_topic, is_queue_topic, queue_topic
 from mq.protocol.names import check_group, check_topic, dead_letter_topic, pop_retry_topic
+from mq.tasks.names import broadcast_group, exchange_topic, is_queue_topic, queue_topic
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=200)
 

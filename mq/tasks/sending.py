@@ -1,0 +1,112 @@
+"""Sends messages to the queues of task frameworks: a topic has one queue for each level of priority in a broker group.
+
+Each message has a number, by which brokers recognize what they have stored already: so it is sent again until somebody
+answers, and stored once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+
+from mq.client.errors import ClientError, TopicNotFound
+from mq.client.logs import log
+from mq.client.message import Message, SendResult
+from mq.client.net.client_core import RemotingSettings
+from mq.client.produce.producer import Producer
+
+__all__ = ["Sending", "send_by_level"]
+
+_PRODUCER: Final = "RAFTMQ_PRODUCER"
+_SEQUENCE: Final = "RAFTMQ_SEQUENCE"
+
+
+class Sending:
+    """A producer with a name and numbers of its own; belongs to one event loop. `open` it, and `aclose` it.
+
+    `timeout` is for one message, in seconds, over all its attempts.
+    """
+
+    def __init__(self, namesrv: str | Sequence[str], *, timeout: float, remoting: RemotingSettings | None) -> None:
+        self._timeout = timeout
+        self._numbers = itertools.count()
+        self._turns = itertools.count()
+        self._name = uuid.uuid4().hex
+        self._producer = Producer(
+            namesrv,
+            timeout=timeout,
+            retries=1000,  # what is stored twice is recognized by its number
+            auto_create_topics=False,
+            remoting=remoting,
+        )
+
+    async def open(self) -> None:
+        """As for every client."""
+        await self._producer.open()
+
+    async def aclose(self) -> None:
+        """As for every client."""
+        await self._producer.aclose()
+
+    async def recall(self, handle: str) -> None:
+        """Cancel a delayed message. Raises NotRecalled, ClientError."""
+        await self._producer.recall(handle)
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        priority: int = 0,
+        keys: Sequence[str] = (),
+        delay: float | None = None,
+    ) -> SendResult:
+        """Returns when a majority has stored the message, once. A priority above the highest level means that one.
+
+        Raises TopicNotFound, ClientError; its `stored` says whether the message may be stored all the same.
+        """
+        message = Message(
+            topic,
+            body,
+            keys=keys,
+            properties={_PRODUCER: self._name, _SEQUENCE: str(next(self._numbers))},
+            delay=delay,
+        )
+        turn = next(self._turns)
+        return await send_by_level(self._producer, message, turn=turn, priority=priority, seconds=self._timeout)
+
+
+async def send_by_level(
+    producer: Producer[bytes], message: Message[bytes], *, turn: int, priority: int, seconds: float
+) -> SendResult:
+    """Send a message to the queue of its level in one of the broker groups, the first one by turns.
+
+    Another group is tried if one has certainly not stored it. Raises TopicNotFound, ClientError.
+    """
+    topic = message.topic
+    queues = await producer.queues(topic)
+    levels: dict[str, int] = {}
+    for each in queues:
+        levels[each.broker_name] = max(levels.get(each.broker_name, 0), each.queue_id)
+    names = sorted(levels)
+    if not names:
+        raise TopicNotFound(topic)
+    deadline = anyio.current_time() + seconds
+    for at in range(len(names)):
+        name = names[(turn + at) % len(names)]
+        level = min(priority, levels[name])
+        [queue] = [each for each in queues if each.broker_name == name and each.queue_id == level]
+        left = max(deadline - anyio.current_time(), 0.1) / (len(names) - at)
+        try:
+            return await producer.send(message, queue=queue, timeout=left)
+        except TopicNotFound:
+            raise
+        except ClientError as error:
+            if error.stored != "no" or at == len(names) - 1:
+                raise
+            log.info("sent_elsewhere", topic=topic, broker_name=name, reason=str(error))
+    raise AssertionError("the last attempt returns or raises")
