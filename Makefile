@@ -284,18 +284,20 @@ dist-check: $(INSTALLED)
 # option of this machine's pip belongs into the files. Both have the same versions of what both name.
 COMPILE = .venv/lock/bin/pip-compile -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
     --no-emit-trusted-host --no-emit-find-links --no-emit-options --no-header
+# With the interpreter that .venv is made with.
+NEW_VENV = python=$$(deploy/find-python.sh) && $$python -m venv
 LOCKED := .:dev,lz4,zstd distributions/server
 lock:
-	python3.11 -m venv .venv/lock && .venv/lock/bin/pip install -q pip-tools
-	python3.11 deploy/requirements.py $(LOCKED) >.venv/lock/requirements.in
-	python3.11 deploy/requirements.py $(LOCKED) distributions/spark >.venv/lock/requirements-spark.in
+	$(NEW_VENV) .venv/lock && .venv/lock/bin/pip install -q pip-tools
+	.venv/lock/bin/python deploy/requirements.py $(LOCKED) >.venv/lock/requirements.in
+	.venv/lock/bin/python deploy/requirements.py $(LOCKED) distributions/spark >.venv/lock/requirements-spark.in
 	$(COMPILE) --output-file requirements.lock .venv/lock/requirements.in
 	$(COMPILE) --constraint requirements.lock --output-file requirements-spark.lock .venv/lock/requirements-spark.in
 
 # protoc of the release that the oldest supported protobuf can read the output of.
 PROTO := mq/proxy/wire/messaging
 proto:
-	python3.11 -m venv .venv/proto && .venv/proto/bin/pip install -q grpcio-tools==1.72.2 setuptools==80.9.0
+	$(NEW_VENV) .venv/proto && .venv/proto/bin/pip install -q grpcio-tools==1.72.2 setuptools==80.9.0
 	.venv/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO).proto
 	echo "# Made from messaging.proto with the SHA-256 $$(sha256sum <$(PROTO).proto | cut -c1-64)" >>$(PROTO)_pb2.py
 

@@ -21,7 +21,8 @@ esac
 
 def test_missing_venv_module_is_one_line_that_names_the_package(tmp_path: Path) -> None:
     (tmp_path / "deploy").mkdir()
-    shutil.copy(ROOT / "deploy" / "setup-venv.sh", tmp_path / "deploy")
+    for name in ("setup-venv.sh", "find-python.sh"):
+        shutil.copy(ROOT / "deploy" / name, tmp_path / "deploy")
     python = tmp_path / "python-without-venv"
     python.write_text(PYTHON_WITHOUT_VENV)
     python.chmod(0o755)
@@ -39,8 +40,9 @@ def test_missing_venv_module_is_one_line_that_names_the_package(tmp_path: Path) 
 
 def test_no_python_at_all_is_one_line_that_names_the_packages(tmp_path: Path) -> None:
     (tmp_path / "deploy").mkdir()
-    script = (ROOT / "deploy" / "setup-venv.sh").read_text().replace("/usr/bin/python3.11", "/nowhere/python3.11")
-    (tmp_path / "deploy" / "setup-venv.sh").write_text(script)
+    for name in ("setup-venv.sh", "find-python.sh"):
+        script = Path(shutil.copy(ROOT / "deploy" / name, tmp_path / "deploy"))
+        script.write_text(script.read_text().replace("/usr/bin/python3.11", "/nowhere/python3.11"))
     commands = tmp_path / "bin"
     commands.mkdir()
     for name in ("dirname", "echo", "cat"):
