@@ -208,21 +208,21 @@ with kombu.Connection({url!r}) as connection:
             connection.drain_events(timeout=30)
     print(got, flush=True)
 """
-    listeners = [
-        subprocess.Popen([sys.executable, "-c", listener, name], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for name in ("one", "other")
-    ]
+    listeners: list[subprocess.Popen[str]] = []
     try:
         with kombu.Connection(url) as connection:
             producer = kombu.Producer(connection.channel(), exchange=everybody)
             producer.publish("before anybody listens")
+            for name in ("one", "other"):
+                command = [sys.executable, "-c", listener, name]
+                listeners.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
             for each in listeners:
                 assert each.stdout is not None
                 assert each.stdout.readline() == "ready\n"
             producer.publish("first")
             producer.publish("second")
         for each in listeners:
-            out, _ = each.communicate(timeout=30)
+            out, _ = each.communicate(timeout=60)
             assert out == "['first', 'second']\n"
     finally:
         for each in listeners:
