@@ -169,8 +169,9 @@ class Pulls(Service):
         if self._metadata.offset_resets and (wanted := self._reset_to(*place, ext.queue_offset)) is not None:
             return self._moved(pull, wanted)
         self._note_pull(call.connection, *place, ext.queue_offset, ext.forward_only)
-        if not self._is_behind_the_end(ext):
-            return self._serve(pull, may_hold=True)
+        queue = self._store.get(ext.topic, ext.queue_id)
+        if ext.queue_offset <= (0 if queue is None else queue.max_offset):
+            return self._serve(pull, queue, may_hold=True)
 
         def confirmed(end_confirmed: bool) -> None:
             if not call.connection.closed:
@@ -195,18 +196,16 @@ class Pulls(Service):
 
     def _answer(self, pull: HeldPull, *, may_hold: bool, end_confirmed: bool = False) -> None:
         try:
-            self._check_topic(pull.call.request.ext.topic)
-            reply = self._serve(pull, may_hold=may_hold, end_confirmed=end_confirmed)
+            ext = pull.call.request.ext
+            self._check_topic(ext.topic)
+            queue = self._store.get(ext.topic, ext.queue_id)
+            reply = self._serve(pull, queue, may_hold=may_hold, end_confirmed=end_confirmed)
         except Exception as error:
             # Called while entries are applied: a disk error must fail only this pull.
             pull.call.refuse(error)
             return
         if reply is not None:
             pull.call.connection.send(reply)
-
-    def _is_behind_the_end(self, ext: PullExt) -> bool:
-        queue = self._store.get(ext.topic, ext.queue_id)
-        return ext.queue_offset > (0 if queue is None else queue.max_offset)
 
     def _check_topic(self, topic: str) -> TopicConfig:
         config = self._metadata.topics.get(topic)
@@ -230,10 +229,10 @@ class Pulls(Service):
             )
         return self._subscriptions.of_pull(connection, ext)
 
-    def _serve(self, pull: HeldPull, *, may_hold: bool, end_confirmed: bool = False) -> bytes | None:
-        ext = pull.call.request.ext
-        queue = self._store.get(ext.topic, ext.queue_id)
-        offset = pull.offset
+    def _serve(
+        self, pull: HeldPull, queue: ConsumeQueue | None, *, may_hold: bool, end_confirmed: bool = False
+    ) -> bytes | None:
+        ext, offset = pull.call.request.ext, pull.offset
         low = FIRST_OFFSET if queue is None else queue.min_offset
         high = FIRST_OFFSET if queue is None else queue.max_offset
         if offset > high and not end_confirmed:
