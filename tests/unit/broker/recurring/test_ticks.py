@@ -75,6 +75,7 @@ class Rig:
             store_host=bytes(8),
             settings__cluster="C",
             settings__pending_bytes_max=1 << 20,
+            settings__priority_order_asc=True,
             wall_clock_ms=lambda: self.now_ms,
             clock=lambda: self.now_ms / 1000 + 50,
             limits=DEFAULT,
