@@ -110,14 +110,14 @@ test-spark:
 	    $(SPARK_ENV) $(QUICK_START) PY=$(SPARK_PY) deploy/pytest-twice.sh spark -W default $(or $(ARGS),tests/spark); \
 	else echo 'raftmq: the tests with Spark are left out'; fi
 
-# Three lanes side by side on two processors, since tests with sockets and processes wait much of the time; always the
+# Four lanes side by side on two processors, since tests with sockets and processes wait much of the time; always the
 # same tests in the same order in each. ARGS, if there are any, go to one process, as in
 # make test ARGS='tests/unit/segment -k torn'.
 test: $(INSTALLED)
 ifdef ARGS
 	$(PY) -m pytest $(ARGS)
 else
-	@$(MAKE) --no-print-directory -j 3 .test-brokers .test-clients .test-others SELECTED="-m 'not slow'"
+	@$(MAKE) --no-print-directory -j 4 .test-brokers .test-clients .test-processes .test-others SELECTED="-m 'not slow'"
 endif
 
 # Nothing here opens a socket or starts a process: tests/no_sockets.py fails what does.
@@ -204,17 +204,20 @@ IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/br
 .part-simulation:
 	$(PART) --last simulation $(PY) -m pytest -o cache_dir=.pytest_cache/simulation $(IN_CI) tests/simulation
 
-.PHONY: .test-brokers .test-clients .test-others .lane-processes .lane-in-process .lane-checks .lane-simulation .part-processes
+.PHONY: .test-brokers .test-clients .test-processes .test-others .lane-processes .lane-in-process .lane-checks .lane-simulation .part-processes
 .PHONY: .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads .part-fuzz
 .PHONY: .part-gate .part-simulation .lint
 OF_BROKERS := tests/broker tests/attacks
-OF_CLIENTS := tests/unit/client tests/unit/replica tests/process tests/kit tests/frameworks tests/users
+OF_CLIENTS := tests/unit/client tests/unit/replica
+OF_PROCESSES := tests/process tests/kit tests/frameworks tests/users
 .test-brokers:
 	$(PY) -m pytest -o cache_dir=.pytest_cache/brokers $(SELECTED) $(OF_BROKERS)
 .test-clients:
 	$(PY) -m pytest -o cache_dir=.pytest_cache/clients $(SELECTED) $(OF_CLIENTS)
+.test-processes:
+	$(PY) -m pytest -o cache_dir=.pytest_cache/quick-processes $(SELECTED) $(OF_PROCESSES)
 .test-others:
-	$(PY) -m pytest $(SELECTED) $(addprefix --ignore=,$(OF_BROKERS) $(OF_CLIENTS) tests/spark)
+	$(PY) -m pytest $(SELECTED) $(addprefix --ignore=,$(OF_BROKERS) $(OF_CLIENTS) $(OF_PROCESSES) tests/spark)
 
 # Which branches the quick tests reach, in figures and as pages in htmlcov. There is no number to reach.
 coverage: $(INSTALLED)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mq.cli.dev_cluster import Ports
+from tests.support.commands import Done, run_here
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -31,10 +32,19 @@ def refused(*arguments: str) -> str:
         text=True,
         timeout=60,
     )
-    assert done.returncode == 2, f"exit code {done.returncode}: {done.stdout}{done.stderr}"
     assert "Traceback" not in done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("raftmq: ")]
-    assert len(said) == 1, done.stderr
+    return only_line(Done(done.returncode, done.stdout, done.stderr))
+
+
+def refused_at_once(*arguments: str) -> str:
+    """What a command says that does not begin to start anything: it needs no process of its own."""
+    return only_line(run_here(*arguments))
+
+
+def only_line(done: Done) -> str:
+    assert done.code == 2, done
+    said = [line for line in done.err.splitlines() if line.startswith("raftmq: ")]
+    assert len(said) == 1, done
     return said[0]
 
 
@@ -99,7 +109,7 @@ def test_absent_config_is_named(tmp_path: Path) -> None:
 def test_malformed_config_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.toml"
     path.write_text("listen = ")
-    assert str(path) in refused("broker", "--config", str(path))
+    assert str(path) in refused_at_once("broker", "--config", str(path))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +124,7 @@ def test_malformed_config_is_named(tmp_path: Path) -> None:
 def test_wrong_setting_is_named(tmp_path: Path, text: str, names: str) -> None:
     path = tmp_path / "broker.toml"
     path.write_text(text)
-    said = refused("broker", "--config", str(path))
+    said = refused_at_once("broker", "--config", str(path))
     assert str(path) in said
     assert names in said
 
@@ -171,4 +181,4 @@ def test_optimised_interpreter_is_refused() -> None:
     ],
 )
 def test_wrong_option_is_refused(arguments: tuple[str, ...]) -> None:
-    refused(*arguments)
+    refused_at_once(*arguments)

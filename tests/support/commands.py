@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -29,8 +30,8 @@ class Done(NamedTuple):
     err: str
 
 
-async def raftmq(*arguments: str, given: bytes = b"", env: Mapping[str, str] | None = None) -> Done:
-    """Run one command in a thread, one at a time: it replaces `sys.stdout`. ``env`` is added to the environment.
+def run_here(*arguments: str, given: bytes = b"", env: Mapping[str, str] | None = None) -> Done:
+    """Run one command at a time: it replaces `sys.stdout`. ``env`` is added to the environment.
 
     An exception that the command does not handle, which would be a traceback, is raised here.
     """
@@ -40,16 +41,19 @@ async def raftmq(*arguments: str, given: bytes = b"", env: Mapping[str, str] | N
             wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
             logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         )
+    result = CliRunner(env=env).invoke(app, arguments, given)
+    match result.exception:
+        case None | SystemExit():
+            return Done(result.exit_code, result.stdout, result.stderr)
+        case CommandFailed() as failed:
+            return Done(failed.exit_code, result.stdout, f"{result.stderr}raftmq: {failed}\n")
+        case unexpected:
+            raise unexpected
 
-    def run() -> Done:
-        result = CliRunner(env=env).invoke(app, arguments, given)
-        match result.exception:
-            case None | SystemExit():
-                return Done(result.exit_code, result.stdout, result.stderr)
-            case CommandFailed() as failed:
-                return Done(failed.exit_code, result.stdout, f"{result.stderr}raftmq: {failed}\n")
-            case unexpected:
-                raise unexpected
 
+async def raftmq(*arguments: str, given: bytes = b"", env: Mapping[str, str] | None = None) -> Done:
+    """As `run_here`, in a thread."""
     with trio.fail_after(SECONDS_MAX):
-        return await trio.to_thread.run_sync(run, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(
+            partial(run_here, *arguments, given=given, env=env), abandon_on_cancel=True
+        )
