@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mq.proxy.grpc.framing import MessageReader
 from mq.proxy.grpc.request_headers import NoGrpc, RequestHead
 from mq.proxy.grpc.status import CallRefused, Status
 
-if TYPE_CHECKING:
-    from mq.proxy.grpc.connection import GrpcConnection
+
+class StreamConnection(Protocol):
+    """What a call needs of its connection: `GrpcConnection`, whose methods say what these do."""
+
+    @property
+    def heard_at(self) -> float: ...
+    @property
+    def is_lost(self) -> bool: ...
+    def take(self, stream: CallStream) -> bytes | None: ...
+    def send(self, stream: CallStream, framed: bytes) -> bool: ...
+    def abandon(self, stream: CallStream) -> None: ...
+    def give_back(self, stream: CallStream) -> None: ...
+    def refuse(self, stream: CallStream, refusal: CallRefused) -> None: ...
 
 
 def _nothing() -> None:
@@ -52,7 +63,7 @@ class CallStream:
         "waiting",
     )
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, head: RequestHead | None, bytes_max: int) -> None:
+    def __init__(self, connection: StreamConnection, stream_id: int, head: RequestHead | None, bytes_max: int) -> None:
         self.connection = connection
         self.stream_id = stream_id
         self.head = head
