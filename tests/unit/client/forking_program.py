@@ -67,6 +67,8 @@ ARGUMENTS: dict[str, Any] = {
     "message_id": "0" * 32,
     "config": SubscriptionGroupConfig(group_name="G"),
     "group": "G",
+    "client_id": "C",
+    "letter": None,
     "reason": "x",
     "schedule": Schedule("N", "T", b"x", Every(dt.timedelta(minutes=1))),
     "offset": 0,
