@@ -148,7 +148,7 @@ def assert_nothing_told(data: bytes) -> None:
 @pytest.mark.trio
 async def test_without_the_secret_nobody_learns_anything(tmp_path: Path) -> None:
     """Whatever a caller claims to be, it gets the same bytes."""
-    async with lonely(tmp_path) as (node, port):
+    async with lonely(tmp_path, refusal_log_seconds=60.0) as (node, port):
         claims = [
             HELLO,
             Hello("ff" * 16, "h", "n9", "n8", 1, "bulk"),
