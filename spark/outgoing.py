@@ -38,6 +38,8 @@ TAGS: Final = "TAGS"
 LEFT_OUT: Final = frozenset(
     [
         "WAIT",
+        "__LITE_TOPIC",
+        "RAFTMQ_LITE",
         "UNIQ_KEY",
         "DELAY",
         "TIMER_DELAY_SEC",

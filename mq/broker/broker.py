@@ -28,13 +28,14 @@ from mq.broker.services import Services
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, DeleteTopic, PutReplica, decode_command, encode_command
 from mq.broker.state.format_level import RaiseLevel
+from mq.broker.state.lite_offsets import ExpireLiteTopics
 from mq.broker.state.metadata import Changes, Metadata, as_registered
 from mq.broker.state.table import CommandUnknown
 from mq.broker.state.topic_rules import missing_system_topics
 from mq.monitoring.event_loop_lag import EventLoopLag
 from mq.protocol import bodies
 from mq.protocol.intake import Intake
-from mq.protocol.names import NameRefused
+from mq.protocol.names import NameRefused, is_lite_queue
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.protocol.records import RecordError
 from mq.store.annotation import split_annotation
@@ -376,12 +377,14 @@ class Broker:
         for decoded in commands:
             if self._filling is not None:
                 # The metadata is ahead of the queues; only the effect of deletions on queues is still missing.
-                changed = Changes(deleted_topics=(decoded.name,) if isinstance(decoded, DeleteTopic) else ())
+                changed = Changes(deleted_topics=self._dropped_by(decoded))
             else:
                 changed = self._metadata.apply(decoded, self._store.ends)
                 if isinstance(decoded, RaiseLevel):
                     self._level_reached()
             for topic in changed.deleted_topics:
+                if is_lite_queue(topic):
+                    self.queue_offsets.lite_ended(topic, self._store.max_offset(topic, 0))
                 self._store.drop_topic(topic)
                 self.queue_offsets.deletion_applied(topic)
                 self.services.topic_deleted(topic)
@@ -394,6 +397,12 @@ class Broker:
                 self._on_registration_changed(changed.topics)
             if changed.replicas:
                 self.services.replicas_changed()
+
+    def _dropped_by(self, command: Command) -> tuple[str, ...]:
+        """The topics and queues that a command ends, if its effect on the metadata is known already."""
+        if isinstance(command, ExpireLiteTopics):
+            return tuple(queue for queue, end in command.rows if self._store.max_offset(queue, 0) == end)
+        return (command.name,) if isinstance(command, DeleteTopic) else ()
 
     def _level_reached(self) -> None:
         level = self._metadata.format_level.level

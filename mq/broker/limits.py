@@ -93,6 +93,16 @@ class PopLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiteLimits:
+    """Of lite topics."""
+
+    topics_max: int = 1_000_000
+    """Lite topics of all topics; a message that would begin one more is refused."""
+    subscriptions_max: int = 100_000
+    """Subscriptions of all clients, as in RocketMQ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingLimits:
     """Of delayed and timed messages, and of transactions."""
 
@@ -202,6 +212,7 @@ class BrokerLimits:
     net: NetLimits = field(default_factory=NetLimits)
     consume: ConsumeLimits = field(default_factory=ConsumeLimits)
     pop: PopLimits = field(default_factory=PopLimits)
+    lite: LiteLimits = field(default_factory=LiteLimits)
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
     bulk: BulkLimits = field(default_factory=BulkLimits)
     state: StateLimits = field(default_factory=StateLimits)

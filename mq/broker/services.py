@@ -45,6 +45,9 @@ from mq.broker.consume.rebalance import Rebalance
 from mq.broker.consume.routes import Queues, Routes
 from mq.broker.consume.subscription_refresh import SubscriptionRefresh
 from mq.broker.context import BrokerContext
+from mq.broker.lite.control import LiteControl
+from mq.broker.lite.expiry import LiteExpiry
+from mq.broker.lite.pop import LitePops
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.request_table import RequestTable
 from mq.broker.net.service import Service
@@ -220,7 +223,13 @@ class Services:
             pulls_waiting=self.pulls.polling.waiting,
             is_young=self.offsets.is_young,
         )
-        return (self.pops,)
+        self.lite_expiry = LiteExpiry(context, has_pops=self.pops.queues.has_work)
+        self.lite_pops = LitePops(
+            context, pops=self.pops, cold_reads=self.cold_reads, is_ending=self.lite_expiry.is_ending
+        )
+        self.lite_expiry.kept = self.lite_pops.kept
+        control = LiteControl(context, pops=self.lite_pops, offset_by_time=self.lookup.offset_by_time)
+        return self.pops, self.lite_pops, control, self.lite_expiry
 
     def _administration(self, context: BrokerContext) -> tuple[Service, ...]:
         stats = Stats(context)

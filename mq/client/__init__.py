@@ -9,6 +9,7 @@ from mq.client.admin import Admin
 from mq.client.body_codecs import BodyCodec, BytesCodec, JsonCodec, MsgpackCodec, PydanticCodec, TextCodec
 from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
 from mq.client.consume.handlers import Handler
+from mq.client.consume.lite_consumer import LiteConsumer, LiteStart
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.consume.policies import DeadLetter, HandlingPolicy, OnError, RetryLater, Skip, StopConsumer
 from mq.client.consume.pop_consumer import PopConsumer
@@ -106,6 +107,8 @@ __all__ = [
     "Health",
     "Host",
     "JsonCodec",
+    "LiteConsumer",
+    "LiteStart",
     "Message",
     "MessageQueue",
     "MessageRefused",

@@ -53,6 +53,8 @@ class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=Tr
     datetime with its time zone, or milliseconds since the epoch. At most one of the three; a time in the past means
     now. `priority`, 0 or more, makes the message more or less urgent to those who pop it; its broker chooses the queue.
     A message with a priority has neither a `sharding_key` nor a delay.
+    now. `lite_topic` is one of the many small topics within a topic with the message type LITE; its messages have one
+    order, and are neither delayed nor have a sharding key. See `LiteConsumer`.
     """
 
     topic: str
@@ -66,6 +68,7 @@ class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=Tr
     delay: float | None = None
     deliver_at: dt.datetime | int | None = None
     priority: int | None = None
+    lite_topic: str | None = None
 
     def __repr__(self) -> str:
         fields = "".join(f", {name}={value!r}" for name, value in self.__rich_repr__() if name not in _TOPIC_AND_BODY)
@@ -170,6 +173,11 @@ class ReceivedMessage(Generic[BodyT]):
     def priority(self) -> int | None:
         """The priority of the message, also when it is redelivered, and of a dead letter; None without one."""
         return stored_priority(self.record.properties)
+
+    @property
+    def lite_topic(self) -> str | None:
+        """The lite topic, within its topic, that the message was sent to, or None."""
+        return self.record.properties.get(props.LITE_TOPIC)
 
     @property
     def born_at(self) -> dt.datetime:

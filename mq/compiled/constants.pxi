@@ -22,7 +22,7 @@ cdef enum:  # where the fields of a record are, for IPv4 addresses and the first
     MAGIC_V1 = 3668123815
     CRC_MASK = 2147483647
     IPV6_FLAGS = 48
-    CLIENT_FLAGS = -61
+    CLIENT_FLAGS = -1048637
 
 cdef enum:  # an entry of a consume queue
     QUEUE_ENTRY_POSITION_AT = 0

@@ -71,6 +71,9 @@ cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *fou
         elif byte == b'D':
             if starts_with(at, end, b"DELAY\x01", 6):
                 return False
+        elif byte == b'L':
+            if starts_with(at, end, b"LITE_TOPIC\x01", 11):
+                return False
         elif byte == b'P':
             if starts_with(at, end, b"POP_CK\x01", 7):
                 return False

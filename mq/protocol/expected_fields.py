@@ -19,6 +19,7 @@ from mq.protocol import schedule_requests, user_requests
 from mq.protocol.admin_requests import DeleteTopicInBroker, UnregisterClient, UpdateAndCreateTopic
 from mq.protocol.codes import RequestCode
 from mq.protocol.group_requests import CloneGroupOffset, InvokeBrokerToResetOffset, UpdateAndGetGroupForbidden
+from mq.protocol.lite_requests import AckLiteMessage
 from mq.protocol.operator_requests import DeleteSubscriptionGroup
 from mq.protocol.pop_requests import AckMessage, ChangeMessageInvisibleTime
 from mq.protocol.signing import ACCESS_KEY, ADDED_LATER, LENGTHS, SIGNATURE, SIGNED_CODE
@@ -38,8 +39,7 @@ _IGNORED: Final[Mapping[int, frozenset[str]]] = {
     RequestCode.LITE_PULL_MESSAGE: frozenset({"liteTopic", "proxyFrowardClientId", "requestSource"}),
     RequestCode.QUERY_MESSAGE: frozenset({"indexType", "lastKey"}),
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: frozenset({"liteTopic"}),
-    RequestCode.ACK_MESSAGE: frozenset({"liteTopic"}),
-    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: frozenset({"liteTopic", "suspend"}),
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: frozenset({"suspend"}),
     RequestCode.NOTIFICATION: frozenset({"exp", "expType", "isLiteConsumer"}),
     RequestCode.UPDATE_AND_CREATE_TOPIC: frozenset({"force"}),
     RequestCode.GET_ALL_TOPIC_CONFIG: frozenset({"dataVersion", "maxTopicNum", "topicSeq", "totalTopicNum"}),
@@ -52,6 +52,7 @@ _IGNORED: Final[Mapping[int, frozenset[str]]] = {
 
 _WITHOUT_BODY: Final[frozenset[type[Any]]] = frozenset(
     {
+        AckLiteMessage,
         AckMessage,
         ChangeMessageInvisibleTime,
         CloneGroupOffset,

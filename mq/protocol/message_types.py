@@ -28,7 +28,7 @@ FACTOR_MAX: Final = 100
 
 PRIORITY_MARK: Final = f"{props.PRIORITY}{props.NAME_END}"
 """How the property begins, in encoded properties."""
-LITE_TOPIC: Final = "__LITE_TOPIC"
+LITE_TOPIC: Final = props.LITE_TOPIC
 
 _NUMBER: Final = re.compile(r"[0-9]+")
 _DIGITS_MAX: Final = 10

@@ -15,6 +15,10 @@ GROUP_BYTES_MAX: Final = 120
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 SYSTEM_PREFIX: Final = "rmq_sys_"
+LITE_PREFIX: Final = "%LMQ%$"
+"""The queue of a lite topic is queue 0 of this prefix, the parent topic, ``$`` and the name of the lite topic."""
+LITE_NAME_MAX: Final = 64
+"""Characters of the name of a lite topic."""
 
 AUTO_CREATE_TEMPLATE: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -86,6 +90,37 @@ def check_topic(topic: str) -> None:
 def check_group(group: str) -> None:
     """Raises NameRefused unless ``group`` has 1 to 120 of the allowed characters."""
     _check("group", group, GROUP_BYTES_MAX)
+
+
+def check_queue_name(topic: str) -> None:
+    """Raises NameRefused unless ``topic`` is the name of a topic, or that of the queue of a lite topic."""
+    if topic.startswith(LITE_PREFIX):
+        parent, _, lite = topic[len(LITE_PREFIX) :].partition("$")
+        check_topic(parent)
+        check_lite_topic(lite)
+    else:
+        check_topic(topic)
+
+
+def check_lite_topic(lite: str) -> None:
+    """Raises NameRefused unless ``lite`` has 1 to 64 of the characters that names of topics have."""
+    _check("lite topic", lite, LITE_NAME_MAX)
+
+
+def lite_queue(parent: str, lite: str) -> str:
+    """The name under which the queue of a lite topic is stored."""
+    return f"{LITE_PREFIX}{parent}${lite}"
+
+
+def is_lite_queue(topic: str) -> bool:
+    """Whether this is the queue of a lite topic."""
+    return topic.startswith(LITE_PREFIX)
+
+
+def split_lite_queue(queue: str) -> tuple[str, str]:
+    """The parent topic and the name of the lite topic whose queue this is."""
+    parent, _, lite = queue[len(LITE_PREFIX) :].partition("$")
+    return parent, lite
 
 
 def is_system_topic(topic: str) -> bool:

@@ -51,13 +51,14 @@ class PopMessage(Request, tag=int(Code.POP_MESSAGE)):
 
 
 class AckExt(Ext):
-    """A message by its receipt in ``extra_info``."""
+    """A message by its receipt in ``extra_info``; ``lite_topic`` if it is in one."""
 
     consumer_group: str
     topic: str
     queue_id: I32
     extra_info: str
     offset: QueueOffset64
+    lite_topic: str | None = None
 
 
 class AckMessage(Request, tag=int(Code.ACK_MESSAGE)):
@@ -90,6 +91,7 @@ class ChangeInvisibleExt(Ext, rename=wire(invisible_ms="invisibleTime")):
     extra_info: str
     offset: QueueOffset64
     invisible_ms: I64
+    lite_topic: str | None = None
 
 
 class ChangeMessageInvisibleTime(Request, tag=int(Code.CHANGE_MESSAGE_INVISIBLETIME)):

@@ -101,6 +101,14 @@ REQUEUED_BY: Final = "RAFTMQ_REQUEUED_BY"
 OMITTED: Final = "RAFTMQ_OMITTED"
 """Which properties a copy of a message lacks, because the record had no room for them; see `fitted`."""
 
+LITE_TOPIC: Final = "__LITE_TOPIC"
+"""The lite topic of a message, within the topic to which it is sent."""
+LITE_QUEUE: Final = "INNER_MULTI_DISPATCH"
+LITE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
+"""Of a message of a lite topic: the queue of that (`mq.protocol.names.lite_queue`), and its offset in it."""
+LITE_PLACE: Final = "RAFTMQ_LITE"
+"""The physical offset of such a message, hexadecimal. So only what a broker wrote there counts, and no copy of it."""
+
 TIMER_PROPERTIES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """Properties that request a later delivery."""
 
@@ -130,6 +138,10 @@ RESERVED: Final = frozenset(
         "TRAN_PREPARED_QUEUE_OFFSET",
         CHECK_IMMUNITY_SECONDS,
         TRANSACTION_SET,
+        LITE_TOPIC,
+        LITE_QUEUE,
+        LITE_OFFSET,
+        LITE_PLACE,
         RETRY_TOPIC,
         ORIGIN_MESSAGE_ID,
         RECONSUME_TIME,

@@ -35,6 +35,7 @@ __all__ = [
     "CRC_MASK",
     "FIXED",
     "HEAD",
+    "IN_LITE_TOPIC",
     "IPV4_HOST_BYTES",
     "IPV6_HOST_BYTES",
     "MAGIC_V1",
@@ -81,6 +82,8 @@ NO_HOST: Final = bytes(IPV4_HOST_BYTES)
 HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 """Bytes 0 to 87 of a record with IPv4 hosts: everything up to and including the body length."""
 
+IN_LITE_TOPIC: Final = 0x100000
+"""Ours, in the system flag: the message is in the queue of a lite topic, too. Its properties say where."""
 BORN_HOST_IPV6: Final = 0x10
 STORE_HOST_IPV6: Final = 0x20
 PREPARED: Final = 0x4

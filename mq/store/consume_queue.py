@@ -42,7 +42,7 @@ def topic_directory(topic: str) -> str:
 
     Raises names.NameRefused for an invalid topic name, so that no name from outside can escape the root.
     """
-    names.check_topic(topic)
+    names.check_queue_name(topic)
     assert os.sep not in topic, f"topic {topic!r} is not a file name"
     assert "." not in topic, f"topic {topic!r} may leave its directory"
     return topic
@@ -62,19 +62,15 @@ class ConsumeQueue:
 
     __slots__ = (
         "_checksum",
-        "_directory",
         "_entries_per_block",
         "_entries_per_file",
         "_files",
         "_flushed_offset",
-        "_queue_seed",
         "_tail",
         "captured",
         "key",
         "max_offset",
         "min_offset",
-        "queue_id",
-        "topic",
     )
 
     def __init__(
@@ -94,16 +90,13 @@ class ConsumeQueue:
         assert len(tail) <= (max_offset - min_offset) * QUEUE_ENTRY_BYTES, f"{topic}/{queue_id}: {len(tail)} bytes"
         assert entries_per_file % entries_per_block == 0, f"{entries_per_file} entries, {entries_per_block} in a block"
         self._files = files
-        self._directory = os.path.join(topic_directory(topic), str(queue_id))
+        topic_directory(topic)
         self._entries_per_file = entries_per_file
         self._entries_per_block = entries_per_block
         # Checksum of the entries in files that belong to a partial block; None while unknown.
         self._checksum: int | None = None
         self._flushed_offset = max_offset - len(tail) // QUEUE_ENTRY_BYTES
         self._tail = bytearray(tail)
-        self._queue_seed = queue_seed(topic, queue_id)
-        self.topic = topic
-        self.queue_id = queue_id
         self.key = topic, queue_id
         self.captured = 0
         """The number of the latest capture that includes it, or began before it existed; see `QueueCapture`."""
@@ -111,6 +104,21 @@ class ConsumeQueue:
         """The first readable offset."""
         self.max_offset = max_offset
         """The offset of the next message of this queue."""
+
+    @property
+    def topic(self) -> str:
+        """The topic, or the queue of a lite topic."""
+        return self.key[0]
+
+    @property
+    def queue_id(self) -> int:
+        """The number of the queue in its topic."""
+        return self.key[1]
+
+    @property
+    def _directory(self) -> str:
+        """Computed each time: it would take more memory than what is in the queue of an idle lite topic."""
+        return os.path.join(topic_directory(self.topic), str(self.queue_id))
 
     @property
     def entries_per_block(self) -> int:
@@ -404,7 +412,7 @@ class ConsumeQueue:
         return error
 
     def _seed(self, start: QueueOffset) -> int:
-        return seed_of(self._queue_seed, start)
+        return seed_of(queue_seed(self.topic, self.queue_id), start)
 
     def _cut_files(self) -> None:
         """Remove complete blocks in files behind the flushed offset."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 import sys
 from array import array
 from struct import Struct
+from typing import NamedTuple
 
 import msgspec
 
 from mq.compiled import checked_records
-from mq.protocol import names, records
+from mq.protocol import names, properties, records
 from mq.protocol.delay import TURNS_MS
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.errors import RunRefused
@@ -41,6 +42,9 @@ _ENTRY_WORDS = QUEUE_ENTRY_BYTES // 4
 _SIZE_WORD = 2
 
 _META_TOPIC_BYTES = META_TOPIC.encode()
+_LITE_PLACE = f"{properties.LITE_PLACE}\x01".encode()
+_LITE_QUEUE = f"{properties.LITE_QUEUE}\x01".encode()
+_LITE_OFFSET = f"{properties.LITE_OFFSET}\x01".encode()
 _TURNS_MS = {topic.encode(): turn_ms for topic, turn_ms in TURNS_MS.items()}
 
 
@@ -121,6 +125,35 @@ def enters_queue(sys_flag: int) -> bool:
     return sys_flag & records.TRANSACTION_MASK not in (records.PREPARED, records.ROLLBACK)
 
 
+class LitePlace(NamedTuple):
+    """The queue of a lite topic, and the offset in it, of a message that is in the queue of its topic, too."""
+
+    queue: str
+    offset: QueueOffset
+
+    def encode(self, physical_offset: PhysicalOffset) -> bytes:
+        """The properties that a broker adds to such a message; their length does not depend on numbers."""
+        return b"%b%b\x02%b%019d\x02%b%016x\x02" % (
+            _LITE_QUEUE,
+            self.queue.encode(),
+            _LITE_OFFSET,
+            self.offset,
+            _LITE_PLACE,
+            physical_offset,
+        )
+
+    @staticmethod
+    def find(text: bytes, physical_offset: PhysicalOffset) -> LitePlace | None:
+        """The place in the properties of the record at this physical offset, None without one.
+
+        A copy of such a record, wherever it is stored, has none, nor a message whose sender wrote such properties.
+        """
+        if properties.value_of(text, _LITE_PLACE) != b"%016x" % physical_offset:
+            return None
+        offset = properties.value_of(text, _LITE_OFFSET)
+        return LitePlace(properties.value_of(text, _LITE_QUEUE).decode(), QueueOffset(int(offset)))
+
+
 def check_entry(body: memoryview, position: int) -> None:
     """Raises ValueError if the body of a log entry, at this physical offset, is not a chain of records.
 
@@ -159,4 +192,8 @@ def scan_runs(body: bytes | memoryview, begin: PhysicalOffset) -> tuple[list[Que
                 record = records.split_record(bytes(view[position : position + size]))
                 tag_code = turn_ms(record.store_timestamp_ms, queue_id, record.properties)
             builder.add(name, queue_id, queue_offset, physical_offset, size, tag_code)
+            if sys_flag & records.IN_LITE_TOPIC:
+                text = records.split_record(bytes(view[position : position + size])).properties
+                if (place := LitePlace.find(text, physical_offset)) is not None:
+                    builder.add(place.queue, 0, place.offset, physical_offset, size, tag_code)
     return builder.runs(), commands

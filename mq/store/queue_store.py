@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from mq.protocol.names import is_lite_queue, lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
 from mq.store.annotation import ANNOTATION_FORMAT, RUN_HEAD, decode_runs
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
@@ -45,6 +46,8 @@ _CREATION_COST = 7
 
 _GONE: Final = QueueOffset(-1)
 """The end of a dropped queue: no run begins there."""
+
+_LITE_PREFIX: Final = lite_queue("", "")[:-1].encode()
 
 _DROPPED = ".dropped"
 """Not a possible topic name: names contain no dots."""
@@ -91,6 +94,12 @@ class QueueStore:
     Entries accumulate in memory and are written to files a page at a time. A checkpoint makes the files durable and
     contains what is still in memory, so that a queue with few messages costs neither a write nor a sync. There is no
     task, thread, timer or descriptor per queue.
+
+    There may be very many queues of lite topics, with few messages each. They get a file, and with it a directory, only
+    for a full page of entries; and they are not in the tables that serve topics with many messages.
+
+    Attributes:
+        lite_count: how many queues of lite topics there are.
     """
 
     def __init__(self, root: str, settings: QueueStoreSettings, *, dropped_count: int = 0) -> None:
@@ -104,6 +113,7 @@ class QueueStore:
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._queues_of: Counter[str] = Counter()
         self._by_name: dict[tuple[bytes, int], ConsumeQueue] = {}
+        self.lite_count = 0
         # Queues with entries in memory, with the flush call before which the first entry arrived, oldest first.
         self._dirty: dict[QueueKey, int] = {}
         self._full: dict[QueueKey, None] = {}
@@ -151,7 +161,7 @@ class QueueStore:
 
     def has_queues(self, topic: str) -> bool:
         """Whether any queue of a topic has or had entries."""
-        return self._queues_of[topic] > 0
+        return self._queues_of[topic] > 0 or (topic, 0) in self._queues
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue, or None if it never had an entry."""
@@ -164,11 +174,18 @@ class QueueStore:
 
     def ends(self, topic: str) -> dict[int, QueueOffset]:
         """The offset of the next message for each queue of a topic that has or had entries."""
+        if is_lite_queue(topic):
+            queue = self._queues.get((topic, 0))
+            return {} if queue is None else {0: queue.max_offset}
         return {queue_id: queue.max_offset for (name, queue_id), queue in self._queues.items() if name == topic}
 
     def queues(self) -> Iterator[ConsumeQueue]:
         """All queues that have or had entries, in order of creation."""
         return iter(self._queues.values())
+
+    def all_keys(self) -> list[QueueKey]:
+        """The keys of all queues, in order of creation."""
+        return list(self._queues)
 
     def append_run(self, run: QueueRun) -> int:
         """Add the entries of one committed run to its queue; returns how many were new (0: a replay).
@@ -212,7 +229,10 @@ class QueueStore:
             topic_bytes, queue_id, first_offset, count = unpack(annotation, position)
             start = position + head_bytes + topic_bytes
             end = start + count * QUEUE_ENTRY_BYTES
-            queue = self._by_name.get((annotation[position + head_bytes : start], queue_id))
+            name = annotation[position + head_bytes : start]
+            queue = self._by_name.get((name, queue_id))
+            if queue is None and name.startswith(_LITE_PREFIX):
+                queue = self._queues.get((name.decode("utf-8", "replace"), queue_id))
             if queue is None or queue.max_offset != first_offset or end > size or not count:
                 break
             entries = annotation[start:end]
@@ -294,27 +314,44 @@ class QueueStore:
         The files are moved aside, not removed: until the next checkpoint, a restart goes back to a state in which the
         topic exists, and finds them there. Raises OSError.
         """
-        doomed = [key for key in self._queues if key[0] == topic]
+        if is_lite_queue(topic):
+            doomed = [(topic, 0)] if (topic, 0) in self._queues else []
+        else:
+            lite = lite_queue(topic, "")
+            doomed = [key for key in self._queues if key[0] == topic or key[0].startswith(lite)]
         if not doomed:
             return
         for key in doomed:
-            queue = self._queues.pop(key)
-            self._queues_of[topic] -= 1
+            queue = self._queues[key]
+            if self._capture is not None:
+                self._capture.take(queue)
+            del self._queues[key]
+            if is_lite_queue(key[0]):
+                self.lite_count -= 1
+            else:
+                self._queues_of[topic] -= 1
+                del self._by_name[key[0].encode(), key[1]]
             queue.max_offset = _GONE
             self._files.forget_queue(queue)
-            del self._by_name[key[0].encode(), key[1]]
             for table in (self._dirty, self._full, self._grown):
                 table.pop(key, None)
+        moved = [self._move_aside(name) for name in dict.fromkeys(name for name, _ in doomed)]
+        if any(moved) or not is_lite_queue(topic):
+            # A checkpoint that is being written does not count then. Queues of lite topics end all the time.
+            self.dropped_count += 1
+
+    def _move_aside(self, topic: str) -> bool:
         directory = topic_directory(topic)
-        self._files.forget(directory)
         source = os.path.join(self.root, directory)
-        if os.path.isdir(source):
-            aside = os.path.join(self.root, _DROPPED, f"{self.dropped_count:020d}")
-            os.makedirs(aside, exist_ok=True)
-            os.rename(source, os.path.join(aside, directory))
-            # Before the next checkpoint syncs the root, which may already have a new topic of this name.
-            self._files.note_new_names(os.path.relpath(aside, self.root))
-        self.dropped_count += 1
+        if not os.path.isdir(source):
+            return False
+        self._files.forget(directory)
+        aside = os.path.join(self.root, _DROPPED, f"{self.dropped_count:020d}")
+        os.makedirs(aside, exist_ok=True)
+        os.rename(source, os.path.join(aside, directory))
+        # Before the next checkpoint syncs the root, which may already have a new topic of this name.
+        self._files.note_new_names(os.path.relpath(aside, self.root))
+        return True
 
     def expire_some(self, log_start: PhysicalOffset, limit: int = 40) -> int:
         """Move min_offset of up to ``limit`` queues past records before physical offset ``log_start``.
@@ -428,14 +465,18 @@ class QueueStore:
         - What holds for each queue.
         """
         names = {(name.decode(), queue_id): queue for (name, queue_id), queue in self._by_name.items()}
-        counts = Counter(topic for topic, _ in self._queues)
+        usual = {key: queue for key, queue in self._queues.items() if not is_lite_queue(key[0])}
+        counts = Counter(topic for topic, _ in usual)
         assert counts == +self._queues_of, f"{+self._queues_of} queues are counted, {counts} are there"
-        assert names == self._queues, f"{len(names)} queues by encoded name, {len(self._queues)} by name"
+        assert names == usual, f"{len(names)} queues by encoded name, {len(usual)} by name"
+        lite = len(self._queues) - len(usual)
+        assert self.lite_count == lite, f"{self.lite_count} queues of lite topics were counted, {lite} are there"
         damaged = {block.queue.key for block in self.damaged()}
         for key, queue in self._queues.items():
             assert queue.key == key, f"{queue} is listed as {key}"
             queue.check_invariants()
-            assert not queue.pending_bytes or key in self._dirty or key in damaged, (
+            is_small = is_lite_queue(key[0]) and queue.pending_bytes < self._settings.flush_bytes
+            assert not queue.pending_bytes or key in self._dirty or key in damaged or is_small, (
                 f"{queue} has {queue.pending_bytes} bytes in memory, and is not due to be written"
             )
             assert queue.captured <= self._captures, f"{queue} is in capture {queue.captured} of {self._captures}"
@@ -452,8 +493,10 @@ class QueueStore:
 
     def _note_tail(self, queue: ConsumeQueue) -> None:
         """Call when the first entry is in memory, and when they fill a page."""
-        self._dirty.setdefault(queue.key, self._flush_call)
-        if queue.pending_bytes >= self._settings.flush_bytes:
+        is_full = queue.pending_bytes >= self._settings.flush_bytes
+        if is_full or not is_lite_queue(queue.key[0]):
+            self._dirty.setdefault(queue.key, self._flush_call)
+        if is_full:
             self._full[queue.key] = None
 
     def _add(
@@ -470,9 +513,12 @@ class QueueStore:
             tail=tail,
         )
         queue.captured = self._captures
-        self._queues[topic, queue_id] = queue
-        self._queues_of[topic] += 1
-        self._by_name[topic.encode(), queue_id] = queue
+        self._queues[queue.key] = queue
+        if is_lite_queue(topic):
+            self.lite_count += 1
+        else:
+            self._queues_of[topic] += 1
+            self._by_name[topic.encode(), queue_id] = queue
         if tail:
             self._note_tail(queue)
         return queue

@@ -11,7 +11,7 @@ from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.pop.pop import Pops
 from mq.broker.replication.forwarder import Forwarder
 from mq.broker.services import Services
-from mq.protocol import headers, operator_requests, pop_requests
+from mq.protocol import headers, lite_requests, operator_requests, pop_requests
 from tests.support.running_broker import note_brokers, running
 
 REPEATABLE = {
@@ -19,6 +19,8 @@ REPEATABLE = {
     headers.LockBatchMq,
     headers.UnlockBatchMq,
     headers.UpdateConsumerOffset,
+    lite_requests.AckLiteMessage,
+    lite_requests.PopLiteMessage,
     operator_requests.ResumeCheckHalfMessage,
     pop_requests.AckMessage,
     pop_requests.BatchAckMessage,

@@ -16,6 +16,7 @@ from mq.protocol import (
     admin_requests,
     bulk_requests,
     group_requests,
+    lite_requests,
     operator_requests,
     pop_requests,
     reply_requests,
@@ -26,6 +27,7 @@ from mq.protocol import (
 from mq.protocol.bodies import HeartbeatData
 from mq.protocol.errors import BodyError
 from mq.protocol.group_bodies import QueueLocks
+from mq.protocol.lite_bodies import LiteSubscriptionSet
 from mq.protocol.names import retry_topic
 from mq.protocol.operator_bodies import AssignmentQuery
 from mq.protocol.receipts import BatchAck
@@ -100,6 +102,14 @@ def _acks(request: Any, body: bytes) -> Needs:
     return {(retry_topic(ack.group), SUB): None for ack in acks}
 
 
+def _subscriptions(request: Any, body: bytes) -> Needs:
+    try:
+        wanted = LiteSubscriptionSet.decode(body).subscriptions
+    except BodyError:
+        return ()
+    return dict.fromkeys(need for each in wanted for need in ((each.topic, SUB), (retry_topic(each.group), SUB)))
+
+
 def _transaction(request: Any, body: bytes) -> Needs:
     try:
         messages, offsets = TransactionSet.decode(body)
@@ -143,6 +153,9 @@ ROWS: Final[Mapping[type[Any], Row]] = {
     pop_requests.Notification: _consumption,
     pop_requests.PollingInfo: _consumption,
     pop_requests.BatchAckMessage: _acks,
+    lite_requests.PopLiteMessage: _consumption,
+    lite_requests.AckLiteMessage: _consumption,
+    lite_requests.ControlLiteSubscriptions: _subscriptions,
     admin_requests.HeartBeat: _heartbeat,
     admin_requests.UnregisterClient: _leaving,
     admin_requests.GetConsumerListByGroup: _group(),
@@ -257,6 +270,9 @@ THROUGH_PROXIES: Final = frozenset(
         pop_requests.AckMessage,
         pop_requests.ChangeMessageInvisibleTime,
         operator_requests.GetTopicConfig,
+        lite_requests.PopLiteMessage,
+        lite_requests.AckLiteMessage,
+        lite_requests.ControlLiteSubscriptions,
         admin_requests.CheckClientConfig,
     }
 )

@@ -19,6 +19,7 @@ from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup
 from mq.broker.state.format_level import LEVEL_OF_GROUP_ATTRIBUTES
 from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol.codes import ResponseCode
+from mq.protocol.lite_attributes import BIND_TOPIC, AttributeRefused, lite_group
 from mq.protocol.message_types import FACTOR_MAX, PRIORITY_FACTOR
 from mq.protocol.operator_bodies import (
     SubscriptionGroupConfig,
@@ -149,14 +150,19 @@ class ConsumerGroups(Service):
                 ResponseCode.INVALID_PARAMETER,
                 f"{PRIORITY_FACTOR} is {factor[:40]!r}, not a number from 0 to {FACTOR_MAX}",
             )
+        try:
+            of_lite_topics = lite_group(attributes).parent
+        except AttributeRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         level = self._metadata.format_level.level
         if level >= LEVEL_OF_GROUP_ATTRIBUTES:
             return attributes
-        if factor is not None:
+        if factor is not None or of_lite_topics:
+            name = BIND_TOPIC if factor is None else PRIORITY_FACTOR
             raise RequestRefused(
                 ResponseCode.VERSION_NOT_SUPPORTED,
-                f"{PRIORITY_FACTOR} needs format level {LEVEL_OF_GROUP_ATTRIBUTES}, and this broker group is at level "
-                f"{level}: upgrade all replicas first",
+                f"{name} needs format level {LEVEL_OF_GROUP_ATTRIBUTES}, and this broker group is at level {level}: "
+                "upgrade all replicas first",
             )
         return {}
 

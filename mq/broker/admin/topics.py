@@ -17,11 +17,12 @@ from mq.broker.state.commands import (
     TopicConfig,
     encode_command,
 )
-from mq.broker.state.format_level import LEVEL_OF_CONTINUED_OFFSETS
+from mq.broker.state.format_level import LEVEL_OF_CONTINUED_OFFSETS, LEVEL_OF_LITE_TOPICS
 from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import DeleteTopicInBroker, UpdateAndCreateTopic
+from mq.protocol.lite_attributes import LITE, AttributeRefused, check_topic_attributes, is_lite
 from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, PRIORITY, TYPES_STORED
 from mq.protocol.names import BENCHMARK_TOPIC, NameRefused, check_topic, is_system_topic
 from mq.protocol.operator_bodies import TopicConfigList
@@ -117,6 +118,8 @@ class Topics(Service):
         if not 0 <= wanted.perm <= 7:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm is {wanted.perm}; allowed: 0 to 7")
         known = self._metadata.topics.get(name)
+        attributes = self._attributes(known, wanted.attributes)
+        self._check_lite(name, None if known is None else known.attributes, attributes)
         return TopicConfig(
             name=name,
             read_queues=wanted.read_queue_nums,
@@ -125,7 +128,7 @@ class Topics(Service):
             filter_type=wanted.topic_filter_type,
             sys_flag=wanted.topic_sys_flag,
             order=wanted.order,
-            attributes=self._attributes(known, wanted.attributes),
+            attributes=attributes,
         )
 
     @staticmethod
@@ -139,6 +142,30 @@ class Topics(Service):
                 f"{MESSAGE_TYPE_ATTRIBUTE} is {kind[:80]!r}; allowed: {', '.join(sorted(TYPES_STORED))}",
             )
         return attributes
+
+    def _check_lite(self, name: str, before: Mapping[str, str] | None, after: Mapping[str, str]) -> None:
+        """Raises RequestRefused for attributes that no topic with lite topics can have; ``before`` is None for a new
+        topic.
+        """
+        try:
+            check_topic_attributes(after)
+        except AttributeRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        if not is_lite(after) and not is_lite(before or {}):
+            return
+        level = self._metadata.format_level.level
+        if level < LEVEL_OF_LITE_TOPICS:
+            raise RequestRefused(
+                ResponseCode.VERSION_NOT_SUPPORTED,
+                f"the group is at format level {level}, lite topics need {LEVEL_OF_LITE_TOPICS}: not all members are "
+                "upgraded",
+            )
+        if before is not None and is_lite(before) is not is_lite(after) and MESSAGE_TYPE_ATTRIBUTE in before:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"{MESSAGE_TYPE_ATTRIBUTE} of the topic {name} cannot change from or to {LITE}: delete the topic, and "
+                "create it again",
+            )
 
     def _is_system(self, topic: str) -> bool:
         known = self._metadata.topics.get(topic)

@@ -35,7 +35,8 @@ from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.names import fitted_topic, pop_retry_topic
+from mq.protocol.lite_requests import AckLiteExt, AckLiteMessage
+from mq.protocol.names import NameRefused, check_lite_topic, fitted_topic, lite_queue, pop_retry_topic
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.pop_requests import AckExt, AckMessage, BatchAckMessage, ChangeInvisibleExt, ChangeMessageInvisibleTime
 from mq.protocol.receipts import (
@@ -158,6 +159,7 @@ class PopAcks:
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
         yield Route(AckMessage, self.handle_ack, leader_only=True, repeatable=True)
+        yield Route(AckLiteMessage, self.handle_ack, leader_only=True, repeatable=True)
         yield Route(BatchAckMessage, self.handle_batch, leader_only=True, repeatable=True)
         yield Route(ChangeMessageInvisibleTime, self.handle_change, leader_only=True, repeatable=True)
 
@@ -170,8 +172,8 @@ class PopAcks:
         for call in (*(call for call, _ in waiters), *waiting):
             call.dispatch()
 
-    def handle_ack(self, call: Call[AckMessage]) -> bytes | None:
-        """Request code 200051. Raises RequestRefused."""
+    def handle_ack(self, call: Call[AckMessage | AckLiteMessage]) -> bytes | None:
+        """Request codes 200051 and 200072. Raises RequestRefused."""
         self._appender.check_room()
         checkpoint_id, bit = self._message(call.request.ext)
         if self.leaving.of(checkpoint_id) & bit:
@@ -354,7 +356,7 @@ class PopAcks:
 
         self._appender.add_command(command, on_outcome)
 
-    def _message(self, ext: AckExt | ChangeInvisibleExt) -> tuple[CheckpointId, int]:
+    def _message(self, ext: AckExt | AckLiteExt | ChangeInvisibleExt) -> tuple[CheckpointId, int]:
         """The checkpoint of a message, and the message's bit; it may be in flight. Raises RequestRefused if it is not
         open.
         """
@@ -369,16 +371,23 @@ class PopAcks:
             )
         try:
             receipt = Receipt.decode(ext.extra_info)
-        except ReceiptError as error:
+            if ext.lite_topic:
+                check_lite_topic(ext.lite_topic)
+        except (ReceiptError, NameRefused) as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        queue = self._store.get(topic, ext.queue_id)
+        if ext.lite_topic:
+            topic = lite_queue(topic, ext.lite_topic)
+            # Receipts of lite topics say nothing of where a pop began.
+            receipt = receipt._replace(start=ext.offset)
+        queue_id = 0 if ext.lite_topic else ext.queue_id
+        queue = self._store.get(topic, queue_id)
         low, high = (FIRST_OFFSET, FIRST_OFFSET) if queue is None else (queue.min_offset, queue.max_offset)
         is_gone = ext.offset < low and not self._is_hidden(low, ext.offset)
         if is_gone or ext.offset >= high:
             raise RequestRefused(
                 ResponseCode.NO_MESSAGE, f"offset {ext.offset} is outside of the queue, which has {low} to {high}"
             )
-        key = ext.consumer_group, topic, ext.queue_id
+        key = ext.consumer_group, topic, queue_id
         checkpoint_id = self._id_of(key, receipt.start, receipt.pop_time_ms)
         moved = self._metadata.pops.of(key).moved.get((receipt.start, receipt.pop_time_ms, ext.offset))
         if moved is not None:

@@ -11,8 +11,9 @@ A pop that finds nothing waits like a pull, for any queue of its topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sized
 from functools import partial
+from typing import Protocol
 
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.consume.cold_reads import ColdReads
@@ -36,7 +37,7 @@ from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
-from mq.protocol.names import pop_retry_topic
+from mq.protocol.names import is_lite_queue, pop_retry_topic
 from mq.protocol.numbers import FIRST_OFFSET
 from mq.protocol.pop_requests import Notification, PollingInfo, PopMessage
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
@@ -49,6 +50,10 @@ _ANY = -1
 _PATIENCE_SECONDS = 3.0
 """A filtered pop continues its search for this long after its deadline."""
 _EXPIRE_SECONDS = 0.02
+
+
+class WatchedLite(Sized, Container[QueueKey], Protocol):
+    """The queues of lite topics that somebody subscribes to."""
 
 
 class Pops(Service):
@@ -80,13 +85,13 @@ class Pops(Service):
         self._subscriptions = subscriptions
         self._cold_reads = cold_reads
         self._note_got = context.traffic.note_got
-        self._clock = context.clock
-        self._wall_clock_ms = context.wall_clock_ms
+        self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
         self.polling: LongPolling[HeldPop] = LongPolling(
             held_max=context.settings.held_pulls_max, held_bytes_max=context.settings.held_bytes_max
         )
         self._pulls_waiting = pulls_waiting
-        self._watched = _Watched(pulls_waiting, self.polling.waiting)
+        self._watched = _Watched(pulls_waiting, self.polling.waiting, frozenset())
+        self._lite_freed: Callable[[QueueOfGroup], None] = lambda key: None
         self._leadership = object()
         self._read_bytes = 0
         self._ordered_clock = OrderedClock(context.clock)
@@ -124,6 +129,19 @@ class Pops(Service):
         )
         self._selection = PopSelection(context, queues=self._queues)
         self._peeks = Peeks(context, selection=self._selection, cold_reads=cold_reads)
+
+    @property
+    def queues(self) -> PopQueues:
+        """Takes messages of queues."""
+        return self._queues
+
+    def attach_lite(self, freed: Callable[[QueueOfGroup], None], watched: WatchedLite) -> None:
+        """Let the service for lite topics know of queues that a group may pop from again, and of new messages in those
+        that it watches.
+        """
+        self._lite_freed = freed
+        self._watched = _Watched(self._pulls_waiting, self.polling.waiting, watched)
+        self.watch()
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -171,7 +189,7 @@ class Pops(Service):
         for pop in self.polling.expired(float("inf")):
             pop.call.connection.held_pulls -= 1
             self._answer_nothing(pop)
-        self._watch()
+        self.watch()
 
     def check_invariants(self) -> None:
         """See `Service.check_invariants`."""
@@ -194,7 +212,7 @@ class Pops(Service):
         """Answer pops whose deadline has passed; called by a timer."""
         for pop in self.polling.expired(self._clock()):
             self._resume(pop)
-        self._watch()
+        self.watch()
 
     def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Serve pops that wait for new messages of a queue; ``entries`` are consume queue entries, 20 bytes each."""
@@ -238,6 +256,9 @@ class Pops(Service):
                     self._resume(pop)
 
     def _freed(self, key: QueueOfGroup) -> None:
+        if is_lite_queue(key[1]):
+            self._lite_freed(key)
+            return
         self._wake(key[0], key[1], 1)
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -434,11 +455,11 @@ class Pops(Service):
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
         pop.call.connection.held_pulls += 1
-        self._watch()
+        self.watch()
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """Watch the queues for new messages while pops wait for them."""
-        self._store.watched = self._watched if len(self.polling) else self._pulls_waiting
+        self._store.watched = self._watched if len(self.polling) or self._watched.lite else self._pulls_waiting
 
     def _serve_notification(self, pop: HeldPop) -> None:
         request = pop.call.request
@@ -470,12 +491,15 @@ def _hold_seconds(call: Call[PopMessage] | Call[Notification]) -> float:
 
 
 class _Watched:
-    """The queues that pops wait for."""
+    """The queues that pops wait for, and those of lite topics that somebody subscribes to."""
 
-    def __init__(self, pulls: Container[QueueKey], pops: Container[QueueKey]) -> None:
+    def __init__(self, pulls: Container[QueueKey], pops: Container[QueueKey], lite: WatchedLite) -> None:
         self._pulls = pulls
         self._pops = pops
+        self.lite = lite
 
     def __contains__(self, key: object) -> bool:
         assert isinstance(key, tuple), key
+        if is_lite_queue(key[0]):
+            return key in self.lite
         return key in self._pulls or key in self._pops or (key[0], _ANY) in self._pops

@@ -242,6 +242,10 @@ class PopQueues:
             work.in_order |= _is_in_order(each)
             work.next_offset = each.command.next_offset
 
+    def has_work(self, topic: str) -> bool:
+        """Whether pops of a group are in flight for a queue of this topic."""
+        return any(key[1] == topic for key in self._works)
+
     def is_taken_over(self, key: QueueOfGroup) -> bool:
         """Whether the open messages of an ordered queue are being popped again."""
         work = self._works.get(key)

@@ -273,6 +273,7 @@ def _may_be_special(properties: bytes) -> bool:
         or b"TIMER_D" in properties
         or b"TRAN_MSG\x01" in properties
         or SEQUENCE_MARK in properties
+        or b"LITE_TOPIC\x01" in properties
     )
 
 
@@ -286,6 +287,10 @@ def _refuse(text: str, part: str) -> None:
         )
     known = props.decode(text)
     delay = known.get("DELAY", "0").strip()
+    if props.LITE_TOPIC in known:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL, f"{part} of a batch is for a lite topic: send such messages one by one"
+        )
     if delay not in ("", "0") or "TRAN_MSG" in known or any(name in known for name in props.TIMER_PROPERTIES):
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,

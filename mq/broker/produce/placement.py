@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.dedup import Dedup
+from mq.broker.produce.lite_topics import LiteTopics
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import is_half
@@ -17,6 +19,9 @@ from mq.protocol import properties as props
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
 from mq.protocol.recall import recall_fields
 from mq.protocol.sequencing import SequenceRange
+
+_OF_BROKER: Final = frozenset((props.LITE_QUEUE, props.LITE_OFFSET, props.LITE_PLACE, props.DELAY))
+"""What the broker itself writes into the properties of a message of a lite topic, or what has no effect there."""
 
 
 class Placement:
@@ -28,8 +33,10 @@ class Placement:
         self._broker_name = context.settings.group
         self._made = context.internal_messages
         self._places = places
+        self._tails = context.queue_offsets
         self._repeats = repeats
         self._transactions = transactions
+        self._lite = LiteTopics(context)
         self._wall_clock_ms = context.wall_clock_ms
 
     def add(self, call: Call[SendRequest], properties: dict[str, str], topic: str, queue_id: int) -> None:
@@ -62,6 +69,16 @@ class Placement:
         queue_id: int,
         sequence: SequenceRange | None,
     ) -> None:
+        if props.LITE_TOPIC in properties and not topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            self._made.add(
+                call,
+                tail=self._tails.get(topic, queue_id),
+                properties={name: value for name, value in properties.items() if name not in _OF_BROKER},
+                queue_id=queue_id,
+                sequence=sequence,
+                lite=self._lite.tail(properties, topic),
+            )
+            return
         if is_half(properties, call.request.ext.reconsume_times):
             tail, properties = self._transactions.place_half(properties, topic, queue_id)
         else:

@@ -19,13 +19,14 @@ from mq.protocol.records import tag_code_of
 from mq.protocol.sequencing import SEQUENCE_MARK
 
 _DELAY, _TIMER, _HALF, _SEQUENCE = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", SEQUENCE_MARK.decode()
+_LITE = "LITE_TOPIC\x01"
 
 
 def asks_for_more(text: str) -> bool:
     """Whether the properties of a message may ask for more than being stored, by a quick check: a delay, a time, a
-    transaction, a sequence number.
+    transaction, a sequence number, a lite topic.
     """
-    return _DELAY in text or _TIMER in text or _HALF in text or _SEQUENCE in text
+    return _DELAY in text or _TIMER in text or _HALF in text or _SEQUENCE in text or _LITE in text
 
 
 class SentMessages:

@@ -17,6 +17,7 @@ from msgspec import Meta
 from mq.broker.state.check_cursors import AdvanceChecks
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.state.format_level import RaiseLevel
+from mq.broker.state.lite_offsets import ExpireLiteTopics, ResetLiteOffsets
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
 from mq.broker.state.request_modes import PutRequestMode
 from mq.broker.state.schedules import DeleteSchedule, PutSchedule, SettleTick, SwitchSchedule
@@ -231,6 +232,8 @@ _AsWritten: TypeAlias = (
     | DeleteSchedule
     | SwitchSchedule
     | SettleTick
+    | ResetLiteOffsets
+    | ExpireLiteTopics
 )
 """Commands whose fields are encoded as they are."""
 Command: TypeAlias = _AsWritten | CommitOffsets
@@ -345,8 +348,12 @@ def _check_topic_config(topic: TopicConfig) -> None:
     check_range("sys_flag", topic.sys_flag, 0, INT32_MAX)
     if topic.filter_type not in FILTER_TYPES:
         raise CommandRefused(f"filter_type is {topic.filter_type[:40]!r}; allowed: {' and '.join(FILTER_TYPES)}")
-    attributes = sum(len(name.encode()) + len(value.encode()) for name, value in topic.attributes.items())
-    check_range("size of attributes", attributes, 0, ATTRIBUTES_BYTES_MAX)
+    _check_attributes(topic.attributes)
+
+
+def _check_attributes(attributes: dict[str, str]) -> None:
+    nbytes = sum(len(name.encode()) + len(value.encode()) for name, value in attributes.items())
+    check_range("size of attributes", nbytes, 0, ATTRIBUTES_BYTES_MAX)
 
 
 def _check_group_config(group: GroupConfig) -> None:
@@ -357,6 +364,7 @@ def _check_group_config(group: GroupConfig) -> None:
     check_range("retry_times_max", group.retry_times_max, -1, INT32_MAX)
     for name in ("broker_id", "which_broker_when_consume_slowly"):
         check_range(name, getattr(group, name), -_INT64_MAX, _INT64_MAX)
+    _check_attributes(group.attributes)
 
 
 def _check_offsets(offsets: list[tuple[str, str, int, QueueOffset]]) -> None:

@@ -14,7 +14,8 @@ Levels never go down, and each includes those before it:
    (`mq.broker.state.younger_queues`).
 4. Schedules (`mq.broker.state.schedules`). A half message may have several messages and consumer offsets
    (`mq.broker.transaction.staged_sets`).
-5. Consumer groups have attributes, such as the factor of priorities.
+5. Consumer groups have attributes, such as the factor of priorities. A message may be in the queue of a lite topic, too
+   (`mq.store.dispatch.LitePlace`), and lite topics have offsets of their own (`mq.broker.state.lite_offsets`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ LEVEL_OF_CONTINUED_OFFSETS: Final = 3
 LEVEL_OF_YOUNGER_QUEUES: Final = 3
 LEVEL_OF_SCHEDULES: Final = 4
 LEVEL_OF_TRANSACTION_SETS: Final = 4
+LEVEL_OF_LITE_TOPICS: Final = 5
 LEVEL_OF_GROUP_ATTRIBUTES: Final = 5
 LEVEL_NEWEST: Final = 5
 """Up to which level this version of the software understands the log."""
@@ -41,7 +43,7 @@ FEATURES: Final = {
     2: ("topic-identities", "users", "bound-proofs"),
     3: ("continued-offsets", "younger-queues"),
     4: ("schedules", "transaction-sets"),
-    5: ("group-attributes",),
+    5: ("group-attributes", "lite-topics"),
 }
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1

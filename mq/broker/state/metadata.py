@@ -35,6 +35,7 @@ from mq.broker.state.commands import (
 from mq.broker.state.completion_marks import CompletionMarks
 from mq.broker.state.format_level import LEVEL_NEWEST, LEVEL_OF_YOUNGER_QUEUES, FormatLevel, RaiseLevel
 from mq.broker.state.former_topics import FormerTopics
+from mq.broker.state.lite_offsets import ExpireLiteTopics, LiteOffsets, ResetLiteOffsets
 from mq.broker.state.metadata_snapshot import (
     SNAPSHOT_FORMAT,
     Snapshot,
@@ -52,6 +53,7 @@ from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, T
 from mq.broker.state.users import Users
 from mq.broker.state.younger_queues import YoungerQueues
 from mq.protocol import bodies
+from mq.protocol.names import is_lite_queue, split_lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset
 from mq.protocol.topic_identity import topic_identity
 from raftlog.log_numbers import Term
@@ -129,6 +131,8 @@ class Metadata:
         """Where queues begin whose topic's name was used before."""
         self.schedules = Schedules(limits)
         """Messages that the leader sends by a rule."""
+        self.lite = LiteOffsets()
+        """Consumer offsets of lite topics."""
         self._parts: dict[str, StateTable] = {
             "format_level": self.format_level,
             "marks": self.marks,
@@ -140,6 +144,7 @@ class Metadata:
             "former_topics": self.former_topics,
             "younger_queues": self.younger_queues,
             "schedules": self.schedules,
+            "lite": self.lite,
         }
         """Parts by their name in snapshots."""
         self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}
@@ -191,6 +196,7 @@ class Metadata:
                 self.forbidden = {pair for pair in self.forbidden if pair[1] != name}
                 for part in self._parts.values():
                     part.topic_deleted(name)
+                self.pops.lite_parent_deleted(name)
                 self.data_version = self.data_version.next(timestamp_ms)
                 return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)
             case PutGroup(config=group, timestamp_ms=timestamp_ms):
@@ -206,6 +212,7 @@ class Metadata:
                 removed = self._remove_offsets(group=name) if command.remove_offsets else 0
                 if command.remove_offsets:
                     self.former_topics.remove_group(name)
+                    removed += self.lite.remove_group(name)
                 self._remove_locks(group=name)
                 self.forbidden = {pair for pair in self.forbidden if pair[0] != name}
                 for part in self._parts.values():
@@ -240,6 +247,10 @@ class Metadata:
                 return Changes(replicas=(node_id,))
             case RaiseLevel():
                 return self._raise_level(command)
+            case ResetLiteOffsets():
+                return self._reset_lite(command, queue_ends)
+            case ExpireLiteTopics():
+                return self._expire_lite(command, queue_ends)
             case TableCommand():
                 self._part_of[type(command)].apply(command)
                 return Changes()
@@ -297,6 +308,8 @@ class Metadata:
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """The next offset that ``group`` consumes from a queue, None if it has not stored one."""
+        if is_lite_queue(topic):
+            return self.lite.of(group, topic)
         return self.consumer_offsets.get((group, topic), {}).get(queue_id)
 
     def lock_holder(self, group: str, topic: str, queue_id: int) -> str | None:
@@ -438,6 +451,8 @@ class Metadata:
         self.sequences.check_invariants()
         self.former_topics.check_invariants()
         self.schedules.check_invariants()
+        self.lite.check_invariants()
+        assert all(parent in self.topics for _, parent, _ in self.lite.tables), f"of no topic: {list(self.lite.tables)}"
 
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> bool:
         # A commit may be in flight while its topic is deleted; it must not affect a later topic of that name.
@@ -464,11 +479,37 @@ class Metadata:
 
     def _move_offset(self, group: str, topic: str, queue_id: int, before: QueueOffset, after: QueueOffset) -> bool:
         """See `mq.broker.state.pop_checkpoints.Move`."""
+        if is_lite_queue(topic):
+            if split_lite_queue(topic)[0] not in self.topics:
+                return False
+            stored = self.lite.of(group, topic)
+            if (NO_OFFSET if stored is None else stored) == before < after:
+                self.lite.put(group, topic, after)
+            return True
         if topic not in self.topics:
             return False
         if self.consumer_offsets.get((group, topic), {}).get(queue_id, NO_OFFSET) == before:
             self._advance_offset(group, topic, queue_id, after)
         return True
+
+    def _reset_lite(self, command: ResetLiteOffsets, queue_ends: Callable[[str], Mapping[int, QueueOffset]]) -> Changes:
+        offsets = 0
+        for queue, offset in command.rows:
+            if split_lite_queue(queue)[0] in self.topics:
+                self.pops.reset_ordered((command.group, queue, 0))
+                # The lite topic may have ended since, and begin again at its first offset.
+                self.lite.put(command.group, queue, min(offset, queue_ends(queue).get(0, FIRST_OFFSET)))
+                offsets += 1
+        return Changes(offsets=offsets)
+
+    def _expire_lite(
+        self, command: ExpireLiteTopics, queue_ends: Callable[[str], Mapping[int, QueueOffset]]
+    ) -> Changes:
+        ended = [queue for queue, end in command.rows if queue_ends(queue).get(0, NO_OFFSET) == end]
+        for queue in ended:
+            self.lite.forget(queue)
+            self.pops.topic_deleted(queue)
+        return Changes(deleted_topics=tuple(ended))
 
     def _drop_reset(self, group: str, topic: str, queue_id: int) -> None:
         key = group, topic

@@ -18,7 +18,7 @@ import msgspec
 
 from mq.broker.state.nested_tables import in_order
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand, check_range
-from mq.protocol.names import check_group, check_topic
+from mq.protocol.names import check_group, check_queue_name, lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset, offset_range
 from mq.protocol.wire_names import INT32_MAX
 
@@ -101,7 +101,7 @@ class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
         for group in {row[0] for row in self.rows}:
             check_group(group)
         for topic in {row[1] for row in self.rows}:
-            check_topic(topic)
+            check_queue_name(topic)
         for _, _, queue_id, start, pop_time_ms, bits in self.rows:
             check_range("queue_id", queue_id, 0, INT32_MAX)
             check_range("start", start, 0, _INT64_MAX)
@@ -453,9 +453,22 @@ class PopCheckpoints:
         assert self.count == counted.total(), f"{self.count} checkpoints were counted, there are {counted.total()}"
         assert self.of_groups == +counted, f"{self.of_groups} checkpoints were counted by group, there are {+counted}"
 
+    def reset_ordered(self, key: QueueOfGroup) -> None:
+        """Forget the ordered checkpoint of a queue, whose offset is set."""
+        if self.of(key).ordered is not None:
+            self._to_change(key).ordered = None
+            if not self.queues[key].open:
+                self._remove(key)
+
     def topic_deleted(self, topic: str) -> None:
         """See `StateTable.topic_deleted`."""
         self._drop(list(self._of_topics.get(topic, ())))
+
+    def lite_parent_deleted(self, topic: str) -> None:
+        """Forget what is open in lite topics of a deleted topic."""
+        begin = lite_queue(topic, "")
+        for name in [name for name in self._of_topics if name.startswith(begin)]:
+            self.topic_deleted(name)
 
     def group_deleted(self, group: str) -> None:
         """See `StateTable.group_deleted`."""
@@ -513,7 +526,7 @@ def _sorted(ordered: Ordered) -> tuple[object, ...]:
 
 def _check_queue(group: str, topic: str, queue_id: int) -> None:
     check_group(group)
-    check_topic(topic)
+    check_queue_name(topic)
     check_range("queue_id", queue_id, 0, INT32_MAX)
 
 

@@ -26,6 +26,7 @@ from mq.protocol.records import (
     BORN_HOST_IPV6,
     CRC_MASK,
     HEAD,
+    IN_LITE_TOPIC,
     IPV4_HOST_BYTES,
     MAGIC_V1,
     NO_HOST,
@@ -41,8 +42,10 @@ from mq.store.sequenced import SequencedRecord
 
 _PROPERTIES_LENGTHS = [struct.pack(">h", length) for length in range(PROPERTIES_BYTES_MAX + 1)]
 """The packed length, by length of the properties: twice as fast as packing it for each message."""
-CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
-"""All bits that a sender may set: not the layout of hosts, nor the role of the message in a transaction."""
+CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK | IN_LITE_TOPIC)
+"""All bits that a sender may set: not the layout of hosts, the role of the message in a transaction, nor whether it is
+in a lite topic.
+"""
 
 
 class PendingItem(Protocol):

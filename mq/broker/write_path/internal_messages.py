@@ -8,7 +8,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.outcome import Stored
-from mq.broker.write_path.pending import PendingGroup, PendingSend, SendRequest
+from mq.broker.write_path.pending import LiteTail, PendingGroup, PendingSend, SendRequest
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -60,11 +60,13 @@ class InternalMessages:
         before: PendingGroup | None = None,
         sequence: SequenceRange | None = None,
         more: Callable[[Stored, str], dict[str, str]] | None = None,
+        lite: LiteTail | None = None,
     ) -> None:
         """Append the message at ``tail``, in one entry with the commands in ``before``.
 
         The answer names ``queue_id`` and the place of the message; ``more`` computes further fields from that place and
-        the unique key. ``sequence`` is the parsed sequence property, if known. Raises RequestRefused.
+        the unique key. With ``lite``, the message is in the queue of a lite topic, too. ``sequence`` is the parsed
+        sequence property, if known. Raises RequestRefused.
         """
         if len(call.body) > self._body_bytes_max:
             raise RequestRefused(
@@ -77,7 +79,7 @@ class InternalMessages:
         encoded = props.fitted(properties, self._suffix)
         tags = properties.get(props.TAGS)
         send = PendingSend(
-            tail.fixed_bytes + len(call.body) + len(encoded),
+            tail.fixed_bytes + len(call.body) + len(encoded) + (0 if lite is None else lite.nbytes),
             call,
             tail,
             encoded,
@@ -86,5 +88,6 @@ class InternalMessages:
             queue_id,
             sequence,
             more,
+            lite,
         )
         self._appender.add_atomically([*before, send] if before else [send])

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from mq.broker.net.call import Call
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS, EntryDraft, QueuedMessage
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, give_back
-from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
 from mq.protocol.headers import ONEWAY_FLAG, SendBatchMessage, SendMessage, SendMessageV2
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset
 from mq.protocol.properties import PROPERTIES_BYTES_MAX
-from mq.protocol.records import FIXED, IPV4_HOST_BYTES
+from mq.protocol.records import FIXED, IN_LITE_TOPIC, IPV4_HOST_BYTES
 from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange
-from mq.store.dispatch import META_TOPIC
+from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, LitePlace
 from mq.store.sequenced import SequencedRecord, sequenced_record
 
 NO_PLACE: Final = PhysicalOffset(2**64 - 1)
@@ -77,6 +77,24 @@ class InternalRecord:
             self.on_outcome(outcome)
 
 
+class LiteTail(NamedTuple):
+    """Where a message of a lite topic goes, besides the queue of its topic."""
+
+    queue: str
+    tails: QueueOffsets
+
+    def add(self, draft: EntryDraft, size: int, tag_code: int) -> bytes:
+        """Add the record that begins at the draft's position to the queue; returns its further properties."""
+        tail, position = self.tails.of_lite(self.queue), draft.position
+        offset = draft.add_to_queue(tail, QUEUE_ENTRY.pack(position, size, tag_code), 1)
+        return LitePlace(self.queue, offset).encode(position)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes `add` returns."""
+        return len(LitePlace(self.queue, FIRST_OFFSET).encode(LOG_BEGIN))
+
+
 @dataclass(slots=True, eq=False)
 class PendingSend:
     """A client's message that is stored in another queue, or with other properties, than in the request."""
@@ -94,17 +112,23 @@ class PendingSend:
     """The sequence numbers in its properties, if they are decoded already."""
     more: Callable[[Stored, str], dict[str, str]] | None = None
     """Returns additional fields of the reply, from the place of the message and its unique key."""
+    lite: LiteTail | None = None
+    """Of a message of a lite topic: the tail of that. ``nbytes`` includes what it adds to the properties."""
 
     def build(self, draft: EntryDraft) -> None:
         """See `PendingItem`."""
         call, tail, position = self.call, self.tail, draft.position
         ext = call.request.ext
         code = _tag_code(self.tag_code, tail, draft, self.properties)
-        message = QueuedMessage(self.nbytes, ext.flag, call.body, self.properties, code)
+        properties, sys_flag = self.properties, ext.sys_flag & CLIENT_FLAGS
+        if self.lite is not None:
+            properties += self.lite.add(draft, self.nbytes, code)
+            sys_flag |= IN_LITE_TOPIC
+        message = QueuedMessage(self.nbytes, ext.flag, call.body, properties, code)
         offset = draft.add_message(
             tail,
             message,
-            ext.sys_flag & CLIENT_FLAGS,
+            sys_flag,
             ext.born_timestamp_ms,
             call.connection.host,
             ext.reconsume_times,

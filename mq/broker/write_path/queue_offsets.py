@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Final
 
 from mq.broker.net.service import Service
 from mq.broker.state.metadata import Metadata
@@ -11,6 +12,9 @@ from mq.protocol.delay import TURNS_MS
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.records import FIXED, IPV4_HOST_BYTES
 from mq.store.consume_queue import ConsumeQueue
+
+LITE_TAILS_MAX: Final = 4096
+"""Tails of lite topics that are kept although everything of them is applied."""
 
 
 class TopicName:
@@ -73,12 +77,15 @@ class QueueOffsets(Service):
         self._next_offset = next_offset
         self._names: dict[str, TopicName] = {}
         self._tails: dict[tuple[str, int], NextOffset] = {}
+        self._lite: dict[str, NextOffset] = {}
+        """The tails of lite topics with messages that may not be applied yet, the oldest first."""
         self._deletions: Counter[str] = Counter()
         """Deletions per topic that are in the log but not applied yet."""
 
     def resign(self) -> None:
         """This replica stopped leading: another one assigns queue offsets."""
         self._tails.clear()
+        self._lite.clear()
         self._names.clear()
         self._deletions.clear()
 
@@ -99,6 +106,37 @@ class QueueOffsets(Service):
             self._deletions[topic] -= 1
         else:
             del self._deletions[topic]
+
+    def of_lite(self, queue: str) -> NextOffset:
+        """The tail of the queue of a lite topic, for the entry that is being built; do not keep it.
+
+        Tails whose messages are all applied are forgotten after a while: the store says where such a queue ends.
+        """
+        tail = self._lite.pop(queue, None)
+        if tail is None:
+            tail = NextOffset(TopicName(queue, self._host_bytes), 0, self._next_offset(queue, 0))
+            self._forget_some_lite()
+        self._lite[queue] = tail
+        return tail
+
+    def lite_end(self, queue: str) -> QueueOffset:
+        """The queue offset of the next message of a lite topic, including messages that are not applied yet."""
+        tail = self._lite.get(queue)
+        return self._next_offset(queue, 0) if tail is None else tail.next_offset
+
+    def lite_ended(self, queue: str, end: QueueOffset) -> None:
+        """The queue of a lite topic, which ended there, was dropped here and on every replica."""
+        tail = self._lite.get(queue)
+        if tail is not None and tail.next_offset == end:
+            del self._lite[queue]
+
+    def _forget_some_lite(self) -> None:
+        """Forget the oldest tails, if they are too many and nothing of them is in flight."""
+        while len(self._lite) >= LITE_TAILS_MAX:
+            name, tail = next(iter(self._lite.items()))
+            if tail.run is not None or self._next_offset(name, 0) != tail.next_offset:
+                return
+            del self._lite[name]
 
     def of_topic(self, topic: str) -> list[NextOffset]:
         """The tails of a topic's queues, by queue id. The topic must exist.
@@ -143,4 +181,8 @@ class QueueOffsets(Service):
             assert topic in self._deletions or tail.next_offset >= stored, (
                 f"{topic}/{queue_id}: the next message gets {tail.next_offset}, and {stored} are stored"
             )
+        for queue, tail in self._lite.items():
+            stored = self._next_offset(queue, 0)
+            assert tail.run is None, f"{queue}: {len(tail.run or ())} messages of an entry are still gathered"
+            assert tail.next_offset >= stored, f"{queue}: the next message gets {tail.next_offset}, {stored} are stored"
         assert all(count > 0 for count in self._deletions.values()), f"deletions on their way: {self._deletions}"

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, ClassVar, Literal, Self, TypedDict
 
 import anyio
 import anyio.abc
@@ -41,7 +41,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
 from mq.protocol.names import check_topic, pop_retry_topic
 from mq.protocol.pop_requests import ChangeInvisibleExt, PopExt
-from mq.protocol.receipts import NORMAL, Receipt
+from mq.protocol.receipts import NORMAL
 from mq.protocol.replies import PopTimes
 
 __all__ = ["PopConsumer", "PopConsumerOptions"]
@@ -59,11 +59,11 @@ _NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, R
 _NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR})
 
 
-class _AckBatch:
+class AckBatch:
     """Acknowledgements sent together."""
 
     def __init__(self) -> None:
-        self.receipts: list[Receipt] = []
+        self.messages: list[PoppedMessage[Any]] = []
         self.answered = anyio.Event()
         self.error: ClientError | None = None
 
@@ -129,6 +129,9 @@ class PopConsumer(Consumer[BodyT]):
     """
 
     _kind = "pop_consumer"
+    _is_lite: ClassVar[bool] = False
+    """Whether it pops lite topics."""
+    _pop_code: ClassVar[RequestCode] = RequestCode.POP_MESSAGE
 
     def __init__(
         self,
@@ -178,7 +181,7 @@ class PopConsumer(Consumer[BodyT]):
         self._attempts = 0
         self._held: dict[str, Connection] = {}
         self._polled: set[str] = set()
-        self._acks: dict[str, _AckBatch] = {}
+        self._acks: dict[str, AckBatch] = {}
         self._inbox = Inbox(ahead, ordered=ordered)
         self._renewals = Renewals(invisible, self._renew_message) if renew else None
         self._waits: dict[str, LongWait] = {}
@@ -292,9 +295,9 @@ class PopConsumer(Consumer[BodyT]):
         broker_name = message.queue.broker_name
         batch = self._acks.get(broker_name)
         if batch is None:
-            batch = self._acks[broker_name] = _AckBatch()
+            batch = self._acks[broker_name] = AckBatch()
             self._tasks.start_soon(self._send_acks, broker_name)
-        batch.receipts.append(message.receipt)
+        batch.messages.append(message)
         with nullcontext() if self._spans is None else self._spans.settling("ack", message.topic, [message]):
             await batch.answered.wait()
             if batch.error is not None:
@@ -357,6 +360,7 @@ class PopConsumer(Consumer[BodyT]):
         """Let the invisible time end in `seconds`. None if the message is not hidden. Raises ClientError."""
         receipt = message.receipt
         ext = ChangeInvisibleExt(
+            lite_topic=message.lite_topic if self._is_lite else None,
             consumer_group=self.group,
             topic=self.topic if receipt.mark == NORMAL else pop_retry_topic(self.group, self.topic),
             queue_id=receipt.queue_id,
@@ -384,11 +388,10 @@ class PopConsumer(Consumer[BodyT]):
     async def _send_acks(self, broker_name: str) -> None:
         """Send batched acknowledgements until none are left."""
         await anyio.lowlevel.checkpoint()
-        while (batch := self._acks[broker_name]).receipts:
-            self._acks[broker_name] = _AckBatch()
+        while (batch := self._acks[broker_name]).messages:
+            self._acks[broker_name] = AckBatch()
             try:
-                body = batch_ack(broker_name, [(self.group, self.topic, each) for each in batch.receipts])
-                await self._say(broker_name, RequestCode.BATCH_ACK_MESSAGE, None, body)
+                await self._send_batch(broker_name, batch)
             except ClientError as error:
                 batch.error = error
             except BaseException:  # the consumer is closing
@@ -396,6 +399,12 @@ class PopConsumer(Consumer[BodyT]):
                 raise
             batch.answered.set()
         del self._acks[broker_name]
+
+    async def _send_batch(self, broker_name: str, batch: AckBatch) -> None:
+        """Send these acknowledgements. Raises ClientError."""
+        receipts = [message.receipt for message in batch.messages]
+        body = batch_ack(broker_name, [(self.group, self.topic, each) for each in receipts])
+        await self._say(broker_name, RequestCode.BATCH_ACK_MESSAGE, None, body)
 
     async def _say(self, broker_name: str, code: int, ext: dict[str, str] | None, body: bytes) -> Response | None:
         """Send a request about popped messages and retry it while there is time: it is idempotent.
@@ -438,9 +447,10 @@ class PopConsumer(Consumer[BodyT]):
             try:
                 address = await leader_address(remoting, self.topic, broker_name, refresh=refresh)
                 connection = await remoting.connection(address)
+                await self._before_pop(broker_name)
                 self._held[broker_name] = connection
                 response, body = await connection.request(
-                    RequestCode.POP_MESSAGE,
+                    self._pop_code,
                     self._pop_ext(attempt),
                     timeout=self._hold_seconds + ANSWER_SECONDS,
                     may_be_held=True,
@@ -452,7 +462,7 @@ class PopConsumer(Consumer[BodyT]):
                 if response.code == ResponseCode.SUCCESS:
                     # Only now: the pop may have been held for longer than the invisible time.
                     hidden_until = anyio.current_time() + self.invisible
-                    messages = read_popped(self.topic, broker_name, response, body, hidden_until, left_out=left_out)
+                    messages = self._read_popped(broker_name, response, body, hidden_until, left_out)
                     deliverable = self._deliverable(messages, left_out)
                     if self._renewals is not None:
                         self._renewals.hold(deliverable)
@@ -467,6 +477,8 @@ class PopConsumer(Consumer[BodyT]):
                     continue
                 if response.code == ResponseCode.TOPIC_NOT_EXIST:
                     raise TopicNotFound(self.topic)
+                if self._pops_again(broker_name, response):
+                    continue
                 if response.code not in _NOTHING and not refresh:
                     raise BrokerError(response.code, response.remark or "", address)
                 if anyio.current_time() < asked_at + RETRY_SECONDS:
@@ -488,6 +500,18 @@ class PopConsumer(Consumer[BodyT]):
                 self._wait_goes_on(wait, str(error), broker_name)
                 refresh = True
                 await anyio.sleep(RETRY_SECONDS)
+
+    async def _before_pop(self, broker_name: str) -> None:
+        """Called before each pop. Raises ClientError."""
+
+    def _pops_again(self, broker_name: str, response: Response) -> bool:
+        """Whether to pop again at once after an answer without messages."""
+        return False
+
+    def _read_popped(
+        self, broker_name: str, response: Response, body: memoryview, hidden_until: float, left_out: list[LeftOut]
+    ) -> list[PoppedMessage[Any]]:
+        return read_popped(self.topic, broker_name, response, body, hidden_until, left_out=left_out)
 
     def _deliverable(self, messages: list[PoppedMessage[Any]], left_out: list[LeftOut]) -> list[PoppedMessage[Any]]:
         """The popped messages that may be delivered, although some were left out; logs those now and then.

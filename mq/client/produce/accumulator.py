@@ -44,14 +44,15 @@ _REFUSED_AS_A_BATCH = (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_N
 def may_join(message: Message, outgoing: OutgoingMessage) -> bool:
     """Whether a message may be part of an automatic batch.
 
-    Not delayed, transactional, compressed (the elements of a batch have no flag for it) or numbered ones (a batch has
-    consecutive numbers), nor those of retry topics.
+    Not those of lite topics, not delayed, transactional, compressed (the elements of a batch have no flag for it) or
+    numbered ones (a batch has consecutive numbers), nor those of retry topics.
     """
     return (
         not outgoing.sys_flag
         and message.delay_level is None
         and message.delay is None
         and message.deliver_at is None
+        and message.lite_topic is None
         and props.SEQUENCE not in message.properties
         and not outgoing.topic.startswith(RETRY_PREFIX)
     )

@@ -16,7 +16,7 @@ from mq.protocol import properties as props
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.compression import Codec, CodecMissing, deflate, require_codec
 from mq.protocol.message_types import PriorityRefused, priority_of
-from mq.protocol.names import NameRefused, check_topic
+from mq.protocol.names import NameRefused, check_lite_topic, check_topic
 from mq.protocol.records import BODY_BYTES_MAX, PREPARED
 
 __all__ = [
@@ -116,7 +116,8 @@ def make_ready(
         flag=message.flag,
         born_timestamp_ms=born_timestamp_ms,
         unique_key=unique_key,
-        sharding_key=message.sharding_key,
+        # All messages of a lite topic go to one broker group.
+        sharding_key=message.sharding_key if message.lite_topic is None else message.lite_topic,
         priority=message.priority,
     )
 
@@ -152,6 +153,8 @@ def make_batch_ready(
     for message in messages:
         if delay_properties(message):
             raise MessageRefused("a message of a batch cannot be delayed; send it by itself")
+        if message.lite_topic is not None:
+            raise MessageRefused("a message of a batch cannot be one of a lite topic; send it by itself")
         ready = make_ready(
             message,
             unique_key=new_unique_key(),
@@ -220,6 +223,9 @@ def _encode_properties(message: Message, unique_key: str) -> str:
         if message.priority is not None:
             own[props.PRIORITY] = _priority_text(message.priority)
             priority_of(own)
+        if message.lite_topic is not None:
+            _check_lite(message, own)
+            own[props.LITE_TOPIC] = message.lite_topic
     except PriorityRefused as error:
         raise MessageRefused(str(error)) from error
     except props.PropertyRefused as error:
@@ -235,6 +241,22 @@ def _priority_text(priority: int) -> str:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise MessageRefused(f"a priority is a number, not {priority!r}")
     return str(priority)
+
+
+def _check_lite(message: Message, own: Mapping[str, str]) -> None:
+    """Raises MessageRefused for a lite topic that is none, or together with what it excludes."""
+    if not isinstance(message.lite_topic, str):
+        raise MessageRefused(f"a lite topic is a text, not {message.lite_topic!r}")
+    try:
+        check_lite_topic(message.lite_topic)
+    except NameRefused as error:
+        raise MessageRefused(str(error)) from error
+    if message.priority is not None:
+        raise MessageRefused("a message of a lite topic has no priority")
+    if message.sharding_key is not None:
+        raise MessageRefused("a message of a lite topic has no sharding key: a lite topic is in order by itself")
+    if own.keys() & {props.DELAY, *props.TIMER_PROPERTIES}:
+        raise MessageRefused("a message of a lite topic cannot be delayed")
 
 
 class Send:

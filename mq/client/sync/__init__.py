@@ -6,12 +6,13 @@ client that is never closed is closed when the program ends.
 """
 
 from mq.client.sync.admin import SyncAdmin
-from mq.client.sync.consumers import SyncDelivery, SyncPopConsumer, SyncPullConsumer, SyncPushConsumer
+from mq.client.sync.consumers import SyncDelivery, SyncLiteConsumer, SyncPopConsumer, SyncPullConsumer, SyncPushConsumer
 from mq.client.sync.producers import SyncProducer, SyncSetTransaction, SyncTransactionProducer
 
 __all__ = [
     "SyncAdmin",
     "SyncDelivery",
+    "SyncLiteConsumer",
     "SyncPopConsumer",
     "SyncProducer",
     "SyncPullConsumer",

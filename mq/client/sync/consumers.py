@@ -18,6 +18,7 @@ from mq.client.body_codecs import BodyCodec
 from mq.client.consume.consumer import Consumer
 from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
 from mq.client.consume.handler_options import check_plain
+from mq.client.consume.lite_consumer import LiteConsumer, LiteConsumerOptions
 from mq.client.consume.policies import OnError
 from mq.client.consume.pop_consumer import PopConsumer, PopConsumerOptions
 from mq.client.consume.popped_messages import PoppedMessage
@@ -30,10 +31,11 @@ from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.produce.reply import REPLY_SECONDS
 from mq.client.sync.facade import Facade, apart, at_once, waits
 
-__all__ = ["SyncDelivery", "SyncPopConsumer", "SyncPullConsumer", "SyncPushConsumer"]
+__all__ = ["SyncDelivery", "SyncLiteConsumer", "SyncPopConsumer", "SyncPullConsumer", "SyncPushConsumer"]
 
 ValueT = TypeVar("ValueT")
 ClientT = TypeVar("ClientT", bound=Consumer[Any])
+PopT = TypeVar("PopT", bound=PopConsumer[Any])
 SyncMiddlewareT = TypeVar("SyncMiddlewareT", bound=Callable[[Any, Callable[[Any], None]], None])
 
 
@@ -438,26 +440,11 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
         return self._call_now(lambda: self._client.positions)
 
 
-class SyncPopConsumer(_SyncConsumer[PopConsumer[BodyT], BodyT], of=PopConsumer):
-    """`PopConsumer` for threads; takes the same arguments.
+class _SyncPops(_SyncConsumer[PopT, BodyT], Generic[PopT, BodyT], of=PopConsumer):
+    """What consumers for threads have that pop messages."""
 
-    with SyncPopConsumer("127.0.0.1:9876", "billing", "Orders") as consumer:
-        for message in consumer:
-            bill(message)
-            consumer.ack(message)
-    """
-
-    def __init__(
-        self,
-        namesrv: str | Sequence[str],
-        group: str,
-        topic: str,
-        tags: str | Sql = "*",
-        *,
-        codec: BodyCodec[BodyT] | None = None,
-        **options: Unpack[PopConsumerOptions],
-    ) -> None:
-        super().__init__(apart(lambda: PopConsumer(namesrv, group, topic, tags, codec=codec, **options)))
+    def __init__(self, client: PopT) -> None:
+        super().__init__(client)
         self._kept: deque[PoppedMessage[BodyT]] = deque()
         """Messages for a `receive` that was interrupted."""
 
@@ -468,7 +455,6 @@ class SyncPopConsumer(_SyncConsumer[PopConsumer[BodyT], BodyT], of=PopConsumer):
 
     ack = waits(PopConsumer.ack)
     nack = waits(PopConsumer.nack)
-    extend = waits(PopConsumer.extend)
 
     def receive(self, *, timeout: float | None = None) -> PoppedMessage[BodyT] | None:
         """The next message; None after `timeout` seconds without one."""
@@ -492,6 +478,60 @@ class SyncPopConsumer(_SyncConsumer[PopConsumer[BodyT], BodyT], of=PopConsumer):
     def __iter__(self) -> Iterator[PoppedMessage[BodyT]]:
         while (message := self.receive()) is not None:
             yield message
+
+
+class SyncPopConsumer(_SyncPops[PopConsumer[BodyT], BodyT], of=PopConsumer):
+    """`PopConsumer` for threads; takes the same arguments.
+
+    with SyncPopConsumer("127.0.0.1:9876", "billing", "Orders") as consumer:
+        for message in consumer:
+            bill(message)
+            consumer.ack(message)
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        codec: BodyCodec[BodyT] | None = None,
+        **options: Unpack[PopConsumerOptions],
+    ) -> None:
+        super().__init__(apart(lambda: PopConsumer(namesrv, group, topic, tags, codec=codec, **options)))
+
+    extend = waits(PopConsumer.extend)
+
+
+class SyncLiteConsumer(_SyncPops[LiteConsumer[BodyT], BodyT], of=LiteConsumer):
+    """`LiteConsumer` for threads; takes the same arguments.
+
+    with SyncLiteConsumer("127.0.0.1:9876", "agents", "Sessions") as consumer:
+        consumer.subscribe("session-17")
+        for message in consumer:
+            answer(message.lite_topic, message.body)
+            consumer.ack(message)
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        topic: str,
+        *,
+        codec: BodyCodec[BodyT] | None = None,
+        **options: Unpack[LiteConsumerOptions],
+    ) -> None:
+        super().__init__(apart(lambda: LiteConsumer(namesrv, group, topic, codec=codec, **options)))
+
+    subscribe = waits(LiteConsumer.subscribe)
+    unsubscribe = waits(LiteConsumer.unsubscribe)
+
+    @property
+    def lite_topics(self) -> frozenset[str] | None:
+        """As `LiteConsumer.lite_topics`."""
+        return self._client.lite_topics
 
 
 def _with_next(

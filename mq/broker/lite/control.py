@@ -1,0 +1,246 @@
+"""What clients subscribe to (request code 200071), and the notice of a lost subscription (200073).
+
+A request changes what its client subscribes to at once, in the memory of the leader. Where it says at which offset the
+group continues, that is replicated, and the request is answered afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from mq.broker.context import BrokerContext
+from mq.broker.lite.pop import Client, LitePops
+from mq.broker.lite.subscriptions import ClientKey
+from mq.broker.net.call import Call
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.service import Route, Service
+from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
+from mq.broker.state.lite_offsets import ROWS_MAX, ResetLiteOffsets
+from mq.broker.write_path.replicate import encoded, replicate
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import encode_request
+from mq.protocol.lite_attributes import LiteGroup
+from mq.protocol.lite_bodies import (
+    Action,
+    LiteSubscription,
+    LiteSubscriptionSet,
+    OffsetKind,
+    OffsetOption,
+    Policy,
+)
+from mq.protocol.lite_requests import ControlLiteSubscriptions, NotifyUnsubscribeLiteExt
+from mq.protocol.names import NameRefused, check_group, check_lite_topic, check_topic, lite_queue, split_lite_queue
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+
+SUBSCRIPTIONS_PER_REQUEST_MAX = 100
+_Resets = dict[str, list[tuple[str, QueueOffset]]]
+"""By group: queues, and where the group continues in them."""
+
+
+class LiteControl(Service):
+    """The handler for subscriptions to lite topics.
+
+    Args:
+        offset_by_time: the offset of the first message of a queue that was stored at a time or later.
+    """
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        pops: LitePops,
+        offset_by_time: Callable[[str, int, int], QueueOffset],
+    ) -> None:
+        self._appender, self._store = context.appender, context.store
+        self._clock = context.clock
+        self._pops = pops
+        self._subscriptions = pops.subscriptions
+        self._offset_by_time = offset_by_time
+        self._subscriptions_max = context.limits.lite.subscriptions_max
+        self._opaque = itertools.count(1)
+
+    def routes(self) -> Iterator[Route]:
+        """The requests that this service handles; see `Service`."""
+        yield Route(ControlLiteSubscriptions, self.handle, leader_only=True)
+
+    def handle(self, call: Call[ControlLiteSubscriptions]) -> bytes | None:
+        """Request code 200071. Raises RequestRefused; then nothing has changed."""
+        wanted = decoded(LiteSubscriptionSet.decode, call.body).subscriptions
+        if not 1 <= len(wanted) <= SUBSCRIPTIONS_PER_REQUEST_MAX:
+            raise RequestRefused(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"{len(wanted)} entries in one request; allowed: 1 to {SUBSCRIPTIONS_PER_REQUEST_MAX}",
+            )
+        self._appender.check_room()
+        checked = [(each, self._checked(each)) for each in wanted]
+        resets: _Resets = {}
+        later: list[tuple[LiteSubscription, LiteGroup]] = []
+        for each, group in checked:
+            self._change(each, group, call.connection, resets, later)
+        self._pops.subscriptions_changed()
+        commands = [
+            encoded(ResetLiteOffsets(group=group, rows=rows[at : at + ROWS_MAX]))
+            for group, rows in resets.items()
+            for at in range(0, len(rows), ROWS_MAX)
+        ]
+        if not commands:
+            return call.success()
+
+        def told() -> None:
+            for each, of_group in later:
+                self._subscribe(each, of_group, call.connection)
+            self._pops.subscriptions_changed()
+            for group, rows in resets.items():
+                for queue, _ in rows:
+                    self._pops.group_changed(group, queue)
+
+        replicate(self._appender, commands, call, what="a subscription", check=told)
+        return None
+
+    def _checked(self, each: LiteSubscription) -> LiteGroup | None:
+        """What the group says of lite topics, None if the entry only ends subscriptions. Raises RequestRefused."""
+        try:
+            check_group(each.group)
+            check_topic(each.topic)
+            for lite in each.lite_topics:
+                check_lite_topic(lite)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, str(error)) from error
+        if not 1 <= len(each.client_id) <= CLIENT_ID_LENGTH_MAX:
+            raise RequestRefused(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"a client id of {len(each.client_id)} characters; allowed: 1 to {CLIENT_ID_LENGTH_MAX}",
+            )
+        if each.action is Action.COMPLETE_REMOVE:
+            return None
+        if each.action is Action.PARTIAL_REMOVE:
+            try:
+                return self._pops.group(each.group, each.topic)
+            except RequestRefused:
+                return None
+        group = self._pops.group(each.group, each.topic)
+        if group.wildcard:
+            if each.action is Action.PARTIAL_ADD:
+                raise RequestRefused(
+                    ResponseCode.ILLEGAL_OPERATION, f"the group {each.group} reads all lite topics of {each.topic}"
+                )
+            return group
+        client = self._subscriptions.clients.get((each.group, each.client_id))
+        known = set() if client is None or client.queues is None else client.queues
+        queues = {lite_queue(each.topic, lite) for lite in each.lite_topics}
+        count = len(queues if each.action is Action.COMPLETE_ADD else queues | known)
+        if count > group.quota:
+            raise RequestRefused(
+                ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
+                f"{count} lite topics of one client; the group {each.group} allows {group.quota}",
+            )
+        if self._subscriptions.count + count - len(known) > self._subscriptions_max:
+            raise RequestRefused(
+                ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
+                f"there are {self._subscriptions.count} subscriptions to lite topics; maximum:"
+                f" {self._subscriptions_max}",
+            )
+        return group
+
+    def _change(
+        self,
+        each: LiteSubscription,
+        group: LiteGroup | None,
+        connection: ClientConnection,
+        resets: _Resets,
+        later: list[tuple[LiteSubscription, LiteGroup]],
+    ) -> None:
+        key = each.group, each.client_id
+        queues = sorted({lite_queue(each.topic, lite) for lite in each.lite_topics})
+        client = self._subscriptions.clients.get(key)
+        match each.action:
+            case Action.COMPLETE_REMOVE:
+                if client is not None:
+                    self._subscriptions.drop(client)
+                return
+            case Action.PARTIAL_REMOVE:
+                if client is not None:
+                    removed = self._subscriptions.remove(client, queues)
+                    if group is not None and group.reset_on_unsubscribe:
+                        self._reset(each.group, removed, _FIRST, resets)
+                return
+            case Action.PARTIAL_ADD | Action.COMPLETE_ADD:
+                pass
+        assert group is not None, f"{each.action} without a group"
+        count = sum(map(len, resets.values()))
+        if each.offset_option is not None and not group.wildcard:
+            self._reset(each.group, queues, each.offset_option, resets)
+        if group.exclusive and group.reset_on_eviction and each.action is Action.PARTIAL_ADD:
+            taken = [queue for queue in queues if self._others(key, queue)]
+            self._reset(each.group, taken, _FIRST, resets)
+        if sum(map(len, resets.values())) > count:
+            later.append((each, group))  # it gets nothing from where the group was before
+        else:
+            self._subscribe(each, group, connection)
+
+    def _subscribe(self, each: LiteSubscription, group: LiteGroup, connection: ClientConnection) -> None:
+        """Let a client get what it says, and no more if it says all."""
+        key = each.group, each.client_id
+        queues = sorted({lite_queue(each.topic, lite) for lite in each.lite_topics})
+        client = self._subscriptions.open(key, each.topic, wildcard=group.wildcard)
+        client.heard = self._clock()
+        client.connection = connection
+        if group.wildcard:
+            self._pops.sweep_again()
+            return
+        if group.exclusive and each.action is Action.PARTIAL_ADD:
+            self._evict(key, queues)
+        if each.action is Action.COMPLETE_ADD:
+            assert client.queues is not None, f"{key} reads all lite topics"
+            self._subscriptions.remove(client, sorted(client.queues - set(queues)))
+            if group.exclusive:
+                # It may not have heard yet that another client has taken over some of them.
+                queues = [queue for queue in queues if not self._others(key, queue)]
+        self._pops.look_at(client, self._subscriptions.add(client, queues))
+
+    def _others(self, key: ClientKey, queue: str) -> list[Client]:
+        return [other for other in self._subscriptions.subscribers(queue, key[0]) if other.key != key]
+
+    def _evict(self, key: ClientKey, queues: Sequence[str]) -> None:
+        """End the subscriptions of other clients of the group, and tell these clients."""
+        for queue in queues:
+            for other in self._others(key, queue):
+                self._subscriptions.remove(other, [queue])
+                connection = other.connection
+                if isinstance(connection, ClientConnection) and not connection.closed:
+                    ext = NotifyUnsubscribeLiteExt(
+                        lite_topic=split_lite_queue(queue)[1], consumer_group=other.key[0], client_id=other.key[1]
+                    )
+                    code = RequestCode.NOTIFY_UNSUBSCRIBE_LITE
+                    connection.send(encode_request(code, next(self._opaque), ext=ext.fields(), oneway=True))
+
+    def _reset(self, group: str, queues: Sequence[str], option: OffsetOption, resets: _Resets) -> None:
+        """Note where a group continues in these queues."""
+        for queue in queues:
+            offset = self._offset(queue, option)
+            if offset is not None:
+                resets.setdefault(group, []).append((queue, offset))
+
+    def _offset(self, queue: str, option: OffsetOption) -> QueueOffset | None:
+        """The offset at which a group continues; None where it left off."""
+        found = self._store.get(queue, 0)
+        low, high = (FIRST_OFFSET, FIRST_OFFSET) if found is None else (found.min_offset, found.max_offset)
+        match option.type, option.value:
+            case OffsetKind.POLICY, Policy.MIN:
+                wanted = low
+            case OffsetKind.POLICY, Policy.MAX:
+                wanted = high
+            case OffsetKind.OFFSET, value:
+                wanted = QueueOffset(value)
+            case OffsetKind.TAIL_N, value:
+                wanted = QueueOffset(high - max(value, 0))
+            case OffsetKind.TIMESTAMP, value:
+                wanted = high if found is None else self._offset_by_time(queue, 0, value)
+            case _:
+                return None
+        return min(max(wanted, low), high)
+
+
+_FIRST = OffsetOption(type=OffsetKind.POLICY, value=Policy.MIN)

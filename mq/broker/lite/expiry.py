@@ -1,0 +1,163 @@
+"""Ends lite topics that got no message for as long as their topic says.
+
+The leader looks at all lite topics in turn. Which of them are old is a matter of where their last message is in the
+log, compared with places of which the time is known: only a few records are read. The end itself is a command that
+names the end of the queue; if a message has come in the meantime, it changes nothing, on any replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from mq.broker.base.periodic_task import Periodic
+from mq.broker.context import BrokerContext
+from mq.broker.net.service import Service
+from mq.broker.state.commands import encode_command
+from mq.broker.state.lite_offsets import ExpireLiteTopics
+from mq.broker.write_path.outcome import Outcome
+from mq.protocol.lite_attributes import expiration_ms, is_lite
+from mq.protocol.names import is_lite_queue, split_lite_queue
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.records import RecordError, latest_store_timestamp
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.errors import StoreError
+from raftlog.segment import SegmentError
+
+_LOOK_SECONDS = 0.5
+_LOOKED_AT_ONCE = 2000
+_ENDED_AT_ONCE = 50
+_READ_AT_ONCE = 20
+
+
+class LiteExpiry(Service):
+    """See the module.
+
+    Args:
+        has_pops: whether a group is just popping from the queue of a lite topic.
+        kept: called with a queue that stays although its end was on its way.
+    """
+
+    def __init__(self, context: BrokerContext, *, has_pops: Callable[[str], bool]) -> None:
+        self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
+        self._tails = context.queue_offsets
+        self._log = context.replica.log
+        self._wall_clock_ms = context.wall_clock_ms
+        self._has_pops = has_pops
+        self.kept: Callable[[str], None] = lambda queue: None
+        self._unlooked: Iterator[str] | None = None
+        self._ending: set[str] = set()
+        self._leadership = object()
+        self.expired = 0
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions; see `Service`."""
+        yield Periodic(_LOOK_SECONDS, self.run, self._rests_until)
+
+    def counters(self) -> dict[str, int]:
+        """Figures: lite topics that ended since this replica leads."""
+        return {"lite_expired": self.expired}
+
+    def resign(self) -> None:
+        """This replica stopped leading."""
+        self._leadership = object()
+        self._ending = set()
+        self._unlooked = None
+
+    def topic_deleted(self, topic: str) -> None:
+        """Count the end of a lite topic."""
+        self.expired += topic in self._ending
+
+    def is_ending(self, queue: str) -> bool:
+        """Whether the end of this lite topic is on its way into the log."""
+        return queue in self._ending
+
+    def _rests_until(self) -> float:
+        return float("-inf") if self._appender.is_open and self._store.lite_count else float("inf")
+
+    def run(self) -> None:
+        """Look at some lite topics; called by a timer."""
+        if not self._appender.is_open or not self._appender.has_room:
+            return
+        limits = {
+            name: limit
+            for name, config in self._metadata.topics.items()
+            if is_lite(config.attributes) and (limit := expiration_ms(config.attributes)) is not None
+        }
+        if not limits:
+            return
+        if self._unlooked is None:
+            self._unlooked = iter([queue for queue, _ in self._store.all_keys() if is_lite_queue(queue)])
+        some = list(islice(self._unlooked, _LOOKED_AT_ONCE))
+        if len(some) < _LOOKED_AT_ONCE:
+            self._unlooked = None
+        now_ms, reads = self._wall_clock_ms(), _Reads(self._read_time)
+        rows: list[tuple[str, QueueOffset]] = []
+        for name in some:
+            queue, limit = self._store.get(name, 0), limits.get(split_lite_queue(name)[0])
+            if queue is None or limit is None or len(rows) >= _ENDED_AT_ONCE or not self._rests(queue):
+                continue
+            if self._is_older(queue, now_ms - limit, reads):
+                rows.append((name, queue.max_offset))
+        if rows:
+            self._end(rows)
+
+    def _rests(self, queue: ConsumeQueue) -> bool:
+        """Whether nothing of a queue is in flight."""
+        name = queue.topic
+        return name not in self._ending and not self._has_pops(name) and self._tails.lite_end(name) == queue.max_offset
+
+    def _is_older(self, queue: ConsumeQueue, before_ms: int, reads: _Reads) -> bool:
+        """Whether the last message of a queue was stored before then, or is gone from the log."""
+        try:
+            last = queue.read(QueueOffset(queue.max_offset - 1), 1)
+        except (StoreError, OSError):
+            return False
+        if not last:
+            return True
+        position, size, _ = QUEUE_ENTRY.unpack(last)
+        return position < self._log.base_pos or reads.is_older(PhysicalOffset(position), size, before_ms)
+
+    def _end(self, rows: list[tuple[str, QueueOffset]]) -> None:
+        names, leadership = {name for name, _ in rows}, self._leadership
+        self._ending |= names
+
+        def on_outcome(outcome: Outcome) -> None:
+            if leadership is not self._leadership:
+                return
+            self._ending -= names
+            for name in names:
+                if self._store.get(name, 0) is not None:
+                    self.kept(name)
+
+        self._appender.add_command(encode_command(ExpireLiteTopics(rows=rows)), on_outcome)
+
+    def _read_time(self, place: PhysicalOffset, size: int) -> int | None:
+        """The store time of a record; None if it is not there, or cannot be read now."""
+        try:
+            return latest_store_timestamp(self._log.pread(place, size))
+        except (SegmentError, StoreError, RecordError, OSError):
+            return None
+
+
+class _Reads:
+    """Whether messages are older than a time, with few reads: what is behind a young message in the log is young."""
+
+    def __init__(self, read: Callable[[PhysicalOffset, int], int | None]) -> None:
+        self._read = read
+        self._left = _READ_AT_ONCE
+        self._young: dict[int, int] = {}
+
+    def is_older(self, position: PhysicalOffset, size: int, before_ms: int) -> bool:
+        """Whether the record at this position was stored before then; False if nobody can tell."""
+        if self._left <= 0 or position >= self._young.get(before_ms, position + 1):
+            return False
+        self._left -= 1
+        stored_ms = self._read(position, size)
+        if stored_ms is None:
+            return False
+        if stored_ms >= before_ms:
+            self._young[before_ms] = min(position, self._young.get(before_ms, position))
+            return False
+        return True

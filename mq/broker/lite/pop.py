@@ -1,0 +1,496 @@
+"""Pops of lite topics (request code 200070): one request of a client waits for all lite topics that it subscribes to.
+
+Each lite topic is popped in order, with the same checkpoints as other queues of groups that consume in order
+(`mq.broker.state.pop_checkpoints`): the messages of one pop block their lite topic for the group until all of them are
+acknowledged or their invisible time is over. Then what is not acknowledged comes again, in place: there is no retry
+topic. All of that is in the log; only who subscribes to what is not, and clients say it again.
+
+A request is served from `LiteClient.ready`. Besides, each request may look at all subscriptions of its client, at most
+once in a while: so no message waits for longer than one request, even if news of it was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from mq.broker.base.periodic_task import Periodic
+from mq.broker.consume.cold_reads import ColdReads
+from mq.broker.consume.long_polling import LongPolling
+from mq.broker.context import BrokerContext
+from mq.broker.lite.subscriptions import LiteClient, LiteSubscriptions
+from mq.broker.net.call import Call
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route, Service
+from mq.broker.pop.pop import Pops
+from mq.broker.pop.queue_cursor import EVERYTHING, PopBatch, PopRequest, RecordsOnDisk
+from mq.broker.pop.selection import LOADS_MAX, MESSAGES_MAX
+from mq.broker.state.commands import encode_command
+from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, CheckpointId, QueueOfGroup
+from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
+from mq.broker.write_path.pending import PendingCommand, PendingGroup
+from mq.protocol.codes import PERM_READ, ResponseCode
+from mq.protocol.frames import encode_prefix
+from mq.protocol.headers import RESPONSE_FLAG, encode_header
+from mq.protocol.lite_attributes import LiteGroup, is_lite, lite_group
+from mq.protocol.lite_requests import PopLiteMessage
+from mq.protocol.names import is_lite_queue, split_lite_queue
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+from mq.protocol.receipts import ORDERED_REVIVE_QUEUE
+from mq.protocol.replies import PopReply
+
+_EXPIRE_SECONDS = 0.02
+_CHECK_SECONDS = 15.0
+"""A request looks at all subscriptions of its client if that was not done for so long: less than a long poll."""
+_SWEEP_SECONDS = 0.05
+_SWEPT_AT_ONCE = 1000
+"""Lite topics that are looked at in one step for clients that read all of them."""
+_QUEUES_MAX = 32
+_SILENT_SECONDS = 180.0
+"""A client that was not heard for so long is forgotten; RocketMQ's brokers wait as long."""
+_LOOK_SECONDS = 5.0
+
+Subscriptions = LiteSubscriptions[ClientConnection]
+Client = LiteClient[ClientConnection]
+
+
+class HeldLitePop(NamedTuple):
+    """A waiting request, until ``deadline`` in monotonic seconds. ``loads`` and ``loaded`` as in `HeldPop`."""
+
+    call: Call[PopLiteMessage]
+    deadline: float
+    loads: int = 0
+    loaded: tuple[str, int, QueueOffset] | None = None
+
+    def matches(self, code: int) -> bool:
+        """See `WaitingPull`."""
+        return True
+
+
+class LitePops(Service):
+    """The handler for pops of lite topics.
+
+    Args:
+        pops: the other pops, with which it shares checkpoints and what ends invisible times.
+        is_ending: whether the end of a lite topic is on its way into the log: nothing is popped from it then.
+
+    Attributes:
+        subscriptions: which clients read what.
+    """
+
+    def __init__(
+        self, context: BrokerContext, *, pops: Pops, cold_reads: ColdReads, is_ending: Callable[[str], bool]
+    ) -> None:
+        self._limits = context.limits
+        self._bytes_max = context.settings.pull_bytes_max
+        self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
+        self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
+        self._note_got = context.traffic.note_got
+        self._pops, self._queues = pops, pops.queues
+        self._cold_reads = cold_reads
+        self._is_ending = is_ending
+        self.subscriptions: Subscriptions = LiteSubscriptions()
+        self._polling: LongPolling[HeldLitePop] = LongPolling(
+            held_max=context.settings.held_pulls_max, held_bytes_max=context.settings.held_bytes_max
+        )
+        self._leadership = object()
+        self._read_bytes = 0
+        self._sweep: Iterator[str] | None = None
+        self._swept = float("-inf")
+        pops.attach_lite(self._freed, self.subscriptions)
+
+    def routes(self) -> Iterator[Route]:
+        """The requests that this service handles; see `Service`."""
+        yield Route(PopLiteMessage, self.handle, leader_only=True, repeatable=True)
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions; see `Service`."""
+        yield Periodic(_EXPIRE_SECONDS, self.expire, self._polling.next_deadline)
+        yield Periodic(_SWEEP_SECONDS, self.sweep, self._sweeps_at)
+        yield Periodic(_LOOK_SECONDS, self.forget_silent)
+
+    def counters(self) -> dict[str, int]:
+        """Figures: waiting requests, lite topics, subscriptions."""
+        return {
+            "held_lite_pops": len(self._polling),
+            "held_bytes": self._polling.nbytes,
+            "lite_topics": self._store.lite_count,
+            "lite_subscriptions": self.subscriptions.count,
+        }
+
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        self._polling.check_invariants()
+        self.subscriptions.check_invariants()
+
+    def connection_closed(self, connection: ClientConnection) -> None:
+        """Drop its held requests. What its client subscribes to stays for a while: it probably comes back."""
+        self._polling.drop_connection(connection)
+
+    def resign(self) -> None:
+        """This replica stopped leading: clients send their subscriptions to the new leader."""
+        self._leadership = object()
+        self._read_bytes = 0
+        self.subscriptions.clear()
+        self.sweep_again()
+        for pop in self._polling.expired(float("inf")):
+            pop.call.connection.held_pulls -= 1
+            self._answer_nothing(pop)
+        self._pops.watch()
+
+    # -- news ----------------------------------------------------------------------------------------------------------
+
+    def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
+        """Serve clients that wait for messages of a lite topic."""
+        if is_lite_queue(topic):
+            self._tell(topic, None)
+
+    def topic_deleted(self, topic: str) -> None:
+        """A lite topic ended, or a topic was deleted with all of its lite topics."""
+        if is_lite_queue(topic):
+            self.subscriptions.ended(topic)
+            return
+        for client in [client for client in self.subscriptions.clients.values() if client.parent == topic]:
+            self.subscriptions.drop(client)
+            self._resume_all(client.key)
+        self._pops.watch()
+
+    def look_at(self, client: Client, queues: list[str]) -> None:
+        """A client subscribes to these from now on: serve it if there is something."""
+        ready = [queue for queue in queues if self._has_unread(client.key[0], queue)]
+        client.ready.update(dict.fromkeys(ready))
+        if ready:
+            self._resume_all(client.key)
+
+    def group_changed(self, group: str, queue: str) -> None:
+        """The offset of a group was set: it may get messages again."""
+        self._tell(queue, group)
+
+    def kept(self, queue: str) -> None:
+        """The end of a lite topic was on its way into the log, and it stays."""
+        self._tell(queue, None)
+
+    def subscriptions_changed(self) -> None:
+        """Somebody subscribes to something, or does not any more."""
+        self._pops.watch()
+
+    def _freed(self, key: QueueOfGroup) -> None:
+        if self._appender.is_open:
+            self._tell(key[1], key[0])
+
+    def _tell(self, queue: str, group: str | None) -> None:
+        """Serve clients that may get messages of a queue; of those that read all, as many as there is something for."""
+        for client in list(self.subscriptions.news(queue, group)):
+            if client.queues is not None or client.ready:
+                self._resume_all(client.key)
+
+    def _has_unread(self, group: str, queue: str) -> bool:
+        found = self._store.get(queue, 0)
+        if found is None:
+            return False
+        offset = self._metadata.consumer_offset(group, queue, 0)
+        return found.max_offset > (found.min_offset if offset is None else offset)
+
+    # -- timers --------------------------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """Answer requests whose deadline has passed; called by a timer."""
+        for pop in self._polling.expired(self._clock()):
+            self._resume(pop)
+
+    def _sweeps_at(self) -> float:
+        return self._swept + _CHECK_SECONDS if self.subscriptions.wild_groups() else float("inf")
+
+    def sweep(self) -> None:
+        """Look at some lite topics for clients that read all of them; called by a timer."""
+        groups = self.subscriptions.wild_groups()
+        if not groups or self._clock() < self._swept + _CHECK_SECONDS:
+            return
+        if self._sweep is None:
+            self._sweep = iter([queue for queue, _ in self._store.all_keys() if is_lite_queue(queue)])
+        some = list(islice(self._sweep, _SWEPT_AT_ONCE))
+        for queue in some:
+            for group in groups.get(split_lite_queue(queue)[0], {}):
+                if self._has_unread(group, queue):
+                    self._tell(queue, group)
+        if len(some) < _SWEPT_AT_ONCE:
+            self._sweep, self._swept = None, self._clock()
+
+    def sweep_again(self) -> None:
+        """Begin to look at all lite topics, for a client that reads all of them."""
+        self._sweep, self._swept = None, float("-inf")
+
+    def forget_silent(self) -> None:
+        """Forget clients that were not heard for long; called by a timer."""
+        for client in self.subscriptions.silent(self._clock() - _SILENT_SECONDS):
+            self.subscriptions.drop(client)
+        self._pops.watch()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def handle(self, call: Call[PopLiteMessage]) -> None:
+        """Request code 200070: answered when the pop is committed, or held. Raises RequestRefused."""
+        ext = call.request.ext
+        group = self.group(ext.consumer_group, ext.topic)
+        if not 1 <= ext.max_messages <= MESSAGES_MAX:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"maxMsgNum is {ext.max_messages}; allowed: 1 to {MESSAGES_MAX}"
+            )
+        if ext.invisible_ms < 1:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}")
+        if len(ext.attempt_id or "") > ATTEMPT_LENGTH_MAX:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"attemptId has {len(ext.attempt_id or '')} characters"
+            )
+        key = ext.consumer_group, ext.client_id
+        client = self.subscriptions.clients.get(key)
+        if client is None or client.parent != ext.topic or (client.queues is None) is not group.wildcard:
+            if ext.says_subscriptions:
+                raise RequestRefused(
+                    ResponseCode.SUBSCRIPTION_NOT_EXIST, f"{ext.client_id[:80]} has not said what it subscribes to"
+                )
+            client = None
+        now = self._clock()
+        if client is not None:
+            client.heard = now
+            self._look_again(client, ext.attempt_id or "", now)
+        seconds = min(max(ext.poll_ms, 0) / 1000, call.connection.hold_seconds_max)
+        call.drop_body()
+        self._serve(HeldLitePop(call, now + seconds))
+
+    def group(self, name: str, parent: str) -> LiteGroup:
+        """What a group says of lite topics. Raises RequestRefused unless it may read those of ``parent``."""
+        config = self._metadata.topics.get(parent)
+        if config is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {parent} does not exist")
+        if not config.perm & PERM_READ or (name, parent) in self._metadata.forbidden:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"the group {name} may not read the topic {parent}")
+        if not is_lite(config.attributes):
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the topic {parent} has no lite topics")
+        known = self._metadata.groups.get(name)
+        if known is None:
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the group {name} does not exist")
+        if not known.consume_enable:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"the group {name} may not consume")
+        group = lite_group(known.attributes)
+        if group.parent != parent:
+            bound = f"is bound to {group.parent}" if group.parent else "is bound to no topic"
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the group {name} {bound}, not to {parent}")
+        return group
+
+    def _look_again(self, client: Client, attempt: str, now: float) -> None:
+        """Add what a client's request has to look at besides the news."""
+        if attempt and attempt == client.attempt[0]:
+            client.ready.update(dict.fromkeys(client.attempt[1]))
+        if client.queues is not None and now >= client.checked + _CHECK_SECONDS:
+            client.checked = now
+            unread = [queue for queue in sorted(client.queues) if self._has_unread(client.key[0], queue)]
+            client.ready.update(dict.fromkeys(unread))
+
+    # -- serving -------------------------------------------------------------------------------------------------------
+
+    def _resume_all(self, key: tuple[str, str]) -> None:
+        """Serve the waiting requests of a client."""
+        for pop in self._polling.take_matching(_polling_key(key), lambda _: True):
+            self._resume(pop)
+
+    def _resume(self, pop: HeldLitePop) -> None:
+        pop.call.connection.held_pulls -= 1
+        assert pop.call.connection.held_pulls >= 0, f"{pop.call.connection.held_pulls} requests of a client are held"
+        if pop.call.connection.closed:
+            return
+        try:
+            ext = pop.call.request.ext
+            self.group(ext.consumer_group, ext.topic)
+            self._serve(pop)
+        except Exception as error:
+            # Called while entries are applied: a disk error must fail only this request.
+            pop.call.refuse(error)
+
+    def _serve(self, pop: HeldLitePop) -> None:
+        """Answer a request, hold it, or append its pops to the log. Raises RequestRefused and disk errors."""
+        ext, limits = pop.call.request.ext, self._limits
+        is_full = self._read_bytes >= limits.pop.read_bytes_max
+        is_full |= len(self._metadata.pops.queues) >= limits.pop.checkpoints_max
+        if (
+            is_full
+            or not self._appender.has_room
+            or (pop.call.connection.waiting_bytes >= limits.consume.unread_bytes_max)
+        ):
+            self._answer_nothing(pop, ResponseCode.POLLING_FULL)
+            return
+        client = self.subscriptions.clients.get((ext.consumer_group, ext.client_id))
+        pop_time_ms = self._wall_clock_ms()
+        taken: list[PopBatch] = []
+        if client is not None:
+            try:
+                taken = self._take(client, pop, pop_time_ms)
+            except RecordsOnDisk as old:
+                self._load(client, pop, old)
+                return
+        if client is not None and taken:
+            self._replicate(client, pop, taken, pop_time_ms)
+        else:
+            self._hold(pop)
+
+    def _take(self, client: Client, pop: HeldLitePop, pop_time_ms: int) -> list[PopBatch]:
+        """Messages of queues where there may be some; what is looked at leaves `LiteClient.ready`."""
+        ext = pop.call.request.ext
+        group, attempt = client.key[0], ext.attempt_id or ""
+        taken: list[PopBatch] = []
+        count, nbytes = ext.max_messages, self._bytes_max
+        while client.ready and count > 0 and nbytes > 0 and len(taken) < _QUEUES_MAX:
+            queue = next(iter(client.ready))
+            del client.ready[queue]
+            if not client.reads(queue) or self._is_ending(queue):
+                continue
+            pop_request = PopRequest(
+                group=group,
+                topic=queue,
+                retry_topic="",
+                subscription=EVERYTHING,
+                pop_time_ms=pop_time_ms,
+                invisible_ms=min(ext.invisible_ms, INVISIBLE_MS_MAX),
+                revive_queue=ORDERED_REVIVE_QUEUE,
+                at_end=False,
+                attempt=attempt,
+                loaded=pop.loaded,
+            )
+            may_wait = not taken and pop.loads >= LOADS_MAX
+            try:
+                one = self._queues.take(pop_request, queue, 0, count, nbytes, may_wait_for_disk=may_wait)
+            except RecordsOnDisk:
+                client.ready[queue] = None
+                if taken:
+                    break
+                raise
+            if one is not None and one.messages:
+                taken.append(one)
+                count -= one.messages
+                nbytes -= one.nbytes
+        return taken
+
+    def _load(self, client: Client, pop: HeldLitePop, old: RecordsOnDisk) -> None:
+        """Serve a request when old records are in memory."""
+        _, topic, queue_id = old.key
+        # The queue comes first again, since its records are what is loaded.
+        ready = dict(client.ready)
+        client.ready.clear()
+        client.ready.update({topic: None} | ready)
+        pop = pop._replace(loads=pop.loads + 1, loaded=(topic, queue_id, old.begin))
+        pop.call.connection.held_pulls += 1
+
+        leadership = self._leadership
+
+        def ended() -> None:
+            if leadership is self._leadership:
+                self._resume(pop)
+                return
+            pop.call.connection.held_pulls -= 1
+            if not pop.call.connection.closed:
+                self._hand_on(pop)
+
+        if not self._cold_reads.load(old.places, ended):
+            pop.call.connection.held_pulls -= 1
+            self._serve(pop._replace(loads=LOADS_MAX))
+
+    def _replicate(self, client: Client, pop: HeldLitePop, taken: list[PopBatch], pop_time_ms: int) -> None:
+        """Replicate the pops; the client gets the messages once they are committed."""
+        leadership, ext = self._leadership, pop.call.request.ext
+        nbytes = sum(each.nbytes for each in taken)
+        group: PendingGroup = [PendingCommand(encode_command(each.command)) for each in taken]
+        self._queues.begin(taken)
+        self._read_bytes += nbytes
+        client.attempt = ext.attempt_id or "", [each.key[1] for each in taken]
+
+        def settled(known: bool) -> None:
+            if leadership is not self._leadership:
+                return
+            self._read_bytes -= nbytes
+            is_freed = self._queues.settled(taken, known=known)
+            for each in taken:
+                if known and not is_freed:
+                    self._pops.revival.schedule(CheckpointId(each.key, each.command.start, pop_time_ms))
+                else:
+                    self._freed(each.key)
+
+        def on_outcome(outcome: Outcome) -> None:
+            settled(isinstance(outcome, Stored))
+            if pop.call.connection.closed:
+                return
+            match outcome:
+                case Stored():
+                    self._note_got(ext.topic, ext.consumer_group, sum(each.messages for each in taken), nbytes)
+                    self._send(pop, taken, pop_time_ms)
+                case LeadershipLost():
+                    self._hand_on(pop)
+                case Refused(remark):
+                    pop.call.answer(pop.call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
+                case Unknown():
+                    # If the pop is committed after all, the messages come again after the invisible time.
+                    self._answer_nothing(pop)
+
+        last = group[-1]
+        assert isinstance(last, PendingCommand), type(last).__name__
+        last.on_outcome = on_outcome
+        self._appender.add_atomically(group)
+
+    def _hand_on(self, pop: HeldLitePop) -> None:
+        """Let the new leader serve a request, which waits for what is left of its time."""
+        pop.call.request.ext.poll_ms = max(round((pop.deadline - self._clock()) * 1000), 0)
+        pop.call.dispatch()
+
+    def _send(self, pop: HeldLitePop, taken: list[PopBatch], pop_time_ms: int) -> None:
+        """Answer with messages: their properties say of which lite topic they are, and their offsets in it."""
+        call = pop.call
+        counts = [str(count) for each in taken for count in self._counts(each)]
+        reply = self._reply(pop, pop_time_ms)
+        reply.rest_num = sum(each.rest for each in taken)
+        reply.order_counts = ";".join(counts)
+        records = [record for each in taken for record in each.records]
+        nbytes = sum(map(len, records))
+        header = encode_header(
+            ResponseCode.SUCCESS,
+            call.request.opaque,
+            RESPONSE_FLAG,
+            ext=reply.fields(),
+            serialization=call.serialization,
+        )
+        head = encode_prefix(call.serialization, len(header), nbytes) + header
+        call.connection.send_all([head, *records], len(head) + nbytes)
+
+    def _counts(self, taken: PopBatch) -> Iterator[int]:
+        """How often each message was popped before."""
+        ordered = self._metadata.pops.of(taken.key).ordered
+        is_it = ordered is not None and ordered.pop_time_ms == taken.command.pop_time_ms
+        for offset in taken.offsets:
+            yield ordered.counts.get(offset, 0) if ordered is not None and is_it else 0
+
+    def _reply(self, pop: HeldLitePop, pop_time_ms: int) -> PopReply:
+        invisible_ms = min(pop.call.request.ext.invisible_ms, INVISIBLE_MS_MAX)
+        return PopReply(pop_time_ms=pop_time_ms, invisible_ms=invisible_ms, revive_queue=ORDERED_REVIVE_QUEUE)
+
+    def _hold(self, pop: HeldLitePop) -> None:
+        """Hold a request that found nothing, or answer that there is nothing."""
+        ext = pop.call.request.ext
+        if pop.deadline <= self._clock():
+            self._answer_nothing(pop)
+            return
+        key = _polling_key((ext.consumer_group, ext.client_id))
+        nbytes = len(ext.client_id) + len(ext.attempt_id or "")
+        if not self._polling.hold(key, FIRST_OFFSET, pop.deadline, pop, pop.call.connection, nbytes):
+            self._answer_nothing(pop, ResponseCode.POLLING_FULL)
+            return
+        pop.call.connection.held_pulls += 1
+
+    def _answer_nothing(self, pop: HeldLitePop, code: ResponseCode = ResponseCode.POLLING_TIMEOUT) -> None:
+        if not pop.call.connection.closed:
+            fields = self._reply(pop, self._wall_clock_ms()).fields()
+            pop.call.answer(pop.call.response(code, ext=fields))
+
+
+def _polling_key(key: tuple[str, str]) -> tuple[str, int]:
+    """A client among those whose requests wait: group and client id in one text."""
+    return f"{len(key[0])} {key[0]} {key[1]}", 0

@@ -1,0 +1,64 @@
+"""Messages of lite topics: what is refused, and where they go besides the queue of their topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from mq.broker.context import BrokerContext
+from mq.broker.net.errors import RequestRefused
+from mq.broker.state.format_level import LEVEL_OF_LITE_TOPICS
+from mq.broker.write_path.pending import LiteTail
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.lite_attributes import LITE, is_lite
+from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
+from mq.protocol.names import NameRefused, check_lite_topic, lite_queue
+
+_EXCLUDED: Final = {
+    props.SHARDING_KEY: "a sharding key: a lite topic is in order by itself",
+    props.PRIORITY: "a priority",
+    props.TRANSACTION_PREPARED: "a transaction",
+    **dict.fromkeys((props.DELAY, *props.TIMER_PROPERTIES), "a delay"),
+}
+"""What a message of a lite topic cannot have."""
+
+
+class LiteTopics:
+    """The checks of messages of lite topics."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata = context.metadata
+        self._store = context.store
+        self._tails = context.queue_offsets
+        self._topics_max = context.limits.lite.topics_max
+
+    def tail(self, properties: Mapping[str, str], topic: str) -> LiteTail:
+        """Where a message with these properties, sent to ``topic``, goes besides. Raises RequestRefused."""
+        lite = properties[props.LITE_TOPIC]
+        if not is_lite(self._metadata.topics[topic].attributes):
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the topic {topic} has no lite topics: it needs the attribute {MESSAGE_TYPE_ATTRIBUTE}={LITE}",
+            )
+        level = self._metadata.format_level.level
+        if level < LEVEL_OF_LITE_TOPICS:
+            raise RequestRefused(
+                ResponseCode.VERSION_NOT_SUPPORTED,
+                f"the group is at format level {level}, lite topics need {LEVEL_OF_LITE_TOPICS}: not all members are "
+                "upgraded",
+            )
+        try:
+            check_lite_topic(lite)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        for name, what in _EXCLUDED.items():
+            if properties.get(name, "0").lower() not in ("0", "false"):
+                raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"a message of a lite topic cannot have {what}")
+        queue = lite_queue(topic, lite)
+        if self._store.lite_count >= self._topics_max and self._store.get(queue, 0) is None:
+            raise RequestRefused(
+                ResponseCode.LMQ_QUOTA_EXCEEDED,
+                f"there are {self._store.lite_count} lite topics; maximum: {self._topics_max}",
+            )
+        return LiteTail(queue, self._tails)

@@ -1,0 +1,334 @@
+"""Lite topics over real sockets: messages in and out, order within a lite topic, what comes again, who is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.lite_requests import NotifyUnsubscribeLiteExt
+from mq.protocol.properties import LITE_OFFSET, LITE_QUEUE
+from tests.support.lite_topics import (
+    GROUP,
+    PARENT,
+    ack,
+    control,
+    pop,
+    pop_ext,
+    prepared,
+    put_group,
+    receipt,
+    send,
+    told,
+)
+from tests.support.running_broker import running
+
+pytestmark = pytest.mark.trio
+
+
+async def test_a_client_gets_the_messages_of_the_lite_topics_that_it_subscribes_to(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        for lite, body in (("one", b"1"), ("two", b"2"), ("other", b"-"), ("one", b"3")):
+            assert (await send(client, lite, body)).code == ResponseCode.SUCCESS
+        assert (await control(client, "PARTIAL_ADD", "one", "two", "none")).code == ResponseCode.SUCCESS
+        first = await pop(client)
+        assert told(first) == [("one", b"1", 0), ("one", b"3", 0), ("two", b"2", 0)]
+        assert [message.properties[LITE_QUEUE] for message in first.records] == [
+            f"%LMQ%${PARENT}$one",
+            f"%LMQ%${PARENT}$one",
+            f"%LMQ%${PARENT}$two",
+        ]
+        assert [int(message.properties[LITE_OFFSET]) for message in first.records] == [0, 1, 0]
+        assert first.ext["reviveQid"] == "999"
+        assert (await pop(client)).code == ResponseCode.POLLING_TIMEOUT, "they are hidden"
+        assert await ack(client, first) == [0, 0, 0]
+        assert (await pop(client)).code == ResponseCode.POLLING_TIMEOUT, "they are acknowledged"
+        # They are ordinary messages of the topic as well.
+        assert [record.body for record in (await client.pull(PARENT)).records] == [b"1", b"2", b"-", b"3"]
+
+
+async def test_a_lite_topic_is_blocked_until_what_was_popped_is_acknowledged_and_others_are_not(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await control(client, "PARTIAL_ADD", "a", "b")
+        await send(client, "a", b"1")
+        await send(client, "a", b"2")
+        first = await pop(client, maxMsgNum=1)
+        assert told(first) == [("a", b"1", 0)]
+        await send(client, "b", b"3")
+        second = await pop(client)
+        assert told(second) == [("b", b"3", 0)]
+        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
+        assert await ack(client, first, RequestCode.ACK_LITE_MESSAGE) == [0]
+        assert told(await client.answer(held)) == [("a", b"2", 0)]
+
+
+async def test_what_is_not_acknowledged_comes_again_in_place_and_says_how_often(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await control(client, "PARTIAL_ADD", "a")
+        await send(client, "a", b"1")
+        await send(client, "a", b"2")
+        assert told(await pop(client, invisibleTime=1, maxMsgNum=1)) == [("a", b"1", 0)]
+        again = await pop(client, pollTime=10_000)
+        assert told(again) == [("a", b"1", 1), ("a", b"2", 0)]
+        change = receipt(again, again.records[1]) | {"invisibleTime": 1}
+        assert await ack(client, again) == [0, 0]
+        assert (await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)).code == ResponseCode.NO_MESSAGE
+
+
+async def test_a_changed_invisible_time_lets_a_message_come_again_earlier(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await control(client, "PARTIAL_ADD", "a")
+        await send(client, "a", b"1")
+        first = await pop(client)
+        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
+        change = receipt(first, first.records[0]) | {"invisibleTime": 5}
+        answer = await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+        assert answer.code == ResponseCode.SUCCESS
+        assert told(await client.answer(held)) == [("a", b"1", 1)]
+
+
+async def test_one_request_waits_for_all_lite_topics_also_for_those_that_are_not_there_yet(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await control(client, "COMPLETE_ADD", *(f"s{number}" for number in range(50)))
+        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
+        await send(client, "s37", b"x")
+        assert told(await client.answer(held)) == [("s37", b"x", 0)]
+
+
+async def test_a_request_with_the_same_attempt_gets_the_same_messages(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await control(client, "PARTIAL_ADD", "a")
+        await send(client, "a", b"1")
+        assert told(await pop(client, attemptId="x")) == [("a", b"1", 0)]
+        assert (await pop(client, attemptId="y")).code == ResponseCode.POLLING_TIMEOUT
+        assert told(await pop(client, attemptId="x")) == [("a", b"1", 0)]
+
+
+async def test_a_client_that_takes_over_a_lite_topic_exclusively_evicts_the_other_one(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        former, later = await broker.connect(), await broker.connect()
+        await prepared(former, group={"lite.sub.model": "Exclusive"})
+        await control(former, "PARTIAL_ADD", "a", "b", client_id="C1")
+        await control(later, "PARTIAL_ADD", "a", client_id="C2")
+        notice, _ = await former.question()
+        assert notice.code == RequestCode.NOTIFY_UNSUBSCRIBE_LITE
+        assert notice.ext == NotifyUnsubscribeLiteExt(lite_topic="a", consumer_group=GROUP, client_id="C1")
+        # It says again what it subscribed to before it has heard of that.
+        await control(former, "COMPLETE_ADD", "a", "b", client_id="C1")
+        await send(former, "a", b"1")
+        await send(former, "b", b"2")
+        assert told(await pop(former, "C1")) == [("b", b"2", 0)]
+        assert told(await pop(later, "C2")) == [("a", b"1", 0)]
+
+
+async def test_clients_share_a_lite_topic_and_one_at_a_time_gets_its_messages(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        for name in ("C1", "C2"):
+            await control(client, "PARTIAL_ADD", "a", client_id=name)
+        await send(client, "a", b"1")
+        await send(client, "a", b"2")
+        first = await pop(client, "C1", maxMsgNum=1)
+        assert told(first) == [("a", b"1", 0)]
+        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext("C2", pollTime=10_000))
+        await ack(client, first)
+        assert told(await client.answer(held)) == [("a", b"2", 0)]
+
+
+async def test_clients_of_a_wildcard_group_get_all_lite_topics_old_and_new(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client, group={"lite.sub.wildcard": "*"})
+        await send(client, "old", b"1")
+        assert (await control(client, "PARTIAL_ADD", "old")).code == ResponseCode.ILLEGAL_OPERATION
+        assert (await control(client, "COMPLETE_ADD")).code == ResponseCode.SUCCESS
+        assert told(await pop(client, pollTime=10_000)) == [("old", b"1", 0)]
+        held = [await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000)) for _ in range(2)]
+        await send(client, "new-1", b"2")
+        await send(client, "new-2", b"3")
+        assert sorted([*told(await client.answer(held[0])), *told(await client.answer(held[1]))]) == [
+            ("new-1", b"2", 0),
+            ("new-2", b"3", 0),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("option", "bodies"),
+    [
+        (None, [b"0", b"1", b"2", b"3"]),
+        ({"type": "POLICY", "value": 1}, [b"0", b"1", b"2", b"3"]),
+        ({"type": "POLICY", "value": 2}, []),
+        ({"type": "OFFSET", "value": 2}, [b"2", b"3"]),
+        ({"type": "OFFSET", "value": 99}, []),
+        ({"type": "TAIL_N", "value": 1}, [b"3"]),
+        ({"type": "TAIL_N", "value": 99}, [b"0", b"1", b"2", b"3"]),
+        ({"type": "TIMESTAMP", "value": 0}, [b"0", b"1", b"2", b"3"]),
+        ({"type": "TIMESTAMP", "value": 2**62}, []),
+    ],
+)
+async def test_a_client_says_where_its_group_begins(
+    tmp_path: Path, option: dict[str, object] | None, bodies: list[bytes]
+) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        for number in range(4):
+            await send(client, "a", b"%d" % number)
+        assert (await control(client, "PARTIAL_ADD", "a", offsetOption=option)).code == ResponseCode.SUCCESS
+        assert [body for _, body, _ in told(await pop(client))] == bodies
+
+
+async def test_a_reset_ends_what_was_popped_before(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await control(client, "PARTIAL_ADD", "a")
+        await send(client, "a", b"1")
+        before = await pop(client)
+        await control(client, "PARTIAL_ADD", "a", offsetOption={"type": "POLICY", "value": 1})
+        after = await pop(client)
+        assert told(after) == [("a", b"1", 0)]
+        assert await ack(client, before) in ([ResponseCode.NO_MESSAGE], [0]), "popped within one millisecond"
+        await ack(client, after)
+        assert (await pop(client)).code == ResponseCode.POLLING_TIMEOUT
+
+
+@pytest.mark.parametrize("queues_lost", [False, True])
+async def test_offsets_and_what_is_popped_survive_a_restart_and_clients_subscribe_again(
+    tmp_path: Path, queues_lost: bool
+) -> None:
+    """With ``queues_lost``, the queues of lite topics are derived from the records of the log again."""
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await control(client, "PARTIAL_ADD", "a", "b")
+        for body in (b"1", b"2"):
+            await send(client, "a", body)
+        await ack(client, await pop(client, maxMsgNum=1))
+        hidden = await pop(client)
+        await send(client, "b", b"3")
+    if queues_lost:
+        for name in ("checkpoint", "checkpoint.previous"):
+            (tmp_path / name).unlink(missing_ok=True)
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        says = await pop(client, raftmqSaysSubscriptions="true")
+        assert says.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
+        await control(client, "COMPLETE_ADD", "a", "b")
+        assert told(await client.answer(held)) == [("b", b"3", 0)]
+        await send(client, "a", b"4")
+        assert (await pop(client)).code == ResponseCode.POLLING_TIMEOUT
+        assert await ack(client, hidden) == [0]
+        assert told(await pop(client)) == [("a", b"4", 0)]
+
+
+@pytest.mark.parametrize(
+    ("lite", "named", "code"),
+    [
+        ("a" * 65, {}, ResponseCode.MESSAGE_ILLEGAL),
+        ("a$b", {}, ResponseCode.MESSAGE_ILLEGAL),
+        ("../a", {}, ResponseCode.MESSAGE_ILLEGAL),
+        ("a", {"__SHARDINGKEY": "k"}, ResponseCode.MESSAGE_ILLEGAL),
+        ("a", {"DELAY": "3"}, ResponseCode.MESSAGE_ILLEGAL),
+        ("a", {"TIMER_DELAY_SEC": "3"}, ResponseCode.MESSAGE_ILLEGAL),
+        ("a", {"TRAN_MSG": "true"}, ResponseCode.MESSAGE_ILLEGAL),
+        ("a", {"_SYS_MSG_PRIORITY_": "3"}, ResponseCode.MESSAGE_ILLEGAL),
+        ("a", {"DELAY": "0", "TRAN_MSG": "false"}, ResponseCode.SUCCESS),
+        ("a", {"INNER_MULTI_QUEUE_OFFSET": "7", "RAFTMQ_LITE": "0", "INNER_MULTI_DISPATCH": "x"}, 0),
+    ],
+)
+async def test_messages_that_no_lite_topic_takes_are_refused(
+    tmp_path: Path, lite: str, named: dict[str, str], code: int
+) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        assert (await send(client, lite, b"x", named=named)).code == code
+        if code == ResponseCode.SUCCESS:
+            await control(client, "PARTIAL_ADD", "a")
+            assert told(await pop(client)) == [("a", b"x", 0)]
+
+
+async def test_a_topic_of_another_type_takes_no_messages_of_lite_topics(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await client.create_topic("T")
+        answer = await client.send("T", i="__LITE_TOPIC\x01a\x02")
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "message.type=LITE" in (answer.remark or "")
+        changed = await client.create_topic("T", attributes="+message.type=LITE")
+        assert changed.code == ResponseCode.SUCCESS, "it had no type"
+        back = await client.create_topic("T", attributes="+message.type=NORMAL")
+        assert back.code == ResponseCode.INVALID_PARAMETER
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"lite.topic.expiration": "x"},
+        {"lite.topic.expiration": "43201"},
+        {"lite.topic.expiration": "-2"},
+    ],
+)
+async def test_topics_with_wrong_attributes_are_refused(tmp_path: Path, attributes: dict[str, str]) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        text = ",".join(f"+{name}={value}" for name, value in attributes.items())
+        answer = await client.create_topic(PARENT, attributes=text)
+        assert answer.code == ResponseCode.INVALID_PARAMETER
+
+
+async def test_a_client_subscribes_to_no_more_than_its_group_allows(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client, group={"lite.sub.client.quota": "2"})
+        assert (await control(client, "PARTIAL_ADD", "a", "b")).code == ResponseCode.SUCCESS
+        assert (await control(client, "PARTIAL_ADD", "c")).code == ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
+        assert (await control(client, "COMPLETE_ADD", "c", "d")).code == ResponseCode.SUCCESS
+        assert (await put_group(client, "other", **{"lite.sub.model": "Both"})).code == ResponseCode.INVALID_PARAMETER
+
+
+async def test_a_deleted_topic_takes_its_lite_topics_with_it(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await control(client, "PARTIAL_ADD", "a")
+        await send(client, "a", b"1")
+        await pop(client)
+        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
+        deleted = await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": PARENT})
+        assert deleted.code == ResponseCode.SUCCESS
+        assert (await client.answer(held)).code == ResponseCode.TOPIC_NOT_EXIST
+        await prepared(client)
+        await control(client, "PARTIAL_ADD", "a")
+        await send(client, "a", b"2")
+        assert told(await pop(client)) == [("a", b"2", 0)]
+
+
+async def test_clients_of_no_group_or_of_one_that_is_bound_to_another_topic_get_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await client.create_topic("T")
+        assert (await pop(client, consumerGroup="none")).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+        assert (await pop(client, topic="T")).code == ResponseCode.INVALID_PARAMETER
+        assert (await pop(client, topic="absent")).code == ResponseCode.TOPIC_NOT_EXIST
+        assert (await pop(client, maxMsgNum=33)).code == ResponseCode.INVALID_PARAMETER
+        assert (await control(client, "PARTIAL_ADD", "a$")).code == ResponseCode.ILLEGAL_OPERATION
