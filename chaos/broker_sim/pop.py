@@ -5,11 +5,15 @@ over by the leader's clock; then the same entry puts it in the retry topic. What
 never redelivered. A client that does not learn whether it has postponed a message asks again with the receipt that it
 has, and is not refused while the message is hidden for it. In the end consumers acknowledge everything they get, and
 get everything: nothing is lost, and nothing is invisible for ever.
+
+In half of the runs the messages have priorities (`chaos.broker_sim.priorities`), and consumers pop less than is sent.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,8 +21,10 @@ import msgspec
 from chaos.broker_sim.clients import Answer, Client, Lost
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Stored
+from chaos.broker_sim.priorities import LEVELS, Priorities
 from chaos.broker_sim.workload import Workload
 from chaos.violation import Violation
+from mq.broker.limits import BrokerLimits, PopLimits
 from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessages, offsets_of
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -30,6 +36,7 @@ from mq.protocol.records import RecordError, StoredMessage, decode_records
 _GROUP = "PG"
 _CONSUMERS = 3
 _ATTEMPTS_MAX = 5
+_WITH_PRIORITIES = 0.5
 
 
 class MessageAt(NamedTuple):
@@ -117,6 +124,18 @@ class Pop(Workload):
         """The receipts with which messages may have been acknowledged."""
         self._ended: list[tuple[MessageAt, _Pop]] = []
         self._copies: dict[str, list[Stored]] = {}
+        self._priorities: Priorities | None = None
+        self._is_created = True
+        if random.Random(f"{cluster.scenario.seed} priorities").random() < _WITH_PRIORITIES:
+            self._priorities = Priorities(self.topic, self._retry_topic, self.ledger, self.counts)
+            self._is_created = False
+
+    def limits(self, drawn: BrokerLimits) -> BrokerLimits:
+        """See `Workload.limits`: with many open pops, a queue appears empty, and less urgent messages go first."""
+        if self._priorities is None:
+            return drawn
+        checkpoints_max = PopLimits().checkpoints_per_queue_max
+        return replace(drawn, pop=replace(drawn.pop, checkpoints_per_queue_max=checkpoints_max))
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
@@ -128,7 +147,28 @@ class Pop(Workload):
 
     def act(self) -> None:
         """See `Workload.act`."""
-        self.send(self.new("plain", {}))
+        if self._priorities is None:
+            self.send(self.new("plain", {}))
+        elif not self._is_created:
+            self._create_topic()
+        else:
+            for _ in range(self.rng.choice((1, 1, 6))):
+                self.send(self.new("plain", self._priorities.properties(self.rng)))
+
+    def _create_topic(self) -> None:
+        def done(answer: Answer | Lost) -> None:
+            self._is_created |= isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+
+        ext = {
+            "topic": self.topic,
+            "defaultTopic": "TBW102",
+            "readQueueNums": LEVELS,
+            "writeQueueNums": LEVELS,
+            "perm": 6,
+            "topicFilterType": "SINGLE_TAG",
+            "attributes": "+message.type=PRIORITY",
+        }
+        self.clients[0].request(self.cluster.some_node(self.rng), RequestCode.UPDATE_AND_CREATE_TOPIC, ext, b"", done)
 
     def _pop_next(self, consumer: Client) -> None:
         ext = {
@@ -144,6 +184,10 @@ class Pop(Workload):
             "exp": "*",
             "order": False,
         }
+
+        if self._priorities is not None:
+            ext["queueId"] = -1
+            ext["maxMsgNums"] = 32 if self.stopped else self.rng.choice((1, 4))
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
@@ -291,6 +335,8 @@ class Pop(Workload):
 
     def stored(self, stored: Stored) -> None:
         """See `Workload.stored`."""
+        if self._priorities is not None:
+            self._priorities.stored(stored)
         if stored.record.topic == self._retry_topic:
             self._copies.setdefault(_origin(stored.record), []).append(stored)
 
@@ -298,6 +344,8 @@ class Pop(Workload):
         """See `Workload.command`."""
         match command:
             case PopMessages():
+                if self._priorities is not None:
+                    self._priorities.taken(command, self.cluster.now)
                 self._take_out(command)
             case AckMessages(rows=rows):
                 for _, topic, queue_id, start, pop_time_ms, bits in rows:
@@ -381,7 +429,9 @@ class Pop(Workload):
         return not self._unfinished()
 
     def check_end(self) -> None:
-        """Which message it is, or is a copy of: a value may be stored twice, since clients retry."""
+        """See `Workload.check_end`."""
+        if self._priorities is not None:
+            self._priorities.check_end()
         for sent in self.ledger.sent.values():
             self.ledger.check_stored(self.topic, sent)
 
