@@ -40,6 +40,8 @@ LEFT_OUT: Final = frozenset(
         "WAIT",
         "__LITE_TOPIC",
         "RAFTMQ_LITE",
+        "RAFTMQ_REQUEUED_BY",
+        "_SYS_MSG_PRIORITY_",
         "UNIQ_KEY",
         "DELAY",
         "TIMER_DELAY_SEC",
