@@ -28,7 +28,7 @@ ASSERTED: dict[str, float] = {
     "mq/broker/bulk": 0.16,
     "mq/broker/consume": 0.12,
     "mq/broker/net": 0.08,
-    "mq/broker/pop": 0.19,
+    "mq/broker/pop": 0.17,
     "mq/broker/query": 0.13,
     "mq/broker/recurring": 0.16,
     "mq/broker/replication": 0.17,
@@ -36,7 +36,7 @@ ASSERTED: dict[str, float] = {
     "mq/broker/state": 0.24,
     "mq/broker/transaction": 0.17,
     "mq/broker/write_path": 0.23,
-    "mq/store": 0.2,
+    "mq/store": 0.19,
     "raftlog/consensus": 0.29,
     "raftlog/segment": 0.08,
 }
