@@ -197,9 +197,11 @@ def _left_out(name: str, configs: Mapping[str, SubscriptionGroupConfig], exporte
         if group_of(config) != exported:
             yield f"the settings of consumer group {name} in {broker}, which differ from those in {min(configs)}"
         usual = SubscriptionGroupConfig(group_name=name)
-        for field in ("group_sys_flag", "consume_timeout_minute", "group_retry_policy", "attributes"):
+        for field in ("group_sys_flag", "consume_timeout_minute", "group_retry_policy"):
             if getattr(config, field) != getattr(usual, field):
                 yield f"{field} of consumer group {name} in {broker}, a setting that raftmq does not have"
+        if config.attributes:
+            yield f"the attributes of consumer group {name} in {broker}, {', '.join(sorted(config.attributes))}"
 
 
 def _topic(config: TopicConfig) -> Topic:
