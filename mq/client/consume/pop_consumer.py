@@ -290,20 +290,25 @@ class PopConsumer(Consumer[BodyT]):
         if self._renewals is not None:
             await self._renewals.release(message)
         self._opened()
-        assert self._tasks is not None, "open without tasks"
         self._inbox.done(message)
-        broker_name = message.queue.broker_name
-        batch = self._acks.get(broker_name)
-        if batch is None:
-            batch = self._acks[broker_name] = AckBatch()
-            self._tasks.start_soon(self._send_acks, broker_name)
-        batch.messages.append(message)
+        batch = self._queue_ack(message)
         with nullcontext() if self._spans is None else self._spans.settling("ack", message.topic, [message]):
             await batch.answered.wait()
             if batch.error is not None:
                 raise batch.error
         if self._recorder is not None:
             self._recorder.settled(message.topic, "done")
+
+    def _queue_ack(self, message: PoppedMessage[Any]) -> AckBatch:
+        """Have a message acknowledged with others of its broker group; returns what is answered then."""
+        assert self._tasks is not None, "open without tasks"
+        broker_name = message.queue.broker_name
+        batch = self._acks.get(broker_name)
+        if batch is None:
+            batch = self._acks[broker_name] = AckBatch()
+            self._tasks.start_soon(self._send_acks, broker_name)
+        batch.messages.append(message)
+        return batch
 
     async def nack(self, message: PoppedMessage[Any], delay: float = 0.0) -> None:
         """Redeliver a message in `delay` seconds from now, earlier or later than otherwise. Raises ClientError.
@@ -463,6 +468,7 @@ class PopConsumer(Consumer[BodyT]):
                     # Only now: the pop may have been held for longer than the invisible time.
                     hidden_until = anyio.current_time() + self.invisible
                     messages = self._read_popped(broker_name, response, body, hidden_until, left_out)
+                    messages = self._subscribed(messages)
                     deliverable = self._deliverable(messages, left_out)
                     if self._renewals is not None:
                         self._renewals.hold(deliverable)
@@ -512,6 +518,19 @@ class PopConsumer(Consumer[BodyT]):
         self, broker_name: str, response: Response, body: memoryview, hidden_until: float, left_out: list[LeftOut]
     ) -> list[PoppedMessage[Any]]:
         return read_popped(self.topic, broker_name, response, body, hidden_until, left_out=left_out)
+
+    def _subscribed(self, messages: list[PoppedMessage[Any]]) -> list[PoppedMessage[Any]]:
+        """The messages with the tags of the subscription; the others are acknowledged.
+
+        Brokers compare only hash codes of tags, and different tags can have the same one.
+        """
+        matches_tag = self._subscription.matches_tag
+        wanted = [message for message in messages if matches_tag(message.tags)]
+        if len(wanted) < len(messages):
+            for message in messages:
+                if not matches_tag(message.tags):
+                    self._queue_ack(message)
+        return wanted
 
     def _deliverable(self, messages: list[PoppedMessage[Any]], left_out: list[LeftOut]) -> list[PoppedMessage[Any]]:
         """The popped messages that may be delivered, although some were left out; logs those now and then.

@@ -12,10 +12,12 @@ from mq.client import Admin, Message, PopConsumer, Producer, TopicNotFound
 from mq.client.logs import log
 from mq.client.sync import SyncPopConsumer
 from mq.protocol import properties as props
+from mq.protocol.hashes import tag_code
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.receipts import Receipt
 from tests.support.name_server_and_broker import cluster, cluster_and_broker
 from tests.support.running_broker import properties
+from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
 pytestmark = pytest.mark.trio
@@ -48,6 +50,28 @@ async def test_popped_messages_are_acknowledged_or_come_again(tmp_path: Path) ->
                 await consumer.ack(message)
                 await consumer.ack(message)  # once more changes nothing
         assert sorted(seen) == sorted([*(b"%d" % number for number in range(60)), b"7"])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_tags_with_the_same_hash_code_are_told_apart(tmp_path: Path, ordered: bool) -> None:
+    assert tag_code("Aa") == tag_code("BB")
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer, Admin(namesrv) as admin:
+        [queue] = await producer.queues("T")
+        for tag in ("BB", "Aa", "BB", "Aa"):
+            await producer.send(Message("T", tag.encode(), tags=tag))
+        with trio.fail_after(60):
+            async with PopConsumer(
+                namesrv, "G", "T", "Aa", ordered=ordered, invisible=30, consume_from="first"
+            ) as consumer:
+                for _ in range(2):
+                    message = await anext(consumer)
+                    assert message.body == b"Aa"
+                    await consumer.ack(message)
+
+                async def others_are_acknowledged() -> bool:
+                    return await admin.group_offset("G", queue) == 4
+
+                await until(others_are_acknowledged)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
