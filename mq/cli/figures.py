@@ -10,6 +10,7 @@ from typing import Final
 from rich.table import Table
 
 from mq.cli.output import time_of
+from mq.cli.tables import PlainTable
 
 OWN_PREFIX: Final = "raftmq."
 
@@ -71,7 +72,7 @@ def readable(name: str, text: str) -> str:
 
 def figures_table(figures: Mapping[str, Mapping[str, str]]) -> Table:
     """The figures of some replicas, one column per node id; raftmq's own figures first."""
-    table = Table(box=None, padding=(0, 1, 0, 0))
+    table = PlainTable(box=None, padding=(0, 1, 0, 0))
     table.add_column("name", no_wrap=True)
     table.add_column("unit")
     for node_id in figures:  # some texts are long: they wrap within their column

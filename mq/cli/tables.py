@@ -4,14 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 
+class PlainTable(Table):
+    """A table whose cells are shown as they are.
+
+    Rich reads "[red]" in a string as markup, and ends with an error at "[/etc]"; cells have texts of applications.
+    """
+
+    def add_row(
+        self,
+        *renderables: RenderableType | None,
+        style: str | Style | None = None,
+        end_section: bool = False,
+    ) -> None:
+        """Add a row."""
+        cells = (Text(visible(each)) if isinstance(each, str) else each for each in renderables)
+        super().add_row(*cells, style=style, end_section=end_section)
+
+
+def visible(text: str) -> str:
+    """The text with control characters as escapes: they would change colors, the title or the lines of a terminal."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 def plain_table(*headings: str, numbers: Collection[str] = (), title: str | None = None) -> Table:
     """An empty table; the columns in ``numbers`` are aligned to the right."""
-    table = Table(box=None, padding=(0, 1, 0, 0), title_justify="left")
+    table = PlainTable(box=None, padding=(0, 1, 0, 0), title_justify="left")
     if title is not None:
         table.title = table_title(title)
     for heading in headings:

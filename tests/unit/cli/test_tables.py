@@ -20,3 +20,11 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(
     assert title.endswith("reason end")
     assert headings.split() == ["leader", "followers", "lag"]
     assert row.split() == [*addresses, "7"]
+
+
+def test_texts_of_applications_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """`raftmq dlq list` ended with a MarkupError of rich at the exception KeyError('[/account]')."""
+    table = plain_table("why")
+    table.add_row("KeyError: '[/account]' [red] :warning: \x1b[31m")
+    print_table(table)
+    assert capsys.readouterr().out.splitlines()[1].rstrip() == "KeyError: '[/account]' [red] :warning: \\x1b[31m"
