@@ -27,7 +27,7 @@ import cbor2
 import msgspec
 from msgspec import Meta
 
-from mq.protocol.names import NameRefused, check_topic
+from mq.protocol.names import NameRefused, check_queue_name
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QUEUE_OFFSET_MAX
 from mq.store.errors import CheckpointDamaged, CheckpointImpossible
@@ -165,7 +165,7 @@ def refuse_newer(*paths: str) -> None:
 def _check_queues(queues: Mapping[str, Sequence[QueueRow]]) -> None:
     """Raises ValueError or NameRefused for invalid queues: a snapshot comes from another replica."""
     for topic, rows in queues.items():
-        check_topic(topic)
+        check_queue_name(topic)
         for queue_id, low, high, tail in rows:
             count, rest = divmod(len(tail), QUEUE_ENTRY_BYTES)
             if not (

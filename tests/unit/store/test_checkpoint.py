@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mq.protocol.names import lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset, offset_range
 from mq.store import checkpoint as checkpoint_module
 from mq.store.checkpoint import (
@@ -65,6 +66,26 @@ def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
     assert (written.applied_index, written.applied_term, written.applied_pos) == (4, 3, 17 * ENTRY_BYTES)
     assert written.state == b"state"
     assert contents(opened.queues) == derived(log)
+
+
+def test_a_checkpoint_brings_queues_of_lite_topics_back(tmp_path: Path) -> None:
+    store, log = open_store(str(tmp_path), TINY).queues, Log()
+    for topic, count in (("A", 3), (lite_queue("A", "one"), 1), (lite_queue("A", "two"), 9)):
+        apply(store, log.send(topic, 0, count))
+    store.flush_some()
+    written = take(tmp_path, store, log)
+    opened = open_store(str(tmp_path), TINY)
+    assert opened.rebuild_reason is None
+    assert opened.checkpoint == written
+    assert contents(opened.queues) == derived(log)
+
+
+@pytest.mark.parametrize("name", [lite_queue("A", ""), lite_queue("", "one"), lite_queue("A", "../one"), "A$one"])
+def test_a_checkpoint_with_a_queue_of_another_name_is_damaged(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(encode_checkpoint(Checkpoint(queues={name: ((0, FIRST_OFFSET, FIRST_OFFSET, b""),)})))
+    with pytest.raises(CheckpointDamaged):
+        load_checkpoint(str(tmp_path))
 
 
 def test_what_came_after_the_checkpoint_is_replayed(tmp_path: Path) -> None:
