@@ -81,6 +81,7 @@ async def drive(
 
     Raises GeneratorFailed, also if that happens each of `ATTEMPTS_MAX` times.
     """
+    jobs = [replace(job, must_be_in_time=True) if isinstance(job, Job) else job for job in jobs]
     ahead = max(jobs[0].begin - time.clock_gettime(time.CLOCK_MONOTONIC), AHEAD_SECONDS_MIN)
     for attempt in range(ATTEMPTS_MAX):
         if attempt:

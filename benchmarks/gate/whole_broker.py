@@ -70,8 +70,14 @@ async def _create_topic(stream: trio.SocketStream) -> None:
             await trio.sleep(_RETRY_SECONDS)
 
 
-def _writer(done_fd: int, on_failed: Callable[[Exception], None], observe: object) -> InlineWriter:
-    """In the place of `threaded_writer`; reports in the same way, which the event loop hears in its next turn."""
+def _writer(
+    done_fd: int, on_failed: Callable[[Exception], None], observe: object, *, sync_bytes_max: int
+) -> InlineWriter:
+    """In the place of `threaded_writer`; reports in the same way, which the event loop hears in its next turn.
+
+    It syncs after each write, so nothing is gathered up to ``sync_bytes_max``.
+    """
+    del sync_bytes_max
     return InlineWriter(lambda ticket: os.eventfd_write(done_fd, 1), on_failed)
 
 
