@@ -312,10 +312,8 @@ class LitePops(Service):
     def _serve(self, pop: HeldLitePop) -> None:
         """Answer a request, hold it, or append its pops to the log. Raises RequestRefused and disk errors."""
         ext, limits = pop.call.request.ext, self._limits
-        is_full = self._read_bytes >= limits.pop.read_bytes_max
-        is_full |= len(self._metadata.pops.queues) >= limits.pop.checkpoints_max
         if (
-            is_full
+            self._read_bytes >= limits.pop.read_bytes_max
             or not self._appender.has_room
             or (pop.call.connection.waiting_bytes >= limits.consume.unread_bytes_max)
         ):
@@ -332,8 +330,14 @@ class LitePops(Service):
                 return
         if client is not None and taken:
             self._replicate(client, pop, taken, pop_time_ms)
+        elif client is not None and client.ready and self._is_full():
+            self._answer_nothing(pop, ResponseCode.POLLING_FULL)
         else:
             self._hold(pop)
+
+    def _is_full(self) -> bool:
+        """Whether too much is popped and open. What was popped before can be popped again: that adds nothing to it."""
+        return len(self._metadata.pops.queues) >= self._limits.pop.checkpoints_max
 
     def _take(self, client: Client, pop: HeldLitePop, pop_time_ms: int) -> list[PopBatch]:
         """Messages of queues where there may be some; what is looked at leaves `LiteClient.ready`."""
@@ -341,10 +345,17 @@ class LitePops(Service):
         group, attempt = client.key[0], ext.attempt_id or ""
         taken: list[PopBatch] = []
         count, nbytes = ext.max_messages, self._bytes_max
+        is_full, looked_at = self._is_full(), 0
         while client.ready and count > 0 and nbytes > 0 and len(taken) < _QUEUES_MAX:
             queue = next(iter(client.ready))
             del client.ready[queue]
             if not client.reads(queue) or self._is_ending(queue):
+                continue
+            if is_full and (group, queue, 0) not in self._metadata.pops.queues:
+                client.ready[queue] = None  # behind all others
+                looked_at += 1
+                if looked_at >= min(len(client.ready), _SWEPT_AT_ONCE):
+                    break
                 continue
             pop_request = PopRequest(
                 group=group,

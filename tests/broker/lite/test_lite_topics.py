@@ -22,7 +22,7 @@ from tests.support.lite_topics import (
     send,
     told,
 )
-from tests.support.running_broker import running
+from tests.support.running_broker import limited, running
 
 pytestmark = pytest.mark.trio
 
@@ -80,6 +80,30 @@ async def test_what_is_not_acknowledged_comes_again_in_place_and_says_how_often(
         change = receipt(again, again.records[1]) | {"invisibleTime": 1}
         assert await ack(client, again) == [0, 0]
         assert (await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)).code == ResponseCode.NO_MESSAGE
+
+
+async def test_with_too_many_open_pops_those_whose_time_is_over_come_again_and_make_room(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(pop={"checkpoints_max": 2}), group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        for lite in ("a", "b", "c"):
+            await send(client, lite, lite.encode())
+        await control(client, "PARTIAL_ADD", "a", "b", "c")
+        first = await pop(client, maxMsgNum=2)
+        assert told(first) == [("a", b"a", 0), ("b", b"b", 0)]
+        assert (await pop(client, pollTime=10_000)).code == ResponseCode.POLLING_FULL
+        for message in first.records:
+            change = receipt(first, message) | {"invisibleTime": 1}
+            assert (await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)).code == ResponseCode.SUCCESS
+        again: list[tuple[str, bytes, int]] = []
+        while len(again) < 2:
+            answer = await pop(client, pollTime=10_000)
+            if answer.code == ResponseCode.POLLING_FULL:
+                continue  # the time of neither is over yet
+            again += told(answer)
+            await ack(client, answer)
+        assert sorted(again) == [("a", b"a", 1), ("b", b"b", 1)]
+        assert told(await pop(client, pollTime=10_000)) == [("c", b"c", 0)]
 
 
 async def test_a_changed_invisible_time_lets_a_message_come_again_earlier(tmp_path: Path) -> None:
