@@ -73,7 +73,7 @@ class BrokerCluster(Cluster):
     def run(self) -> None:
         """See `Cluster.run`."""
         try:
-            with replaced(machine, "Dialing", SimDialing):
+            with replaced(machine, "Dialing", SimDialing), self.workload.surroundings():
                 super().run()
         finally:
             for node in self.nodes.values():

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from chaos.broker_sim.clients import Answer, Client, Lost, OnDone
 from chaos.broker_sim.cluster import BrokerCluster
+from chaos.broker_sim.log_oracle import Stored
 from chaos.broker_sim.pop import received
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Workload
 from chaos.log_sim.node import Node
 from chaos.violation import Violation
-from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessages, offsets_of
+from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessages, QueueOfGroup, offsets_of
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.receipts import Receipt
+from mq.protocol.records import StoredMessage
 
 _GROUP = "OPG"
 _CONSUMERS = 3
@@ -44,29 +47,37 @@ class _Held:
         return max(self.put_off.get(offset, self.pop_time_ms + self.invisible_ms) for offset in self.open)
 
 
-class _From(NamedTuple):
-    """Which consumer popped a message, and where."""
+_Place = tuple[QueueOfGroup, int, int]
+"""A message by queue, offset and time of the pop."""
+
+
+class From(NamedTuple):
+    """Which consumer popped a message, and where: at which broker, and from which queue."""
 
     consumer: Client
     node: Node
+    queue: QueueOfGroup
 
 
 class OrderedPop(Workload):
     """See the module."""
 
     name = "ordered-pop"
+    groups: ClassVar[tuple[str, ...]] = (_GROUP,)
 
     def __init__(self, cluster: BrokerCluster) -> None:
         super().__init__(cluster)
         self._consumers = [Client(cluster, 100 + number) for number in range(_CONSUMERS)]
         self._attempts = itertools.count(1)
-        self._held: dict[int, _Held] = {}
-        self._reached: dict[int, int] = {}
-        self._handed_out: Counter[tuple[int, int, int]] = Counter()
-        """By queue, offset and time of the pop: how many responses with it may still reach a client."""
-        self._asked: set[tuple[int, int, int]] = set()
+        self._held: dict[QueueOfGroup, _Held] = {}
+        self._reached: dict[QueueOfGroup, int] = {}
+        self._handed_out: Counter[_Place] = Counter()
+        """How many responses with a message may still reach a client."""
+        self._asked: set[_Place] = set()
         """What clients acknowledge, or try to."""
-        self._done: set[tuple[int, int, int]] = set()
+        self._done: set[_Place] = set()
+        self._gone: set[_Place] = set()
+        """What was popped of a queue that has ended since."""
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
@@ -102,7 +113,10 @@ class OrderedPop(Workload):
         def done(answer: Answer | Lost) -> None:
             repeated = ""
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
-                self._got(_From(consumer, node), answer)
+                got = [
+                    ((_GROUP, self.topic, receipt.queue_id), message, receipt) for message, receipt in received(answer)
+                ]
+                self._got(consumer, node, got)
             else:
                 self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
                 repeated = attempt if answer is Lost.UNKNOWN else ""
@@ -112,25 +126,28 @@ class OrderedPop(Workload):
         self.counts["pops, the same attempt again" if again else "pops"] += 1
         consumer.request(node, RequestCode.POP_MESSAGE, ext, b"", done)
 
-    def _got(self, source: _From, answer: Answer) -> None:
-        queues: dict[int, list[Receipt]] = {}
-        for message, receipt in received(answer):
-            queue_id, offset = receipt.queue_id, receipt.offset
-            queue = self.ledger.queues[self.topic, queue_id]
+    def _got(self, consumer: Client, node: Node, got: list[tuple[QueueOfGroup, StoredMessage, Receipt]]) -> None:
+        queues: dict[QueueOfGroup, list[Receipt]] = {}
+        for key, message, receipt in got:
+            offset, queue = receipt.offset, self.ledger.queues.get(key[1:], [])
+            heard = (key, offset, receipt.pop_time_ms)
+            if heard in self._gone:
+                self.counts["handed out, and gone"] += 1
+                continue
             if offset >= len(queue) or queue[offset].record.body != message.body:
-                raise Violation(f"pop: {queue_id}/{offset} was handed out as {message}")
-            heard = (queue_id, offset, receipt.pop_time_ms)
+                raise Violation(f"pop: {key}/{offset} was handed out as {message}")
             self._handed_out[heard] -= 1
             if self._handed_out[heard] < 0:
-                raise Violation(f"pop: {queue_id}/{offset} was handed out with {receipt}, and that is not committed")
+                raise Violation(f"pop: {key}/{offset} was handed out with {receipt}, and that is not committed")
             self.counts["handed out"] += 1
-            queues.setdefault(queue_id, []).append(receipt)
-        for receipts in queues.values():
-            if [each.offset for each in receipts] != list(range(receipts[0].start, receipts[0].start + len(receipts))):
+            queues.setdefault(key, []).append(receipt)
+        for key, receipts in queues.items():
+            first = receipts[0].offset
+            if [each.offset for each in receipts] != list(range(first, first + len(receipts))):
                 raise Violation(f"order: {receipts} were handed out together")
-            self._handle(source, receipts)
+            self._handle(From(consumer, node, key), receipts)
 
-    def _handle(self, source: _From, receipts: list[Receipt]) -> None:
+    def _handle(self, source: From, receipts: list[Receipt]) -> None:
         """One at a time; at times a consumer stops, or skips a message."""
         at = self.cluster.now
         pace = 0.0 if self.stopped else self.rng.choice((0.0, 0.02, 0.2))
@@ -146,7 +163,7 @@ class OrderedPop(Workload):
             else:
                 self.cluster.at(at, self._acknowledge, source, receipt)
 
-    def _about(self, receipt: Receipt) -> dict[str, Any]:
+    def _about(self, source: From, receipt: Receipt) -> dict[str, Any]:
         return {
             "consumerGroup": _GROUP,
             "topic": self.topic,
@@ -155,25 +172,28 @@ class OrderedPop(Workload):
             "offset": receipt.offset,
         }
 
-    def _acknowledge(self, source: _From, receipt: Receipt) -> None:
-        asked = receipt.queue_id, receipt.offset, receipt.pop_time_ms
+    def _acknowledge(self, source: From, receipt: Receipt) -> None:
+        asked = source.queue, receipt.offset, receipt.pop_time_ms
+        place = *source.queue[1:], receipt.offset
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
-                self.note("ok", "ack", asked[:2], receipt.pop_time_ms)
+                self.note("ok", "ack", place, receipt.pop_time_ms)
                 self.counts["told acknowledged"] += 1
                 if asked not in self._done:
-                    raise Violation(f"pop: {receipt} was told to be acknowledged, the queue is {self._at(asked[0])}")
+                    raise Violation(
+                        f"pop: {receipt} was told to be acknowledged, the queue is {self._at(source.queue)}"
+                    )
                 return
             kind = "info" if answer is Lost.UNKNOWN else "fail"
-            self.note(kind, "ack", asked[:2], receipt.pop_time_ms, err=str(answer))
+            self.note(kind, "ack", place, receipt.pop_time_ms, err=str(answer))
             self.counts["not acknowledged"] += 1
 
-        self.note("invoke", "ack", asked[:2], receipt.pop_time_ms)
+        self.note("invoke", "ack", place, receipt.pop_time_ms)
         self._asked.add(asked)
-        self._ask(source, RequestCode.ACK_MESSAGE, self._about(receipt), done)
+        self._ask(source, RequestCode.ACK_MESSAGE, self._about(source, receipt), done)
 
-    def _put_off(self, source: _From, receipt: Receipt) -> None:
+    def _put_off(self, source: From, receipt: Receipt) -> None:
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
                 self.counts["put off"] += 1
@@ -182,10 +202,10 @@ class OrderedPop(Workload):
                     fresh = receipt._replace(start=receipt.offset, pop_time_ms=pop_time_ms, invisible_ms=invisible_ms)
                     self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 2.0), self._acknowledge, source, fresh)
 
-        ext = self._about(receipt) | {"invisibleTime": self.rng.choice((0, 300, 2000))}
+        ext = self._about(source, receipt) | {"invisibleTime": self.rng.choice((0, 300, 2000))}
         self._ask(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, done)
 
-    def _ask(self, source: _From, code: RequestCode, ext: dict[str, Any], done: OnDone) -> None:
+    def _ask(self, source: From, code: RequestCode, ext: dict[str, Any], done: OnDone) -> None:
         """Mostly the broker that the message came from: if one acknowledgement is missing, all behind it is
         redelivered.
         """
@@ -198,25 +218,25 @@ class OrderedPop(Workload):
     def command(self, command: Any) -> None:
         """See `Workload.command`."""
         match command:
-            case PopMessages(group=group) if group == _GROUP:
+            case PopMessages(group=group) if group in self.groups:
                 self._take_out(command)
             case AckMessages(rows=rows):
-                for group, _, queue_id, start, pop_time_ms, bits in rows:
-                    if group == _GROUP:
-                        self._end(queue_id, pop_time_ms, offsets_of(start, bits))
-            case DeferMessage(queue_id=queue_id, offset=offset) if command.group == _GROUP:
-                held = self._held.get(queue_id)
+                for group, topic, queue_id, start, pop_time_ms, bits in rows:
+                    if group in self.groups:
+                        self._end((group, topic, queue_id), pop_time_ms, offsets_of(start, bits))
+            case DeferMessage(group=group, topic=topic, queue_id=queue_id, offset=offset) if group in self.groups:
+                held = self._held.get((group, topic, queue_id))
                 if held is not None and held.pop_time_ms == command.pop_time_ms:
                     held.put_off[offset] = command.new_pop_time_ms + command.invisible_ms
             case _:
                 pass
 
     def _take_out(self, command: PopMessages) -> None:
-        queue_id, at_ms, reached = command.queue_id, command.pop_time_ms, self._reached.get(command.queue_id, 0)
+        key, at_ms = (command.group, command.topic, command.queue_id), command.pop_time_ms
         taken = list(offsets_of(command.start, command.taken))
-        if not taken or taken != list(range(reached, command.next_offset)):
-            raise Violation(f"order: {command} takes {taken}, the queue is {self._at(queue_id)}")
-        held = self._held.get(queue_id)
+        if not taken or taken != list(range(self._next(key), command.next_offset)):
+            raise Violation(f"order: {command} takes {taken}, the queue is {self._at(key)}")
+        held = self._held.get(key)
         if held is not None:
             if command.attempt and command.attempt == held.attempt:
                 self.counts["had again by the same attempt"] += 1
@@ -225,43 +245,51 @@ class OrderedPop(Workload):
                 raise Violation(f"early: {command} takes {held.until_ms - at_ms} ms too early what is {held}")
             else:
                 self.counts["had again after their time"] += 1
-        self._held[queue_id] = _Held(
-            at_ms, command.invisible_ms, command.attempt or "", command.next_offset, set(taken)
-        )
+        self._held[key] = _Held(at_ms, command.invisible_ms, command.attempt or "", command.next_offset, set(taken))
         for offset in taken:
-            self._handed_out[queue_id, offset, at_ms] += 1
+            self._handed_out[key, offset, at_ms] += 1
 
-    def _end(self, queue_id: int, pop_time_ms: int, offsets: Any) -> None:
-        held = self._held.get(queue_id)
+    def _end(self, key: QueueOfGroup, pop_time_ms: int, offsets: Any) -> None:
+        held = self._held.get(key)
         if held is None or held.pop_time_ms != pop_time_ms:
             return
         for offset in held.open.intersection(offsets):
-            place = queue_id, offset, pop_time_ms
+            place = key, offset, pop_time_ms
             if place not in self._asked:
                 raise Violation(f"lost: {place} is done, and nobody acknowledged it")
             self._done.add(place)
             self.counts["acknowledged by consumers"] += 1
             held.open.remove(offset)
-        self._reached[queue_id] = min(held.open, default=held.next_offset)
+        self._reached[key] = min(held.open, default=held.next_offset)
         if not held.open:
-            del self._held[queue_id]
+            del self._held[key]
 
-    def _at(self, queue_id: int) -> str:
-        return f"at {self._reached.get(queue_id, 0)}, {self._held.get(queue_id)}"
+    def _next(self, key: QueueOfGroup) -> int:
+        """The first offset of a queue that is not acknowledged."""
+        return self._reached.get(key, self.ledger.begins.get(key[1:], 0))
+
+    def _at(self, key: QueueOfGroup) -> str:
+        return f"at {self._next(key)}, {self._held.get(key)}"
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
+    def _keys(self) -> list[QueueOfGroup]:
+        """The queues of which all messages must be acknowledged in the end."""
+        return [(_GROUP, self.topic, queue_id) for queue_id in range(self.queues)]
+
+    def _unread(self) -> Iterator[tuple[QueueOfGroup, Stored]]:
+        """The first message of each queue that is not acknowledged."""
+        for key in self._keys():
+            for stored in self.ledger.queues[key[1:]][self._next(key) :][:1]:
+                yield key, stored
+
     def needed_from(self) -> int:
         """See `Workload.needed_from`: what is not acknowledged."""
-        left = [self.ledger.queues[self.topic, each][self._reached.get(each, 0) :][:1] for each in range(self.queues)]
-        return min((stored.record.physical_offset for some in left for stored in some), default=1 << 62)
+        return min((stored.record.physical_offset for _, stored in self._unread()), default=1 << 62)
 
     def is_settled(self) -> bool:
         """See `Workload.is_settled`."""
-        return all(
-            self._reached.get(queue_id, 0) == len(self.ledger.queues[self.topic, queue_id])
-            for queue_id in range(self.queues)
-        )
+        return not any(self._unread())
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""
@@ -272,7 +300,7 @@ class OrderedPop(Workload):
         """See `Workload.check_replicas`."""
         super().check_replicas(running)
         for process in running:
-            for queue_id, reached in self._reached.items():
-                offset = process.metadata.consumer_offset(_GROUP, self.topic, queue_id)
+            for key, reached in self._reached.items():
+                offset = process.metadata.consumer_offset(*key)
                 if offset != reached:
-                    raise Violation(f"offset: queue {queue_id} is at {offset} at {process.node_id}, not {reached}")
+                    raise Violation(f"offset: {key} is at {offset} at {process.node_id}, not {reached}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
 from chaos.broker_sim.clients import Answer, Client, Connection, Lost
@@ -87,6 +88,10 @@ class Workload:
     def limits(self, drawn: BrokerLimits) -> BrokerLimits:
         """The limits of the brokers, from those that were drawn."""
         return drawn
+
+    def surroundings(self) -> AbstractContextManager[None]:
+        """What of the production code is other in this workload, for as long as it runs."""
+        return nullcontext()
 
     def act(self) -> None:
         """Do the next operation."""

@@ -1,0 +1,324 @@
+"""The workload "lite": clients send to some dozens of lite topics, and subscribe to, pop and acknowledge them in two
+groups: members of one subscribe to some lite topics each, those of the other read all.
+
+What must hold: all that "ordered-pop" says of queues, for each lite topic and group. The queue of a lite topic contains
+the messages that were sent to it, in the order of the log, on every replica. A lite topic ends only when its last
+message is as old as the parent says, and begins again empty, also for the groups. Who subscribes to a lite topic gets
+what is in it within a long poll, once nobody else holds it and the brokers are well.
+
+In half of the runs lite topics end some seconds after their last message: then a minute of theirs is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Final
+
+from chaos.broker_sim.clients import Answer, Client, Lost
+from chaos.broker_sim.cluster import BrokerCluster
+from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
+from chaos.broker_sim.ordered_pop import From, OrderedPop
+from chaos.broker_sim.process import BrokerProcess
+from chaos.limits import replaced
+from chaos.violation import Violation
+from mq.broker.lite import expiry
+from mq.broker.state.lite_offsets import ExpireLiteTopics
+from mq.broker.state.pop_checkpoints import QueueOfGroup
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.lite_attributes import BIND_TOPIC, WILDCARD, expiration_ms
+from mq.protocol.lite_bodies import Action, LiteSubscription, LiteSubscriptionSet
+from mq.protocol.names import is_lite_queue, lite_queue, split_lite_queue
+from mq.protocol.numbers import QueueOffset
+from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.receipts import NORMAL, ORDERED_REVIVE_QUEUE, Receipt
+from mq.protocol.records import RecordError, StoredMessage, decode_records
+
+_SOME, _ALL = "LG", "WG"
+"""The groups: members subscribe to some lite topics, or read all."""
+_MEMBERS: Final = {"M0": _SOME, "M1": _SOME, "M2": _SOME, "W0": _ALL, "W1": _ALL}
+_TOPICS: Final = 36
+_BUSY: Final = 6
+_BUSY_SECONDS: Final = 3.0
+"""Most messages go to a few lite topics, to others after a while."""
+_EXPIRING: Final = 0.5
+_MINUTE_MS: Final = 3000
+_SAID_AGAIN_SECONDS: Final = 2.0
+_POLL_MS: Final = 1000
+_HIDDEN_SECONDS: Final = 30.0
+"""A leader looks at all subscriptions every 15 s; the rest is for its backlog after the last fault."""
+
+
+class Lite(OrderedPop):
+    """See the module."""
+
+    name = "lite"
+    groups: ClassVar[tuple[str, ...]] = (_SOME, _ALL)
+
+    def __init__(self, cluster: BrokerCluster) -> None:
+        super().__init__(cluster)
+        self._consumers = [Client(cluster, 100 + number) for number in range(len(_MEMBERS))]
+        self._names = dict(zip(self._consumers, _MEMBERS, strict=True))
+        self._wanted: dict[str, set[str]] = {name: set() for name in _MEMBERS}
+        """What members subscribe to, as they see it."""
+        self._expires = self.rng.random() < _EXPIRING
+        self._to_create = self._creations()
+        self._ending: list[tuple[str, int]] = []
+        self._former_ends: dict[str, int] = {}
+        self._waiting: dict[QueueOfGroup, tuple[int, float]] = {}
+        """The first unread message of a queue, and since when it should come."""
+        self._leader: BrokerProcess | None = None
+
+    def surroundings(self) -> AbstractContextManager[None]:
+        """See `Workload.surroundings`."""
+        return replaced(expiry, "expiration_ms", _shorter) if self._expires else nullcontext()
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Workload.begin`."""
+        super().begin()
+        for member in self._consumers:
+            self.cluster.at(self.rng.uniform(0.5, 1.5), self._say_again, member)
+        self.cluster.at(1.0, self._look_for_hidden)
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        if self._to_create:
+            self._create_next()
+        elif self.rng.random() < 0.05:
+            self._change(self.rng.choice(self._consumers))
+        else:
+            self.send(self.new("plain", {props.LITE_TOPIC: self._some_topic()}))
+
+    def _some_topic(self) -> str:
+        if self.rng.random() < 0.2:
+            return f"s{self.rng.randrange(_TOPICS)}"
+        window = int(self.cluster.now / _BUSY_SECONDS)
+        return f"s{(window * _BUSY + self.rng.randrange(_BUSY)) % _TOPICS}"
+
+    def _creations(self) -> list[tuple[RequestCode, dict[str, Any] | None, bytes]]:
+        """Requests for the topic and the groups. They are refused until the format level allows lite topics."""
+        attributes = "+message.type=LITE" + (",+lite.topic.expiration=1" if self._expires else "")
+        topic = {
+            "topic": self.topic,
+            "defaultTopic": "TBW102",
+            "readQueueNums": self.queues,
+            "writeQueueNums": self.queues,
+            "perm": 6,
+            "topicFilterType": "SINGLE_TAG",
+            "attributes": attributes,
+        }
+        bound = {f"+{BIND_TOPIC}": self.topic}
+        some = SubscriptionGroupConfig(group_name=_SOME, attributes=bound)
+        every = SubscriptionGroupConfig(group_name=_ALL, attributes=bound | {f"+{WILDCARD}": "true"})
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        return [
+            (RequestCode.UPDATE_AND_CREATE_TOPIC, topic, b""),
+            (code, None, some.encode()),
+            (code, None, every.encode()),
+        ]
+
+    def _create_next(self) -> None:
+        wanted = self._to_create[0]
+
+        def done(answer: Answer | Lost) -> None:
+            is_created = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+            if is_created and self._to_create[:1] == [wanted]:
+                del self._to_create[0]
+
+        self.clients[0].request(self.cluster.some_node(self.rng), *wanted, done)
+
+    def _change(self, member: Client) -> None:
+        """A member subscribes to a few lite topics, or does not any more."""
+        name = self._names[member]
+        if _MEMBERS[name] == _ALL:
+            return
+        adds = self.rng.random() < 0.7
+        some = {f"s{self.rng.randrange(_TOPICS)}" for _ in range(self.rng.choice((1, 3, 12)))}
+        self._wanted[name] = self._wanted[name] | some if adds else self._wanted[name] - some
+        self._say(member, Action.PARTIAL_ADD if adds else Action.PARTIAL_REMOVE, some)
+
+    def _say_again(self, member: Client) -> None:
+        """As clients do from time to time: who leads now may not know."""
+        name = self._names[member]
+        if self.stopped and _MEMBERS[name] == _SOME:
+            self._wanted[name] = {f"s{number}" for number in range(_TOPICS)}
+        self._say(member, Action.COMPLETE_ADD, self._wanted[name])
+        self.cluster.at(self.cluster.now + _SAID_AGAIN_SECONDS, self._say_again, member)
+
+    def _say(self, member: Client, action: Action, topics: set[str]) -> None:
+        name = self._names[member]
+        entry = LiteSubscription(
+            action=action, client_id=name, group=_MEMBERS[name], topic=self.topic, lite_topics=sorted(topics)
+        )
+        body = LiteSubscriptionSet(subscriptions=[entry]).encode()
+        node = self.cluster.some_node(self.rng)
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self.counts["subscriptions"] += 1
+
+        member.request(node, RequestCode.LITE_SUBSCRIPTION_CTL, None, body, done)
+
+    def _pop_next(self, consumer: Client, again: str) -> None:
+        attempt = again or self.rng.choice(("", f"A{next(self._attempts)}"))
+        name = self._names[consumer]
+        ext = {
+            "clientId": name,
+            "consumerGroup": _MEMBERS[name],
+            "topic": self.topic,
+            "maxMsgNum": 32 if self.stopped else self.rng.choice((1, 4, 32)),
+            "invisibleTime": 3000 if self.stopped else self.rng.choice((200, 1000, 3000)),
+            "pollTime": self.rng.choice((0, _POLL_MS)),
+            "bornTime": self.cluster.true_ms(),
+            "attemptId": attempt or None,
+            "raftmqSaysSubscriptions": self.rng.random() < 0.5,
+        }
+        node = self.cluster.some_node(self.rng)
+
+        def done(answer: Answer | Lost) -> None:
+            repeated = ""
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self._got(consumer, node, _received(_MEMBERS[name], answer))
+            else:
+                self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
+                repeated = attempt if answer is Lost.UNKNOWN else ""
+                if isinstance(answer, Answer) and answer.code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
+                    self._say(consumer, Action.COMPLETE_ADD, self._wanted[name])
+            self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer, repeated)
+
+        self.counts["pops, the same attempt again" if again else "pops"] += 1
+        consumer.request(node, RequestCode.POP_LITE_MESSAGE, ext, b"", done)
+
+    def _about(self, source: From, receipt: Receipt) -> dict[str, Any]:
+        group, queue, _ = source.queue
+        return {
+            "consumerGroup": group,
+            "topic": self.topic,
+            "queueId": 0,
+            "extraInfo": receipt.encode(),
+            "offset": receipt.offset,
+            "liteTopic": split_lite_queue(queue)[1],
+        }
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def stored(self, stored: Stored) -> None:
+        """See `Workload.stored`: a message of the parent is the next one of its lite topic, too."""
+        record = stored.record
+        if record.topic != self.topic:
+            return
+        queue, offset = record.properties[props.LITE_QUEUE], int(record.properties[props.LITE_OFFSET])
+        if queue != lite_queue(self.topic, self.ledger.sent[stored.value].properties[props.LITE_TOPIC]):
+            raise Violation(f"lite: {stored.place} is in {queue}")
+        known = self.ledger.queues.get((queue, 0))
+        if known is None:
+            if offset not in (0, self._former_ends.get(queue)):
+                raise Violation(f"lite: {queue} begins at {offset}, the former one ended {self._former_ends}")
+            # A message that was on its way when its lite topic ended keeps its offset.
+            self.ledger.begins[queue, 0] = offset
+            known = self.ledger.queues[queue, 0] = [OF_DELETED_TOPIC] * offset
+        if offset != len(known):
+            raise Violation(f"lite: {queue} goes on with {offset}, {len(known)} was due")
+        known.append(stored)
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        if isinstance(command, ExpireLiteTopics):
+            self._ending += command.rows
+        else:
+            super().command(command)
+
+    def entry_ends(self) -> None:
+        """See `Workload.entry_ends`: messages of the same entry keep their lite topic."""
+        ending, self._ending = self._ending, []
+        for queue, end in ending:
+            known = self.ledger.queues.get((queue, 0))
+            if known is None or len(known) != end:
+                self.counts["lite topics kept"] += 1
+                continue
+            self._check_old(queue, known[-1])
+            self.counts["lite topics ended"] += 1
+            del self.ledger.queues[queue, 0], self.ledger.begins[queue, 0]
+            self._former_ends[queue] = end
+            for group in self.groups:
+                self._forget((group, queue, 0))
+
+    def _check_old(self, queue: str, last: Stored) -> None:
+        """A lite topic may end that got nothing for so long, or of which the log has nothing any more."""
+        if not self._expires:
+            raise Violation(f"alive: {queue} ends, and its topic does not say that it may")
+        if last.record.physical_offset < self.cluster.dropped_pos or "clock" in self.cluster.plan.kinds:
+            return  # a broker whose monotonic clock jumps takes its wall clock for wrong, and goes on without it
+        age_ms = self.cluster.true_ms() - last.record.store_timestamp_ms
+        if age_ms < _MINUTE_MS - 2 * self.cluster.plan.wall_skew_ms:
+            raise Violation(f"alive: {queue} ends {age_ms} ms after {last.place}")
+
+    def _forget(self, key: QueueOfGroup) -> None:
+        """What is popped of a queue that has ended is open no more; a client may still hear of it."""
+        self._reached.pop(key, None)
+        if (held := self._held.pop(key, None)) is not None:
+            self.counts["lite topics ended, popped from"] += 1
+            self._done.update((key, offset, held.pop_time_ms) for offset in held.open)
+        gone = [place for place in self._handed_out if place[0] == key]
+        for place in gone:
+            del self._handed_out[place]
+        self._gone.update(gone)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _keys(self) -> list[QueueOfGroup]:
+        return [(group, queue, 0) for queue, _ in self.ledger.queues if is_lite_queue(queue) for group in self.groups]
+
+    def _look_for_hidden(self) -> None:
+        """Once all faults are over, nothing that is unread may stay in its lite topic."""
+        self.cluster.at(self.cluster.now + 0.5, self._look_for_hidden)
+        running = self.cluster.brokers()
+        leader = next((process for process in running if process.leads), None)
+        if not self.stopped or leader is not self._leader or any(process.queues.has_damage for process in running):
+            self._leader = leader
+            self._waiting.clear()
+            return
+        visible_ms = self.cluster.true_ms() - 2 * self.cluster.plan.wall_skew_ms
+        waiting: dict[QueueOfGroup, tuple[int, float]] = {}
+        for key, _ in self._unread():
+            held, offset = self._held.get(key), self._next(key)
+            if held is not None and held.until_ms > visible_ms:
+                continue
+            before, since = self._waiting.get(key, (offset, self.cluster.now))
+            waiting[key] = offset, since if before == offset else self.cluster.now
+            if self.cluster.now - waiting[key][1] > _HIDDEN_SECONDS:
+                raise Violation(f"hidden: {key} has a message for {_HIDDEN_SECONDS} s, it is {self._at(key)}")
+        self._waiting = waiting
+
+    def check_replicas(self, running: list[BrokerProcess]) -> None:
+        """See `Workload.check_replicas`."""
+        super().check_replicas(running)
+        known = {queue for queue, _ in self.ledger.queues if is_lite_queue(queue)}
+        for process in running:
+            there = {queue for queue, _ in process.queues.all_keys() if is_lite_queue(queue)}
+            if there != known:
+                raise Violation(f"queues: {process.node_id} and the log differ in {sorted(there ^ known)}")
+
+
+def _shorter(attributes: Mapping[str, str]) -> int | None:
+    """The expiration of lite topics with shorter minutes."""
+    limit = expiration_ms(attributes)
+    return None if limit is None else limit * _MINUTE_MS // 60_000
+
+
+def _received(group: str, answer: Answer) -> list[tuple[QueueOfGroup, StoredMessage, Receipt]]:
+    """Messages, their queues and receipts; none for a response with a record that is damaged on that replica's disk."""
+    try:
+        messages = decode_records(answer.body)
+    except RecordError:
+        return []
+    times = int(answer.ext["popTime"]), int(answer.ext["invisibleTime"])
+    got = []
+    for message in messages:
+        offset = QueueOffset(int(message.properties[props.LITE_OFFSET]))
+        receipt = Receipt(offset, *times, ORDERED_REVIVE_QUEUE, NORMAL, "broker-a", 0, offset)
+        got.append(((group, message.properties[props.LITE_QUEUE], 0), message, receipt))
+    return got
