@@ -23,7 +23,7 @@ from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.message_view import message_fields
 from mq.cli.operators import operator_name
 from mq.cli.output import Json, JsonLines, parse_time, print_json, time_of
-from mq.cli.tables import plain_table, print_table
+from mq.cli.tables import plain_table, print_table, visible
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
@@ -169,11 +169,13 @@ def show(
         return
     for name, value in ({"message_id": letter.message_id} | _fields(letter)).items():
         if value not in (None, []):
-            print(f"{name.replace('_', ' '):>12}  {' '.join(value) if isinstance(value, list) else value}")
+            print(
+                f"{name.replace('_', ' '):>12}  {visible(' '.join(value) if isinstance(value, list) else str(value))}"
+            )
     for name, value in sorted(letter.user_properties.items()):
-        print(f"{'property':>12}  {name}={value}")
+        print(f"{'property':>12}  {visible(f'{name}={value}')}")
     print(f"{'body':>12}  {len(letter.body):,} bytes\n")
-    print(letter.body.decode("utf-8", "backslashreplace"))
+    print(visible(letter.body.decode("utf-8", "backslashreplace")))
 
 
 @app.command("requeue")
@@ -235,7 +237,8 @@ def requeue(
         with client_errors():
             run_trio(main)
     except CommandFailed as error:
-        raise CommandFailed(f"{error}; requeued {sent:,} before that", error.exit_code) from error
+        before = f"; requeued {sent:,} before that" if sent else ""
+        raise CommandFailed(f"{error}{before}", error.exit_code) from error
     if as_json:
         print_json({"group": group, "requeued": sent, "to_topic": to_topic, "operator": operator})
     else:
@@ -298,20 +301,20 @@ def export(
 
     async def main() -> None:
         nonlocal count
-        try:
-            output = sys.stdout if file is None else file.open("x", encoding="utf-8")
-        except OSError as error:
-            raise CommandFailed(f"{file}: {error.strerror}") from error
-        try:
-            async with _reader(namesrv, group, everything=everything) as consumer:
+        async with _reader(namesrv, group, everything=everything) as consumer:
+            try:
+                output = sys.stdout if file is None else file.open("x", encoding="utf-8")
+            except OSError as error:
+                raise CommandFailed(f"{file}: {error.strerror}") from error
+            try:
                 async for letter in await consumer.read_to_end():
                     if wanted(letter):
                         output.write(json.dumps(_fields(letter) | message_fields(letter)) + "\n")
                         count += 1
-        finally:
-            output.flush()
-            if file is not None:
-                output.close()
+            finally:
+                output.flush()
+                if file is not None:
+                    output.close()
 
     with client_errors():
         run_trio(main)
@@ -344,12 +347,11 @@ def _chosen(queues: frozenset[MessageQueue], name: str | None) -> list[MessageQu
     names = {_queue_name(queue): queue for queue in sorted(queues)}
     if name is None and len(names) == 1:
         return list(names.values())
+    if not names:
+        raise CommandFailed("the group has no dead letters", EXIT_FAILED)
     if name not in names:
-        known = ", ".join(names) or "none"
-        what = (
-            "several queues have dead letters, pass --queue" if name is None and names else f"there is no queue {name}"
-        )
-        raise CommandFailed(f"{what}: {known}", EXIT_FAILED)
+        what = "several queues have dead letters, pass --queue" if name is None else f"there is no queue {name}"
+        raise CommandFailed(f"{what}: {', '.join(names)}", EXIT_FAILED)
     return [names[name]]
 
 

@@ -53,7 +53,7 @@ async def requeue(
     properties = {name: value for name, value in letter.properties.items() if name not in _OF_THE_LETTER}
     properties[props.REQUEUED_BY] = props.safe_value(operator)
     if to_topic:
-        del properties[props.RETRY_TOPIC]
+        properties.pop(props.RETRY_TOPIC, None)
     else:
         properties[props.RETRY_TOPIC] = origin
     topic = origin if to_topic else retry_topic(group)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mq.cli.app import app
 from mq.cli.errors import CommandFailed
-from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
+from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage
 from tests.support.name_server_and_broker import cluster
 
 pytestmark = pytest.mark.trio
@@ -151,6 +151,19 @@ async def test_letters_sent_to_their_topic_reach_all_groups(dlq: Dlq) -> None:
     assert sorted(message.body for message in again) == [b"letter 0", b"letter 1", b"letter 2"]
 
 
+async def test_a_letter_without_the_property_of_retries_is_sent_to_its_topic(dlq: Dlq) -> None:
+    """`--to-topic` ended with a KeyError if only DLQ_ORIGIN_TOPIC names the topic, as other software may write it."""
+    async with (
+        PullConsumer(dlq.namesrv, "TOOLS_CONSUMER", consume_from="first") as consumer,
+        Admin(dlq.namesrv) as admin,
+    ):
+        await consumer.assign(await consumer.queues(DLQ))
+        letter = await anext(aiter(await consumer.read_to_end()))
+        letter.record.properties.pop("RETRY_TOPIC")
+        await admin.requeue_dead_letter("mail", letter, to_topic=True)
+        assert sum(ends.max_offset for ends in (await admin.topic_stats("T")).values()) == 4
+
+
 async def test_dismissed_letters_leave_the_list_and_stay_in_their_topic(dlq: Dlq) -> None:
     assert "consumer group mail has 3 dead letters" in await doctor(dlq.namesrv)
     assert (await dlq.json("dismiss", "mail", "--until", "2020-01-01T00:00Z"))["dismissed"] == 0
@@ -191,9 +204,15 @@ async def test_bad_input_is_refused_with_a_reason(dlq: Dlq, tmp_path: Path) -> N
     assert len(file.read_text().splitlines()) == 3
     assert "File exists" in await dlq.text("export", "mail", str(file), code=2)
     await dlq.text("requeue", "mail", "--since", "yesterday", code=2)
+    # The file used to be there afterwards, empty, and the next try ended with "File exists".
+    other = tmp_path / "others.jsonl"
+    await dlq.text("export", "nobody", str(other), code=1)
+    assert not other.exists()
 
 
 async def test_a_group_without_dead_letters_has_an_empty_list(dlq: Dlq) -> None:
     await consume(dlq.namesrv, "audit", 3, fail=False)
     assert await dlq.text("list", "audit") == "audit has no dead letters to deal with\n"
     assert (await dlq.json("requeue", "audit"))["requeued"] == 0
+    # It used to say "there is no queue None: none".
+    assert await dlq.text("show", "audit", "17", code=1) == "the group has no dead letters"
