@@ -12,6 +12,7 @@ from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.message_view import message_fields
 from mq.cli.output import Json, parse_time, print_json
+from mq.cli.tables import visible
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.message import ReceivedMessage
@@ -25,8 +26,8 @@ Time = Annotated[
     typer.Argument(parser=parse_time, metavar="TIME", help="2026-03-01T09:30 is local, 2026-03-01T09:30Z is UTC."),
 ]
 _BODY_BYTES_MAX = 200
-_OTHERWISE = ("tag", "keys", "body", "body_base64")
-"""Shown among the properties, or, for bodies, in another form."""
+_OTHERWISE = ("tag", "keys", "properties", "body", "body_base64")
+"""Shown among the properties, or in another form."""
 
 
 @app.command("by-id")
@@ -100,5 +101,7 @@ def _show(messages: Sequence[ReceivedMessage], as_json: bool) -> None:
         for name, value in message_fields(message).items():
             if name not in _OTHERWISE:
                 print(f"{name:>17}  {value}")
-        text = message.body[:_BODY_BYTES_MAX].decode("utf-8", "replace")
-        print(f"{'body':>17}  {text!r}{'...' if len(message.body) > _BODY_BYTES_MAX else ''}\n")
+        for name, value in sorted(message.properties.items()):
+            print(f"{'property':>17}  {visible(f'{name}={value}')}")
+        text = visible(message.body[:_BODY_BYTES_MAX].decode("utf-8", "backslashreplace"))
+        print(f"{'body':>17}  {text}{'...' if len(message.body) > _BODY_BYTES_MAX else ''}\n")

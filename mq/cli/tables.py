@@ -30,7 +30,7 @@ class PlainTable(Table):
 def visible(text: str) -> str:
     """The text with control characters as escapes: they would change colors, the title or the lines of a terminal."""
     return "".join(
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
     )
 
 

@@ -108,7 +108,8 @@ async def test_the_command_line_shows_them(tmp_path: Path) -> None:
             return [line.strip() for line in result.stdout.splitlines() if line.strip() and "[info " not in line]
 
         shown = await lines("by-id", sent[1].offset_message_id)
-        assert "body  'body 1'" in shown
+        assert "body  body 1" in shown
+        assert "property  KEYS=all" in shown
         assert f"message_id  {sent[1].message_id}" in shown
         found = json.loads("".join(await lines("by-key", "T", "all", "--count", "2", "--json")))
         assert [(each["offset"], each["body"]) for each in found] == [(1, "body 1"), (2, "body 2")]
