@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import trio
 
+from mq.broker.consume.follower_reads import broker_id_of
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.client.admin import Admin
 from mq.client.errors import BrokerError, ClientError
@@ -148,12 +149,12 @@ def _group_status(cluster: str, group: str, answers: list[BrokerAnswer]) -> Grou
     leader = max(leading, key=lambda figures: _number(figures, "term") or 0, default=None)
     peers: dict[str, dict[str, object]] = json.loads(leader.get("raftmq.peers", "{}")) if leader else {}
     members: dict[str, str] = json.loads(leader.get("raftmq.members", "{}")) if leader else {}
+    node_ids = {broker_id_of(node_id): node_id for node_id in peers}
     replicas = []
     for answer in sorted(answers, key=lambda a: a.broker_id):
         if answer.figures is None:
-            replicas.append(
-                ReplicaStatus(f"id {answer.broker_id}", answer.address, UNREACHABLE, refusal=answer.refusal)
-            )
+            node_id = node_ids.get(answer.broker_id, f"id {answer.broker_id}")
+            replicas.append(ReplicaStatus(node_id, answer.address, UNREACHABLE, refusal=answer.refusal))
         else:
             known = _replica_status(answer.address, answer.figures, leader, peers)
             ahead, error = _clock(answer.figures, answer)

@@ -25,10 +25,10 @@ def consumer_findings(survey: Survey) -> Iterator[Finding]:
     consumers = survey.consumers
     if consumers is None:
         yield Finding(
-            Severity.NOTICE,
+            Severity.WARNING,
             "consumer groups",
             f"were not looked at: {survey.consumers_reason}",
-            "run raftmq doctor again when the brokers answer",
+            "run raftmq doctor again when the brokers answer; with accounts, as an administrator",
             "docs/operations.md#look-first",
         )
         return
@@ -96,7 +96,7 @@ def _stuck(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers:
         return
     waiting = sum(each.end - each.offset for each in lagging.values())
     config = consumers.configs.get(group)
-    members = consumers.members.get(group, [])
+    members = consumers.members.get(group)
     if config is not None and not config.consume_enable:
         yield Finding(
             Severity.WARNING,
@@ -106,7 +106,7 @@ def _stuck(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers:
             "docs/commands.md",
         )
         return
-    if not members:
+    if members == []:
         yield Finding(
             Severity.WARNING,
             _subject(group),
@@ -130,7 +130,8 @@ def _stuck(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers:
             Severity.WARNING,
             _subject(group),
             f"made no progress for {consumers.watched_seconds:.0f} s in {_queues(stuck)}, where {count:,} messages "
-            f"wait{_since(stuck, consumers.now_ms)}; members: {_members(members)}",
+            f"wait{_since(stuck, consumers.now_ms)}; members: "
+            f"{'the brokers did not say which' if members is None else _members(members)}",
             "look at the logs of these members; if one message fails again and again: raftmq consumer-group skip",
             "docs/troubleshooting.md#a-queue-does-not-go-on-one-message-always-fails",
         )

@@ -126,6 +126,10 @@ def _leadership(group: GroupStatus) -> Iterator[Finding]:
     answering = [each for each in group.replicas if each.role != UNREACHABLE]
     if group.is_stock:
         return
+    if group.leader is None and any(each.refusal is not None for each in group.replicas):
+        for name in silent:  # who leads is not known; `_replica` reports those that refuse
+            yield Finding(Severity.WARNING, f"replica {name}", "does not answer", "start it", page)
+        return
     if group.leader is None:
         what = "has no leader and accepts no messages" if answering else "has no replica that answers"
         start = f"start {', '.join(silent)}; " if silent else ""

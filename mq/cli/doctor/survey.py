@@ -40,7 +40,7 @@ class Consumers:
         before, after: the progress of each group at the beginning and at the end of the watch.
         watched_seconds: between the two.
         configs: the settings of each group, from any broker group.
-        members: of the groups that lag, by group.
+        members: of the groups that lag, by group; without those whose members the brokers did not tell.
         ends: of the queues in which some group lags.
         at_risk: of the queues in which a group lags far, the offset of the first message that is younger than
             `AT_RISK` of the retention time: retention soon deletes those before it.
@@ -108,7 +108,9 @@ async def survey(namesrv: str, *, watch_seconds: float) -> Survey:
     found = Survey(groups, settings, name_servers, unresolved)
     leaderless = [group.group for group in groups if group.leader is None and not group.is_stock]
     if not groups or leaderless:
-        reason = f"{', '.join(leaderless)} has no leader" if leaderless else "there is no broker"
+        is_refused = any(each.refusal is not None for group in groups for each in group.replicas)
+        what = "does not show its leader" if is_refused else "has no leader"
+        reason = f"{', '.join(leaderless)} {what}" if leaderless else "there is no broker"
         return replace(found, consumers_reason=reason)
     try:
         return replace(found, consumers=await _consumers(namesrv, settings.values(), watch_seconds))

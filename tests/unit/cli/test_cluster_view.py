@@ -55,6 +55,17 @@ def test_registered_replica_that_does_not_answer_is_unreachable() -> None:
     assert [replica.role for replica in group.replicas if replica.address == "127.0.0.1:10913"] == [UNREACHABLE]
 
 
+def test_a_replica_that_hangs_is_shown_once_with_its_node_id() -> None:
+    """It used to be there twice: registered as "id 3" with an address, and as n2 from the leader's view."""
+    leader = figures("n0", "leader", peers=peers(n1=(100, True), n2=(90, False)))
+    [group] = group_statuses([answer(0, leader), answer(2, figures("n1", "follower")), answer(3, None)])
+    assert [(each.node_id, each.role == UNREACHABLE) for each in group.replicas] == [
+        ("n0", False),
+        ("n1", False),
+        ("n2", True),
+    ]
+
+
 def test_dead_replica_that_no_name_server_lists_is_shown_from_the_leaders_view() -> None:
     leader = figures("n1", "leader", peers=peers(n0=(60, False), n2=(100, True)))
     [group] = group_statuses([answer(0, leader), answer(3, figures("n2", "follower"))])

@@ -168,9 +168,18 @@ def test_no_leader_comes_before_everything_else() -> None:
     assert findings[0].severity is Severity.CRITICAL
     assert findings[0].what == "has no leader and accepts no messages"
     assert "start id 1 (10.0.0.1:10911), id 2 (10.0.0.2:10911)" in findings[0].remedy
-    assert [each.severity for each in findings] == [Severity.CRITICAL, Severity.WARNING, Severity.NOTICE]
+    assert [each.severity for each in findings] == [Severity.CRITICAL, Severity.WARNING, Severity.WARNING]
     assert findings[-1].what == "were not looked at: broker-a has no leader"
-    assert summary(findings) == "1 critical, 1 warning, 1 notice."
+    assert summary(findings) == "1 critical, 2 warnings."
+
+
+def test_brokers_that_refuse_the_account_are_not_said_to_have_no_leader() -> None:
+    """With a wrong key, the doctor reported two groups without a leader as critical, and both were well."""
+    refused = [BrokerAnswer("C", "broker-a", number, f"10.0.0.{number}:10911", None, "wrong key") for number in (0, 2)]
+    silent = BrokerAnswer("C", "broker-a", 3, "10.0.0.3:10911", None)
+    findings = found(*group_statuses([*refused, silent]), consumers=None)
+    assert [each.severity for each in findings] == [Severity.WARNING] * 4
+    assert sum("refuses to answer: wrong key" in each.what for each in findings) == 2
 
 
 def test_no_broker_at_all() -> None:
@@ -251,9 +260,16 @@ def test_messages_that_came_during_the_watch_do_not_make_a_group_stuck() -> None
 
 
 def test_a_group_without_members_or_disabled() -> None:
-    assert "has no members; 900 messages wait" in only(found(consumers=replace(lagging(), members={})))[1]
+    assert "has no members; 900 messages wait" in only(found(consumers=replace(lagging(), members={"billing": []})))[1]
     config = SubscriptionGroupConfig("billing", consume_enable=False)
     assert "is disabled; 900 messages" in only(found(consumers=replace(lagging(), configs={"billing": config})))[1]
+
+
+def test_a_group_whose_members_no_broker_told_is_not_said_to_have_none() -> None:
+    """The remedy for a group without members is to delete it: a broker that answered too late caused that advice."""
+    assert found(consumers=replace(lagging(moved=1), members={})) == []
+    what = only(found(consumers=replace(lagging(), members={})))[1]
+    assert what.endswith("members: the brokers did not say which")
 
 
 def test_messages_that_retention_deleted_or_will_delete() -> None:
