@@ -11,7 +11,7 @@ import msgspec
 
 from mq.protocol import properties as props
 from mq.protocol.batch import BATCHED_BYTES_MIN, BatchedMessage, encode_batch
-from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, StoredMessage
+from mq.protocol.records import BORN_HOST_IPV6, IN_LITE_TOPIC, STORE_HOST_IPV6, TRANSACTION_MASK, StoredMessage
 
 BATCH_MESSAGES_MAX: Final = 256
 BATCH_BYTES_MAX: Final = 1024 * 1024
@@ -22,10 +22,24 @@ SOURCE_SEQUENCE: Final = "RAFTMQ_SOURCE_SEQUENCE"
 
 _NUMBERS: Final = {props.PRODUCER_ID: SOURCE_PRODUCER, props.SEQUENCE: SOURCE_SEQUENCE}
 _OF_BROKERS: Final = frozenset(
-    {props.CLUSTER, props.MESSAGE_REGION, props.TRACE_ON, props.SOURCE, props.BORN_TIMESTAMP, props.POP_CK, "__CRC32#"}
+    {
+        props.CLUSTER,
+        props.MESSAGE_REGION,
+        props.TRACE_ON,
+        props.SOURCE,
+        props.BORN_TIMESTAMP,
+        props.POP_CK,
+        "__CRC32#",
+        props.LITE_TOPIC,
+        props.LITE_QUEUE,
+        props.LITE_OFFSET,
+        props.LITE_PLACE,
+    }
 )
-"""What brokers add to each message, and what belongs to a single place or delivery."""
-_FLAGS: Final = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
+"""What brokers add to each message, and what belongs to a single place or delivery. Copies come in batches, and brokers
+refuse a batch with a message for a lite topic.
+"""
+_FLAGS: Final = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK | IN_LITE_TOPIC)
 _HEAD: Final = struct.Struct(">qiiiI")
 
 

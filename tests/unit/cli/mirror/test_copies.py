@@ -21,7 +21,7 @@ from mq.protocol import properties as props
 from mq.protocol.batch import decode_batch
 from mq.protocol.errors import BodyError
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import Host, StoredMessage
+from mq.protocol.records import IN_LITE_TOPIC, Host, StoredMessage
 
 
 def stored(offset: int = 7, **given: Any) -> StoredMessage:
@@ -43,6 +43,23 @@ def stored(offset: int = 7, **given: Any) -> StoredMessage:
         size=200,
     )
     return msgspec.structs.replace(message, **given)
+
+
+def test_a_message_of_a_lite_topic_is_copied_without_it_since_batches_cannot_have_one() -> None:
+    lite = {
+        "__LITE_TOPIC": "a",
+        "INNER_MULTI_DISPATCH": "%LMQ%$T$a",
+        "INNER_MULTI_QUEUE_OFFSET": "0",
+        "RAFTMQ_LITE": "3e8",
+    }
+    original = stored(sys_flag=IN_LITE_TOPIC | 1, properties={"UNIQ_KEY": "K", "own": "x"} | lite)
+    [run] = runs_of([original])
+    [copy] = decode_batch(run.body("broker-a"))
+    assert not lite.keys() & props.decode(copy.properties).keys()
+    assert run.fields("g", "T", "g1", 9, "p")["f"] == "1"
+    assert copied_properties(original) == {"UNIQ_KEY": "K", "own": "x"}
+    made = stored(sys_flag=1, properties={"UNIQ_KEY": "K", "own": "x"})
+    assert checksum_of(original, is_copy=False) == checksum_of(made, is_copy=True)
 
 
 def test_a_copy_names_the_place_of_its_original_and_when_it_was_born() -> None:
