@@ -197,7 +197,10 @@ class LiteControl(Service):
             self._subscriptions.remove(client, sorted(client.queues - set(queues)))
             if group.exclusive:
                 # It may not have heard yet that another client has taken over some of them.
-                queues = [queue for queue in queues if not self._others(key, queue)]
+                lost = {queue for queue in queues if any(map(_is_connected, self._others(key, queue)))}
+                self._notify(client, sorted(lost))
+                queues = [queue for queue in queues if queue not in lost]
+                self._evict(key, queues)
         self._pops.look_at(client, self._subscriptions.add(client, queues))
 
     def _others(self, key: ClientKey, queue: str) -> list[Client]:
@@ -208,13 +211,19 @@ class LiteControl(Service):
         for queue in queues:
             for other in self._others(key, queue):
                 self._subscriptions.remove(other, [queue])
-                connection = other.connection
-                if isinstance(connection, ClientConnection) and not connection.closed:
-                    ext = NotifyUnsubscribeLiteExt(
-                        lite_topic=split_lite_queue(queue)[1], consumer_group=other.key[0], client_id=other.key[1]
-                    )
-                    code = RequestCode.NOTIFY_UNSUBSCRIBE_LITE
-                    connection.send(encode_request(code, next(self._opaque), ext=ext.fields(), oneway=True))
+                self._notify(other, [queue])
+
+    def _notify(self, client: Client, queues: Sequence[str]) -> None:
+        """Tell a client that it does not subscribe to these, since another one does (request code 200073)."""
+        connection = client.connection
+        if connection is None or not _is_connected(client):
+            return
+        for queue in queues:
+            ext = NotifyUnsubscribeLiteExt(
+                lite_topic=split_lite_queue(queue)[1], consumer_group=client.key[0], client_id=client.key[1]
+            )
+            code = RequestCode.NOTIFY_UNSUBSCRIBE_LITE
+            connection.send(encode_request(code, next(self._opaque), ext=ext.fields(), oneway=True))
 
     def _reset(self, group: str, queues: Sequence[str], option: OffsetOption, resets: _Resets) -> None:
         """Note where a group continues in these queues."""
@@ -241,6 +250,10 @@ class LiteControl(Service):
             case _:
                 return None
         return min(max(wanted, low), high)
+
+
+def _is_connected(client: Client) -> bool:
+    return client.connection is not None and not client.connection.closed
 
 
 _FIRST = OffsetOption(type=OffsetKind.POLICY, value=Policy.MIN)

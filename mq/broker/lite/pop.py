@@ -255,6 +255,7 @@ class LitePops(Service):
         now = self._clock()
         if client is not None:
             client.heard = now
+            client.connection = call.connection
             self._look_again(client, ext.attempt_id or "", now)
         seconds = min(max(ext.poll_ms, 0) / 1000, call.connection.hold_seconds_max)
         call.drop_body()

@@ -28,7 +28,7 @@ class LiteClient(Generic[ConnectionT]):
         ready: where there may be something for it, the longest waiting first. Clients that read all share one table.
         heard: when it was heard last, in monotonic seconds.
         checked: when all of its subscriptions were looked at last.
-        connection: where it said last what it subscribes to.
+        connection: where it was heard last.
         attempt: the id of its last request that got messages, and the queues that they are from.
     """
 

@@ -170,6 +170,8 @@ class LiteConsumer(PopConsumer[BodyT]):
         self._wanted: set[str] | None = None if lite_topics is None else _checked(lite_topics)
         self._told: set[str] = set()
         """Broker groups that know all that this consumer subscribes to, unless their leader has changed."""
+        self._begun: set[str] = set()
+        """Broker groups that this consumer has told what it begins with."""
 
     @property
     def lite_topics(self) -> frozenset[str] | None:
@@ -255,6 +257,7 @@ class LiteConsumer(PopConsumer[BodyT]):
     def _connected(self, remoting: ClientCore) -> None:
         super()._connected(remoting)
         self._told.clear()
+        self._begun.clear()
 
     async def _leave(self, remoting: ClientCore) -> None:
         route = remoting.known_route(self.topic)
@@ -290,8 +293,12 @@ class LiteConsumer(PopConsumer[BodyT]):
         if broker_name in self._told:
             return
         self._told.add(broker_name)
+        # What it begins with it takes from other members, which may be gone; what it says again it does not.
+        is_first = bool(self._wanted) and broker_name not in self._begun
+        action = Action.PARTIAL_ADD if is_first else Action.COMPLETE_ADD
         try:
-            await self._control(remoting, broker_name, Action.COMPLETE_ADD, self._wanted or (), None)
+            await self._control(remoting, broker_name, action, self._wanted or (), None)
+            self._begun.add(broker_name)
         except BaseException:
             self._told.discard(broker_name)
             raise

@@ -23,6 +23,7 @@ from tests.support.lite_topics import (
     told,
 )
 from tests.support.running_broker import limited, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
@@ -156,6 +157,44 @@ async def test_a_client_that_takes_over_a_lite_topic_exclusively_evicts_the_othe
         await send(former, "b", b"2")
         assert told(await pop(former, "C1")) == [("b", b"2", 0)]
         assert told(await pop(later, "C2")) == [("a", b"1", 0)]
+
+
+async def test_a_client_that_says_what_another_one_has_taken_from_it_hears_of_that_again(tmp_path: Path) -> None:
+    """The first notice may have been lost: then it would wait for messages that the other one gets."""
+    async with running(tmp_path, group="b-a") as broker:
+        former, later = await broker.connect(), await broker.connect()
+        await prepared(later, group={"lite.sub.model": "Exclusive"})
+        await control(later, "PARTIAL_ADD", "a", client_id="C2")
+        await control(former, "COMPLETE_ADD", "a", "b", client_id="C1")
+        notice, _ = await former.question()
+        assert notice.ext == NotifyUnsubscribeLiteExt(lite_topic="a", consumer_group=GROUP, client_id="C1")
+
+
+async def test_a_client_takes_over_what_one_without_a_connection_had_exclusively(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        killed, later = await broker.connect(), await broker.connect()
+        await prepared(later, group={"lite.sub.model": "Exclusive"})
+        await control(killed, "PARTIAL_ADD", "a", client_id="C1")
+        await send(later, "a", b"1")
+        await killed.stream.aclose()
+
+        async def is_taken_over() -> bool:
+            await control(later, "COMPLETE_ADD", "a", client_id="C2")
+            return bool((await pop(later, "C2")).body)
+
+        await until(is_taken_over)
+
+
+async def test_a_client_with_another_connection_hears_there_what_was_taken_from_it(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        former, later = await broker.connect(), await broker.connect()
+        await prepared(later, group={"lite.sub.model": "Exclusive"})
+        await control(former, "PARTIAL_ADD", "a", client_id="C1")
+        again = await broker.connect()
+        await pop(again, "C1")
+        await control(later, "PARTIAL_ADD", "a", client_id="C2")
+        notice, _ = await again.question()
+        assert notice.code == RequestCode.NOTIFY_UNSUBSCRIBE_LITE
 
 
 async def test_clients_share_a_lite_topic_and_one_at_a_time_gets_its_messages(tmp_path: Path) -> None:

@@ -166,6 +166,29 @@ def test_a_member_that_subscribes_exclusively_takes_a_lite_topic_from_another_on
     on_trio(main)
 
 
+def test_a_member_takes_what_it_begins_with_from_another_one_that_may_be_gone() -> None:
+    async def main() -> None:
+        revoked = trio.Event()
+
+        def note(event: ClientEvent) -> None:
+            if event.kind == "revoked":
+                revoked.set()
+
+        async with sessions(model="Exclusive") as (kit, _, producer):
+            former = LiteConsumer(kit.namesrv, GROUP, PARENT, lite_topics=["a", "b"], on_event=note)
+            async with former:
+                await sent(producer, "a", b"1")
+                assert await received(former, 1) == [("a", b"1")]
+                async with LiteConsumer(kit.namesrv, GROUP, PARENT, lite_topics=["a"]) as later:
+                    with trio.fail_after(30):
+                        await revoked.wait()
+                    assert former.lite_topics == frozenset("b")
+                    await sent(producer, "a", b"2")
+                    assert await received(later, 1) == [("a", b"2")]
+
+    on_trio(main)
+
+
 def test_consumers_of_a_wildcard_group_share_all_lite_topics() -> None:
     async def main() -> None:
         async with sessions(wildcard="*") as (kit, _, producer):
