@@ -48,7 +48,7 @@ from mq.protocol.transaction_sets import SetMessage, TransactionSet
 
 _AUTO_CREATE_QUEUES = 4
 """Queues of a topic that a transaction creates, as for a message of the SDK."""
-_NOT_IN_A_SET = (props.TRANSACTION_PREPARED, props.TRANSACTION_SET, props.SEQUENCE, props.POP_CK)
+_NOT_IN_A_SET = (props.TRANSACTION_PREPARED, props.TRANSACTION_SET, props.SEQUENCE, props.POP_CK, props.LITE_TOPIC)
 
 
 class StagedSets(Service):

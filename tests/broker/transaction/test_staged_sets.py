@@ -157,6 +157,7 @@ async def test_what_cannot_become_visible_is_refused_when_it_is_staged(tmp_path:
             (ResponseCode.MESSAGE_ILLEGAL, "message 0 .* has no UNIQ_KEY", [SetMessage("T", 0, b"1", "")]),
             (ResponseCode.MESSAGE_ILLEGAL, "property TRAN_MSG", [message(b"1", TRAN_MSG="true")]),
             (ResponseCode.MESSAGE_ILLEGAL, "property RAFTMQ_SEQUENCE", [message(b"1", RAFTMQ_SEQUENCE="1")]),
+            (ResponseCode.MESSAGE_ILLEGAL, "property __LITE_TOPIC", [message(b"1", __LITE_TOPIC="a")]),
             (ResponseCode.INVALID_PARAMETER, "a queue of a group twice", [consumed(0, 1), consumed(1, 2)]),
             (ResponseCode.INVALID_PARAMETER, "from 2 to 1", [consumed(2, 1)]),
             (ResponseCode.INVALID_PARAMETER, "beyond the end", [consumed(0, 3)]),
