@@ -11,11 +11,11 @@ import trio
 from mq.client.net.connection import AnswerLater
 from mq.protocol.headers import Request, UnknownRequest
 from mq.proxy.brokers import Brokers
-from mq.proxy.callers import Caller, Method, unary
+from mq.proxy.callers import Method, unary
 from mq.proxy.clients import Clients
 from mq.proxy.identification import Identification
-from mq.proxy.mapping.refusals import Refused
 from mq.proxy.renewals import Renewals
+from mq.proxy.services.lite_subscribing import LiteSubscribing
 from mq.proxy.services.pulling import Pulling
 from mq.proxy.services.receiving import Receiving
 from mq.proxy.services.routing import Routing
@@ -54,12 +54,15 @@ class ServiceTable:
         popped = PoppedMessages(brokers, wall_clock_ms)
         self.clients = clients
         self.renewals = Renewals(popped.defer, clients.is_here, log)
-        self._telemetry = Telemetry(brokers, clients, identify, self.renewals, draining, nursery, log)
+        self._lite = LiteSubscribing(brokers, clients, nursery, log)
+        self._telemetry = Telemetry(brokers, clients, identify, self.renewals, self._lite, draining, nursery, log)
         self._routing = Routing(brokers)
         self._sending = Sending(brokers, wall_clock_ms)
         self._pulling = Pulling(brokers, identify)
         self._settling = Settling(popped, self.renewals)
-        self._receiving = Receiving(brokers, popped, self.renewals, clients, identify, nursery, wall_clock_ms, log)
+        self._receiving = Receiving(
+            brokers, popped, self.renewals, clients, self._lite, identify, nursery, wall_clock_ms, log
+        )
 
     def methods(self) -> Mapping[str, Method]:
         """By path."""
@@ -124,7 +127,7 @@ class ServiceTable:
             f"{SERVICE}SyncLiteSubscription": unary(
                 pb.SyncLiteSubscriptionRequest,
                 caller,
-                _refuse_lite,
+                self._lite.sync,
                 lambda s: pb.SyncLiteSubscriptionResponse(status=s),
             ),
         }
@@ -134,8 +137,3 @@ class ServiceTable:
     ) -> bytes | None:
         """A request from a broker; see `mq.client.net.connection.OnServerRequest`."""
         return self._telemetry.answer_broker(request, body, answer_later)
-
-
-async def _refuse_lite(request: pb.SyncLiteSubscriptionRequest, caller: Caller) -> pb.SyncLiteSubscriptionResponse:
-    await trio.lowlevel.checkpoint()
-    raise Refused(pb.UNSUPPORTED, "lite topics are not supported")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import hmac
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -24,6 +26,17 @@ from mq.testing import Kit
 AnswerT = TypeVar("AnswerT", bound=Message)
 
 ENDPOINTS = pb.Endpoints(scheme=pb.IPv4, addresses=[pb.Address(host="10.0.0.1", port=8081)])
+
+GATEWAY = Credentials("gateway", "gateway-secret")
+"""Of a proxy, in the files of accounts of tests."""
+
+
+def signed(user: str, secret: str, at: dt.datetime, form: str = "%Y%m%dT%H%M%SZ") -> dict[str, str]:
+    """The metadata with which a client signs a call."""
+    time = format(at, form)
+    signature = hmac.new(secret.encode(), time.encode(), "sha1").hexdigest().upper()
+    header = f"MQv2-HMAC-SHA1 Credential={user}, SignedHeaders=x-mq-date-time, Signature={signature}"
+    return {"authorization": header, "x-mq-date-time": time}
 
 
 class Call:

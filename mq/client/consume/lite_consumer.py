@@ -15,22 +15,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict
 
 import anyio
-import msgspec
 
 from mq.client.body_codecs import BodyCodec
 from mq.client.consume.policies import OnError
 from mq.client.consume.pop_consumer import BATCH_MAX, AckBatch, PopConsumer
-from mq.client.consume.popped_messages import PoppedMessage
-from mq.client.errors import BrokerError, ClientError, UnreadableAnswer
+from mq.client.consume.popped_messages import LITE_QUEUE_ID, PoppedMessage, read_popped_lite
+from mq.client.errors import BrokerError, ClientError
 from mq.client.events import ClientEvent, OnEvent
 from mq.client.message import BodyT, MessageQueue
 from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import AnswerLater
 from mq.client.net.leader_calls import Repeat, call_leader
-from mq.client.net.replies import LeftOut, fields_of, received_messages
+from mq.client.net.replies import LeftOut
 from mq.client.spans import TracerProvider
-from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Request, Response, UnknownRequest
 from mq.protocol.lite_bodies import (
@@ -43,13 +41,8 @@ from mq.protocol.lite_bodies import (
 )
 from mq.protocol.lite_requests import AckLiteExt, NotifyUnsubscribeLite, PopLiteExt
 from mq.protocol.names import check_lite_topic, lite_queue
-from mq.protocol.numbers import QueueOffset
-from mq.protocol.receipts import NORMAL, Receipt
-from mq.protocol.replies import PopReply
 
 __all__ = ["LiteConsumer", "LiteConsumerOptions", "LiteStart"]
-
-_LITE_QUEUE_ID = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +269,7 @@ class LiteConsumer(PopConsumer[BodyT]):
             ext = request.ext
             if ext.client_id == self.client_id and self._wanted is not None:
                 self._wanted.discard(ext.lite_topic)
-                queue = MessageQueue(lite_queue(self.topic, ext.lite_topic), "", _LITE_QUEUE_ID)
+                queue = MessageQueue(lite_queue(self.topic, ext.lite_topic), "", LITE_QUEUE_ID)
                 reason = f"another member of {self.group} has subscribed to it"
                 self._tell(ClientEvent("revoked", ext.lite_topic, reason, frozenset((queue,))))
             return None
@@ -326,39 +319,7 @@ class LiteConsumer(PopConsumer[BodyT]):
     def _read_popped(
         self, broker_name: str, response: Response, body: memoryview, hidden_until: float, left_out: list[LeftOut]
     ) -> list[PoppedMessage[Any]]:
-        reply = fields_of(PopReply, response)
-        missing: list[LeftOut] = []
-        received = received_messages(broker_name, body, missing)
-        counts = (reply.order_counts or "").split(";")
-        if missing:
-            # Which ones of the counts are theirs cannot be told; their lite topics would come out of order.
-            left_out += missing
-            return []
-        try:
-            messages: list[PoppedMessage[Any]] = []
-            for message, count in zip(received, counts, strict=True):
-                found = message.record.properties
-                offset = QueueOffset(int(found[props.LITE_OFFSET]))
-                queue = MessageQueue(lite_queue(self.topic, found[props.LITE_TOPIC]), broker_name, _LITE_QUEUE_ID)
-                message.record = msgspec.structs.replace(
-                    message.record, queue_id=_LITE_QUEUE_ID, queue_offset=offset, reconsume_times=int(count)
-                )
-                message.queue = queue
-                receipt = Receipt(
-                    offset,
-                    reply.pop_time_ms,
-                    reply.invisible_ms,
-                    reply.revive_queue,
-                    NORMAL,
-                    broker_name,
-                    _LITE_QUEUE_ID,
-                    offset,
-                )
-                popped = PoppedMessage(message, receipt, hidden_until)
-                messages.append(popped)
-        except (KeyError, ValueError) as error:
-            raise UnreadableAnswer(f"popped, but the answer is unreadable: {error!r}") from error
-        return messages
+        return read_popped_lite(self.topic, broker_name, response, body, hidden_until, left_out)
 
     async def _send_batch(self, broker_name: str, batch: AckBatch) -> None:
         """Each by itself: there is no batch of acknowledgements for lite topics."""
@@ -369,7 +330,7 @@ class LiteConsumer(PopConsumer[BodyT]):
             ext = AckLiteExt(
                 consumer_group=self.group,
                 topic=self.topic,
-                queue_id=_LITE_QUEUE_ID,
+                queue_id=LITE_QUEUE_ID,
                 extra_info=receipt.encode(),
                 offset=receipt.offset,
                 lite_topic=message.lite_topic or "",

@@ -16,6 +16,7 @@ from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.net.replies import LeftOut, fields_of, received_messages
 from mq.protocol import properties as props
 from mq.protocol.headers import Response
+from mq.protocol.names import lite_queue
 from mq.protocol.numbers import NO_OFFSET, QueueOffset
 from mq.protocol.receipts import (
     BITS_BYTES_MAX,
@@ -30,8 +31,10 @@ from mq.protocol.receipts import (
 )
 from mq.protocol.replies import PopReply
 
-__all__ = ["Inbox", "PoppedMessage", "batch_ack", "read_popped"]
+__all__ = ["LITE_QUEUE_ID", "Inbox", "PoppedMessage", "batch_ack", "read_popped", "read_popped_lite"]
 
+LITE_QUEUE_ID = 0
+"""Lite topics have one queue."""
 SPAN_MAX = 8 * BITS_BYTES_MAX
 
 
@@ -216,6 +219,51 @@ def read_popped(
                 message.record = msgspec.structs.replace(record, topic=topic, reconsume_times=times)
             messages.append(PoppedMessage(message, receipt, hidden_until))
     except (KeyError, ValueError, ReceiptError) as error:
+        raise UnreadableAnswer(f"popped, but the answer is unreadable: {error!r}") from error
+    return messages
+
+
+def read_popped_lite(
+    parent: str,
+    broker_name: str,
+    response: Response,
+    body: memoryview,
+    hidden_until: float,
+    left_out: list[LeftOut],
+) -> list[PoppedMessage[Any]]:
+    """As `read_popped`, of a pop of lite topics of `parent`: their queues are those of the lite topics.
+
+    If the codec of one message is not installed, none is returned.
+    """
+    reply = fields_of(PopReply, response)
+    missing: list[LeftOut] = []
+    received = received_messages(broker_name, body, missing)
+    counts = (reply.order_counts or "").split(";")
+    if missing:
+        # Which ones of the counts are theirs cannot be told; their lite topics would come out of order.
+        left_out += missing
+        return []
+    try:
+        messages: list[PoppedMessage[Any]] = []
+        for message, count in zip(received, counts, strict=True):
+            found = message.record.properties
+            offset = QueueOffset(int(found[props.LITE_OFFSET]))
+            message.queue = MessageQueue(lite_queue(parent, found[props.LITE_TOPIC]), broker_name, LITE_QUEUE_ID)
+            message.record = msgspec.structs.replace(
+                message.record, queue_id=LITE_QUEUE_ID, queue_offset=offset, reconsume_times=int(count)
+            )
+            receipt = Receipt(
+                offset,
+                reply.pop_time_ms,
+                reply.invisible_ms,
+                reply.revive_queue,
+                NORMAL,
+                broker_name,
+                LITE_QUEUE_ID,
+                offset,
+            )
+            messages.append(PoppedMessage(message, receipt, hidden_until))
+    except (KeyError, ValueError) as error:
         raise UnreadableAnswer(f"popped, but the answer is unreadable: {error!r}") from error
     return messages
 

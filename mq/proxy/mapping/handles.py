@@ -11,6 +11,7 @@ import binascii
 import struct
 from typing import Final, NamedTuple
 
+from mq.protocol.names import NameRefused, check_lite_topic
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, Receipt, ReceiptError
 from mq.protocol.replies import PopTimes
@@ -22,14 +23,16 @@ _HANDLE_LENGTH_MAX: Final = 1024
 
 
 class Handle(NamedTuple):
-    """A popped message: its receipt, and its place in the log of its broker group."""
+    """A popped message: its receipt, its place in the log of its broker group, and the lite topic it came from."""
 
     receipt: Receipt
     physical_offset: PhysicalOffset
+    lite_topic: str = ""
 
     def encode(self) -> str:
-        """The text for clients, as RocketMQ's proxy writes it."""
-        return f"{self.receipt.encode()} {self.physical_offset}"
+        """The text for clients, as RocketMQ's proxy writes it, and then the lite topic, if there is one."""
+        text = f"{self.receipt.encode()} {self.physical_offset}"
+        return f"{text} {self.lite_topic}" if self.lite_topic else text
 
     @classmethod
     def decode(cls, text: str) -> Handle:
@@ -43,7 +46,13 @@ class Handle(NamedTuple):
         last = text.split(" ")[8:]
         if not last or not last[0].isascii() or not last[0].isdecimal() or len(last[0]) > 18:
             raise Refused(pb.INVALID_RECEIPT_HANDLE, "the receipt handle has no place in the log")
-        return cls(receipt, PhysicalOffset(int(last[0])))
+        lite_topic = " ".join(last[1:])
+        if lite_topic:
+            try:
+                check_lite_topic(lite_topic)
+            except NameRefused as error:
+                raise Refused(pb.INVALID_RECEIPT_HANDLE, str(error)) from error
+        return cls(receipt, PhysicalOffset(int(last[0])), lite_topic)
 
     @property
     def hidden_until_ms(self) -> int:

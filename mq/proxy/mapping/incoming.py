@@ -15,6 +15,12 @@ from mq.proxy.mapping.times import duration, timestamp
 from mq.proxy.wire import messaging_pb2 as pb
 
 _DIGITS_MAX: Final = 18
+_TEXTS: Final = (
+    (props.TAGS, "tag"),
+    (props.SHARDING_KEY, "message_group"),
+    (props.LITE_TOPIC, "lite_topic"),
+    (TRACE_CONTEXT, "trace_context"),
+)
 
 
 def message_of(
@@ -36,7 +42,7 @@ def message_of(
         queue_offset=record.queue_offset,
         delivery_attempt=record.reconsume_times + 1,
     )
-    for name, field in ((props.TAGS, "tag"), (props.SHARDING_KEY, "message_group"), (TRACE_CONTEXT, "trace_context")):
+    for name, field in _TEXTS:
         if value := properties.get(name):
             setattr(told, field, value)
     if (priority := stored_priority(properties)) is not None:
@@ -72,7 +78,9 @@ def _kind(properties: Any) -> pb.MessageType:
         return pb.DELAY
     if props.SHARDING_KEY in properties:
         return pb.FIFO
-    return pb.NORMAL if stored_priority(properties) is None else pb.PRIORITY
+    if stored_priority(properties) is not None:
+        return pb.PRIORITY
+    return pb.LITE if props.LITE_TOPIC in properties else pb.NORMAL
 
 
 def _number(text: str) -> int | None:

@@ -13,6 +13,7 @@ from mq.protocol.names import (
     SYSTEM_GROUPS,
     NameRefused,
     check_group,
+    check_lite_topic,
     check_topic,
     is_system_topic,
 )
@@ -44,6 +45,15 @@ def group_of(resource: pb.Resource) -> str:
         raise Refused(pb.ILLEGAL_CONSUMER_GROUP, error.reason) from error
     if name in SYSTEM_GROUPS:
         raise Refused(pb.ILLEGAL_CONSUMER_GROUP, f"{name} is a system group")
+    return name
+
+
+def lite_topic_of(name: str) -> str:
+    """A lite topic for brokers. Raises Refused for an invalid name."""
+    try:
+        check_lite_topic(name)
+    except NameRefused as error:
+        raise Refused(pb.ILLEGAL_LITE_TOPIC, error.reason) from error
     return name
 
 

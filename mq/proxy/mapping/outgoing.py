@@ -12,6 +12,7 @@ from mq.protocol import properties as props
 from mq.protocol.compression import COMPRESSED, ZLIB
 from mq.protocol.message_types import PriorityRefused, priority_of
 from mq.protocol.records import BODY_BYTES_MAX, PREPARED
+from mq.proxy.mapping.names import lite_topic_of
 from mq.proxy.mapping.refusals import Refused
 from mq.proxy.mapping.times import TIME_MS_MAX, duration_ms, timestamp_ms
 from mq.proxy.wire import messaging_pb2 as pb
@@ -79,7 +80,8 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
         flag=0,
         born_timestamp_ms=born_ms,
         unique_key=told.message_id,
-        sharding_key=told.message_group if told.HasField("message_group") else None,
+        # All messages of a lite topic go to one broker group.
+        sharding_key=own.get(props.SHARDING_KEY) or own.get(props.LITE_TOPIC),
         extra=extra,
     )
     return Outgoing(ready, kind)
@@ -87,15 +89,15 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
 
 def _kind(told: pb.SystemProperties) -> pb.MessageType:
     """The kind that the properties make a message; the first one counts. Raises Refused if there is no such kind."""
-    if told.HasField("lite_topic"):
-        raise Refused(pb.UNSUPPORTED, "messages to lite topics are not supported")
     if told.message_type == pb.TRANSACTION:
         return pb.TRANSACTION
     if told.HasField("delivery_timestamp"):
         return pb.DELAY
     if told.HasField("message_group"):
         return pb.FIFO
-    return pb.PRIORITY if told.HasField("priority") else pb.NORMAL
+    if told.HasField("priority"):
+        return pb.PRIORITY
+    return pb.LITE if told.HasField("lite_topic") else pb.NORMAL
 
 
 def _body(message: pb.Message) -> tuple[bytes, int]:
@@ -129,7 +131,7 @@ def _body(message: pb.Message) -> tuple[bytes, int]:
 
 
 def _labels(told: pb.SystemProperties) -> dict[str, str]:
-    """Tag, keys, message group and priority, as properties. Raises Refused."""
+    """Tag, keys, message group, priority and lite topic, as properties. Raises Refused."""
     labels: dict[str, str] = {}
     if told.HasField("tag"):
         if not told.tag.strip() or "|" in told.tag or _CONTROL.search(told.tag):
@@ -159,6 +161,16 @@ def _labels(told: pb.SystemProperties) -> dict[str, str]:
         except PriorityRefused as error:
             code = pb.BAD_REQUEST if told.priority < 0 else pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
             raise Refused(code, str(error)) from error
+    if told.HasField("lite_topic"):
+        labels[props.LITE_TOPIC] = lite_topic_of(told.lite_topic)
+        for excluded in ("message_group", "priority", "delivery_timestamp"):
+            if told.HasField(excluded):
+                what = excluded.replace("_", " ")
+                raise Refused(
+                    pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"a message of a lite topic cannot have a {what}, too"
+                )
+        if told.message_type == pb.TRANSACTION:
+            raise Refused(pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a message of a lite topic cannot be transactional")
     return labels
 
 

@@ -38,6 +38,8 @@ _BY_BROKER_CODE: Final[dict[int, pb.Code]] = {
     ResponseCode.MESSAGE_ILLEGAL: pb.BAD_REQUEST,
     ResponseCode.QUERY_NOT_FOUND: pb.OFFSET_NOT_FOUND,
     ResponseCode.PULL_OFFSET_MOVED: pb.ILLEGAL_OFFSET,
+    ResponseCode.LMQ_QUOTA_EXCEEDED: pb.LITE_TOPIC_QUOTA_EXCEEDED,
+    ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED: pb.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
 }
 """What a broker's refusal is for a client; any other is an INTERNAL_SERVER_ERROR, as in RocketMQ's proxy."""
 

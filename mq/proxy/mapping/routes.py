@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from mq.client.net.routes import TopicRoute
+from mq.protocol.lite_attributes import BIND_TOPIC, is_lite
 from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
+from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from mq.protocol.registration import TopicConfig
 from mq.proxy.mapping.names import resource_of
 from mq.proxy.mapping.refusals import Refused
@@ -24,6 +26,7 @@ _KINDS: Final[Mapping[str, tuple[pb.MessageType, ...]]] = {
     "DELAY": (pb.DELAY,),
     "TRANSACTION": (pb.TRANSACTION,),
     "PRIORITY": (pb.PRIORITY,),
+    "LITE": (pb.LITE,),
     "MIXED": (pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION),
 }
 
@@ -41,6 +44,11 @@ def check_kind(topic: str, config: TopicConfig, kind: pb.MessageType) -> None:
             pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             f"the topic {topic} takes messages of type {wanted}, not {pb.MessageType.Name(kind)}",
         )
+
+
+def reads_lite(topic: TopicConfig, group: SubscriptionGroupConfig) -> bool:
+    """Whether a group is bound to a topic, and so its members read lite topics of it."""
+    return is_lite(topic.attributes) and group.attributes.get(BIND_TOPIC) == topic.topic_name
 
 
 def queues_of(route: TopicRoute, config: TopicConfig, endpoints: pb.Endpoints) -> list[pb.MessageQueue]:

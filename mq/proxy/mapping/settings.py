@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from mq.protocol.delay import DELAY_LEVELS_MS
+from mq.protocol.lite_attributes import lite_group
+from mq.protocol.names import LITE_NAME_MAX
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from mq.protocol.records import BODY_BYTES_MAX
+from mq.protocol.wire_names import INT32_MAX
 from mq.proxy.mapping.refusals import Refused
 from mq.proxy.mapping.times import duration
 from mq.proxy.wire import messaging_pb2 as pb
@@ -28,8 +31,6 @@ def merged(told: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Setti
     Raises Refused for a kind of client that is not served.
     """
     kind = told.client_type
-    if kind in LITE:
-        raise Refused(pb.UNSUPPORTED, "consumers of lite topics are not supported")
     settings = pb.Settings()
     settings.CopyFrom(told)
     settings.metric.Clear()
@@ -44,12 +45,15 @@ def merged(told: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Setti
         settings.publishing.max_body_size = BODY_BYTES_MAX
         settings.publishing.validate_message_type = True
         return settings
-    if kind not in CONSUMERS and not told.HasField("subscription"):
+    if kind not in CONSUMERS | LITE and not told.HasField("subscription"):
         raise Refused(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {kind} is not one that this proxy serves")
     group = group or SubscriptionGroupConfig(group_name="")
-    settings.subscription.fifo = group.consume_message_orderly
+    settings.subscription.fifo = group.consume_message_orderly or kind in LITE
     settings.subscription.receive_batch_size = RECEIVE_BATCH_MAX
     settings.subscription.long_polling_timeout.CopyFrom(duration(LONG_POLLING_MS))
+    if kind in LITE:
+        settings.subscription.lite_subscription_quota = min(lite_group(group.attributes).quota, INT32_MAX)
+        settings.subscription.max_lite_topic_size = LITE_NAME_MAX
     settings.backoff_policy.CopyFrom(
         pb.RetryPolicy(
             max_attempts=max_attempts(group),

@@ -9,12 +9,16 @@ from typing import Any, Final
 import structlog
 import trio
 
-from mq.client.consume.popped_messages import PoppedMessage, read_popped
+from mq.client.consume.popped_messages import PoppedMessage, read_popped, read_popped_lite
 from mq.client.errors import BrokerError, ClientError, UnreadableAnswer
 from mq.client.net.replies import LeftOut
 from mq.filter.subscription import ALL_TAGS, SQL92, TAG, Subscription, SubscriptionError, parse_tags
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
+from mq.protocol.lite_requests import PopLiteExt
+from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from mq.protocol.pop_requests import PopExt
+from mq.protocol.registration import TopicConfig
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Call, Caller, Fields, Identify, parsed
 from mq.proxy.clients import Clients
@@ -22,10 +26,11 @@ from mq.proxy.mapping.handles import Handle
 from mq.proxy.mapping.incoming import message_of
 from mq.proxy.mapping.names import group_of, topic_of
 from mq.proxy.mapping.refusals import OK, Refused, refusal_of
-from mq.proxy.mapping.routes import ANY_QUEUE
-from mq.proxy.mapping.settings import RECEIVE_BATCH_MAX, max_attempts
+from mq.proxy.mapping.routes import ANY_QUEUE, reads_lite
+from mq.proxy.mapping.settings import LITE, RECEIVE_BATCH_MAX, max_attempts
 from mq.proxy.mapping.times import duration_ms, timestamp
 from mq.proxy.renewals import HIDDEN_MS, Renewals
+from mq.proxy.services.lite_subscribing import LiteSubscribing
 from mq.proxy.services.settling import INVISIBLE_MS_MAX, PoppedMessages
 from mq.proxy.wire import messaging_pb2 as pb
 
@@ -67,10 +72,26 @@ class _Wanted:
         self.subscription = _subscription(self.topic, self.expression) if self.expression_type == TAG else None
         self.invisible_ms = HIDDEN_MS if self.renewed else _invisible_ms(request)
         self.poll_seconds = poll_seconds(request, caller, settings, trio.current_time())
+        self.kind = None if settings is None else settings.client_type
+        self.lite = False
 
     def matches(self, message: PoppedMessage[Any]) -> bool:
         """Whether the filter lets it through. Brokers compare hash codes of tags, and clients compare nothing."""
         return self.subscription is None or self.subscription.matches_tag(message.tags)
+
+    def find_lite(self, topic: TopicConfig, group: SubscriptionGroupConfig | None) -> None:
+        """Find out whether it is for lite topics, also of a client whose settings are not known. Raises Refused."""
+        if self.kind is None:
+            self.lite = group is not None and reads_lite(topic, group)
+        else:
+            self.lite = self.kind in LITE
+        if self.lite and (self.expression_type, self.expression) != (TAG, ALL_TAGS):
+            raise Refused(pb.ILLEGAL_FILTER_EXPRESSION, f"consumers of lite topics have no filter but {ALL_TAGS}")
+
+    def handle_of(self, message: PoppedMessage[Any]) -> Handle:
+        """The handle of a message. An ordinary consumer of the parent has popped it from a queue of the parent."""
+        lite_topic = (message.lite_topic or "") if self.lite else ""
+        return Handle(message.receipt, message.record.physical_offset, lite_topic)
 
 
 def _subscription(topic: str, expression: str) -> Subscription:
@@ -141,6 +162,7 @@ class Receiving:
         popped: PoppedMessages,
         renewals: Renewals,
         clients: Clients,
+        lite: LiteSubscribing,
         identify: Identify,
         nursery: trio.Nursery,
         wall_clock_ms: Callable[[], int],
@@ -150,6 +172,7 @@ class Receiving:
         self._popped = popped
         self._renewals = renewals
         self._clients = clients
+        self._lite = lite
         self._identify = identify
         self._nursery = nursery
         self._wall_clock_ms = wall_clock_ms
@@ -182,7 +205,7 @@ class Receiving:
         try:
             await call.send(pb.ReceiveMessageResponse(status=OK).SerializeToString())
             for message in messages:
-                handle = Handle(message.receipt, message.record.physical_offset)
+                handle = wanted.handle_of(message)
                 answer = message_of(
                     message, wanted.topic, handle=handle.encode(), invisible_ms=message.receipt.invisible_ms
                 )
@@ -205,6 +228,7 @@ class Receiving:
         if wanted.broker_name not in topic.route.brokers:
             raise Refused(pb.BAD_REQUEST, f"the topic {wanted.topic} has no broker {wanted.broker_name}")
         config = await self._brokers.group(wanted.group)
+        wanted.find_lite(topic.config, config)
         in_order = config is not None and config.consume_message_orderly
         attempts = None if config is None else max_attempts(config)
         deadline = trio.current_time() + wanted.poll_seconds
@@ -236,6 +260,8 @@ class Receiving:
 
     async def _pop_for(self, delivery: _Delivery, wanted: _Wanted, in_order: bool, seconds: float) -> None:
         def ext_for(left_ms: int) -> Fields:
+            if wanted.lite:
+                return {**self._lite_ext(wanted, left_ms).fields(), **wanted.caller.extra}
             ext = PopExt(
                 consumer_group=wanted.group,
                 topic=wanted.topic,
@@ -254,14 +280,13 @@ class Receiving:
             return {**ext.fields(), **wanted.caller.extra}
 
         try:
-            answer = await self._brokers.ask_held(
-                wanted.topic, wanted.broker_name, RequestCode.POP_MESSAGE, ext_for, seconds=seconds
-            )
+            answer = await self._ask(wanted, ext_for, seconds)
             if answer is not None:
                 response, body = answer
                 if response.code == ResponseCode.SUCCESS:
                     left_out: list[LeftOut] = []
-                    delivery.messages = read_popped(
+                    read = read_popped_lite if wanted.lite else read_popped
+                    delivery.messages = read(
                         wanted.topic, wanted.broker_name, response, body, math.inf, left_out=left_out
                     )
                     for queue, offset, missing in left_out:
@@ -273,15 +298,48 @@ class Receiving:
             delivery.error = refusal_of(error)
         except ClientError as error:
             delivery.error = refusal_of(error)
+        except Refused as refused:
+            delivery.error = refused
         finally:
             delivery.done.set()
         if delivery.abandoned:
             await self._give_back(wanted, delivery.messages)
 
+    async def _ask(
+        self, wanted: _Wanted, ext_for: Callable[[int], Fields], seconds: float
+    ) -> tuple[Response, memoryview] | None:
+        """As `Brokers.ask_held`; a broker that does not know what the client subscribes to is told, and asked again.
+
+        Raises Refused, ClientError.
+        """
+        code = RequestCode.POP_LITE_MESSAGE if wanted.lite else RequestCode.POP_MESSAGE
+        deadline = trio.current_time() + seconds
+        while True:
+            left = max(deadline - trio.current_time(), 0.05)
+            answer = await self._brokers.ask_held(wanted.topic, wanted.broker_name, code, ext_for, seconds=left)
+            if answer is None or not wanted.lite or answer[0].code != ResponseCode.SUBSCRIPTION_NOT_EXIST:
+                return answer
+            if trio.current_time() >= deadline:
+                return None
+            await self._lite.say_again(wanted.caller, wanted.group, wanted.topic, wanted.broker_name)
+
+    def _lite_ext(self, wanted: _Wanted, left_ms: int) -> PopLiteExt:
+        return PopLiteExt(
+            client_id=wanted.caller.client_id,
+            consumer_group=wanted.group,
+            topic=wanted.topic,
+            max_messages=wanted.count,
+            invisible_ms=wanted.invisible_ms,
+            poll_ms=left_ms,
+            born_ms=self._wall_clock_ms(),
+            attempt_id=wanted.attempt_id,
+            says_subscriptions=self._lite.knows(wanted.caller, wanted.group, wanted.topic),
+        )
+
     async def _give_back(self, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:
         """Messages that did not reach the client."""
         for message in messages:
-            handle = Handle(message.receipt, message.record.physical_offset)
+            handle = wanted.handle_of(message)
             try:
                 await self._popped.defer(
                     wanted.group, wanted.topic, handle, _AGAIN_MS, wanted.caller.extra, _GIVE_BACK_SECONDS
@@ -291,7 +349,7 @@ class Receiving:
 
     async def _pass_over(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:
         """Another tag with the same hash code: nobody in this group wants it."""
-        handle = Handle(message.receipt, message.record.physical_offset)
+        handle = wanted.handle_of(message)
         try:
             await self._popped.acknowledge(wanted.group, wanted.topic, handle, wanted.caller.extra, _GIVE_BACK_SECONDS)
         except (ClientError, Refused) as error:  # it comes again, and is passed over then
@@ -299,7 +357,7 @@ class Receiving:
 
     async def _bury(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:
         """A message has failed too often."""
-        handle = Handle(message.receipt, message.record.physical_offset)
+        handle = wanted.handle_of(message)
         try:
             await self._popped.bury(wanted.group, wanted.topic, handle, message.message_id, wanted.caller.extra)
         except (ClientError, Refused) as error:  # it comes again after its invisible time

@@ -6,7 +6,7 @@ from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Caller
 from mq.proxy.mapping.names import group_of, topic_of
 from mq.proxy.mapping.refusals import OK, Refused
-from mq.proxy.mapping.routes import assignments_of, queues_of
+from mq.proxy.mapping.routes import assignments_of, queues_of, reads_lite
 from mq.proxy.wire import messaging_pb2 as pb
 
 
@@ -30,7 +30,8 @@ class Routing:
         await self._brokers.authorize(name, caller.extra)
         topic = await self._brokers.topic(name)
         config = await self._brokers.group(group)
-        in_order = config is not None and config.consume_message_orderly
+        # One request covers all lite topics of a broker group.
+        in_order = config is not None and config.consume_message_orderly and not reads_lite(topic.config, config)
         return pb.QueryAssignmentResponse(
             status=OK, assignments=assignments_of(topic.route, endpoints, in_order=in_order)
         )

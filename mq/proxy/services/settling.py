@@ -54,6 +54,7 @@ class PoppedMessages:
             queue_id=receipt.queue_id,
             extra_info=receipt.encode(),
             offset=receipt.offset,
+            lite_topic=handle.lite_topic or None,
         )
         try:
             await self._brokers.ask(
@@ -78,6 +79,7 @@ class PoppedMessages:
             extra_info=receipt.encode(),
             offset=receipt.offset,
             invisible_ms=invisible_ms,
+            lite_topic=handle.lite_topic or None,
         )
         code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
         try:

@@ -11,6 +11,7 @@ from mq.client.errors import ClientError
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.replies import received_messages
 from mq.protocol.headers import CheckTransactionState, Request, UnknownRequest
+from mq.protocol.lite_requests import NotifyUnsubscribeLite
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Call, Caller, Identify, parsed
 from mq.proxy.clients import Clients, TelemetryStream
@@ -22,6 +23,7 @@ from mq.proxy.mapping.refusals import OK, Refused, refusal_of
 from mq.proxy.mapping.routes import kinds_of
 from mq.proxy.mapping.settings import CONSUMERS, LITE, PRODUCERS, merged
 from mq.proxy.renewals import Renewals
+from mq.proxy.services.lite_subscribing import LiteSubscribing
 from mq.proxy.wire import messaging_pb2 as pb
 
 TOPICS_MAX: Final = 256
@@ -46,6 +48,7 @@ class Telemetry:
         clients: Clients,
         identify: Identify,
         renewals: Renewals,
+        lite: LiteSubscribing,
         draining: trio.Event,
         nursery: trio.Nursery,
         log: Log,
@@ -54,6 +57,7 @@ class Telemetry:
         self._clients = clients
         self._identify = identify
         self._renewals = renewals
+        self._lite = lite
         self._draining = draining
         self._nursery = nursery
         self._log = log
@@ -96,7 +100,7 @@ class Telemetry:
     async def _settings(self, stream: TelemetryStream, told: pb.Settings, caller: Caller) -> pb.TelemetryCommand:
         """The answer to the settings of a client."""
         try:
-            if told.HasField("subscription") and told.client_type not in LITE:
+            if told.HasField("subscription"):
                 group = await self._brokers.group(group_of(told.subscription.group))
             else:
                 group = None
@@ -142,6 +146,7 @@ class Telemetry:
     ) -> pb.NotifyClientTerminationResponse:
         """The client leaves, and gets no messages any more."""
         self._clients.gone(caller.client_id)
+        self._lite.leave(caller)
         self._nursery.start_soon(self._renewals.release, caller.client_id)
         return pb.NotifyClientTerminationResponse(status=OK)
 
@@ -150,7 +155,10 @@ class Telemetry:
     def answer_broker(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
     ) -> bytes | None:
-        """A request from a broker, which may be a question about a transaction."""
+        """A request from a broker: a question about a transaction, or the notice of a lost subscription."""
+        if isinstance(request, NotifyUnsubscribeLite):
+            self._lite.taken_over(request)
+            return None
         if not isinstance(request, CheckTransactionState):
             return refuse_server_request(request, body, answer_later)
         if self._checks < _CHECKS_MAX:

@@ -200,4 +200,4 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SYNCLITESUBSCRIPTIONRESPONSE']._serialized_start=10686
   _globals['_SYNCLITESUBSCRIPTIONRESPONSE']._serialized_end=10759
 # @@protoc_insertion_point(module_scope)
-# Made from messaging.proto with the SHA-256 da38dd515ba83ad4167f1bf15da3b2f15992a4d318dc04bef9abe9a1684768f7
+# Made from messaging.proto with the SHA-256 29c6fff03cb60684b570b3e2793821cfe9aaf87fc310643e51d3cfa931782017

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import hmac
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from mq.protocol.user_bodies import PolicyEntryInfo, UserInfo
 from mq.proxy.mapping.handles import TransactionId
 from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit, open_kit
-from tests.support.proxies import ENDPOINTS, InMemoryProxy, open_proxy
+from tests.support.proxies import ENDPOINTS, GATEWAY, InMemoryProxy, open_proxy, signed
 
 ACCOUNTS = """
 accounts:
@@ -35,15 +34,6 @@ accounts:
   groupPerms: [billing=SUB]
 """
 OPERATOR = RemotingSettings(credentials=Credentials("operator", "operator-secret"), tls=None)
-GATEWAY = Credentials("gateway", "gateway-secret")
-
-
-def signed(user: str, secret: str, at: dt.datetime, form: str = "%Y%m%dT%H%M%SZ") -> dict[str, str]:
-    """The metadata with which a client signs a call."""
-    time = format(at, form)
-    signature = hmac.new(secret.encode(), time.encode(), "sha1").hexdigest().upper()
-    header = f"MQv2-HMAC-SHA1 Credential={user}, SignedHeaders=x-mq-date-time, Signature={signature}"
-    return {"authorization": header, "x-mq-date-time": time}
 
 
 def run(path: Path, test: Callable[[Kit, InMemoryProxy, Admin], Awaitable[None]]) -> None:

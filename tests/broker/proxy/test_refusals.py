@@ -71,7 +71,20 @@ SENDS: list[tuple[str, Message, pb.Code]] = [
         sent(priority=1, delivery_timestamp=Timestamp(seconds=9)),
         pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
     ),
-    ("a lite topic", sent(lite_topic="x"), pb.UNSUPPORTED),
+    ("a lite topic in a topic that has none", sent(lite_topic="x"), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+    ("a lite topic that is none", sent(lite_topic="a b"), pb.ILLEGAL_LITE_TOPIC),
+    ("a lite topic and a group", sent(lite_topic="x", message_group="g"), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+    ("a lite topic and a priority", sent(lite_topic="x", priority=1), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+    (
+        "a lite topic and a delay",
+        sent(lite_topic="x", delivery_timestamp=Timestamp(seconds=9)),
+        pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+    ),
+    (
+        "a lite topic and a transaction",
+        sent(lite_topic="x", message_type=pb.TRANSACTION),
+        pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+    ),
     ("a body that is not compressed", sent(body="plain", body_encoding=pb.GZIP), pb.MESSAGE_CORRUPTED),
 ]
 RECEIVES: list[tuple[str, Message, pb.Code]] = [
@@ -174,7 +187,7 @@ OTHERS: list[tuple[str, Message, type[Any], pb.Code]] = [
         "SyncLiteSubscription",
         pb.SyncLiteSubscriptionRequest(topic=TOPIC, group=GROUP),
         pb.SyncLiteSubscriptionResponse,
-        pb.UNSUPPORTED,
+        pb.BAD_REQUEST,
     ),
 ]
 

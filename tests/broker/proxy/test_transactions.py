@@ -154,9 +154,14 @@ def test_settings_say_what_the_servers_want() -> None:
             assert answer.settings.subscription.long_polling_timeout.seconds == 20
             assert answer.settings.backoff_policy.max_attempts == 6
             assert answer.settings.backoff_policy.customized_backoff.next[0].seconds == 10
-        lite = pb.Settings(client_type=pb.LITE_PUSH_CONSUMER, subscription=pb.Subscription())
+        lite = pb.Settings(
+            client_type=pb.LITE_PUSH_CONSUMER, subscription=pb.Subscription(group=pb.Resource(name="agents"))
+        )
         async with proxy.telemetry("c2", lite) as (_, answer):
-            assert answer.status.code == pb.UNSUPPORTED
+            assert answer.status.code == pb.OK
+            assert answer.settings.subscription.fifo
+            assert answer.settings.subscription.lite_subscription_quota == 2000
+            assert answer.settings.subscription.max_lite_topic_size == 64
 
     run(test)
 

@@ -1,0 +1,232 @@
+"""What consumers of lite topics subscribe to: SyncLiteSubscription, and the notice of a lost subscription.
+
+Subscriptions are in the memory of the leaders of the broker groups. Clients say all of them again every 30 s; meanwhile
+the proxy does that for them, if a leader does not know them and they have said them to this proxy.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+import trio
+
+from mq.client.errors import BrokerError, ClientError
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.lite_bodies import Action, LiteSubscription, LiteSubscriptionSet, OffsetKind, OffsetOption
+from mq.protocol.lite_requests import NotifyUnsubscribeLite
+from mq.proxy.brokers import Brokers
+from mq.proxy.callers import Caller, Fields
+from mq.proxy.clients import Clients
+from mq.proxy.grpc.status import BrokenCall
+from mq.proxy.mapping.names import group_of, lite_topic_of, topic_of
+from mq.proxy.mapping.refusals import OK, Refused
+from mq.proxy.wire import messaging_pb2 as pb
+
+_SECONDS: Final = 10.0
+_AT_LEAVE_SECONDS: Final = 3.0
+_NOTICES_MAX: Final = 256
+"""Notices on their way to clients; further ones are dropped. A client without it gets nothing all the same."""
+NAMES_MAX: Final = 200_000
+"""Lite topics that the proxy remembers for all of its clients; above, it forgets those of the client that said its own
+longest ago.
+"""
+_ACTIONS: Final = {
+    pb.PARTIAL_ADD: Action.PARTIAL_ADD,
+    pb.PARTIAL_REMOVE: Action.PARTIAL_REMOVE,
+    pb.COMPLETE_ADD: Action.COMPLETE_ADD,
+    pb.COMPLETE_REMOVE: Action.COMPLETE_REMOVE,
+}
+_KINDS: Final = {
+    "policy": OffsetKind.POLICY,
+    "offset": OffsetKind.OFFSET,
+    "tail_n": OffsetKind.TAIL_N,
+    "timestamp": OffsetKind.TIMESTAMP,
+}
+
+Log = structlog.stdlib.BoundLogger
+
+
+class Subscribed:
+    """What clients have said that they subscribe to, by client and group. Pure."""
+
+    def __init__(self, names_max: int = NAMES_MAX) -> None:
+        self._names_max = names_max
+        self._of: dict[tuple[str, str], tuple[str, set[str]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Lite topics of all clients; a client counts as one more."""
+        return self._count
+
+    def get(self, client_id: str, group: str, topic: str) -> set[str] | None:
+        """What a client subscribes to in a topic; None if that is not known."""
+        found = self._of.get((client_id, group))
+        return found[1] if found is not None and found[0] == topic else None
+
+    def changed(self, client_id: str, group: str, topic: str, action: Action, lites: set[str]) -> None:
+        """All broker groups have accepted a change."""
+        known = self.get(client_id, group, topic)
+        self._forget((client_id, group))
+        match action:
+            case Action.COMPLETE_ADD:
+                names = lites
+            case Action.PARTIAL_ADD:
+                names = (known or set()) | lites
+            case Action.PARTIAL_REMOVE if known is not None:
+                names = known - lites
+            case _:
+                return
+        self._of[client_id, group] = topic, names
+        self._count += 1 + len(names)
+        while self._count > self._names_max:
+            self._forget(next(iter(self._of)))
+
+    def lost(self, client_id: str, group: str, lite: str) -> None:
+        """Another client has taken over a lite topic."""
+        found = self._of.get((client_id, group))
+        if found is not None and lite in found[1]:
+            found[1].discard(lite)
+            self._count -= 1
+
+    def left(self, client_id: str) -> list[tuple[str, str]]:
+        """Forget a client; returns the groups and topics in which it subscribed to something."""
+        keys = [key for key in self._of if key[0] == client_id]
+        return [(group, topic) for client, group in keys for topic in [self._forget((client, group))]]
+
+    def _forget(self, key: tuple[str, str]) -> str:
+        topic, names = self._of.pop(key, ("", None))
+        self._count -= 0 if names is None else 1 + len(names)
+        return topic
+
+
+class LiteSubscribing:
+    """SyncLiteSubscription.
+
+    Args:
+        nursery: of the tasks that outlive a call.
+    """
+
+    def __init__(self, brokers: Brokers, clients: Clients, nursery: trio.Nursery, log: Log) -> None:
+        self._brokers = brokers
+        self._clients = clients
+        self._nursery = nursery
+        self._log = log
+        self._subscribed = Subscribed()
+        self._notices = 0
+
+    async def sync(self, request: pb.SyncLiteSubscriptionRequest, caller: Caller) -> pb.SyncLiteSubscriptionResponse:
+        """Tell all broker groups of a topic what a client subscribes to. Raises Refused, ClientError.
+
+        After an error some may know it; clients say it again.
+        """
+        group, topic = group_of(request.group), topic_of(request.topic)
+        lites = {lite_topic_of(name) for name in request.lite_topic_set}
+        action = _ACTIONS.get(request.action)
+        if action is None:
+            raise Refused(pb.BAD_REQUEST, f"the action {request.action} is unknown")
+        option = _offset_option(request.offset_option) if request.HasField("offset_option") else None
+        await self._tell(caller, group, topic, action, lites, option, caller.seconds_left(_SECONDS))
+        self._subscribed.changed(caller.client_id, group, topic, action, lites)
+        return pb.SyncLiteSubscriptionResponse(status=OK)
+
+    def knows(self, caller: Caller, group: str, topic: str) -> bool:
+        """Whether `say_again` can tell a broker group what a client subscribes to."""
+        return self._subscribed.get(caller.client_id, group, topic) is not None
+
+    async def say_again(self, caller: Caller, group: str, topic: str, broker_name: str) -> None:
+        """A broker group does not know what a client subscribes to. Raises Refused, ClientError."""
+        lites = self._subscribed.get(caller.client_id, group, topic)
+        if lites is None:
+            return  # it has left meanwhile
+        entry = _entry(caller, group, topic, Action.COMPLETE_ADD, lites, None)
+        await self._control(topic, broker_name, entry, caller.extra, _SECONDS)
+
+    def leave(self, caller: Caller) -> None:
+        """A client leaves: it subscribes to nothing any more."""
+        for group, topic in self._subscribed.left(caller.client_id):
+            self._nursery.start_soon(self._end, caller, group, topic)
+
+    def taken_over(self, notice: NotifyUnsubscribeLite) -> None:
+        """A broker says that another client of the group has subscribed to a lite topic: tell the one that had it."""
+        ext = notice.ext
+        self._subscribed.lost(ext.client_id, ext.consumer_group, ext.lite_topic)
+        command = pb.TelemetryCommand(
+            status=OK, notify_unsubscribe_lite_command=pb.NotifyUnsubscribeLiteCommand(lite_topic=ext.lite_topic)
+        )
+        if self._notices < _NOTICES_MAX:
+            self._notices += 1
+            self._nursery.start_soon(self._notify, ext.client_id, command)
+
+    async def _notify(self, client_id: str, command: pb.TelemetryCommand) -> None:
+        try:
+            for stream in self._clients.streams(client_id):
+                try:
+                    await stream.send(command)
+                except BrokenCall as error:
+                    self._log.debug("notice_not_sent", reason=str(error))
+        finally:
+            self._notices -= 1
+
+    async def _end(self, caller: Caller, group: str, topic: str) -> None:
+        try:
+            await self._tell(caller, group, topic, Action.COMPLETE_REMOVE, set(), None, _AT_LEAVE_SECONDS)
+        except (Refused, ClientError) as error:  # brokers forget it after some minutes
+            self._log.debug("subscriptions_not_ended", group=group, topic=topic, reason=str(error))
+
+    async def _tell(
+        self,
+        caller: Caller,
+        group: str,
+        topic: str,
+        action: Action,
+        lites: set[str],
+        option: OffsetOption | None,
+        seconds: float,
+    ) -> None:
+        """Tell all broker groups. Raises Refused, ClientError: the refusal of one, if there is one."""
+        entry = _entry(caller, group, topic, action, lites, option)
+        errors: list[Refused | ClientError] = []
+
+        async def tell(broker_name: str) -> None:
+            try:
+                await self._control(topic, broker_name, entry, caller.extra, seconds)
+            except (Refused, ClientError) as error:
+                errors.append(error)
+
+        names = sorted((await self._brokers.topic(topic)).route.brokers)
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(tell, name)
+        if errors:
+            raise next((error for error in errors if isinstance(error, Refused | BrokerError)), errors[0])
+
+    async def _control(
+        self, topic: str, broker_name: str, entry: LiteSubscription, extra: Fields, seconds: float
+    ) -> None:
+        body = LiteSubscriptionSet(subscriptions=[entry]).encode()
+        code = RequestCode.LITE_SUBSCRIPTION_CTL
+        try:
+            await self._brokers.ask(topic, broker_name, code, extra, body, seconds=seconds)
+        except BrokerError as error:
+            if error.code == ResponseCode.ILLEGAL_OPERATION:
+                raise Refused(pb.BAD_REQUEST, str(error)) from error
+            raise
+
+
+def _entry(
+    caller: Caller, group: str, topic: str, action: Action, lites: set[str], option: OffsetOption | None
+) -> LiteSubscription:
+    return LiteSubscription(
+        action=action,
+        client_id=caller.client_id,
+        group=group,
+        topic=topic,
+        lite_topics=sorted(lites),
+        offset_option=option,
+    )
+
+
+def _offset_option(told: pb.OffsetOption) -> OffsetOption | None:
+    kind = told.WhichOneof("offset_type")
+    return None if kind is None else OffsetOption(type=_KINDS[kind], value=getattr(told, kind))
