@@ -223,6 +223,7 @@ class Services:
             pulls_waiting=self.pulls.polling.waiting,
             is_young=self.offsets.is_young,
         )
+        self.retries.wake_pops = self.pops.wake
         self.lite_expiry = LiteExpiry(context, has_pops=self.pops.queues.has_work)
         self.lite_pops = LitePops(
             context, pops=self.pops, cold_reads=self.cold_reads, is_ending=self.lite_expiry.is_ending

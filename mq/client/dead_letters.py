@@ -25,7 +25,7 @@ _OF_THE_LETTER = frozenset(
     {
         *(props.DEAD_GROUP, props.DEAD_REASON, props.DEAD_ATTEMPTS, props.DEAD_MS, props.DEAD_BY, props.FAILURE),
         *(props.DEAD_TOPIC, props.DEAD_MESSAGE_ID, props.OMITTED, props.RECONSUME_TIME, props.MAX_RECONSUME_TIMES),
-        *(props.DELAY, *props.TIMER_PROPERTIES, props.TRANSACTION_PREPARED, props.POP_CK, props.FIRST_POP_TIME),
+        *(props.DELAY, *props.TIMER_PROPERTIES, props.TRANSACTION_PREPARED, props.POP_CK),
         *(props.CLUSTER, props.MESSAGE_REGION, props.TRACE_ON),
     }
 )
@@ -54,6 +54,7 @@ async def requeue(
     properties[props.REQUEUED_BY] = props.safe_value(operator)
     if to_topic:
         properties.pop(props.RETRY_TOPIC, None)
+        properties.pop(props.FIRST_POP_TIME, None)  # else it says that the group pops, and the broker stores it so
     else:
         properties[props.RETRY_TOPIC] = origin
     topic = origin if to_topic else retry_topic(group)

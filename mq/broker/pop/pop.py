@@ -110,7 +110,7 @@ class Pops(Service):
         self.revival = PopRevival(
             context,
             leaving=lambda: self.acks.leaving,
-            woken=self._wake,
+            woken=self.wake,
             freed=self._freed,
             ordered_clock=self._ordered_clock,
         )
@@ -235,7 +235,7 @@ class Pops(Service):
             for pop in self.polling.take_matching(key, wanted):
                 self._resume(pop)
 
-    def _wake(self, group: str, topic: str, count: int) -> None:
+    def wake(self, group: str, topic: str, count: int) -> None:
         """Serve some pops that wait for messages of a topic, since the group may get some again."""
         assert count > 0, f"group {group} is woken for {count} messages of {topic}"
         if not len(self.polling):
@@ -259,7 +259,7 @@ class Pops(Service):
         if is_lite_queue(key[1]):
             self._lite_freed(key)
             return
-        self._wake(key[0], key[1], 1)
+        self.wake(key[0], key[1], 1)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -383,7 +383,7 @@ class Pops(Service):
                 if pop.call.connection.closed:
                     # It may have been the only one that was woken for these messages: another one gets them.
                     ext = pop.call.request.ext
-                    self._wake(ext.consumer_group, ext.topic, 1)
+                    self.wake(ext.consumer_group, ext.topic, 1)
                 return
             pop.call.connection.held_pulls -= 1
             if not pop.call.connection.closed:
@@ -412,7 +412,7 @@ class Pops(Service):
                     if each.messages:
                         self.revival.schedule(CheckpointId(each.key, each.command.start, each.command.pop_time_ms))
             if self._queues.settled(taken, known=known):
-                self._wake(pop_request.group, pop_request.topic, 1)
+                self.wake(pop_request.group, pop_request.topic, 1)
 
         def on_outcome(outcome: Outcome) -> None:
             settled(isinstance(outcome, Stored))

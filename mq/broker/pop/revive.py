@@ -13,15 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 
-import msgspec
-
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
 from mq.broker.pop.ack import AcksInFlight
 from mq.broker.pop.ordered_clock import OrderedClock
+from mq.broker.pop.retry_topics import PopRetryTopics
 from mq.broker.schedule.delivery import Delivery, Due, Moved
 from mq.broker.schedule.read_backoff import ReadBackoff
-from mq.broker.state.commands import Command, PutTopic, TopicConfig
+from mq.broker.state.commands import Command, PutTopic
 from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, CheckpointId, QueueOfGroup, offsets_of
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
@@ -29,7 +28,6 @@ from mq.broker.write_path.queue_offsets import NextOffset
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.dead_letters import with_origin
-from mq.protocol.message_types import level_of, lowest_level, stored_priority, takes_priorities
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.records import StoredMessage, decode_record
 
@@ -66,8 +64,7 @@ class PopRevival:
         self._broker_name = context.settings.group
         self._metadata = context.metadata
         self._store = context.store
-        self._tails = context.queue_offsets
-        self._priority_order_asc = context.settings.priority_order_asc
+        self._retry_topics = PopRetryTopics(context)
         self._leaving = leaving
         self._woken = woken
         self._freed = freed
@@ -192,23 +189,9 @@ class PopRevival:
         """See `Source`."""
         (group, topic, _), _, pop_time_ms = due.key
         message = decode_record(memoryview(record))
-        tail = self._tails.get(pop_retry_topic(group, topic), self._level_of(message))
+        origin = message.properties.get(props.RETRY_TOPIC, message.topic)
+        tail = self._retry_topics.tail(group, topic, origin, message.properties)
         return _copy(message, tail, group, pop_time_ms, self._broker_name)
-
-    def _level_of(self, message: StoredMessage) -> int:
-        """The queue of a message in the retry topic; `_levels` says how many there are."""
-        queues = self._levels(message.properties.get(props.RETRY_TOPIC, message.topic))
-        if queues == 1:
-            return 0
-        priority = stored_priority(message.properties)
-        if priority is None:
-            return lowest_level(queues, ascending=self._priority_order_asc)
-        return level_of(priority, queues)
-
-    def _levels(self, topic: str) -> int:
-        """How many queues the retry topic for a topic needs: one for each level if it takes priorities, or else 1."""
-        config = self._metadata.topics.get(topic)
-        return max(config.write_queues, 1) if config is not None and takes_priorities(config.attributes) else 1
 
     def mark(self, moved: Moved[CheckpointId], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """See `Source`. A message that the log has deleted leaves its checkpoint without a copy."""
@@ -230,7 +213,7 @@ class PopRevival:
             there[group, topic] += 1
             if origin and origin != topic:
                 there[group, origin] += 1
-            if (put := self._put_retry_topic(record.tail, self._levels(origin or topic), now_ms)) is not None:
+            if (put := self._retry_topics.put(record.tail, origin or topic, now_ms)) is not None:
                 created[record.tail.topic] = put
 
         def settled(outcome: Outcome) -> None:
@@ -244,18 +227,6 @@ class PopRevival:
 
         rows = [(*key, start, pop_time_ms, bits) for (key, start, pop_time_ms), bits in done.items()]
         return [*created.values(), AckMessages(rows=rows)], settled
-
-    def _put_retry_topic(self, tail: NextOffset, levels: int, now_ms: int) -> PutTopic | None:
-        """The command that creates the retry topic of a queue, or adds queues up to this one; None if it is there."""
-        queues = max(levels, tail.queue_id + 1)
-        known = self._metadata.topics.get(tail.topic)
-        if known is None:
-            config = TopicConfig(name=tail.topic, read_queues=queues, write_queues=queues)
-            return PutTopic(config=config, timestamp_ms=now_ms, unless_there=queues == 1)
-        if known.read_queues > tail.queue_id:
-            return None
-        grown = msgspec.structs.replace(known, read_queues=queues, write_queues=max(queues, known.write_queues))
-        return PutTopic(config=grown, timestamp_ms=now_ms)
 
     def _all(self, keys: list[QueueOfGroup], now_ms: int) -> Iterator[tuple[int, CheckpointId]]:
         for key in keys:

@@ -15,10 +15,11 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
+from mq.broker.pop.retry_topics import PopRetryTopics
 from mq.broker.produce.batch import is_copied
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
-from mq.broker.write_path.outcome import OnOutcome, Stored, answer_outcome
+from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored, answer_outcome
 from mq.broker.write_path.pending import PendingCommand, PendingGroup, SendRequest
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
@@ -34,12 +35,17 @@ from raftlog.segment import EntryGone
 _PLACE = Struct(">ii20xq")
 """Size, magic number and physical offset in the first 36 bytes of a record."""
 
+_REQUEUED = f"{props.REQUEUED_BY}{props.NAME_END}"
 _FIRST_LEVEL = 3
 """Delay level before the first redelivery; each further one waits one level longer."""
 
 
 class Retries(Service):
-    """Handles messages that consumers send back."""
+    """Handles messages that consumers send back.
+
+    Attributes:
+        wake_pops: called with a group and a topic that has a number of messages more for pops of it.
+    """
 
     def __init__(self, context: BrokerContext, *, places: WaitingQueues, locks: QueueLockService) -> None:
         self._broker_name = context.settings.group
@@ -52,10 +58,12 @@ class Retries(Service):
         self._log = context.replica.log
         self._made = context.internal_messages
         self._places = places
+        self._pop_retry_topics = PopRetryTopics(context)
         self._locks = locks
         self._record_bytes_max = context.settings.segment_bytes
         self._rng = context.rng
         self._wall_clock_ms = context.wall_clock_ms
+        self.wake_pops: Callable[[str, str, int], None] = lambda group, topic, count: None
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -143,8 +151,12 @@ class Retries(Service):
     ) -> PendingGroup:
         topic = dead_letter_topic(group)
         commands, _ = self._topic(topic, 1)
+        given = with_origin(message, self._broker_name)
+        pop_time_ms = self._metadata.pops.of((group, message.topic, message.queue_id)).popped_at(message.queue_offset)
+        if pop_time_ms is not None:
+            given.setdefault(props.FIRST_POP_TIME, str(pop_time_ms))
         properties = dead_letter(
-            with_origin(message, self._broker_name),
+            given,
             group=group,
             reason=reason,
             attempts=attempts,
@@ -216,7 +228,8 @@ class Retries(Service):
         return message
 
     def takes(self, call: Call[SendRequest]) -> bool:
-        """Whether a message to a retry topic has used up its attempts; then it is stored as a dead letter.
+        """Whether a message to a retry topic is stored elsewhere: as a dead letter, if it has used up its attempts, or
+        where the pops of the group find it, if it is a requeued dead letter that the group had popped.
 
         Otherwise the caller stores it like any other message. Raises RequestRefused.
         """
@@ -235,7 +248,11 @@ class Retries(Service):
             raise _fenced(name, f"any queue of {origin}")
         limit = config.retry_times_max if ext.max_reconsume_times is None else ext.max_reconsume_times
         if ext.reconsume_times < limit:
-            return False
+            # Who requeued it may be empty, and then it is not among the decoded properties.
+            if _REQUEUED not in ext.properties or props.FIRST_POP_TIME not in properties or not origin:
+                return False
+            self._requeue_to_pops(call, name, origin, properties)
+            return True
         topic = dead_letter_topic(name)
         commands, _ = self._topic(topic, 1)
         letter = dead_letter(
@@ -247,6 +264,28 @@ class Retries(Service):
         )
         self._made.add(call, tail=self._tails.get(topic, 0), properties=letter, queue_id=0, before=commands)
         return True
+
+    def _requeue_to_pops(self, call: Call[SendRequest], group: str, origin: str, properties: dict[str, str]) -> None:
+        """Store a requeued dead letter for the pops of a group: they do not read the retry topic of the group.
+
+        Raises RequestRefused.
+        """
+        tail = self._pop_retry_topics.tail(group, origin, origin, properties)
+        if not self._metadata.has_room_for_topic(tail.topic):
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"the topic {tail.topic} cannot be created: too many topics"
+            )
+        now_ms = self._wall_clock_ms()
+        put = self._pop_retry_topics.put(tail, origin, now_ms)
+        if put is None:  # changes nothing; pops are woken when it is applied
+            put = PutTopic(config=self._metadata.topics[tail.topic], timestamp_ms=now_ms, unless_there=True)
+
+        def settled(outcome: Outcome) -> None:
+            if isinstance(outcome, Stored):
+                self.wake_pops(group, origin, 1)
+
+        before: PendingGroup = [PendingCommand(encode_command(put), settled)]
+        self._made.add(call, tail=tail, properties=properties, queue_id=tail.queue_id, before=before)
 
     def creation(self, topic: str) -> PutTopic | None:
         """The command to create a missing retry topic of a group, None if there are too many topics."""

@@ -223,6 +223,15 @@ class PopQueue:
         """Number of open messages that were not popped in order."""
         return sum(checkpoint.bits.bit_count() for checkpoint in self.open.values())
 
+    def popped_at(self, offset: QueueOffset) -> int | None:
+        """When an open message was popped, in epoch milliseconds; None if it is not open, or was popped in order."""
+        times = (
+            pop_time_ms
+            for (start, pop_time_ms), checkpoint in self.open.items()
+            if start <= offset < start + SPAN_MAX and checkpoint.bits >> (offset - start) & 1
+        )
+        return next(times, None)
+
     def first_hidden(self, low: QueueOffset, now_ms: int) -> QueueOffset | None:
         """The first invisible message from offset ``low`` on; None without one.
 

@@ -1,0 +1,64 @@
+"""Retry topics of groups that pop: where a message goes that a group is to get again.
+
+Such a topic has one queue, or one for each level if the original topic is for messages with priorities. So a message
+keeps its priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from mq.broker.context import BrokerContext
+from mq.broker.state.commands import PutTopic, TopicConfig
+from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.queue_offsets import NextOffset
+from mq.protocol.message_types import level_of, lowest_level, stored_priority, takes_priorities
+from mq.protocol.names import pop_retry_topic
+
+
+class PopRetryTopics:
+    """Chooses queues of retry topics. Changes nothing."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata: Final[Metadata] = context.metadata
+        self._tails: Final = context.queue_offsets
+        self._priority_order_asc: Final = context.settings.priority_order_asc
+
+    def tail(self, group: str, topic: str, origin: str, properties: Mapping[str, str]) -> NextOffset:
+        """Where a message is stored that ``group`` is to get again.
+
+        Args:
+            topic: where it was popped: ``origin``, or its retry topic.
+            origin: the topic that it was sent to.
+            properties: those of the message.
+        """
+        return self._tails.get(pop_retry_topic(group, topic), self._level(origin, properties))
+
+    def put(self, tail: NextOffset, origin: str, now_ms: int) -> PutTopic | None:
+        """The command that creates the retry topic of a queue, or adds queues up to this one; None if it is there."""
+        queues = max(self._levels(origin), tail.queue_id + 1)
+        known = self._metadata.topics.get(tail.topic)
+        if known is None:
+            config = TopicConfig(name=tail.topic, read_queues=queues, write_queues=queues)
+            return PutTopic(config=config, timestamp_ms=now_ms, unless_there=queues == 1)
+        if known.read_queues > tail.queue_id:
+            return None
+        grown = msgspec.structs.replace(known, read_queues=queues, write_queues=max(queues, known.write_queues))
+        return PutTopic(config=grown, timestamp_ms=now_ms)
+
+    def _level(self, origin: str, properties: Mapping[str, str]) -> int:
+        queues = self._levels(origin)
+        if queues == 1:
+            return 0
+        priority = stored_priority(properties)
+        if priority is None:
+            return lowest_level(queues, ascending=self._priority_order_asc)
+        return level_of(priority, queues)
+
+    def _levels(self, origin: str) -> int:
+        """How many queues the retry topic for a topic needs: one for each level if it takes priorities, or else 1."""
+        config = self._metadata.topics.get(origin)
+        return max(config.write_queues, 1) if config is not None and takes_priorities(config.attributes) else 1
