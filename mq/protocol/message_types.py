@@ -94,7 +94,12 @@ def takes_priorities(attributes: Mapping[str, str]) -> bool:
     return attributes.get(MESSAGE_TYPE_ATTRIBUTE) == PRIORITY
 
 
+def is_factor(text: str) -> bool:
+    """Whether a group may have this factor."""
+    return _NUMBER.fullmatch(text) is not None and len(text) <= 3 and int(text) <= FACTOR_MAX
+
+
 def factor_of(attributes: Mapping[str, str]) -> int:
     """How many of a hundred pops of a group with these attributes get the most urgent messages first."""
     text = attributes.get(PRIORITY_FACTOR, "")
-    return int(text) if _NUMBER.fullmatch(text) and len(text) <= 3 else FACTOR_MAX
+    return int(text) if is_factor(text) else FACTOR_MAX

@@ -20,7 +20,7 @@ from mq.broker.state.format_level import LEVEL_OF_GROUP_ATTRIBUTES
 from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.lite_attributes import BIND_TOPIC, AttributeRefused, lite_group
-from mq.protocol.message_types import FACTOR_MAX, PRIORITY_FACTOR
+from mq.protocol.message_types import FACTOR_MAX, PRIORITY_FACTOR, is_factor
 from mq.protocol.operator_bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupList,
@@ -145,7 +145,7 @@ class ConsumerGroups(Service):
         """
         attributes = changed({} if known is None else known.attributes, changes)
         factor = attributes.get(PRIORITY_FACTOR)
-        if factor is not None and not (factor.isascii() and factor.isdecimal() and int(factor[:4]) <= FACTOR_MAX):
+        if factor is not None and not is_factor(factor):
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
                 f"{PRIORITY_FACTOR} is {factor[:40]!r}, not a number from 0 to {FACTOR_MAX}",

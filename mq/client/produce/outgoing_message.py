@@ -240,7 +240,8 @@ def _encode_properties(message: Message, unique_key: str) -> str:
 def _priority_text(priority: int) -> str:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise MessageRefused(f"a priority is a number, not {priority!r}")
-    return str(priority)
+    # Python writes no number of more than some thousand digits.
+    return str(max(min(priority, 10**40), -(10**40)))
 
 
 def _check_lite(message: Message, own: Mapping[str, str]) -> None:

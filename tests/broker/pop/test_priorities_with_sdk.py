@@ -58,6 +58,7 @@ async def test_what_the_sdk_refuses() -> None:
         for message, said in (
             (Message("T", b"x", priority=-1), "the priority '-1' is not a number from 0 to 2147483647"),
             (Message("T", b"x", priority=10**30), "is not a number from 0"),
+            (Message("T", b"x", priority=10**5000), "is not a number from 0"),
             (Message("T", b"x", priority=True), "a priority is a number, not True"),
             (Message("T", b"x", priority=1.5), "a priority is a number, not 1.5"),  # type: ignore[arg-type]
             (Message("T", b"x", priority=1, sharding_key="k"), "cannot have a message group, too"),
