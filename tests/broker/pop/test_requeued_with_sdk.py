@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -13,14 +13,14 @@ from mq.client import Admin, Message, PopConsumer, Producer, PullConsumer, Recei
 from mq.testing import Kit, open_kit
 
 
-def on_virtual_time(test: Callable[..., object]) -> Callable[[], None]:
+def on_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     @functools.wraps(test)
     def run() -> None:
         async def bounded() -> None:
             with trio.fail_after(600):
                 await test()
 
-        trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))  # type: ignore[arg-type]
+        trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
 
     del run.__wrapped__
     return run
