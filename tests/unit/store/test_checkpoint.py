@@ -83,7 +83,7 @@ def test_a_checkpoint_brings_queues_of_lite_topics_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [lite_queue("A", ""), lite_queue("", "one"), lite_queue("A", "../one"), "A$one"])
 def test_a_checkpoint_with_a_queue_of_another_name_is_damaged(tmp_path: Path, name: str) -> None:
     path = tmp_path / "checkpoint"
-    path.write_bytes(encode_checkpoint(Checkpoint(queues={name: ((0, FIRST_OFFSET, FIRST_OFFSET, b""),)})))
+    path.write_bytes(encode_checkpoint(Checkpoint(queues={name: [(0, FIRST_OFFSET, FIRST_OFFSET, b"")]})))
     with pytest.raises(CheckpointDamaged):
         load_checkpoint(str(tmp_path))
 
