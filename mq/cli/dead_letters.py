@@ -201,12 +201,13 @@ def requeue(
 
     Each begins with no attempts. Without options that choose some, it requeues all that nobody dealt with, and the next
     run begins behind them; chosen ones stay in the list. A run that was killed may send the last ones a second time.
-    Exit code 1 if one could not be sent; it stops there.
+    Exit code 1 if one could not be sent, it stops there; or if there is none at an --offset.
     """
     is_all = not (offsets or queue or topic or key or failure or since or until or everything)
     wanted = _wanted(topic, key, failure, since, until)
     operator = operator_name()
     done: dict[MessageQueue, int] = {}
+    missing = set(offsets or ())
     sent = 0
 
     async def main() -> None:
@@ -220,6 +221,7 @@ def requeue(
                         await consumer.seek(each, "first")
             try:
                 async for letter in await consumer.read_to_end():
+                    missing.discard(letter.queue_offset)
                     if wanted(letter) and (not offsets or letter.queue_offset in offsets):
                         await admin.requeue_dead_letter(group, letter, operator=operator, to_topic=to_topic)
                         sent += 1
@@ -239,6 +241,9 @@ def requeue(
     except CommandFailed as error:
         before = f"; requeued {sent:,} before that" if sent else ""
         raise CommandFailed(f"{error}{before}", error.exit_code) from error
+    if missing:
+        where = ", ".join(map(str, sorted(missing)))
+        raise CommandFailed(f"{group} has no dead letter at offset {where}; requeued {sent:,} others", EXIT_FAILED)
     if as_json:
         print_json({"group": group, "requeued": sent, "to_topic": to_topic, "operator": operator})
     else:

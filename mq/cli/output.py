@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -57,3 +57,9 @@ def parse_time(text: str) -> dt.datetime:
         return dt.datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError, OSError) as error:
         raise typer.BadParameter(f"{text!r} is not a time such as 2026-03-01T09:30 or 2026-03-01T09:30Z") from error
+
+
+def some_of(words: Sequence[str], shown_max: int = 5) -> str:
+    """The first words and how many more there are: ``a, b and 298 more``."""
+    more = len(words) - shown_max
+    return ", ".join(words[:shown_max]) + (f" and {more:,} more" if more > 0 else "")

@@ -10,7 +10,7 @@ import typer
 from mq.cli.cluster_view import client_errors
 from mq.cli.confirm import Yes, confirm
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.output import Json, print_json, time_of
+from mq.cli.output import Json, print_json, some_of, time_of
 from mq.cli.tables import plain_table, print_table
 from mq.cli.topic_settings import TopicSettings, kind_of, perm_bits, perm_words, settings_to_create, shape
 from mq.client.admin import Admin
@@ -272,7 +272,7 @@ async def _loss(admin: Admin, topic: str) -> str:
     messages = sum(each.max_offset - each.min_offset for each in (await admin.topic_stats(topic)).values())
     readers = [name for name, queues in (await admin.all_progress()).items() if any(q.topic == topic for q in queues)]
     said = f"topic {topic} has {messages:,} messages"
-    return f"{said}, and offsets of {', '.join(readers)}" if readers else said
+    return f"{said}, and offsets of {some_of(readers)}" if readers else said
 
 
 @app.command("describe")

@@ -7,7 +7,7 @@ from typing import Final
 
 from mq.cli.doctor.findings import Finding, Severity
 from mq.cli.doctor.survey import AT_RISK, HOUR_MS, Consumers, Survey
-from mq.cli.output import time_of
+from mq.cli.output import some_of, time_of
 from mq.client.message import MessageQueue
 from mq.protocol.group_bodies import ClientConnectionData
 from mq.protocol.operator_bodies import GroupProgress
@@ -16,8 +16,6 @@ STUCK_MS: Final = 60_000
 """A group that consumed a message that is younger than this may just be slow."""
 FRESH_MS: Final = HOUR_MS
 """A dead letter younger than this is worth a warning."""
-SHOWN_MAX: Final = 5
-"""Queues and members named in one finding."""
 
 
 def consumer_findings(survey: Survey) -> Iterator[Finding]:
@@ -167,13 +165,8 @@ def _subject(group: str) -> str:
 def _queues(queues: Mapping[MessageQueue, object] | list[MessageQueue]) -> str:
     """The queues by topic: ``Orders broker-a/0, broker-a/3``."""
     names = [f"{queue.topic} {queue.broker_name}/{queue.queue_id}" for queue in sorted(queues)]
-    return _some(names)
+    return some_of(names)
 
 
 def _members(members: list[ClientConnectionData]) -> str:
-    return _some([f"{each.client_id} at {each.client_addr} ({each.language})" for each in members])
-
-
-def _some(words: list[str]) -> str:
-    more = len(words) - SHOWN_MAX
-    return ", ".join(words[:SHOWN_MAX]) + (f" and {more:,} more" if more > 0 else "")
+    return some_of([f"{each.client_id} at {each.client_addr} ({each.language})" for each in members])

@@ -142,6 +142,9 @@ async def test_chosen_letters_are_requeued_and_stay_in_the_list(dlq: Dlq) -> Non
     assert len((await dlq.json("list", "mail"))["dead_letters"]) == 3
     assert (await dlq.json("requeue", "mail", "--failure", "no such street"))["requeued"] == 0
     assert (await dlq.json("requeue", "mail", "--offset", "0", "--offset", "2"))["requeued"] == 2
+    # It used to end with 0 and "requeued 0 dead letters".
+    said = await dlq.text("requeue", "mail", "--offset", "0", "--offset", "99", code=1)
+    assert said == "mail has no dead letter at offset 99; requeued 1 others"
 
 
 async def test_letters_sent_to_their_topic_reach_all_groups(dlq: Dlq) -> None:

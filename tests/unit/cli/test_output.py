@@ -8,7 +8,7 @@ import json
 import pytest
 import typer
 
-from mq.cli.output import parse_time, print_json_array, time_of
+from mq.cli.output import parse_time, print_json_array, some_of, time_of
 
 
 @pytest.mark.parametrize("rows", [[], [1], [{"a": 1}, {"b": [2, {"c": None}]}], ["line\nfeed", "x"]])
@@ -46,3 +46,9 @@ def test_a_time_that_was_printed_can_be_given_to_another_command() -> None:
 def test_anything_else_is_not_a_time(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="not a time"):
         parse_time(text)
+
+
+def test_a_long_list_names_some_and_counts_the_rest() -> None:
+    """`raftmq topic delete` named all 300 groups with offsets before it asked."""
+    assert some_of([f"g{number}" for number in range(300)]) == "g0, g1, g2, g3, g4 and 295 more"
+    assert some_of(["a", "b"]) == "a, b"
