@@ -129,6 +129,7 @@ class Leader:
         context = context_of(
             settings=broker_settings(Path("unused"), group="b", segment_bytes=2**20, message_bytes_max=2**16),
             metadata=metadata,
+            store=None,  # no message is of a lite topic
             appender=self.appender,
             store_host=HOST,
             replica__log=log,  # as much of it as is needed

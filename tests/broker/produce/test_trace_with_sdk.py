@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import trio
 from typer.testing import CliRunner
 
@@ -43,6 +44,15 @@ async def story(admin: Admin, message_id: str, done: Callable[[MessageTrace], bo
             await trio.sleep(0.02)
 
 
+@pytest.fixture
+def silent() -> Iterator[None]:
+    """The broker of this process logs nothing: its lines would be among those of the command."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("silent")
 async def test_the_story_of_a_message(tmp_path: Path) -> None:
     async with (
         cluster_and_broker(tmp_path) as (namesrv, broker),

@@ -105,6 +105,7 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
     context = context_of(
         settings=broker_settings(Path("unused"), group="b"),
         metadata=metadata,
+        store=None,  # no message is of a lite topic
         appender=appender,
         store_host=store_host,
         environment__access=None,
