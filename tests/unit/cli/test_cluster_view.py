@@ -66,6 +66,17 @@ def test_a_replica_that_hangs_is_shown_once_with_its_node_id() -> None:
     ]
 
 
+def test_a_replica_that_answers_is_not_taken_for_one_at_an_address_that_does_not() -> None:
+    """An earlier address of n1 is still registered. Taken for n1, it hid that n1 is well."""
+    leader = figures("n0", "leader", peers=peers(n1=(100, True)))
+    [group] = group_statuses([answer(0, leader), answer(1, figures("n1", "follower")), answer(2, None)])
+    assert [(each.node_id, each.role) for each in group.replicas] == [
+        ("id 2", UNREACHABLE),
+        ("n0", "leader"),
+        ("n1", "follower"),
+    ]
+
+
 def test_dead_replica_that_no_name_server_lists_is_shown_from_the_leaders_view() -> None:
     leader = figures("n1", "leader", peers=peers(n0=(60, False), n2=(100, True)))
     [group] = group_statuses([answer(0, leader), answer(3, figures("n2", "follower"))])
