@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import datetime as dt
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Protocol, TypeVar
@@ -279,8 +280,8 @@ async def open_kit(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Kit]:
             yield Kit(Core(cluster, clients_elsewhere=False), cluster, _SameLoop())
         return
     kit_thread = _KitThread(replicas, settings)
-    await anyio.to_thread.run_sync(kit_thread.open)
     try:
+        await anyio.to_thread.run_sync(kit_thread.open)  # goes on if it is cancelled
         yield Kit(*kit_thread.parts)
     finally:
         with anyio.CancelScope(shield=True):
@@ -311,10 +312,14 @@ class _KitThread:
         self._replicas, self._settings = replicas, settings
         self._process = os.getpid()
         self._stack = contextlib.ExitStack()
+        self._changing = threading.Lock()
+        self._is_closed = False
 
     def open(self) -> None:
-        """Start the brokers. Raises as `open_kit`; then there is no thread."""
-        with contextlib.ExitStack() as stack:
+        """Start the brokers, unless it was closed before. Raises as `open_kit`; then there is no thread."""
+        with self._changing, contextlib.ExitStack() as stack:
+            if self._is_closed:
+                return
             thread = LoopThread("raftmq.testing")
             stack.callback(thread.stop, "the brokers of a test kit")
             opening = Cluster.open(self._replicas, self._settings)
@@ -322,17 +327,21 @@ class _KitThread:
             loop = _OtherLoop(thread.portal)
             self.parts = Core(cluster, clients_elsewhere=True), cluster, loop
             self._stack = stack.pop_all()
-        _running.add(self)
+            _running.add(self)
 
     def close(self) -> None:
-        """Stop them, and end the thread."""
-        _running.discard(self)
-        self.parts[2].is_closed = True
-        stack = self._stack.pop_all()
-        if self._process == os.getpid():
-            stack.close()
-        else:
-            stack.pop_all()
+        """Stop them, and end the thread; waits for `open` if that is under way in another thread."""
+        is_own = self._process == os.getpid()
+        with self._changing if is_own else contextlib.nullcontext():
+            self._is_closed = True
+            if self in _running:
+                _running.discard(self)
+                self.parts[2].is_closed = True
+            stack = self._stack.pop_all()
+            if is_own:
+                stack.close()
+            else:
+                stack.pop_all()
 
     def warn_if_open(self) -> None:
         """The test did not close it."""

@@ -150,6 +150,17 @@ def test_a_cancelled_test_closes_the_kit() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "raftmq.testing"]
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.01])
+def test_a_kit_that_is_cancelled_while_it_starts_leaves_no_thread(seconds: float) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(seconds), open_kit():
+            await asyncio.sleep(60)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
+    assert not [thread for thread in threading.enumerate() if thread.name == "raftmq.testing"]
+
+
 def test_wrong_settings_leave_no_thread() -> None:
     with pytest.raises(ValueError, match="no_such_setting"), running_kit(no_such_setting=1):
         pass
