@@ -397,6 +397,8 @@ class Broker:
                 self._on_registration_changed(changed.topics)
             if changed.replicas:
                 self.services.replicas_changed()
+            for group in changed.groups:
+                self.services.consumer_group_changed(group)
 
     def _dropped_by(self, command: Command) -> tuple[str, ...]:
         """The topics and queues that a command ends, if its effect on the metadata is known already."""

@@ -133,6 +133,7 @@ class Services:
         self._end_turns = self._that_define(Service.end_turn)
         self._growns = self._that_define(Service.grown)
         self._topics_changed = self._that_define(Service.topic_changed)
+        self._groups_changed = self._that_define(Service.consumer_group_changed)
         self.periodic = [action for service in self._services for action in service.periodic()]
         self.tasks = [task for service in self._services for task in service.tasks()]
         self.serve_as_follower()
@@ -332,6 +333,11 @@ class Services:
         """A topic was created, changed or deleted."""
         for topic_changed in self._topics_changed:
             topic_changed(topic)
+
+    def consumer_group_changed(self, group: str) -> None:
+        """A consumer group was created, changed or deleted."""
+        for consumer_group_changed in self._groups_changed:
+            consumer_group_changed(group)
 
     def topic_deleted(self, topic: str) -> None:
         """A topic was deleted, here and on every replica at this position of the log."""

@@ -18,7 +18,6 @@ from mq.client.errors import BrokerError, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.protocol.codes import ResponseCode
-from mq.protocol.names import pop_retry_topic
 from mq.protocol.registration import TopicConfig
 from mq.tasks.names import bindings_topic, exchange_topic, is_queue_topic, queue_topic
 from mq.tasks.queue_calls import QueueCalls
@@ -141,7 +140,6 @@ class Topics:
         self._forget(topic)
         try:
             await self._calls.delete_topic(topic)
-            await self._calls.delete_topic(pop_retry_topic(topic, topic))
             await self._calls.delete_consumer_group(topic, topics=True)
         except BrokerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:

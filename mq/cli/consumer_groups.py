@@ -168,6 +168,8 @@ def delete(
 ) -> None:
     """Delete a consumer group in every broker group. One that has members comes back with their next heartbeat.
 
+    --topics also deletes its retry topics of topics that it pops, unless another group's retry topic has the same name.
+
     On a terminal it says what is lost and asks. Exit code 1 if there is no such group.
     """
 

@@ -244,7 +244,7 @@ def route(
 
 @app.command("delete")
 def delete(topic: Topic, yes: Yes = False, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Delete a topic, its messages and its consumer offsets, in every broker group.
+    """Delete a topic in every broker group, with its messages, consumer offsets and retry topics of groups that pop.
 
     On a terminal it says what is lost and asks. Exit code 1 if there is no such topic.
     """

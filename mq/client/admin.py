@@ -45,7 +45,7 @@ from mq.protocol.group_requests import (
 )
 from mq.protocol.headers import Response
 from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
-from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_group, check_topic, dead_letter_topic, retry_topic
+from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_group, check_topic, topics_of_group
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import (
     BrokerStatsData,
@@ -254,7 +254,9 @@ class Admin(Client):
             address = (await self._leaders(cluster, broker))[broker]
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Delete `topic` and its messages on every broker group, and its route."""
+        """Delete `topic` on every broker group, with its messages and those that groups are to pop again; and its
+        route.
+        """
         for address in (await self._leaders(cluster, None)).values():
             await self._opened().call(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicExt(topic=topic).fields())
         await self._ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvExt(topic=topic).fields())
@@ -394,15 +396,16 @@ class Admin(Client):
     ) -> None:
         """Delete a consumer group; with `offsets` also its offsets, with `topics` its retry and dead letter topics.
 
-        A group with members is created again by their next heartbeat. Raises NameRefused, NoRoute.
+        The former include those of topics that it pops, unless another group's retry topic has the same name. A group
+        with members is created again by their next heartbeat. Raises NameRefused, NoRoute.
         """
         check_group(group)
+        own = topics_of_group(group, await self.consumer_groups(), await self.topics()) if topics else ()
         ext = DeleteSubscriptionGroupExt(group_name=group, remove_offset=offsets, clean_offset=offsets)
         for address in (await self._leaders(cluster, None)).values():
             await self._opened().call(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext.fields())
-        if topics:
-            for topic in (retry_topic(group), dead_letter_topic(group)):
-                await self.delete_topic(topic, cluster=cluster)
+        for topic in own:
+            await self.delete_topic(topic, cluster=cluster)
 
     async def group_progress(self, group: str) -> dict[MessageQueue, GroupProgress]:
         """The progress of a consumer group in each queue of the topics in which it has offsets. Raises NoRoute."""

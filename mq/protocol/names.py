@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection, Container, Iterator
 from typing import Final
 
 from mq.protocol.errors import ProtocolError
@@ -149,6 +150,35 @@ def pop_retry_topic(group: str, topic: str) -> str:
     Messages from this topic return to it.
     """
     return fitted_topic(topic if topic.startswith(RETRY_PREFIX) else f"{RETRY_PREFIX}{group}_{topic}")
+
+
+def retry_topic_readers(name: str, groups: Container[str], topics: Container[str]) -> Iterator[tuple[str, str]]:
+    """Which of these groups get messages from the retry topic ``name``, as pairs of group and topic.
+
+    The topic is empty if the group pulls: its only retry topic is for all its topics. There may be several pairs, since
+    names may contain the separator: ``%RETRY%a_b_c`` is for group ``a`` and topic ``b_c``, or for ``a_b`` and ``c``.
+    """
+    parts = name.removeprefix(RETRY_PREFIX).split("_")
+    for count in range(1, len(parts)):
+        group, topic = "_".join(parts[:count]), "_".join(parts[count:])
+        if group in groups and topic in topics:
+            yield group, topic
+    if (group := "_".join(parts)) in groups:
+        yield group, ""
+
+
+def topics_of_group(group: str, groups: Container[str], topics: Collection[str]) -> list[str]:
+    """The retry and dead letter topics of ``group``: first those that it pops, of ``topics``.
+
+    Without those that another one of ``groups`` may use, too, see `retry_topic_readers`.
+    """
+    popped = {pop_retry_topic(group, topic) for topic in topics if not topic.startswith(RETRY_PREFIX)}
+    own = (
+        name
+        for name in popped.intersection(topics)
+        if all(reader == group for reader, _ in retry_topic_readers(name, groups, topics))
+    )
+    return [*sorted(own), retry_topic(group), dead_letter_topic(group)]
 
 
 def fitted_topic(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mq.broker.admin.attributes import changed
-from mq.broker.admin.topics import not_created
+from mq.broker.admin.creations import Creations
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
@@ -44,6 +44,7 @@ class ConsumerGroups(Service):
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata
         self._appender = context.appender
+        self._creations = Creations("group")
         self._read = context.reads.read
         self._version = context.data_version
         self._wall_clock_ms = context.wall_clock_ms
@@ -81,6 +82,11 @@ class ConsumerGroups(Service):
         )
         replicate(self._appender, [encoded(command)], call, what="a group's deletion")
 
+    def consumer_group_changed(self, group: str) -> None:
+        """See `Service`."""
+        if group in self._metadata.groups:
+            self._creations.exists(group)
+
     def handle_all(self, call: Call[GetAllSubscriptionGroupConfig]) -> None:
         """Request code 201."""
 
@@ -109,14 +115,15 @@ class ConsumerGroups(Service):
         now_ms = self._wall_clock_ms()
         commands = [encoded(PutGroup(config=self._config(wanted), timestamp_ms=now_ms)) for wanted in groups]
         names = {wanted.group_name for wanted in groups}
+        creation = self._creations.begin(names, self._metadata.groups)
         if len(self._metadata.groups) + len(names - self._metadata.groups.keys()) > self._metadata.limits.groups_max:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
         def check() -> None:
             # Other requests may have used up the room since, and others may have made room again.
-            if missing := names - self._metadata.groups.keys():
-                is_full = not all(map(self._metadata.has_room_for_group, missing))
-                remark = self._full() if is_full else not_created("group", min(missing))
+            if creation.missing:
+                is_full = not all(map(self._metadata.has_room_for_group, creation.missing))
+                remark = self._full() if is_full else self._creations.not_created(creation)
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
 
         replicate(self._appender, commands, call, what="a group", check=check)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from mq.broker.admin.attributes import attribute_changes, changed, sets
+from mq.broker.admin.creations import Creations
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
@@ -24,7 +25,14 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import DeleteTopicInBroker, UpdateAndCreateTopic
 from mq.protocol.lite_attributes import LITE, AttributeRefused, check_topic_attributes, is_lite
 from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, PRIORITY, TYPES_STORED
-from mq.protocol.names import BENCHMARK_TOPIC, NameRefused, check_topic, is_system_topic
+from mq.protocol.names import (
+    BENCHMARK_TOPIC,
+    NameRefused,
+    check_topic,
+    is_system_topic,
+    pop_retry_topic,
+    retry_topic_readers,
+)
 from mq.protocol.operator_bodies import TopicConfigList
 from mq.protocol.operator_requests import UpdateAndCreateTopicList
 
@@ -38,6 +46,7 @@ class Topics(Service):
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata
         self._appender = context.appender
+        self._creations = Creations("topic")
         self._tails = context.queue_offsets
         self._wall_clock_ms = context.wall_clock_ms
 
@@ -78,24 +87,46 @@ class Topics(Service):
         _check_name(topic)
         if self._is_system(topic):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the topic {topic} is conflict with system reserved words")
-        # Also if it does not exist: its creation may be in flight.
         continued = self._metadata.format_level.level >= LEVEL_OF_CONTINUED_OFFSETS
-        command = encode_command(DeleteTopic(name=topic, timestamp_ms=self._wall_clock_ms(), continued=continued))
+        # The topic also if it does not exist: its creation may be in flight.
+        names = [*self._pop_retry_topics(topic), topic] if continued else [topic]
+        now_ms = self._wall_clock_ms()
+        commands = [encode_command(DeleteTopic(name=name, timestamp_ms=now_ms, continued=continued)) for name in names]
         on_framed = None if continued else partial(self._tails.reset, topic)
-        replicate(self._appender, [command], call, what="a topic's deletion", on_framed=on_framed)
+        replicate(self._appender, commands, call, what="a topic's deletion", on_framed=on_framed)
+
+    def topic_changed(self, topic: str) -> None:
+        """See `Service`."""
+        if topic in self._metadata.topics:
+            self._creations.exists(topic)
+
+    def _pop_retry_topics(self, topic: str) -> list[str]:
+        """The topics with messages of ``topic`` that groups are to pop again, without those that others use, too."""
+        topics, offsets = self._metadata.topics, self._metadata.consumer_offsets
+        groups = self._metadata.groups.keys() | {group for group, _ in offsets}
+        found = {pop_retry_topic(group, topic) for group in groups} & topics.keys() - {topic}
+        return sorted(
+            name
+            for name in found
+            if all(
+                of == topic or (of and (group, of) not in offsets)
+                for group, of in retry_topic_readers(name, groups, topics)
+            )
+        )
 
     def _put(self, call: Call[Any], topics: Sequence[bodies.TopicConfig]) -> None:
         now_ms = self._wall_clock_ms()
         commands = [encoded(PutTopic(config=self._checked(wanted), timestamp_ms=now_ms)) for wanted in topics]
         names = {wanted.topic_name for wanted in topics}
+        creation = self._creations.begin(names, self._metadata.topics)
         if len(self._metadata.topics) + len(names - self._metadata.topics.keys()) > self._metadata.limits.topics_max:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
         def check() -> None:
             # Other requests may have used up the room since, and others may have made room again.
-            if missing := names - self._metadata.topics.keys():
-                is_full = not all(map(self._metadata.has_room_for_topic, missing))
-                remark = self._full() if is_full else not_created("topic", min(missing))
+            if creation.missing:
+                is_full = not all(map(self._metadata.has_room_for_topic, creation.missing))
+                remark = self._full() if is_full else self._creations.not_created(creation)
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
 
         replicate(self._appender, commands, call, what="a topic", check=check)
@@ -170,14 +201,6 @@ class Topics(Service):
     def _is_system(self, topic: str) -> bool:
         known = self._metadata.topics.get(topic)
         return is_system_topic(topic) or (known is not None and known.system)
-
-
-def not_created(what: str, name: str) -> str:
-    """Why a topic or group is not there although there is room for it and a command to create it was replicated."""
-    return (
-        f"the {what} {name} is not there: there were too many until just now, or it was deleted at once; send the"
-        " request again"
-    )
 
 
 def _check_name(topic: str) -> None:

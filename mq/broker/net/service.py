@@ -63,6 +63,9 @@ class Service:
     def topic_changed(self, topic: str) -> None:
         """A topic was created, changed or deleted; called while log entries are applied."""
 
+    def consumer_group_changed(self, group: str) -> None:
+        """A consumer group was created, changed or deleted; called while log entries are applied."""
+
     def topic_deleted(self, topic: str) -> None:
         """A topic was deleted, on each replica; called while log entries are applied."""
 

@@ -109,6 +109,25 @@ async def test_a_consumer_group_from_creation_to_deletion(tmp_path: Path) -> Non
         assert "%RETRY%G" not in await admin.topics()
 
 
+async def test_deleted_group_takes_the_retry_topics_of_what_it_pops_along(tmp_path: Path) -> None:
+    async with administrated(tmp_path) as (_, admin, _):
+        for group in ("G", "a", "a_b"):
+            await admin.put_consumer_group(SubscriptionGroupConfig(group_name=group))
+        for topic in ("T", "c", "b_c", "%RETRY%G_T", "%RETRY%other_T", "%RETRY%a_T", "%RETRY%a_b_c"):
+            await admin.create_topic(topic, 1)
+        await admin.delete_consumer_group("G")
+        assert "%RETRY%G_T" in await admin.topics()
+        await admin.delete_consumer_group("G", topics=True)
+        assert "%RETRY%G_T" not in await admin.topics()
+        # That of topic b_c has the name of the one that group a_b has for topic c.
+        await admin.delete_consumer_group("a", topics=True)
+        assert {"%RETRY%a_b_c", "%RETRY%other_T"} == {
+            t for t in await admin.topics() if t.startswith("%RETRY%") and "_" in t
+        }
+        await admin.delete_consumer_group("a_b", topics=True)
+        assert "%RETRY%a_b_c" not in await admin.topics()
+
+
 async def test_an_operator_has_a_message_handled_now(tmp_path: Path) -> None:
     handled: list[bytes] = []
 

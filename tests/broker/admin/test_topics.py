@@ -304,6 +304,58 @@ async def test_group_that_found_no_room_is_refused_although_another_is_deleted_a
         assert (await client.request(*second)).code == 0
 
 
+async def test_topic_that_the_entry_which_creates_it_also_deletes_was_created(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        delete = (Code.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+        answers = await at_once(client, (PUT_TOPIC, TOPIC), delete)
+        assert [answer.code for answer in answers] == [0, 0], answers
+        assert await topic(client) is None
+        # Also if the first request changes nothing.
+        assert (await client.request(PUT_TOPIC, TOPIC)).code == 0
+        answers = await at_once(client, (PUT_TOPIC, TOPIC), delete)
+        assert [answer.code for answer in answers] == [0, 0], answers
+
+
+async def test_group_that_the_entry_which_creates_it_also_deletes_was_created(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        delete = (Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G"})
+        answers = await at_once(client, (PUT_GROUP, None, text(GROUP)), delete)
+        assert [answer.code for answer in answers] == [0, 0], answers
+        assert await group(client) is None
+
+
+async def test_deleted_topic_takes_the_retry_topics_of_groups_that_pop_along(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        for name in ("T", "b_c", "c"):
+            await client.create_topic(name, 1)
+        for name in ("G", "a", "a_b", "G_c", "keeps"):
+            await client.request(PUT_GROUP, None, text({"groupName": name}))
+        await client.request(Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "keeps"})
+        offset = {"topic": "T", "queueId": 0, "commitOffset": 0}
+        assert (await client.request(Code.UPDATE_CONSUMER_OFFSET, offset | {"consumerGroup": "keeps"})).code == 0
+        retries = {"%RETRY%G_T", "%RETRY%keeps_T", "%RETRY%a_b_c", "%RETRY%G_c", "%RETRY%no_T"}
+        for name in retries:
+            await client.create_topic(name, 1)
+
+        async def left() -> set[str]:
+            table = json.loads((await client.request(Code.GET_ALL_TOPIC_CONFIG)).body)["topicConfigTable"]
+            return {name for name in retries if name in table}
+
+        assert (await client.request(Code.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
+        assert await left() == {"%RETRY%a_b_c", "%RETRY%G_c", "%RETRY%no_T"}, "also of a group with only offsets"
+        # Groups a and a_b share a name: with topic b_c, and with topic c, of which a_b has read.
+        read = {"topic": "c", "queueId": 0, "commitOffset": 0, "consumerGroup": "a_b"}
+        assert (await client.request(Code.UPDATE_CONSUMER_OFFSET, read)).code == 0
+        assert (await client.request(Code.DELETE_TOPIC_IN_BROKER, {"topic": "b_c"})).code == 0
+        assert "%RETRY%a_b_c" in await left()
+        # %RETRY%G_c is the retry topic of the group G_c, which pulls.
+        assert (await client.request(Code.DELETE_TOPIC_IN_BROKER, {"topic": "c"})).code == 0
+        assert await left() == {"%RETRY%G_c", "%RETRY%no_T"}
+
+
 async def test_topics_and_groups_outlive_a_restart(tmp_path: Path) -> None:
     given: dict[str, Any] = {}
     async with running(tmp_path, **given) as broker:

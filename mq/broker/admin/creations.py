@@ -1,0 +1,44 @@
+"""Whether the topics or groups of a request were created, also if they were deleted before it is answered.
+
+One log entry may create a topic and delete it: when the first request is answered, both commands are applied.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+from typing import Final
+
+
+class Creation:
+    """Names that a request creates; ``missing`` are those that did not exist at any time since the request came."""
+
+    __slots__ = ("__weakref__", "missing")
+
+    def __init__(self, missing: set[str]) -> None:
+        self.missing: Final = missing
+
+
+class Creations:
+    """The creations that wait for the log. One whose request ends without an answer is forgotten with it."""
+
+    def __init__(self, what: str) -> None:
+        """``what`` is created: a topic or a group."""
+        self._what: Final = what
+        self._waiting: Final[weakref.WeakSet[Creation]] = weakref.WeakSet()
+
+    def begin(self, names: Collection[str], existing: Collection[str]) -> Creation:
+        """A request creates ``names``, of which some may exist."""
+        creation = Creation({name for name in names if name not in existing})
+        self._waiting.add(creation)
+        return creation
+
+    def exists(self, name: str) -> None:
+        """A log entry that is being applied has created or changed ``name``."""
+        for creation in self._waiting:
+            creation.missing.discard(name)
+
+    def not_created(self, creation: Creation) -> str:
+        """Why a name of an answered request is missing, if there is room for it now."""
+        name = min(creation.missing)
+        return f"the {self._what} {name} is not there: there were too many until just now; send the request again"
