@@ -8,14 +8,13 @@ from __future__ import annotations
 import errno
 import os
 import random
-import ssl
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import structlog
 import trio
 
-from mq.broker.access.control import AccessControl
 from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.periodic_task import Periodic, PeriodicTask
 from mq.broker.base.process_tuning import (
@@ -27,8 +26,16 @@ from mq.broker.base.process_tuning import (
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
-from mq.broker.context import Environment, wall_clock_ms
+from mq.broker.context import Environment
 from mq.broker.limits import DEFAULT, BrokerLimits
+from mq.broker.security import (
+    StartRefused,
+    access_control,
+    certificate,
+    check_credentials,
+    namesrv_tls,
+    read_credentials,
+)
 from mq.broker.setting_groups import Address
 from mq.broker.settings import RESTORING_DIRECTORY, BrokerSettings
 from mq.broker.state.format_level import announced_level
@@ -38,14 +45,12 @@ from mq.compiled import ALL_COMPILED
 from mq.monitoring.families import Families, Family, Histogram
 from mq.monitoring.http import Monitoring, open_listeners
 from mq.monitoring.process import VERSION, certificate_families, process_families
-from mq.protocol.address_patterns import is_loopback
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.plain_acl import AclFileInvalid
 from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost
 from mq.store.opening import LogBounds, OpenedStore, open_store, refuse_newer_formats
-from mq.tls import Certificate, CertificateUnusable
+from mq.tls import Certificate
 from raftlog import (
     CoreConfig,
     EntryUnusable,
@@ -86,10 +91,6 @@ _GATHER_PAUSE_SECONDS = 0.005
 _DRAIN_SECONDS_MAX = 1.0
 _DRAIN_POLL_SECONDS = 0.005
 _ALL_ADDRESSES = frozenset(("0.0.0.0", "::"))  # noqa: S104 - compared, not bound
-
-
-class StartRefused(Exception):
-    """The broker cannot start with this setup; the message says what is wrong and where. Nothing was damaged."""
 
 
 async def serve(
@@ -248,9 +249,10 @@ class _Host:
         self._log = log
         self._broker: Broker | None = None
         self._reactor: Reactor | None = None
-        self.access = _access_control(settings, log)
-        self.certificate = _certificate(settings, log)
-        self.namesrv_tls = _namesrv_tls(settings)
+        self.access = access_control(settings, log)
+        self.certificate = certificate(settings, log)
+        self.namesrv_tls = namesrv_tls(settings)
+        check_credentials(settings.namesrv_credentials)
         self.started = False
 
     async def drain(self) -> None:
@@ -355,6 +357,7 @@ class _Host:
             period_seconds=settings.register_seconds,
             current=broker.registration,
             tls=self.namesrv_tls,
+            credentials=partial(read_credentials, settings.namesrv_credentials),
             log=log,
         )
 
@@ -412,43 +415,6 @@ class _Host:
 
     def _closed(self) -> None:
         self._broker = self._reactor = None
-
-
-def _access_control(settings: BrokerSettings, log: Log) -> AccessControl | None:
-    """Raises StartRefused."""
-    if settings.acl_file is None:
-        if not is_loopback(settings.listen_address[0]):
-            reason = "everybody who reaches this address has full access: see acl_file"
-            log.warning("clients_not_authenticated", listen=settings.listen, reason=reason)
-        return None
-    try:
-        return AccessControl(settings.acl_file, log, settings.group)
-    except AclFileInvalid as error:
-        raise StartRefused(f"{settings.acl_file}: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartRefused(f"{settings.acl_file}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _certificate(settings: BrokerSettings, log: Log) -> Certificate | None:
-    """Raises StartRefused."""
-    if settings.tls_certificate is None or settings.tls_key is None:
-        return None
-    if settings.tls_mode == settings.tls_replication == "disabled":
-        return None
-    try:
-        return Certificate(settings.tls_certificate, settings.tls_key, settings.tls_clients_ca, log, wall_clock_ms)
-    except CertificateUnusable as error:
-        raise StartRefused(str(error)) from error
-
-
-def _namesrv_tls(settings: BrokerSettings) -> ssl.SSLContext | None:
-    """Raises StartRefused."""
-    if not settings.tls_namesrv:
-        return None
-    try:
-        return ssl.create_default_context(cafile=settings.tls_namesrv_ca)
-    except (OSError, ValueError) as error:
-        raise StartRefused(f"{settings.tls_namesrv_ca}: {getattr(error, 'strerror', None) or error}") from error
 
 
 async def _store_ip(settings: BrokerSettings) -> str:

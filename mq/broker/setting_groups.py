@@ -184,6 +184,11 @@ class SecuritySettings(SettingGroup):
     )
     tls_namesrv: bool = Field(False, description="connect to name servers with TLS")
     tls_namesrv_ca: Path | None = Field(None, description="authorities of name servers (PEM); default: the system's")
+    namesrv_credentials: Path | None = Field(
+        None,
+        description="TOML file with `access_key` and `secret_key`, mode 0600: signs registrations at name servers that "
+        "have accounts; read again for each connection",
+    )
     secret_file: Path | None = Field(
         None, description="the secret of the group, the same on all replicas; default: group.secret in `data_dir`"
     )

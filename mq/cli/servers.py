@@ -51,6 +51,7 @@ def namesrv(
     from mq.namesrv.kv_file import KvFileDamaged
     from mq.namesrv.server import serve
     from mq.namesrv.settings import NamesrvSettings
+    from mq.protocol.plain_acl import AclFileInvalid
     from mq.tls import CertificateUnusable
 
     flags: dict[str, object] = {"data_dir": data_dir, **split_settings(setting or [])}
@@ -62,6 +63,8 @@ def namesrv(
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
     except CertificateUnusable as error:
         raise CommandFailed(str(error)) from error
+    except (AclFileInvalid, UnicodeDecodeError) as error:
+        raise CommandFailed(f"{settings.acl_file}: {error}") from error
     except KvFileDamaged as error:
         raise CommandFailed(f"the key-value configuration cannot be read: {error}") from error
     except OSError as error:
@@ -98,7 +101,8 @@ def broker(
     until_stdin_closes: WithParent = False,
 ) -> None:
     """Run one replica of a broker group."""
-    from mq.broker.server import StartRefused, serve
+    from mq.broker.security import StartRefused
+    from mq.broker.server import serve
     from mq.broker.settings import BrokerSettings
     from raftlog import SegmentError
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, Final
 
 import structlog
 
+from mq.accounts import Accounts
+from mq.namesrv.access import denied
 from mq.namesrv.kv_config import ORDER_TOPIC_NAMESPACE, KvConfig, KvRefused
 from mq.namesrv.route_table import (
     LEADER_ID,
@@ -89,14 +91,24 @@ class _Answer:
 class Handlers:
     """All request handlers. ``clock`` returns monotonic seconds.
 
+    ``accounts`` returns those that may change something; None: everybody may.
+
     Attributes:
         close_connection: closes a connection by its name.
     """
 
     def __init__(
-        self, table: RouteTable, kv: KvConfig, config: RunningConfig, *, clock: Callable[[], float], log: Log
+        self,
+        table: RouteTable,
+        kv: KvConfig,
+        config: RunningConfig,
+        *,
+        clock: Callable[[], float],
+        log: Log,
+        accounts: Callable[[], Accounts] | None = None,
     ) -> None:
         self._table = table
+        self._accounts = accounts
         self._kv = kv
         self._config = config
         self._clock = clock
@@ -128,6 +140,11 @@ class Handlers:
             UpdateNamesrvConfig: self._update_config,
         }
 
+    @property
+    def request_types(self) -> Collection[type[Request]]:
+        """The requests that are served."""
+        return self._by_type.keys()
+
     def handle(self, serialization: int, header: memoryview, body: memoryview, connection: Hashable) -> bytes:
         """Serve one frame. Returns the frame to send, empty for a one-way request and for a response.
 
@@ -145,7 +162,9 @@ class Handlers:
             # A name server sends no requests. RocketMQ's also logs such an answer and continues.
             self._log.debug("unexpected_response", peer=connection, code=request.code, opaque=request.opaque)
             return b""
-        answer = self._answer(request, body, connection)
+        answer = self._denied(request, serialization, header, body, connection) or self._answer(
+            request, body, connection
+        )
         if len(answer.body) > _ANSWER_BYTES_MAX:
             answer = _Answer(
                 ResponseCode.SYSTEM_ERROR,
@@ -171,6 +190,24 @@ class Handlers:
         """Remove silent brokers."""
         for broker in self._table.expire(self._clock()):
             self._log.warning("broker_expired", **_fields(broker))
+
+    def _denied(
+        self,
+        request: Request | UnknownRequest,
+        serialization: int,
+        header: memoryview,
+        body: memoryview,
+        connection: Hashable,
+    ) -> _Answer | None:
+        """The answer to a request that its sender may not make; None if it may."""
+        if self._accounts is None:
+            return None
+        address = str(connection).rpartition(":")[0]
+        reason = denied(self._accounts(), request, serialization, header, body, address)
+        if reason is None:
+            return None
+        self._log.warning("request_denied", peer=connection, code=request.code, reason=reason)
+        return _Answer(ResponseCode.NO_PERMISSION, remark=reason)
 
     def _answer(self, request: Request | UnknownRequest, body: memoryview, connection: Hashable) -> _Answer:
         handler = None if isinstance(request, UnknownRequest) else self._by_type.get(type(request))

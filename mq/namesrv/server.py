@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 import trio
 
+from mq.accounts import AccountsFile
 from mq.monitoring.families import Kind
 from mq.monitoring.http import Monitoring, open_listeners
 from mq.namesrv.handlers import Handlers
@@ -22,6 +23,7 @@ from mq.namesrv.running_config import RunningConfig
 from mq.namesrv.settings import NamesrvSettings
 from mq.namesrv.strangers import Strangers
 from mq.namesrv.tls_streams import Stream, TlsFailed, secured
+from mq.protocol.address_patterns import is_loopback
 from mq.protocol.errors import FrameError
 from mq.protocol.frames import split_frames
 from mq.protocol.intake import SMALL_BYTES, Intake
@@ -53,6 +55,7 @@ async def serve(
 
     Raises:
         OSError: it cannot listen there, or cannot read the key-value configuration.
+        AclFileInvalid: the file with the accounts is invalid.
         KvFileDamaged: the key-value configuration is damaged.
         CertificateUnusable: the settings require TLS, but there is no certificate.
     """
@@ -70,13 +73,21 @@ async def serve(
     kv_file = KvFile(kv, settings.data_dir)
     if (fault := kv_file.load()) is not None:
         log.error("kv_config_from_backup", error=fault)
-    handlers = Handlers(table, kv, RunningConfig(settings), clock=trio.current_time, log=log)
+    accounts = None if settings.acl_file is None else AccountsFile(settings.acl_file, log)
+    handlers = Handlers(
+        table,
+        kv,
+        RunningConfig(settings),
+        clock=trio.current_time,
+        log=log,
+        accounts=None if accounts is None else (lambda: accounts.accounts),
+    )
     certificate: Certificate | None = None
     if settings.tls_mode != "disabled" and settings.tls_certificate is not None and settings.tls_key is not None:
         files = settings.tls_certificate, settings.tls_key, settings.tls_clients_ca
         certificate = Certificate(*files, log, lambda: time.time_ns() // 1_000_000)
     connections_max = settings.connections_max if listener is not None else _connections_max(settings.connections_max)
-    server = _Server(settings, handlers, kv, kv_file, certificate, log, connections_max)
+    server = _Server(settings, handlers, kv, kv_file, certificate, accounts, log, connections_max)
     handlers.close_connection = server.close_connection
     host, port = settings.listen_host, settings.listen_port
     listeners: list[trio.abc.Listener[trio.SocketStream]]
@@ -87,6 +98,9 @@ async def serve(
     else:
         listeners = [listener]
     log.info("listening", host=host, port=port)
+    if accounts is None and not is_loopback(host):
+        reason = "everybody who reaches this address may register brokers: see acl_file"
+        log.warning("brokers_not_authenticated", listen=f"{host}:{port}", reason=reason)
     try:
         monitoring_listeners = await _monitoring_listeners(settings, log)
         async with trio.open_nursery() as nursery:
@@ -175,11 +189,13 @@ class _Server:
         kv: KvConfig,
         kv_file: KvFile,
         certificate: Certificate | None,
+        accounts: AccountsFile | None,
         log: Log,
         connections_max: int,
     ) -> None:
         self._settings = settings
         self._certificate = certificate
+        self._accounts = accounts
         self._handlers = handlers
         self._kv = kv
         self._kv_file = kv_file
@@ -212,12 +228,14 @@ class _Server:
         }
 
     async def look_forever(self) -> None:
-        """Drop peers whose requests stay incomplete."""
+        """Drop peers whose requests stay incomplete, and read files again that have changed."""
         while True:
             await trio.sleep(_LOOK_SECONDS)
             self._intake.look(trio.current_time())
             if self._certificate is not None:
                 self._certificate.refresh()
+            if self._accounts is not None:
+                self._accounts.refresh()
 
     async def serve_connection(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends. An error ends only this connection."""

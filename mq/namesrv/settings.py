@@ -27,6 +27,11 @@ class NamesrvSettings(ProcessSettings):
         description="where /metrics, /healthz and /readyz are served, HOST:PORT, or `off`; default: port 100 higher",
     )
 
+    acl_file: Path | None = Field(
+        default=None,
+        description="accounts of brokers and administrators, as RocketMQ's plain_acl.yml; read again when it changes; "
+        "default: everybody may register brokers and change routes",
+    )
     tls_mode: TlsMode = Field(
         default="disabled",
         description="whether peers use TLS: disabled, permissive (optional, same port), or enforcing",

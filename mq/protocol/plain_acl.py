@@ -24,6 +24,7 @@ _ACCOUNT_FIELDS: Final = frozenset(
         "whiteRemoteAddress",
         "admin",
         "proxy",
+        "broker",
         "defaultTopicPerm",
         "defaultGroupPerm",
         "topicPerms",
@@ -50,6 +51,8 @@ class PlainAccount:
     admin: bool
     proxy: bool
     """Not RocketMQ's: may make requests for users who have signed their calls, and do nothing of its own."""
+    broker: bool
+    """Not RocketMQ's: may register brokers at name servers, and do nothing else."""
     default_topic: Permissions
     default_group: Permissions
     topics: dict[str, Permissions]
@@ -90,15 +93,17 @@ def _account(where: str, row: Any) -> PlainAccount:
         if len(key) < KEY_LENGTH_MIN:
             raise AclFileInvalid(f"{where}: {name} has {len(key)} characters, at least {KEY_LENGTH_MIN} are needed")
     where = f"account {access_key}"
-    admin, proxy = _switch(where, "admin", row), _switch(where, "proxy", row)
-    if proxy and (more := sorted(row.keys() - {"accessKey", "secretKey", "whiteRemoteAddress", "proxy"})):
-        raise AclFileInvalid(f"{where}: a proxy has no permissions of its own, and this one has {', '.join(more)}")
+    admin, proxy, broker = (_switch(where, name, row) for name in ("admin", "proxy", "broker"))
+    for role, is_one in (("proxy", proxy), ("broker", broker)):
+        if is_one and (more := sorted(row.keys() - {"accessKey", "secretKey", "whiteRemoteAddress", role})):
+            raise AclFileInvalid(f"{where}: a {role} has no permissions of its own, and this one has {', '.join(more)}")
     return PlainAccount(
         access_key=access_key,
         secret_key=secret_key,
         white_remote_address=str(row.get("whiteRemoteAddress") or ""),
         admin=admin,
         proxy=proxy,
+        broker=broker,
         default_topic=_permission(where, "defaultTopicPerm", row.get("defaultTopicPerm", _DENY)),
         default_group=_permission(where, "defaultGroupPerm", row.get("defaultGroupPerm", _DENY)),
         topics=_permissions(where, "topicPerms", row.get("topicPerms")),

@@ -10,7 +10,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from mq.broker.server import StartRefused, serve
+from mq.broker.security import StartRefused
+from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from raftlog import stored_segment_bytes
 from raftlog.log_numbers import LogIndex

@@ -14,7 +14,8 @@ import pydantic
 import pytest
 import trio
 
-from mq.broker.server import StartRefused, serve
+from mq.broker.security import StartRefused
+from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from tests.free_ports import free_ports
 from tests.support.running_broker import broker_settings, interpreter_as_before, running

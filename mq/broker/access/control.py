@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from mq.broker.access.accounts import Account, Accounts, Permission, parse_accounts
+from mq.accounts import Account, Accounts, AccountsFile, Permission
 from mq.broker.access.needs import (
     ANY_PERMISSION,
     OF_PROXIES,
@@ -31,7 +30,6 @@ from mq.protocol.errors import HeaderError
 from mq.protocol.expected_fields import unexpected
 from mq.protocol.headers import Response, UnknownRequest
 from mq.protocol.names import RETRY_PREFIX
-from mq.protocol.plain_acl import AclFileInvalid
 from mq.protocol.signing import ACCESS_KEY, LENGTHS, SIGNED_CODE, Signer, header_fields
 
 _NOWHERE: Final = compiled("")
@@ -59,12 +57,9 @@ class AccessControl:
     """
 
     def __init__(self, path: Path, log: Log, broker_name: str | None = None) -> None:
-        self._path = path
+        self._file = AccountsFile(path, log)
         self._broker_name = broker_name
         self._log = log
-        self._stamp = _stamp(path)
-        self._accounts: Accounts = parse_accounts(path.read_text())
-        self._fault = ""
         self._users = Users()
         self._secrets: Callable[[], Sequence[bytes]] = tuple
         self._merged_of: tuple[object, ...] = ()
@@ -72,14 +67,9 @@ class AccessControl:
         self._of_users: dict[str, tuple[User, UserAccount]] = {}
         self._unusable: dict[str, str] = {}
 
-    @property
-    def account_count(self) -> int:
-        """The number of accounts in the file."""
-        return len(self._accounts.by_key)
-
     def is_in_file(self, name: str) -> bool:
         """Whether the file has an account of this name. It takes precedence over a user of the same name."""
-        return name in self._accounts.by_key
+        return name in self._file.accounts.by_key
 
     def add_users(self, users: Users, secrets: Callable[[], Sequence[bytes]]) -> None:
         """Set the users that exist in addition to the accounts of the file; ``secrets`` are the valid group secrets."""
@@ -87,29 +77,15 @@ class AccessControl:
         self._merged_of = ()
 
     def refresh(self) -> None:
-        """Reload the file if it has changed. If it is invalid, keep the old accounts and log the reason once per
-        version of the file. Called by a timer.
-        """
-        try:
-            stamp = _stamp(self._path)
-            if stamp == self._stamp:
-                return
-            self._stamp = stamp
-            self._accounts = parse_accounts(self._path.read_text())
-        except (AclFileInvalid, OSError, UnicodeDecodeError) as error:
-            if str(error) != self._fault:
-                self._fault = str(error)
-                self._log.error("acl_file_unusable", path=str(self._path), error=str(error), kept=self.account_count)
-            return
-        self._fault = ""
-        self._log.info("acl_file_read", path=str(self._path), accounts=self.account_count)
+        """Reload the file if it has changed. Called by a timer."""
+        self._file.refresh()
 
     def checked(self, address: str, incoming: Iterable[Incoming], chunk: bytes) -> list[tuple[Any, bytes, int]]:
         """The requests at the beginning of ``chunk``, with an `AccessDenied` in place of each denied one.
 
         ``address`` is that of the client, without its port.
         """
-        if self._accounts.white_listed(address):
+        if self._file.accounts.white_listed(address):
             return list(incoming)
         by_key, row_of = self._current(), ROWS.get
         believed: dict[str, bool] = {}  # by access key: whether this address needs no signature
@@ -137,6 +113,8 @@ class AccessControl:
                         reason = self._lacking_user(account, user, row, request, body)
                     elif account.proxy:
                         reason = _lacking_proxy(account, request, body)
+                    elif account.broker:
+                        reason = f"{account.access_key} is an account for registrations at name servers"
                     else:
                         reason = None if account.admin else _lacking(account, row, request, body, address)
                 if reason is not None:
@@ -177,7 +155,7 @@ class AccessControl:
         HMAC, 64 bytes, if the account may send to the topic. None means that `checked` has to look at the request,
         which also says why it is denied.
         """
-        if self._accounts.white_listed(address):
+        if self._file.accounts.white_listed(address):
             return None
         by_key = self._current()
 
@@ -191,7 +169,7 @@ class AccessControl:
 
     def _current(self) -> Mapping[str, Account]:
         """Accounts and users by access key, as they are now."""
-        accounts, secrets = self._accounts, self._secrets()
+        accounts, secrets = self._file.accounts, self._secrets()
         if self._merged_of != (accounts, self._users.version, secrets):
             self._merge(accounts, secrets)
         return self._by_key
@@ -249,8 +227,3 @@ def _lacking_proxy(account: Account, request: Any, body: bytes) -> str | None:
     if type(request) in OF_PROXIES and not is_of_consumers(request, body):
         return None
     return f"{account.access_key} is an account of a proxy, and the request names no user"
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    found = os.stat(path)
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
-from mq.broker.access.accounts import Permission
+from mq.accounts import Permission
 from mq.protocol import (
     admin_requests,
     bulk_requests,

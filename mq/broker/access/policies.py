@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mq.broker.access.accounts import Account, Permission
+from mq.accounts import Account, Permission
 from mq.broker.state.users import Policy
 from mq.protocol.address_patterns import Matches, compiled
 from mq.protocol.names import RETRY_PREFIX

@@ -19,6 +19,7 @@ import trio
 
 from mq.broker.base.name_server_stream import Stream, open_stream, receive_answer
 from mq.broker.base.rate_limited_log import Log
+from mq.credentials import Credentials, CredentialsInvalid
 from mq.protocol.admin_requests import RegisterBrokerExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
@@ -68,7 +69,8 @@ class Registrar:
     """Keeps this broker registered at every name server.
 
     ``current(topics)`` returns a registration with at least these topics, or with all for None; it returns None while
-    there is nothing to register.
+    there is nothing to register. ``credentials`` returns the keys for signing, as they are now, or None to sign
+    nothing; it may raise CredentialsInvalid and OSError.
     """
 
     def __init__(
@@ -78,9 +80,11 @@ class Registrar:
         period_seconds: float,
         current: Callable[[Collection[str] | None], Registration | None],
         tls: ssl.SSLContext | None = None,
+        credentials: Callable[[], Credentials | None] = lambda: None,
         log: Log,
     ) -> None:
         self._tls = tls
+        self._credentials = credentials
         self._namesrv = namesrv
         self._period_seconds = period_seconds
         self._current = current
@@ -109,17 +113,19 @@ class Registrar:
         reported = ""
         while True:
             try:
+                # Read again for each connection: after a refusal, the file may have other keys.
+                credentials = self._credentials()
                 with trio.fail_after(CONNECT_SECONDS_MAX):
                     stream = await open_stream(address, self._tls)
                 async with stream:
-                    await self._register_forever(stream, self._news[address], log)
-            except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError, _Refused) as error:
+                    await self._register_forever(stream, credentials, self._news[address], log)
+            except _FAILURES as error:
                 if (text := str(error) or type(error).__name__) != reported:
                     reported = text
                     log.warning("not_registered", error=text)
             await trio.sleep(RETRY_SECONDS)
 
-    async def _register_forever(self, stream: Stream, news: _News, log: Log) -> None:
+    async def _register_forever(self, stream: Stream, credentials: Credentials | None, news: _News, log: Log) -> None:
         opaque = 0
         told: Registration | None = None
         news.everything = True
@@ -129,9 +135,9 @@ class Registrar:
             if registration is not None:
                 opaque += 1
                 if registration.topic_count > _TOPICS_AT_ONCE:
-                    request = await this_machine().in_thread(partial(_register_request, registration, opaque))
+                    request = await this_machine().in_thread(partial(_request, registration, opaque, credentials))
                 else:
-                    request = _register_request(registration, opaque)
+                    request = _request(registration, opaque, credentials)
                 await self._ask(stream, request, opaque)
                 if told is None or told.broker_id != registration.broker_id:
                     log.info("registered", broker_id=registration.broker_id, address=registration.address)
@@ -154,6 +160,9 @@ class _Refused(Exception):
     """The name server refused the registration."""
 
 
+_FAILURES = OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError, CredentialsInvalid, _Refused
+
+
 async def _wait_changed(changed: trio.Event, stream: Stream) -> bool:
     """Wait for ``changed``; returns False if the name server closed the connection first."""
     connected = True
@@ -173,20 +182,18 @@ async def _wait_changed(changed: trio.Event, stream: Stream) -> bool:
     return connected
 
 
-def _register_request(registration: Registration, opaque: int) -> bytes:
+def _request(registration: Registration, opaque: int, credentials: Credentials | None) -> bytes:
     body = registration.body()
-    return encode_request(
-        RequestCode.REGISTER_BROKER,
-        opaque,
-        ext=RegisterBrokerExt(
-            address=registration.address,
-            broker_id=registration.broker_id,
-            broker_name=registration.broker_name,
-            cluster=registration.cluster,
-            ha_server_address=registration.address,
-            compressed=False,
-            whole=registration.whole,
-            body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
-        ).fields(),
-        body=body,
-    )
+    fields = RegisterBrokerExt(
+        address=registration.address,
+        broker_id=registration.broker_id,
+        broker_name=registration.broker_name,
+        cluster=registration.cluster,
+        ha_server_address=registration.address,
+        compressed=False,
+        whole=registration.whole,
+        body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
+    ).fields()
+    if credentials is not None:
+        fields = credentials.sign(RequestCode.REGISTER_BROKER, fields, body)
+    return encode_request(RequestCode.REGISTER_BROKER, opaque, ext=fields, body=body)

@@ -1,97 +1,19 @@
-"""The keys for signing requests and the client's TLS settings, and their sources."""
+"""The client's TLS settings from the environment, and its keys for signing requests (`mq.credentials`)."""
 
 from __future__ import annotations
 
 import os
 import ssl
-import stat
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Self
 
-from mq.protocol.codes import RequestCode
-from mq.protocol.signing import ACCESS_KEY, KEY_LENGTH_MIN, LENGTHS, SIGNATURE, SIGNED_CODE, Signer, lengths
+from mq.credentials import Credentials, CredentialsInvalid
 
 __all__ = ["Credentials", "CredentialsInvalid", "tls_from_environment"]
 
-ACCESS_KEY_VARIABLE = "RAFTMQ_ACCESS_KEY"
-SECRET_KEY_VARIABLE = "RAFTMQ_SECRET_KEY"  # noqa: S105 - the name of a variable
-FILE_VARIABLE = "RAFTMQ_CREDENTIALS"
 TLS_VARIABLE = "RAFTMQ_TLS"
 TLS_CA_VARIABLE = "RAFTMQ_TLS_CA"
 TLS_CERTIFICATE_VARIABLE = "RAFTMQ_TLS_CERTIFICATE"
 TLS_KEY_VARIABLE = "RAFTMQ_TLS_KEY"
-
-
-_SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
-"""The bulk of all requests; no other request has their fields."""
-
-
-class CredentialsInvalid(ValueError):
-    """The keys are invalid, or the file with them is readable by others; nothing was sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """An access key and its secret key. The secret key is never shown, logged or sent.
-
-    Raises CredentialsInvalid for keys that no broker accepts.
-    """
-
-    access_key: str
-    secret_key: str = field(repr=False)
-    _signer: Signer = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for name, key in (("access key", self.access_key), ("secret key", self.secret_key)):
-            if len(key) < KEY_LENGTH_MIN:
-                raise CredentialsInvalid(f"the {name} has {len(key)} characters, at least {KEY_LENGTH_MIN} are needed")
-        object.__setattr__(self, "_signer", Signer(self.secret_key))
-
-    def sign(self, code: int, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:
-        """The header fields of a request, with access key and signature; nobody can divide them in another way."""
-        result = {**(fields or {}), ACCESS_KEY: self.access_key}
-        if code not in _SENDS:
-            result[SIGNED_CODE] = str(code)
-        result[LENGTHS] = lengths(result, body)
-        result[SIGNATURE] = self._signer.signature(result, body).decode()
-        return result
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """From a TOML file with `access_key` and `secret_key`, readable by its owner only.
-
-        Raises CredentialsInvalid, OSError.
-        """
-        with open(path, "rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
-                raise CredentialsInvalid(f"{path} can be read by others (mode {mode:03o}): chmod 600 {path}")
-            try:
-                data = tomllib.load(file)
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise CredentialsInvalid(f"{path} is not TOML: {error}") from error
-        try:
-            return cls(str(data["access_key"]), str(data["secret_key"]))
-        except KeyError as error:
-            raise CredentialsInvalid(f"{path} has no {error.args[0]}") from error
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self | None:
-        """From `RAFTMQ_ACCESS_KEY` and `RAFTMQ_SECRET_KEY`, or the file that `RAFTMQ_CREDENTIALS` names; None without.
-
-        Raises CredentialsInvalid, OSError.
-        """
-        given = os.environ if environment is None else environment
-        keys = given.get(ACCESS_KEY_VARIABLE), given.get(SECRET_KEY_VARIABLE)
-        if keys != (None, None):
-            if keys[0] is None or keys[1] is None:
-                raise CredentialsInvalid(f"{ACCESS_KEY_VARIABLE} and {SECRET_KEY_VARIABLE} must be set together")
-            return cls(keys[0], keys[1])
-        path = given.get(FILE_VARIABLE)
-        return None if path is None else cls.from_file(path)
 
 
 def tls_from_environment(environment: Mapping[str, str] | None = None) -> ssl.SSLContext | None:

@@ -16,7 +16,7 @@ import trio
 from structlog.testing import capture_logs
 
 from mq.broker.access.needs import ROWS
-from mq.broker.server import StartRefused, _access_control
+from mq.broker.security import StartRefused, access_control
 from mq.broker.settings import BrokerSettings
 from mq.cli.errors import CommandFailed
 from mq.cli.messages import consume
@@ -241,7 +241,7 @@ async def test_a_broker_does_not_start_with_a_file_that_cannot_be_used(tmp_path:
 async def test_without_accounts_a_broker_that_others_reach_says_so(listen: str, warnings: int) -> None:
     settings = BrokerSettings(listen=listen, advertise="127.0.0.1:10911")
     with capture_logs() as logs:
-        assert _access_control(settings, structlog.get_logger()) is None
+        assert access_control(settings, structlog.get_logger()) is None
     assert [each["event"] for each in logs] == ["clients_not_authenticated"] * warnings
 
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from mq.broker.server import StartRefused
+from mq.broker.security import StartRefused
 from mq.client import Message, MessageQueue, Producer, PullConsumer, RemotingSettings
 from mq.client.errors import ConnectFailed, ConnectionLost
 from mq.client.net.connection import open_connection

@@ -13,7 +13,7 @@ from jepsen.clients import java_missing
 from jepsen.deployments.security import ACCESS_KEY, ACCOUNTS, BOTH, SECURITY, TLS, secured
 from jepsen.run import Plan
 from jepsen.wire import Wire
-from mq.broker.access.accounts import parse_accounts
+from mq.accounts import parse_accounts
 from mq.client.net.credentials import Credentials, tls_from_environment
 from mq.protocol.codes import RequestCode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.broker.access.accounts import Permission, parse_accounts
+from mq.accounts import Permission, parse_accounts
 from mq.broker.access.needs import ROWS, Role
 from mq.protocol.address_patterns import compiled, is_loopback
 from mq.protocol.plain_acl import AclFileInvalid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mq.broker.access.accounts import Permission
+from mq.accounts import Permission
 from mq.broker.access.policies import UserAccount, rules_of
 from mq.broker.access.sealing import NONCE_BYTES, SealBroken, is_sealed_with, opened, seal
 from mq.broker.state.commands import decode_command, encode_command

@@ -1,10 +1,17 @@
-"""Accounts of RocketMQ's ``plain_acl.yml`` (`mq.protocol.plain_acl`), and what they may do: pure."""
+"""Accounts of RocketMQ's ``plain_acl.yml`` (`mq.protocol.plain_acl`), what they may do, and the file with them.
+
+Brokers and name servers read the same format.
+"""
 
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
 
 from mq.protocol.address_patterns import Matches, compiled
 from mq.protocol.names import RETRY_PREFIX, retry_topic
@@ -23,6 +30,7 @@ class Permission(enum.Enum):
 
 
 Permissions = frozenset[Permission]
+Log = structlog.stdlib.BoundLogger
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,8 @@ class Account:
     admin: bool = False
     proxy: bool = False
     """May make requests for users, see `mq.protocol.acting`, and has no permissions of its own."""
+    broker: bool = False
+    """May register brokers at name servers, and do nothing else."""
     default_topic: Permissions = frozenset()
     default_group: Permissions = frozenset()
     permissions: Mapping[str, Permissions] = field(default_factory=dict)
@@ -56,6 +66,42 @@ class Accounts:
     white_listed: Matches
 
 
+class AccountsFile:
+    """The accounts in a file, and again when the file changes.
+
+    Attributes:
+        accounts: those of the last usable version of the file.
+
+    Raises AclFileInvalid, OSError, UnicodeDecodeError.
+    """
+
+    def __init__(self, path: Path, log: Log) -> None:
+        self._path = path
+        self._log = log
+        self._stamp = _stamp(path)
+        self._fault = ""
+        self.accounts: Accounts = parse_accounts(path.read_text())
+
+    def refresh(self) -> None:
+        """Reload the file if it has changed. If it is invalid, keep the old accounts and log the reason once per
+        version of the file. Called by a timer.
+        """
+        try:
+            stamp = _stamp(self._path)
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp
+            self.accounts = parse_accounts(self._path.read_text())
+        except (AclFileInvalid, OSError, UnicodeDecodeError) as error:
+            if str(error) != self._fault:
+                self._fault = str(error)
+                kept = len(self.accounts.by_key)
+                self._log.error("acl_file_unusable", path=str(self._path), error=str(error), kept=kept)
+            return
+        self._fault = ""
+        self._log.info("acl_file_read", path=str(self._path), accounts=len(self.accounts.by_key))
+
+
 def parse_accounts(text: str) -> Accounts:
     """Read the text of a ``plain_acl.yml``. Raises AclFileInvalid."""
     acl = decode_plain_acl(text)
@@ -73,6 +119,7 @@ def _account(plain: PlainAccount) -> Account:
         white_listed=_addresses(f"account {plain.access_key}", plain.white_remote_address),
         admin=plain.admin,
         proxy=plain.proxy,
+        broker=plain.broker,
         default_topic=_permissions(plain.default_topic),
         default_group=_permissions(plain.default_group),
         permissions={name: _permissions(words) for name, words in (plain.topics | groups).items()},
@@ -88,3 +135,8 @@ def _addresses(where: str, pattern: str) -> Matches:
         return compiled(pattern)
     except ValueError as error:
         raise AclFileInvalid(f"{where}: {error}") from error
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_size, found.st_ino

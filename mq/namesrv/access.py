@@ -1,0 +1,82 @@
+"""Who may change what a name server knows: brokers that register, and administrators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from mq.accounts import Account, Accounts
+from mq.protocol.admin_requests import DeleteTopicInNamesrv, RegisterBroker, UnregisterBroker
+from mq.protocol.expected_fields import unexpected
+from mq.protocol.headers import (
+    AddWritePermOfBroker,
+    DeleteKvConfig,
+    PutKvConfig,
+    QueryDataVersion,
+    Request,
+    UnknownRequest,
+    WipeWritePermOfBroker,
+)
+from mq.protocol.operator_requests import BrokerHeartbeat, RegisterTopicInNamesrv, UpdateNamesrvConfig
+from mq.protocol.signing import ACCESS_KEY, LENGTHS, SIGNED_CODE, header_fields
+
+OF_BROKERS: Final[frozenset[type[Request]]] = frozenset(
+    {RegisterBroker, UnregisterBroker, BrokerHeartbeat, QueryDataVersion}
+)
+"""What brokers ask: it puts their addresses into routes, or keeps them there."""
+OF_ADMINISTRATORS: Final[frozenset[type[Request]]] = frozenset(
+    {
+        AddWritePermOfBroker,
+        DeleteKvConfig,
+        DeleteTopicInNamesrv,
+        PutKvConfig,
+        RegisterTopicInNamesrv,
+        UpdateNamesrvConfig,
+        WipeWritePermOfBroker,
+    }
+)
+
+
+def denied(
+    accounts: Accounts,
+    request: Request | UnknownRequest,
+    serialization: int,
+    header: memoryview,
+    body: memoryview,
+    address: str,
+) -> str | None:
+    """Why a request is denied, as text for its sender; None if it is allowed.
+
+    Queries are allowed to everybody: clients look up routes before they know whether a broker wants a signature.
+    ``address`` is that of the sender, without its port.
+    """
+    kind = type(request)
+    if isinstance(request, UnknownRequest) or kind not in OF_BROKERS | OF_ADMINISTRATORS:
+        return None
+    if accounts.white_listed(address):
+        return None
+    fields = header_fields(serialization, bytes(header))
+    access_key = fields.get(ACCESS_KEY, "")
+    if not access_key:
+        remedy = "set namesrv_credentials" if kind in OF_BROKERS else "give an access key and a secret key"
+        return f"request code {request.code} to this name server must be signed: {remedy}"
+    account = accounts.by_key.get(access_key)
+    if account is None:
+        return f"unknown access key {access_key[:64]}"
+    if not account.white_listed(address) and (reason := _not_signed(account, request, fields, bytes(body))):
+        return reason
+    if account.admin or (account.broker and kind in OF_BROKERS):
+        return None
+    if kind in OF_BROKERS:
+        return f"request code {request.code} is for brokers and administrators, and {access_key} is neither"
+    return f"request code {request.code} is for administrators, and {access_key} is not one"
+
+
+def _not_signed(account: Account, request: Request, fields: Mapping[str, str], body: bytes) -> str | None:
+    if not account.signer.is_signed(fields, body):
+        return f"the signature does not match the access key {account.access_key}: check the secret key"
+    if fields.get(SIGNED_CODE, str(request.code)) != str(request.code):
+        return f"the request was signed for code {fields[SIGNED_CODE][:16]}, not {request.code}"
+    if LENGTHS not in fields and (more := unexpected(request, fields, body, None)):
+        return f"the request has {more}, which no client sends: its signature may be a recorded one"
+    return None
