@@ -11,8 +11,8 @@ import trio
 from jepsen.deployments.cluster import GROUP, Cluster, ClusterFailed, node_names, open_cluster
 from jepsen.deployments.leftovers import held
 from jepsen.deployments.netns import Networks, open_networks
-from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ask_cluster
 from mq.client.errors import ClientError
+from mq.inspection.cluster import UNREACHABLE, GroupStatus, ask_cluster
 
 NODES = 3
 READY_SECONDS_MAX = 60.0

@@ -35,8 +35,8 @@ from benchmarks.spark_process import SparkProcess
 from benchmarks.store_follower import burn, cost_of, forget, pin, produce_beside
 from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics, job_for, run_load
 from benchmarks.suite import Suite
-from mq.cli.cluster_view import ask_cluster
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from mq.inspection.cluster import ask_cluster
 from mq.monitoring.cpu_time import cpu_seconds
 from spark.kept_connections import KeptConnections
 from spark.options import Topics, parse_read_options

@@ -16,8 +16,9 @@ from rich.filesize import decimal
 from typer.core import TyperGroup
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.output import Json, print_json, time_of
+from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv
+from mq.inspection.wording import time_of
 
 if TYPE_CHECKING:
     from raftlog.segment.backup import BackupTarget
@@ -231,8 +232,8 @@ def _leads(source: RunningLog, namesrv: str) -> bool:
     import trio
 
     from mq.broker.settings import derived_identity
-    from mq.cli.cluster_view import GroupStatus, ask_cluster
     from mq.client.errors import ClientError
+    from mq.inspection.cluster import GroupStatus, ask_cluster
 
     async def ask() -> list[GroupStatus] | None:
         with trio.move_on_after(ASK_SECONDS):

@@ -11,18 +11,19 @@ import msgspec
 import typer
 from rich.table import Table
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.confirm import Yes, confirm
-from mq.cli.consumer_members import Member, members_of, members_table
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.operators import operator_name
-from mq.cli.output import Json, print_json, time_of
+from mq.cli.output import Json, print_json
 from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.errors import TopicNotFound
 from mq.client.message import MessageQueue
+from mq.inspection.members import Member, members_of, queue_text
+from mq.inspection.wording import time_of
 from mq.protocol.names import dead_letter_topic
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 
@@ -326,7 +327,7 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
         print_table(_progress_table(found))
     else:
         print("it has no offsets")
-    print_table(members_table(members)) if members else print("it has no members")
+    print_table(_members_table(members)) if members else print("it has no members")
 
 
 def _progress_table(progress: dict[MessageQueue, GroupProgress]) -> Table:
@@ -341,6 +342,23 @@ def _progress_table(progress: dict[MessageQueue, GroupProgress]) -> Table:
             f"{each.end:,}",
             behind(each),
             time_of(each.last_ms) or "-",
+        )
+    return table
+
+
+def _members_table(members: list[Member]) -> Table:
+    """The members, each with its queues by topic."""
+    numbers = ("version", "unfinished")
+    table = plain_table("member", "address", "language", *numbers, "queues", numbers=numbers)
+    for member in members:
+        client, unfinished = member.client, member.unfinished
+        table.add_row(
+            client.client_id,
+            client.client_addr,
+            client.language,
+            str(client.version),
+            "-" if unfinished is None else f"{unfinished:,}",
+            "not known" if member.queues is None else ", ".join(map(queue_text, member.queues)) or "none",
         )
     return table
 

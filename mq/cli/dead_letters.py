@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,26 +17,32 @@ from typing import Annotated, Any
 import trio
 import typer
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.consumer_groups import Group
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.message_view import message_fields
 from mq.cli.operators import operator_name
-from mq.cli.output import Json, JsonLines, parse_time, print_json, time_of
+from mq.cli.output import Json, JsonLines, parse_time, print_json
 from mq.cli.tables import plain_table, print_table, visible
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.dead_letters import origin_topic
-from mq.client.errors import TopicNotFound
-from mq.client.message import MessageQueue, ReceivedMessage
-from mq.protocol import properties as props
+from mq.client.message import MessageQueue
+from mq.inspection.dead_letters import (
+    DEALT_WITH_BY,
+    Letter,
+    letter_fields,
+    queue_name,
+    read_letters,
+    wanted_letters,
+    why,
+)
+from mq.inspection.message_fields import message_fields
+from mq.inspection.wording import time_of
 from mq.protocol.names import DEAD_LETTER_PREFIX, dead_letter_topic
 
 app = typer.Typer(help="List, show, requeue, dismiss and export dead letters.", no_args_is_help=True)
 
-DEALT_WITH_BY = "TOOLS_CONSUMER"
-"""A group that exists on every broker; its offset in a dead letter topic is behind the last one dealt with."""
 COMMIT_EVERY = 32
 """A command that is killed requeues at most this number of dead letters a second time."""
 PROGRESS_EVERY = 1000
@@ -53,9 +59,6 @@ Failure = Annotated[
     str | None, typer.Option(help="Only with this text in the reason or the exception.", metavar="TEXT")
 ]
 Topic = Annotated[str | None, typer.Option(help="Only those of this topic.", metavar="TOPIC")]
-
-Letter = ReceivedMessage[Any]
-Wanted = Callable[[Letter], bool]
 
 
 @app.command("list")
@@ -75,7 +78,7 @@ def list_letters(
     if group is None:
         _list_groups(as_json, namesrv)
         return
-    wanted = _wanted(topic, key, failure, since, until)
+    wanted = wanted_letters(topic, key, failure, since, until)
     found: list[Letter] = []
     more = False
 
@@ -92,7 +95,7 @@ def list_letters(
     with client_errors():
         run_trio(main)
     if as_json:
-        print_json({"group": group, "dead_letters": [_fields(letter) for letter in found], "more": more})
+        print_json({"group": group, "dead_letters": [letter_fields(letter) for letter in found], "more": more})
         return
     if not found:
         print(f"{group} has no dead letters to deal with")
@@ -101,9 +104,9 @@ def list_letters(
         "queue", "offset", "given up", "topic", "attempts", "keys", "why", numbers=("offset", "attempts")
     )
     for letter in found:
-        fields = _fields(letter)
-        cells = (_queue_name(letter.queue), str(letter.queue_offset), fields["given_up"] or "-", fields["topic"] or "-")
-        table.add_row(*map(str, cells), str(fields["attempts"] or "-"), " ".join(letter.keys), _why(letter))
+        fields = letter_fields(letter)
+        cells = (queue_name(letter.queue), str(letter.queue_offset), fields["given_up"] or "-", fields["topic"] or "-")
+        table.add_row(*map(str, cells), str(fields["attempts"] or "-"), " ".join(letter.keys), why(letter))
     print_table(table)
     if more:
         print(f"and more; --limit {limit} was reached")
@@ -165,9 +168,9 @@ def show(
     if letter is None:
         raise CommandFailed(f"{group} has no dead letter at offset {offset}", EXIT_FAILED)
     if as_json:
-        print_json(_fields(letter) | message_fields(letter) | {"topic": origin_topic(letter)})
+        print_json(letter_fields(letter) | message_fields(letter) | {"topic": origin_topic(letter)})
         return
-    for name, value in ({"message_id": letter.message_id} | _fields(letter)).items():
+    for name, value in ({"message_id": letter.message_id} | letter_fields(letter)).items():
         if value not in (None, []):
             print(
                 f"{name.replace('_', ' '):>12}  {visible(' '.join(value) if isinstance(value, list) else str(value))}"
@@ -204,7 +207,7 @@ def requeue(
     Exit code 1 if one could not be sent, it stops there; or if there is none at an --offset.
     """
     is_all = not (offsets or queue or topic or key or failure or since or until or everything)
-    wanted = _wanted(topic, key, failure, since, until)
+    wanted = wanted_letters(topic, key, failure, since, until)
     operator = operator_name()
     done: dict[MessageQueue, int] = {}
     missing = set(offsets or ())
@@ -266,7 +269,7 @@ def dismiss(
 
     async def main() -> None:
         nonlocal count
-        wanted = _wanted(None, None, None, None, until)
+        wanted = wanted_letters(None, None, None, None, until)
         done: dict[MessageQueue, int] = {}
         async with _reader(namesrv, group, everything=False) as consumer:
             stopped: set[MessageQueue] = set()
@@ -301,7 +304,7 @@ def export(
 ) -> None:
     """Write dead letters as JSON, one per line, to a file or to standard output."""
     del as_json  # it writes nothing else
-    wanted = _wanted(topic, key, failure, since, until)
+    wanted = wanted_letters(topic, key, failure, since, until)
     count = 0
 
     async def main() -> None:
@@ -314,7 +317,7 @@ def export(
             try:
                 async for letter in await consumer.read_to_end():
                     if wanted(letter):
-                        output.write(json.dumps(_fields(letter) | message_fields(letter)) + "\n")
+                        output.write(json.dumps(letter_fields(letter) | message_fields(letter)) + "\n")
                         count += 1
             finally:
                 output.flush()
@@ -329,27 +332,18 @@ def export(
 
 @asynccontextmanager
 async def _reader(namesrv: str, group: str, *, everything: bool) -> AsyncGenerator[PullConsumer]:
-    """A consumer of the dead letters of a group, at the first one that nobody dealt with, or at the very first."""
-    topic = dead_letter_topic(group)
-    async with PullConsumer(namesrv, DEALT_WITH_BY, consume_from="first") as consumer:
-        try:
-            queues = await consumer.queues(topic)
-        except TopicNotFound:
-            queues = []
-        if not queues:
+    """As `read_letters`. Raises CommandFailed if there is no such group."""
+    async with read_letters(namesrv, group, everything=everything) as consumer:
+        if not consumer.assignment:
             async with Admin(namesrv) as admin:
                 if group not in await admin.consumer_groups():
                     raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
-        await consumer.assign(queues)
-        if everything:
-            for queue in queues:
-                await consumer.seek(queue, "first")
         yield consumer
 
 
 def _chosen(queues: frozenset[MessageQueue], name: str | None) -> list[MessageQueue]:
     """The queue with this name, or the only one. Raises CommandFailed."""
-    names = {_queue_name(queue): queue for queue in sorted(queues)}
+    names = {queue_name(queue): queue for queue in sorted(queues)}
     if name is None and len(names) == 1:
         return list(names.values())
     if not names:
@@ -360,45 +354,5 @@ def _chosen(queues: frozenset[MessageQueue], name: str | None) -> list[MessageQu
     return [names[name]]
 
 
-def _wanted(
-    topic: str | None, key: str | None, failure: str | None, since: dt.datetime | None, until: dt.datetime | None
-) -> Wanted:
-    def is_wanted(letter: Letter) -> bool:
-        return (
-            (topic is None or origin_topic(letter) == topic)
-            and (key is None or key in letter.keys)
-            and (failure is None or failure in _why(letter))
-            and (since is None or letter.stored_at >= since)
-            and (until is None or letter.stored_at <= until)
-        )
-
-    return is_wanted
-
-
-def _why(letter: Letter) -> str:
-    said = (letter.properties.get(name) for name in (props.DEAD_REASON, props.FAILURE))
-    return ": ".join(filter(None, said))
-
-
-def _fields(letter: Letter) -> dict[str, Any]:
-    given = letter.properties
-    attempts = given.get(props.DEAD_ATTEMPTS, "")
-    return {
-        "queue": _queue_name(letter.queue),
-        "offset": letter.queue_offset,
-        "given_up": time_of(letter.record.store_timestamp_ms),
-        "topic": origin_topic(letter),
-        "attempts": int(attempts) if attempts.isdigit() else None,
-        "reason": given.get(props.DEAD_REASON),
-        "failure": given.get(props.FAILURE),
-        "given_up_by": given.get(props.DEAD_BY),
-        "keys": list(letter.keys),
-    }
-
-
 def _count(count: int) -> str:
     return f"{count:,} dead letter{'s' if count != 1 else ''}"
-
-
-def _queue_name(queue: MessageQueue) -> str:
-    return f"{queue.broker_name}/{queue.queue_id}"

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import CommandFailed, run_trio
 from mq.cli.output import print_json
 from mq.cli.topics import NAMESRV, Namesrv

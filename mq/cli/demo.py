@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.demo_consumer import parse_line
 from mq.cli.demo_text import source_directory, source_lines, tag_of
 from mq.cli.demo_verdict import History, Queue, Verdict

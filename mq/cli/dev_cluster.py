@@ -24,12 +24,12 @@ from typing import ClassVar
 import trio
 
 import mq
-from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ask_cluster
 from mq.cli.errors import lone_errors
 from mq.cli.own_ports import BLOCK_PORTS, OWN_PORTS, NoFreePorts, is_free
 from mq.cli.own_ports import HOST as HOST
 from mq.client.errors import ClientError
 from mq.durable_files import replace_file
+from mq.inspection.cluster import UNREACHABLE, GroupStatus, ask_cluster
 from raftlog.net.secret_file import FILE_NAME, create_secret
 
 READY_SECONDS_MAX = 60.0

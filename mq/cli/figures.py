@@ -9,8 +9,8 @@ from typing import Final
 
 from rich.table import Table
 
-from mq.cli.output import time_of
 from mq.cli.tables import PlainTable
+from mq.inspection.wording import time_of
 
 OWN_PREFIX: Final = "raftmq."
 

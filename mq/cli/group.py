@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from mq.cli import group_secret
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.group_force import force
 from mq.cli.group_session import GroupSession

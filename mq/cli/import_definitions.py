@@ -13,7 +13,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 import typer
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.definitions import Definitions, Group, Offset, Topic, parse_definitions, read_definitions, stored_offsets
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json

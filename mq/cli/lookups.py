@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.message_view import message_fields
 from mq.cli.output import Json, parse_time, print_json
 from mq.cli.tables import visible
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.message import ReceivedMessage
+from mq.inspection.message_fields import message_fields
 
 app = typer.Typer(help="Look up single messages.", no_args_is_help=True)
 

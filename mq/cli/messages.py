@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 import trio
 import typer
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.message_view import message_fields
 from mq.cli.output import Json, JsonLines, print_json
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
@@ -20,6 +19,7 @@ from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import BrokerError, ClientError, NameServersUnavailable, TopicNotFound
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
+from mq.inspection.message_fields import message_fields
 from mq.protocol.codes import ResponseCode
 
 Trace = Annotated[bool, typer.Option("--trace", help="Trace the messages, for `raftmq trace`.")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -33,21 +33,6 @@ def print_json_array(rows: Iterable[object]) -> None:
     print("[]" if before == "[" else "\n]")
 
 
-def time_of(milliseconds: int | None) -> str | None:
-    """Milliseconds since 1970 as a time, ``2026-03-01T09:30:00.000Z``. None for "never": None, 0 or less.
-
-    Also None after the year 9999.
-    """
-    if milliseconds is None or milliseconds <= 0:
-        return None
-    seconds, millis = divmod(milliseconds, 1000)
-    try:
-        at = dt.datetime.fromtimestamp(seconds, dt.UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
-    return f"{at:%Y-%m-%dT%H:%M:%S}.{millis:03d}Z"
-
-
 def parse_time(text: str) -> dt.datetime:
     """Parse an ISO 8601 time, local without a time zone: ``2026-03-01T09:30``, ``2026-03-01T09:30:00.000Z``.
 
@@ -57,9 +42,3 @@ def parse_time(text: str) -> dt.datetime:
         return dt.datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError, OSError) as error:
         raise typer.BadParameter(f"{text!r} is not a time such as 2026-03-01T09:30 or 2026-03-01T09:30Z") from error
-
-
-def some_of(words: Sequence[str], shown_max: int = 5) -> str:
-    """The first words and how many more there are: ``a, b and 298 more``."""
-    more = len(words) - shown_max
-    return ", ".join(words[:shown_max]) + (f" and {more:,} more" if more > 0 else "")

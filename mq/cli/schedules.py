@@ -10,13 +10,14 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.output import Json, parse_time, print_json, time_of
+from mq.cli.output import Json, parse_time, print_json
 from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.schedules import Cron, Every, Once, Rule, Schedule, ScheduleConflict, ScheduleStatus
+from mq.inspection.wording import time_of
 from mq.protocol.schedule_bodies import BODY_BYTES_MAX
 
 app = typer.Typer(

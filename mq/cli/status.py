@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster, client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, run_trio
 from mq.cli.figures import figures_table
 from mq.cli.output import Json, print_json
 from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
+from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster
 from mq.protocol.address_patterns import is_loopback
 
 _MEMORY_BYTES_MIN = 1_000_000

@@ -8,15 +8,16 @@ from typing import Annotated
 import trio
 import typer
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import run_trio
-from mq.cli.message_view import message_fields
 from mq.cli.messages import print_bytes
-from mq.cli.output import JsonLines, time_of
+from mq.cli.output import JsonLines
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.message import MessageQueue, ReceivedMessage
+from mq.inspection.message_fields import message_fields
+from mq.inspection.wording import time_of
 
 GROUP = "TOOLS_CONSUMER"
 """A group that exists on every broker; no offsets are stored."""

@@ -14,13 +14,14 @@ from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
 
-from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster, client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import run_trio
 from mq.cli.output import JsonLines
 from mq.cli.status import role_of
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
+from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster
 
 GROUPS_SHOWN = 20
 LAG_SECONDS = 5.0

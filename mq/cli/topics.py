@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.confirm import Yes, confirm
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.output import Json, print_json, some_of, time_of
+from mq.cli.output import Json, print_json
 from mq.cli.tables import plain_table, print_table
 from mq.cli.topic_settings import TopicSettings, kind_of, perm_bits, perm_words, settings_to_create, shape
 from mq.client.admin import Admin
 from mq.client.errors import TopicNotFound
 from mq.client.net.routes import LEADER_ID
+from mq.inspection.wording import some_of, time_of
 from mq.protocol.bodies import ClusterInfo, TopicConfig
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.operator_bodies import BrokerStatsData

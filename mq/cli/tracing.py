@@ -8,11 +8,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.output import Json, print_json, time_of
+from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
+from mq.inspection.wording import time_of
 from mq.protocol.trace import TRACE_TOPIC, ContextCode, MessageKind, MessageTrace, Sent, TracedHandling
 
 _KINDS = {MessageKind.HALF: "half ", MessageKind.DELAY: "delayed ", MessageKind.ORDER: "ordered "}

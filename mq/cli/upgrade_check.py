@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mq.cli.cluster_view import GroupStatus, ask_cluster, client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
 from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.cli.upgrade_verdict import MemberReport, UpgradeReport, upgrade_report
+from mq.inspection.cluster import GroupStatus, ask_cluster
 
 
 def upgrade_check(

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from mq.broker.state.format_level import FEATURES
-from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus
+from mq.inspection.cluster import NEAR_ENTRIES, UNREACHABLE, GroupStatus, ReplicaStatus
 
-NEAR_ENTRIES: Final = 256
 """A replica with a smaller lag catches up within a moment."""
 EARLIER: Final = "earlier"
 """In place of a version: software from before replicas reported it, with replication version 3, level 1."""

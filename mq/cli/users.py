@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
 from mq.cli.tables import plain_table, print_table

@@ -14,7 +14,7 @@ from mq.cli.bench import loads
 from mq.cli.bench.plan import BODY_BYTES_MIN, Plan
 from mq.cli.bench.plot import drawing
 from mq.cli.bench.results import Result
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv

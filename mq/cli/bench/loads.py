@@ -13,13 +13,13 @@ import trio
 
 from mq.cli.bench.plan import Plan, Schedule
 from mq.cli.bench.results import Counted, Latencies, Result
-from mq.cli.cluster_view import ask_cluster
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.errors import ClientError
 from mq.client.message import Message, MessageQueue, SendResult
 from mq.client.produce.producer import Producer
+from mq.inspection.cluster import ask_cluster
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.monitoring.resident_memory import resident_bytes
 

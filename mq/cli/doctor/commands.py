@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import Annotated
 
@@ -10,14 +9,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from mq.cli.cluster_view import client_errors
-from mq.cli.doctor.consumers import consumer_findings
-from mq.cli.doctor.findings import Finding, Severity, worst_first
-from mq.cli.doctor.replicas import replica_findings
-from mq.cli.doctor.survey import Survey, survey
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, run_trio
 from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv
+from mq.inspection.diagnosis import checked, findings_of, summary
+from mq.inspection.findings import Finding, Severity
+from mq.inspection.survey import Survey, survey
 
 STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.NOTICE: "dim"}
 
@@ -63,21 +61,6 @@ def doctor(
         raise typer.Exit(EXIT_FAILED)
 
 
-def findings_of(found: Survey) -> list[Finding]:
-    """All findings, the worst first. Pure."""
-    return worst_first([*replica_findings(found), *consumer_findings(found)])
-
-
-def checked(found: Survey) -> dict[str, int]:
-    """How much was looked at."""
-    return {
-        "name_servers": len(found.name_servers),
-        "broker_groups": len(found.groups),
-        "replicas": sum(len(group.replicas) for group in found.groups),
-        "consumer_groups": len(found.consumers.after) if found.consumers else 0,
-    }
-
-
 def print_findings(findings: list[Finding], found: Survey) -> None:
     """For people: two lines per finding, then a summary."""
     console = Console(highlight=False, soft_wrap=True)
@@ -91,17 +74,6 @@ def print_findings(findings: list[Finding], found: Survey) -> None:
     console.print(f"{verdict} Looked at {looked_at}.")
 
 
-def summary(findings: list[Finding]) -> str:
-    """The counts as a sentence."""
-    counts = Counter(finding.severity for finding in findings)
-    words = [f"{counts[each]} {_plural(each, counts[each])}" for each in sorted(counts, reverse=True)]
-    return f"{', '.join(words)}." if words else "Nothing is wrong."
-
-
 def _words(name: str, count: int) -> str:
     word = name.replace("_", " ")
     return word.removesuffix("s") if count == 1 else word
-
-
-def _plural(severity: Severity, count: int) -> str:
-    return severity.word if count == 1 or severity is Severity.CRITICAL else f"{severity.word}s"

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import trio
 import typer
 
-from mq.cli.cluster_view import client_errors
+from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, lone_errors, run_trio
 from mq.cli.mirror.clusters import ClusterAdmin, check_different
 from mq.cli.mirror.copier import Copier, MirrorStopped

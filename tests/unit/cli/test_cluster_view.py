@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from mq.cli.cluster_view import UNREACHABLE, BrokerAnswer, GroupStatus, group_statuses
 from mq.cli.status import table_of
+from mq.inspection.cluster import UNREACHABLE, BrokerAnswer, GroupStatus, group_statuses
 
 
 def figures(

@@ -12,7 +12,6 @@ import trio
 from trio.testing import MockClock
 
 from mq.broker.settings import BrokerSettings
-from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus
 from mq.cli.demo import TOPIC, _Run
 from mq.cli.demo_consumer import ConsumedLine, parse_line
 from mq.cli.dev import dev
@@ -21,6 +20,7 @@ from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
 from mq.cli.messages import Lines, consume
 from mq.cli.servers import broker, checked, split_address, split_settings
 from mq.client.message import MessageQueue, SendResult
+from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus
 from mq.protocol.hashes import offset_message_id
 from mq.protocol.numbers import PhysicalOffset
 

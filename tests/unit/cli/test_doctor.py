@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mq.cli import doctor
-from mq.cli.cluster_view import BrokerAnswer, GroupStatus, group_statuses
-from mq.cli.doctor.commands import findings_of, summary
-from mq.cli.doctor.findings import Finding, Severity
-from mq.cli.doctor.survey import HOUR_MS, Consumers, Survey
+from mq import inspection
 from mq.client.message import MessageQueue
+from mq.inspection.cluster import BrokerAnswer, GroupStatus, group_statuses
+from mq.inspection.diagnosis import findings_of, summary
+from mq.inspection.findings import Finding, Severity
+from mq.inspection.survey import HOUR_MS, Consumers, Survey
 from mq.protocol.group_bodies import ClientConnectionData
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import GroupProgress, QueueEnds, SubscriptionGroupConfig
@@ -298,7 +298,7 @@ def test_dead_letters_are_worse_while_they_are_fresh(age_ms: int, severity: Seve
 
 
 def test_every_page_that_a_finding_names_exists() -> None:
-    text = "".join(path.read_text() for path in Path(doctor.__file__).parent.glob("*.py"))
+    text = "".join(path.read_text() for path in Path(inspection.__file__).parent.glob("*.py"))
     pages = set(re.findall(r'"docs/([a-z-]+\.md)(?:#([a-z0-9-]+))?"', text))
     assert len(pages) > 10
     for page, anchor in pages:

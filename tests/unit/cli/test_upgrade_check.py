@@ -11,9 +11,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mq.cli import upgrade_check
-from mq.cli.cluster_view import BrokerAnswer, GroupStatus, group_statuses
 from mq.cli.group import app
 from mq.cli.upgrade_verdict import UpgradeReport, upgrade_report
+from mq.inspection.cluster import BrokerAnswer, GroupStatus, group_statuses
 
 NEW: dict[str, Any] = {
     "softwareVersion": "0.2.0",

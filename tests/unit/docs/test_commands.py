@@ -24,10 +24,10 @@ import typer
 from typer.testing import CliRunner
 
 from mq.cli.app import app
-from mq.cli.consumer_members import Member
 from mq.cli.errors import CommandFailed
 from mq.cli.output import JsonLines
 from mq.client.message import MessageQueue
+from mq.inspection.members import Member
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.group_bodies import ClientConnectionData, ProcessQueueInfo

@@ -11,12 +11,12 @@ from typing import Final, TypeVar
 
 import trio
 
-from mq.cli.cluster_view import ANSWER_SECONDS, GroupStatus, ask_cluster
-from mq.cli.dead_letters import DEALT_WITH_BY
 from mq.client.admin import Admin
 from mq.client.errors import ClientError, NameServersUnavailable
 from mq.client.message import MessageQueue
-from mq.client.net.client_core import parse_addresses
+from mq.client.net.client_core import RemotingSettings, parse_addresses
+from mq.inspection.cluster import ANSWER_SECONDS, GroupStatus, ask_cluster
+from mq.inspection.dead_letters import DEALT_WITH_BY
 from mq.protocol.group_bodies import ClientConnectionData
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic
 from mq.protocol.numbers import QueueOffset
@@ -87,22 +87,22 @@ AT_RISK: Final = 0.75
 """Retention soon deletes messages older than this part of the retention time."""
 
 
-async def survey(namesrv: str, *, watch_seconds: float) -> Survey:
+async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettings | None = None) -> Survey:
     """Ask all servers; takes a bit longer than ``watch_seconds``, for which consumer groups are watched.
 
     Raises ClientError if no name server answers.
     """
-    groups = await ask_cluster(namesrv)
+    groups = await ask_cluster(namesrv, remoting)
     settings: dict[str, Mapping[str, str]] = {}
     name_servers: dict[str, frozenset[str] | str] = {}
     unresolved: dict[str, str] = {}
     answering = [each.address for group in groups for each in group.replicas if each.address and each.figures]
     known = {each.address for group in groups for each in group.replicas if each.address}
-    async with Admin(namesrv) as admin, trio.open_nursery() as nursery:
+    async with Admin(namesrv, remoting=remoting) as admin, trio.open_nursery() as nursery:
         for address in answering:
             nursery.start_soon(_ask_settings, admin, address, settings)
         for address in parse_addresses(namesrv):
-            nursery.start_soon(_ask_name_server, address, name_servers)
+            nursery.start_soon(_ask_name_server, address, remoting, name_servers)
         for host in {address.rpartition(":")[0].strip("[]") for address in known}:
             nursery.start_soon(_resolve, host, unresolved)
     found = Survey(groups, settings, name_servers, unresolved)
@@ -113,7 +113,7 @@ async def survey(namesrv: str, *, watch_seconds: float) -> Survey:
         reason = f"{', '.join(leaderless)} {what}" if leaderless else "there is no broker"
         return replace(found, consumers_reason=reason)
     try:
-        return replace(found, consumers=await _consumers(namesrv, settings.values(), watch_seconds))
+        return replace(found, consumers=await _consumers(namesrv, remoting, settings.values(), watch_seconds))
     except ClientError as error:
         return replace(found, consumers_reason=str(error))
 
@@ -126,11 +126,13 @@ async def _ask_settings(admin: Admin, address: str, found: dict[str, Mapping[str
             return  # a replica that answered nothing is reported by the status already
 
 
-async def _ask_name_server(address: str, found: dict[str, frozenset[str] | str]) -> None:
+async def _ask_name_server(
+    address: str, remoting: RemotingSettings | None, found: dict[str, frozenset[str] | str]
+) -> None:
     found[address] = f"no answer within {ANSWER_SECONDS:g} s"
     with trio.move_on_after(ANSWER_SECONDS):
         try:
-            async with Admin(address) as admin:
+            async with Admin(address, remoting=remoting) as admin:
                 brokers = (await admin.cluster_info()).brokers.values()
         except NameServersUnavailable as error:
             found[address] = error.reasons.get(address, str(error))
@@ -147,10 +149,12 @@ async def _resolve(host: str, found: dict[str, str]) -> None:
         found[host] = str(error)
 
 
-async def _consumers(namesrv: str, settings: Iterable[Mapping[str, str]], watch_seconds: float) -> Consumers:
+async def _consumers(
+    namesrv: str, remoting: RemotingSettings | None, settings: Iterable[Mapping[str, str]], watch_seconds: float
+) -> Consumers:
     hours = [each.get("raftmq.retention_hours", each.get("fileReservedTime")) for each in settings]
     retention_hours = min((float(each) for each in hours if each is not None), default=None)
-    async with Admin(namesrv) as admin:
+    async with Admin(namesrv, remoting=remoting) as admin:
         started = trio.current_time()
         before = await admin.all_progress()
         configs = {name: next(iter(each.values())) for name, each in (await admin.consumer_groups()).items()}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from mq.cli.doctor.findings import Finding, Severity
-from mq.cli.doctor.survey import AT_RISK, HOUR_MS, Consumers, Survey
-from mq.cli.output import some_of, time_of
 from mq.client.message import MessageQueue
+from mq.inspection.findings import Finding, Severity
+from mq.inspection.survey import AT_RISK, HOUR_MS, Consumers, Survey
+from mq.inspection.wording import some_of, time_of
 from mq.protocol.group_bodies import ClientConnectionData
 from mq.protocol.operator_bodies import GroupProgress
 

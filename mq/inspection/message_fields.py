@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 
-from mq.cli.output import time_of
 from mq.client.message import ReceivedMessage
+from mq.inspection.wording import time_of
 
 
 def message_fields(message: ReceivedMessage) -> dict[str, object]:

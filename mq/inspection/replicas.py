@@ -9,11 +9,10 @@ from typing import Final
 from rich.filesize import decimal
 
 from mq.broker.setting_groups import StorageSettings
-from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus
-from mq.cli.doctor.findings import Finding, Severity
-from mq.cli.doctor.survey import HOUR_MS, Survey
-from mq.cli.output import time_of
-from mq.cli.upgrade_verdict import NEAR_ENTRIES
+from mq.inspection.cluster import NEAR_ENTRIES, UNREACHABLE, GroupStatus, ReplicaStatus
+from mq.inspection.findings import Finding, Severity
+from mq.inspection.survey import HOUR_MS, Survey
+from mq.inspection.wording import time_of
 from mq.protocol.address_patterns import is_loopback
 
 CLOCKS_APART_MS: Final = 1000

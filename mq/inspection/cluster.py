@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Final
 
 import trio
 
 from mq.broker.consume.follower_reads import broker_id_of
-from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.client.admin import Admin
 from mq.client.errors import BrokerError, ClientError
-from mq.filter.subscription import SubscriptionError
-from mq.protocol.names import NameRefused
+from mq.client.net.client_core import RemotingSettings
 
 UNREACHABLE = "unreachable"
 ANSWER_SECONDS = 3.0
-
-
-@contextmanager
-def client_errors() -> Iterator[None]:
-    """Turn client errors, and invalid addresses and names, into a message and an exit code."""
-    try:
-        yield
-    except ClientError as error:
-        raise CommandFailed(str(error), EXIT_FAILED) from error
-    except (ValueError, NameRefused, SubscriptionError) as error:
-        raise CommandFailed(str(error)) from error
+NEAR_ENTRIES: Final = 256
+"""A replica that is behind by no more than this has caught up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +242,17 @@ def _number(figures: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.lstrip("-").isdigit() else None
 
 
-async def ask_cluster(namesrv: str) -> list[GroupStatus]:
+async def ask_cluster(namesrv: str, remoting: RemotingSettings | None = None) -> list[GroupStatus]:
+    """As `ask_brokers`, with an `Admin` of its own."""
+    async with Admin(namesrv, remoting=remoting) as admin:
+        return await ask_brokers(admin)
+
+
+async def ask_brokers(admin: Admin) -> list[GroupStatus]:
     """Ask a name server for the brokers, and all brokers concurrently for their figures. Raises ClientError."""
     answers: list[BrokerAnswer] = []
-    async with Admin(namesrv) as admin, trio.open_nursery() as nursery:
-        info = await admin.cluster_info()
+    info = await admin.cluster_info()
+    async with trio.open_nursery() as nursery:
 
         async def ask(cluster: str, group: str, broker_id: int, address: str) -> None:
             figures: Mapping[str, str] | None = None

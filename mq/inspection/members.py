@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import trio
-from rich.table import Table
 
-from mq.cli.tables import plain_table
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.client.message import MessageQueue
@@ -33,7 +31,7 @@ class Member:
 
     def as_json(self) -> dict[str, object]:
         """As JSON."""
-        queues = None if self.queues is None else [_queue(queue) for queue in self.queues]
+        queues = None if self.queues is None else [queue_text(queue) for queue in self.queues]
         return {
             "client_id": self.client.client_id,
             "address": self.client.client_addr,
@@ -65,22 +63,6 @@ async def members_of(admin: Admin, group: str) -> list[Member]:
     return [found[client_id] for client_id in sorted(found)]
 
 
-def members_table(members: list[Member]) -> Table:
-    """The members, each with its queues by topic."""
-    numbers = ("version", "unfinished")
-    table = plain_table("member", "address", "language", *numbers, "queues", numbers=numbers)
-    for member in members:
-        client, unfinished = member.client, member.unfinished
-        table.add_row(
-            client.client_id,
-            client.client_addr,
-            client.language,
-            str(client.version),
-            "-" if unfinished is None else f"{unfinished:,}",
-            "not known" if member.queues is None else ", ".join(map(_queue, member.queues)) or "none",
-        )
-    return table
-
-
-def _queue(queue: MessageQueue) -> str:
+def queue_text(queue: MessageQueue) -> str:
+    """Topic, broker group and number: ``Orders broker-a/3``."""
     return f"{queue.topic} {queue.broker_name}/{queue.queue_id}"

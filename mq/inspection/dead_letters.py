@@ -1,0 +1,92 @@
+"""Dead letters of consumer groups: reads those that nobody dealt with, and says why each was given up.
+
+A dead letter stays in its topic until retention deletes it. The offset of the consumer group `DEALT_WITH_BY` in that
+topic is behind the last dead letter that somebody dealt with.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.dead_letters import origin_topic
+from mq.client.errors import TopicNotFound
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.net.client_core import RemotingSettings
+from mq.inspection.wording import time_of
+from mq.protocol import properties as props
+from mq.protocol.names import dead_letter_topic
+
+DEALT_WITH_BY = "TOOLS_CONSUMER"
+"""A group that exists on every broker; its offset in a dead letter topic is behind the last one dealt with."""
+
+Letter = ReceivedMessage[Any]
+Wanted = Callable[[Letter], bool]
+
+
+@asynccontextmanager
+async def read_letters(
+    namesrv: str, group: str, *, everything: bool, remoting: RemotingSettings | None = None
+) -> AsyncGenerator[PullConsumer]:
+    """A consumer of the dead letters of a group, at the first one that nobody dealt with, or at the very first.
+
+    It has no queues if the group has no dead letters.
+    """
+    async with PullConsumer(namesrv, DEALT_WITH_BY, consume_from="first", remoting=remoting) as consumer:
+        try:
+            queues = await consumer.queues(dead_letter_topic(group))
+        except TopicNotFound:
+            queues = []
+        await consumer.assign(queues)
+        if everything:
+            for queue in queues:
+                await consumer.seek(queue, "first")
+        yield consumer
+
+
+def wanted_letters(
+    topic: str | None, key: str | None, failure: str | None, since: dt.datetime | None, until: dt.datetime | None
+) -> Wanted:
+    """Which dead letters are chosen; None chooses all."""
+
+    def is_wanted(letter: Letter) -> bool:
+        return (
+            (topic is None or origin_topic(letter) == topic)
+            and (key is None or key in letter.keys)
+            and (failure is None or failure in why(letter))
+            and (since is None or letter.stored_at >= since)
+            and (until is None or letter.stored_at <= until)
+        )
+
+    return is_wanted
+
+
+def why(letter: Letter) -> str:
+    """Why it was given up: the broker's reason, and the last failure of the consumer, if they are known."""
+    said = (letter.properties.get(name) for name in (props.DEAD_REASON, props.FAILURE))
+    return ": ".join(filter(None, said))
+
+
+def letter_fields(letter: Letter) -> dict[str, Any]:
+    """Place, origin and reason, as JSON."""
+    given = letter.properties
+    attempts = given.get(props.DEAD_ATTEMPTS, "")
+    return {
+        "queue": queue_name(letter.queue),
+        "offset": letter.queue_offset,
+        "given_up": time_of(letter.record.store_timestamp_ms),
+        "topic": origin_topic(letter),
+        "attempts": int(attempts) if attempts.isdigit() else None,
+        "reason": given.get(props.DEAD_REASON),
+        "failure": given.get(props.FAILURE),
+        "given_up_by": given.get(props.DEAD_BY),
+        "keys": list(letter.keys),
+    }
+
+
+def queue_name(queue: MessageQueue) -> str:
+    """Broker group and number: ``broker-a/3``."""
+    return f"{queue.broker_name}/{queue.queue_id}"

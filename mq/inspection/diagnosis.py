@@ -1,0 +1,37 @@
+"""All findings of a survey, and how much was looked at. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from mq.inspection.consumers import consumer_findings
+from mq.inspection.findings import Finding, Severity, worst_first
+from mq.inspection.replicas import replica_findings
+from mq.inspection.survey import Survey
+
+
+def findings_of(found: Survey) -> list[Finding]:
+    """All findings, the worst first."""
+    return worst_first([*replica_findings(found), *consumer_findings(found)])
+
+
+def checked(found: Survey) -> dict[str, int]:
+    """How much was looked at."""
+    return {
+        "name_servers": len(found.name_servers),
+        "broker_groups": len(found.groups),
+        "replicas": sum(len(group.replicas) for group in found.groups),
+        "consumer_groups": len(found.consumers.after) if found.consumers else 0,
+    }
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """The counts as a sentence."""
+    counts = Counter(finding.severity for finding in findings)
+    words = [f"{counts[each]} {_plural(each, counts[each])}" for each in sorted(counts, reverse=True)]
+    return f"{', '.join(words)}." if words else "Nothing is wrong."
+
+
+def _plural(severity: Severity, count: int) -> str:
+    return severity.word if count == 1 or severity is Severity.CRITICAL else f"{severity.word}s"

@@ -1,0 +1,27 @@
+"""Times and lists as text, the same in all commands and pages."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+
+
+def time_of(milliseconds: int | None) -> str | None:
+    """Milliseconds since 1970 as a time, ``2026-03-01T09:30:00.000Z``. None for "never": None, 0 or less.
+
+    Also None after the year 9999.
+    """
+    if milliseconds is None or milliseconds <= 0:
+        return None
+    seconds, millis = divmod(milliseconds, 1000)
+    try:
+        at = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{millis:03d}Z"
+
+
+def some_of(words: Sequence[str], shown_max: int = 5) -> str:
+    """The first words and how many more there are: ``a, b and 298 more``."""
+    more = len(words) - shown_max
+    return ", ".join(words[:shown_max]) + (f" and {more:,} more" if more > 0 else "")
