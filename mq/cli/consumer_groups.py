@@ -22,7 +22,7 @@ from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.errors import TopicNotFound
 from mq.client.message import MessageQueue
-from mq.inspection.members import Member, members_of, queue_text
+from mq.inspection.members import Member, disagreement, members_of, queue_text
 from mq.inspection.wording import time_of
 from mq.protocol.names import dead_letter_topic
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
@@ -328,6 +328,10 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     else:
         print("it has no offsets")
     print_table(_members_table(members)) if members else print("it has no members")
+    if lines := disagreement(members):
+        print("its members subscribe differently: what one of them does not want is skipped for all")
+        for line in lines:
+            print(f"  {line}")
 
 
 def _progress_table(progress: dict[MessageQueue, GroupProgress]) -> Table:
@@ -358,9 +362,15 @@ def _members_table(members: list[Member]) -> Table:
             client.language,
             str(client.version),
             "-" if unfinished is None else f"{unfinished:,}",
-            "not known" if member.queues is None else ", ".join(map(queue_text, member.queues)) or "none",
+            _queues(member),
         )
     return table
+
+
+def _queues(member: Member) -> str:
+    if member.subscriptions is not None:
+        return "any, behind a proxy"
+    return "not known" if member.queues is None else ", ".join(map(queue_text, member.queues)) or "none"
 
 
 def behind(progress: GroupProgress) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import trio
 
 from mq.client.admin import Admin
@@ -25,6 +26,16 @@ class Member:
     queues: Mapping[MessageQueue, ProcessQueueInfo] | None
 
     @property
+    def subscriptions(self) -> list[str] | None:
+        """Its own, each as a topic and an expression, if it is behind a proxy; other members share those of the group,
+        and this is None.
+        """
+        rows = self.client.subscriptions
+        if rows is msgspec.UNSET:
+            return None
+        return [f"{topic} {expression}" for topic, expression, _ in rows]
+
+    @property
     def unfinished(self) -> int | None:
         """Messages that it has fetched and not finished."""
         return None if self.queues is None else sum(each.cached_msg_count for each in self.queues.values())
@@ -39,7 +50,19 @@ class Member:
             "version": self.client.version,
             "queues": queues,
             "unfinished": self.unfinished,
+            "behind_proxy": self.subscriptions is not None,
+            "subscriptions": self.subscriptions,
         }
+
+
+def disagreement(members: Iterable[Member]) -> list[str]:
+    """What members behind proxies subscribe to, a line each, if it differs; empty if they agree."""
+    told = {
+        member.client.client_id: ", ".join(subscriptions) or "nothing"
+        for member in members
+        if (subscriptions := member.subscriptions) is not None
+    }
+    return [f"{client_id}: {text}" for client_id, text in told.items()] if len(set(told.values())) > 1 else []
 
 
 async def members_of(admin: Admin, group: str) -> list[Member]:
@@ -50,11 +73,12 @@ async def members_of(admin: Admin, group: str) -> list[Member]:
     async def ask(client: ClientConnectionData) -> None:
         queues: Mapping[MessageQueue, ProcessQueueInfo] | None = None
         async with limiter:
-            with trio.move_on_after(ANSWER_SECONDS):
-                try:
-                    queues = await admin.member_queues(group, client.client_id)
-                except ClientError:
-                    queues = None  # a client that pops, an old one, or one that hangs
+            if client.subscriptions is msgspec.UNSET:  # those behind a proxy have no queues
+                with trio.move_on_after(ANSWER_SECONDS):
+                    try:
+                        queues = await admin.member_queues(group, client.client_id)
+                    except ClientError:
+                        queues = None  # a client that pops, an old one, or one that hangs
         found[client.client_id] = Member(client, queues)
 
     async with trio.open_nursery() as nursery:

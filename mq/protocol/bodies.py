@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -15,11 +15,13 @@ __all__ = [
     "Body",
     "BrokerData",
     "CheckClientConfigBody",
+    "ClientBehindProxy",
     "ClusterInfo",
     "ConsumerData",
     "ConsumerList",
     "DataVersion",
     "HeartbeatData",
+    "HeartbeatOfProxy",
     "KVTable",
     "ProducerData",
     "QueueData",
@@ -120,7 +122,10 @@ class ProducerData(Body, rename=wire(group="groupName")):
     group: str
 
 
-class HeartbeatData(Body, rename=wire(client_id="clientID", consumers="consumerDataSet", producers="producerDataSet")):
+HEARTBEAT_NAMES: Final = {"client_id": "clientID", "consumers": "consumerDataSet", "producers": "producerDataSet"}
+
+
+class HeartbeatData(Body, rename=wire(**HEARTBEAT_NAMES)):
     """A client and its groups (request code 34)."""
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
@@ -128,6 +133,26 @@ class HeartbeatData(Body, rename=wire(client_id="clientID", consumers="consumerD
     client_id: str
     consumers: Sequence[ConsumerData] = ()
     producers: Sequence[ProducerData] = ()
+
+
+class ClientBehindProxy(Body, rename=wire()):
+    """A client of a proxy, as a member of a consumer group: one of many on the proxy's connection.
+
+    ``subscriptions`` are its topics, each with the expression and its type.
+    """
+
+    client_id: str
+    group: str
+    address: str
+    language: str = "OTHER"
+    consume_type: str = "CONSUME_PASSIVELY"
+    subscriptions: Sequence[tuple[str, str, str]] = ()
+
+
+class HeartbeatOfProxy(HeartbeatData, rename=wire(behind="raftmqClientsBehind", **HEARTBEAT_NAMES)):
+    """Request code 34 of a proxy: a heartbeat that also names all clients behind it. Others send none of them."""
+
+    behind: Sequence[ClientBehindProxy] = ()
 
 
 class CheckClientConfigBody(Body, rename=wire(subscription="subscriptionData")):

@@ -31,13 +31,17 @@ class LockedQueues(Body, rename=wire(queues="lockOKMQSet")):
     queues: Sequence[QueueRef] = ()
 
 
-class ClientConnectionData(Body, rename=wire()):
-    """One connection of a client."""
+class ClientConnectionData(Body, rename=wire(subscriptions="raftmqSubscriptions")):
+    """One connection of a client.
+
+    ``subscriptions`` are only there for a client behind a proxy: its own, each with topic, expression and type.
+    """
 
     client_id: str
     client_addr: str
     language: str
     version: int
+    subscriptions: Sequence[tuple[str, str, str]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ConsumerConnection(Body, rename=wire(connections="connectionSet", subscriptions="subscriptionTable")):

@@ -6,7 +6,7 @@ Leaders, their changes and retries are those of `mq.client.net.leader_calls` and
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
@@ -24,7 +24,7 @@ from mq.client.produce.outgoing_message import OutgoingMessage, Pending
 from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline
 from mq.client.task_group import open_task_group
 from mq.protocol.acting import ActsFor
-from mq.protocol.bodies import CheckClientConfigBody, HeartbeatData, ProducerData
+from mq.protocol.bodies import CheckClientConfigBody, ClientBehindProxy, HeartbeatOfProxy, ProducerData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_requests import GroupExt
 from mq.protocol.headers import Response
@@ -79,14 +79,19 @@ class Brokers:
         *,
         client_id: str,
         producer_groups: Callable[[], Collection[str]],
+        members: Callable[[], Sequence[ClientBehindProxy]],
         on_server_request: OnServerRequest,
         settings: RemotingSettings,
     ) -> AsyncGenerator[Brokers]:
-        """Connect when needed, until the block ends. `producer_groups` are announced to all brokers."""
+        """Connect when needed, until the block ends.
+
+        `producer_groups` and `members` of consumer groups are announced to all brokers.
+        """
 
         def heartbeat() -> bytes:
             groups = sorted(producer_groups()) or [_GROUP]
-            return HeartbeatData(client_id=client_id, producers=[ProducerData(group) for group in groups]).encode()
+            producers = [ProducerData(group) for group in groups]
+            return HeartbeatOfProxy(client_id=client_id, producers=producers, behind=members()).encode()
 
         async with (
             ClientCore.open(
@@ -146,6 +151,23 @@ class Brokers:
             broker_name = _first((await self.topic(topic)).route)
             ext = TopicOfBrokerExt(topic=topic, lo=True)
             await self.ask(topic, broker_name, RequestCode.GET_TOPIC_CONFIG, {**ext.fields(), **extra})
+
+    async def authorize_member(self, group: str, topics: Iterable[str], extra: Fields) -> None:
+        """Let a broker check that a user may consume these topics with a group; without a user, everybody may.
+
+        Raises ClientError if not.
+        """
+        if not extra:
+            return
+        for topic in topics:
+            await self.authorize(topic, extra)
+        route = await self._core.route(AUTO_CREATE_TEMPLATE)
+        code, ext = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupExt(group=group)
+        try:
+            await self.ask(AUTO_CREATE_TEMPLATE, _first(route), code, {**ext.fields(), **extra})
+        except BrokerError as error:
+            if error.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                raise
 
     # Requests.
 
@@ -228,10 +250,10 @@ class Brokers:
             refresh = True
             await trio.sleep(PAUSE_SECONDS)
 
-    # Producers of transactions.
+    # What brokers know of clients.
 
-    def announce_producers(self) -> None:
-        """The producer groups have changed: tell the brokers now."""
+    def announce_clients(self) -> None:
+        """Producer groups, or members of consumer groups, have changed: tell the brokers now."""
         self._core.heartbeat_soon()
 
     async def stay_connected(self) -> None:

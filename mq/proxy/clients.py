@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Callable
 from typing import Final
 
 import trio
 
+from mq.protocol.bodies import ClientBehindProxy
 from mq.proxy.callers import Call
 from mq.proxy.grpc.status import BrokenCall
 from mq.proxy.wire import messaging_pb2 as pb
@@ -14,15 +17,30 @@ from mq.proxy.wire import messaging_pb2 as pb
 SILENT_SECONDS_MAX: Final = 60.0
 """A client without a telemetry stream that has been silent for so long is gone; it sends heartbeats every 10 s."""
 CLIENTS_MAX: Final = 100_000
+MEMBERS_MAX: Final = 2_000
+"""Members of consumer groups that a proxy names in its heartbeats, some 250 bytes each; brokers take 2 MiB at most."""
+
+
+QUESTIONS_MAX: Final = 16
+"""Questions of operators to one client that wait for its answer."""
 
 
 class TelemetryStream:
-    """The stream to one client; commands are sent one after the other."""
+    """The stream to one client; commands are sent one after the other.
 
-    def __init__(self, call: Call, client_id: str) -> None:
+    Attributes:
+        opened_ms: when it began, in milliseconds since the epoch.
+        member: its client as a member of a consumer group, once it is known to be one.
+    """
+
+    def __init__(self, call: Call, client_id: str, opened_ms: int) -> None:
         self.client_id = client_id
+        self.opened_ms = opened_ms
         self.settings: pb.Settings | None = None
         self.transaction_topics: frozenset[str] = frozenset()
+        self.member: ClientBehindProxy | None = None
+        self._questions: dict[str, _Question] = {}
+        self._numbers = itertools.count(1)
         self._call = call
         self._lock = trio.Lock()
         self._cut = False
@@ -38,6 +56,40 @@ class TelemetryStream:
             self._cut = True
             await self._call.send(command.SerializeToString())
             self._cut = False
+
+    async def ask(self, command: Callable[[str], pb.TelemetryCommand], seconds: float) -> pb.TelemetryCommand | None:
+        """Ask the client: `command` makes the question with this nonce. None without an answer in time.
+
+        Raises BrokenCall, TooManyQuestions.
+        """
+        if len(self._questions) >= QUESTIONS_MAX:
+            raise TooManyQuestions(f"{QUESTIONS_MAX} questions wait for an answer of this client")
+        nonce = str(next(self._numbers))
+        question = self._questions[nonce] = _Question()
+        try:
+            with trio.move_on_after(seconds):
+                await self.send(command(nonce))
+                await question.answered.wait()
+        finally:
+            del self._questions[nonce]
+        return question.answer
+
+    def answered(self, nonce: str, answer: pb.TelemetryCommand) -> None:
+        """The client has answered a question; nobody may wait for that any more."""
+        question = self._questions.get(nonce)
+        if question is not None:
+            question.answer = answer
+            question.answered.set()
+
+
+class TooManyQuestions(Exception):
+    """The client has not answered earlier questions."""
+
+
+class _Question:
+    def __init__(self) -> None:
+        self.answered = trio.Event()
+        self.answer: pb.TelemetryCommand | None = None
 
 
 class Clients:
@@ -92,6 +144,20 @@ class Clients:
     def gone(self, client_id: str) -> None:
         """A client has said that it leaves."""
         self._heard_at.pop(client_id, None)
+
+    # Members of consumer groups.
+
+    def members(self) -> list[ClientBehindProxy]:
+        """The members of consumer groups, `MEMBERS_MAX` at most; of the streams of one client, the newest counts."""
+        told = (streams[-1].member for streams in self._streams.values())
+        return list(itertools.islice((each for each in told if each is not None), MEMBERS_MAX))
+
+    def member(self, group: str, client_id: str) -> TelemetryStream | None:
+        """The stream of a member of a group; None if there is none."""
+        for stream in reversed(self._streams.get(client_id, ())):
+            if stream.member is not None and stream.member.group == group:
+                return stream
+        return None
 
     # Producers of transactions.
 

@@ -74,6 +74,7 @@ async def serve(
                 log,
                 client_id=new_client_id(),
                 producer_groups=clients.transaction_topics,
+                members=clients.members,
                 on_server_request=answer_broker,
                 settings=remoting,
             ) as brokers,

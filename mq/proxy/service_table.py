@@ -55,7 +55,9 @@ class ServiceTable:
         self.clients = clients
         self.renewals = Renewals(popped.defer, clients.is_here, log)
         self._lite = LiteSubscribing(brokers, clients, nursery, log)
-        self._telemetry = Telemetry(brokers, clients, identify, self.renewals, self._lite, draining, nursery, log)
+        self._telemetry = Telemetry(
+            brokers, clients, identify, self.renewals, self._lite, draining, nursery, wall_clock_ms, log
+        )
         self._routing = Routing(brokers)
         self._sending = Sending(brokers, wall_clock_ms)
         self._pulling = Pulling(brokers, identify)

@@ -14,6 +14,7 @@ import trio
 from google.protobuf.message import Message
 
 from mq.client.net.client_core import RemotingSettings, parse_addresses
+from mq.client.net.connection import AnswerLater
 from mq.client.net.credentials import Credentials
 from mq.protocol.headers import Request, UnknownRequest
 from mq.proxy.brokers import Brokers
@@ -203,8 +204,8 @@ async def open_proxy(kit: Kit, credentials: Credentials | None = None) -> AsyncI
     clients, draining = Clients(random.Random(1)), trio.Event()
     tables: list[ServiceTable] = []
 
-    def answer_broker(request: Request | UnknownRequest, body: memoryview, answer_later: object) -> bytes | None:
-        return tables[0].answer_broker(request, body, lambda frame: None)
+    def answer_broker(request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater) -> bytes | None:
+        return tables[0].answer_broker(request, body, answer_later)
 
     log = structlog.get_logger("proxy")
     async with (
@@ -213,6 +214,7 @@ async def open_proxy(kit: Kit, credentials: Credentials | None = None) -> AsyncI
             log,
             client_id="proxy-1",
             producer_groups=clients.transaction_topics,
+            members=clients.members,
             on_server_request=answer_broker,
             settings=RemotingSettings(credentials=credentials, tls=None),
         ) as brokers,

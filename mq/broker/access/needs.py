@@ -24,7 +24,7 @@ from mq.protocol import (
     schedule_requests,
     user_requests,
 )
-from mq.protocol.bodies import HeartbeatData
+from mq.protocol.bodies import HeartbeatOfProxy
 from mq.protocol.errors import BodyError
 from mq.protocol.group_bodies import QueueLocks
 from mq.protocol.lite_bodies import LiteSubscriptionSet
@@ -72,11 +72,21 @@ def _send(request: Any, body: bytes) -> Needs:
 
 def _heartbeat(request: Any, body: bytes) -> Needs:
     try:
-        consumers = HeartbeatData.decode(body).consumers
+        heartbeat = HeartbeatOfProxy.decode(body)
     except BodyError:
         return ()  # the handler refuses this body
-    needs = [(retry_topic(consumer.group), SUB) for consumer in consumers]
-    return needs + [(each.topic, SUB) for consumer in consumers for each in consumer.subscriptions]
+    groups = [*(each.group for each in heartbeat.consumers), *(each.group for each in heartbeat.behind)]
+    needs = [(retry_topic(group), SUB) for group in groups]
+    needs += [(each.topic, SUB) for consumer in heartbeat.consumers for each in consumer.subscriptions]
+    return needs + [(topic, SUB) for client in heartbeat.behind for topic, _, _ in client.subscriptions]
+
+
+def _has_consumers(body: bytes) -> bool:
+    """Whether the sender of a heartbeat is a consumer itself: clients behind it are not meant."""
+    try:
+        return bool(HeartbeatOfProxy.decode(body).consumers)
+    except BodyError:
+        return False
 
 
 def _locks(request: Any, body: bytes) -> Needs:
@@ -270,6 +280,7 @@ THROUGH_PROXIES: Final = frozenset(
         pop_requests.AckMessage,
         pop_requests.ChangeMessageInvisibleTime,
         operator_requests.GetTopicConfig,
+        operator_requests.GetSubscriptionGroupConfig,
         lite_requests.PopLiteMessage,
         lite_requests.AckLiteMessage,
         lite_requests.ControlLiteSubscriptions,
@@ -295,7 +306,7 @@ def is_of_consumers(request: Any, body: bytes) -> bool:
     """Whether a request that registers a client, or says that it leaves, is about a consumer group."""
     match request:
         case admin_requests.HeartBeat():
-            return any(True for _ in _heartbeat(request, body))
+            return _has_consumers(body)
         case admin_requests.UnregisterClient():
             return any(True for _ in _leaving(request, body))
         case _:

@@ -19,8 +19,8 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import ConsumerGroup, GroupSubscription, Member
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.protocol.bodies import SubscriptionData, TopicList
-from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.bodies import ClientBehindProxy, ConsumerData, SubscriptionData, TopicList
+from mq.protocol.codes import LANGUAGES, MQ_VERSION, RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.group_bodies import (
     ClientConnectionData,
@@ -93,14 +93,16 @@ class GroupMembers(Service):
         """Request code 203."""
         name = call.request.ext.consumer_group
         group = self._clients.consumer_group(name)
-        if group is None:
+        proxied = [client for _, client in self._clients.proxied.members(name)]
+        if group is None and not proxied:
             raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+        told = ConsumerData(name, consume_type=proxied[0].consume_type) if group is None else group
         answer = ConsumerConnection(
-            connections=_connections(group.members),
-            subscriptions={topic: _data(each) for topic, each in group.subscriptions.items()},
-            consume_type=group.consume_type,
-            message_model=group.message_model,
-            consume_from_where=group.consume_from_where,
+            connections=[*([] if group is None else _connections(group.members)), *map(_connection, proxied)],
+            subscriptions=_subscriptions_of(group, proxied),
+            consume_type=told.consume_type,
+            message_model=told.message_model,
+            consume_from_where=told.consume_from_where,
         )
         return _success(call, answer.encode())
 
@@ -134,7 +136,8 @@ class GroupMembers(Service):
         """Request code 300: groups that subscribe to a topic or have offsets in it."""
         topic = call.request.ext.topic
         stored = {group for group, name in self._metadata.consumer_offsets if name == topic}
-        return _success(call, GroupNames(sorted(stored.union(self._clients.groups_of_topic(topic)))).encode())
+        online = [*self._clients.groups_of_topic(topic), *self._clients.proxied.groups_of_topic(topic)]
+        return _success(call, GroupNames(sorted(stored.union(online))).encode())
 
     def handle_topics_of_group(self, call: Call[QueryTopicsByConsumer]) -> bytes:
         """Request code 343: topics in which a group has offsets."""
@@ -219,12 +222,7 @@ class GroupMembers(Service):
         body: bytes,
     ) -> None:
         name = call.request.ext.consumer_group
-        at, member = self._member(name, client_id)
-        if member.version < RELAY_VERSION_MIN:
-            raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR,
-                f"The Consumer <{name}> Version <{member.version}> too low to finish, please upgrade it to V3_1_8",
-            )
+        at = self._connection_of(name, client_id)
 
         def answered(response: Response | NoAnswer, text: bytes) -> None:
             if isinstance(response, Response) and not _fits(response):
@@ -245,12 +243,22 @@ class GroupMembers(Service):
         call.drop_body()
         at.ask(call.request.code, fields, body, self._relay_seconds, answered)
 
-    def _member(self, name: str, client_id: str | None) -> tuple[ClientConnection, Member]:
+    def _connection_of(self, name: str, client_id: str | None) -> ClientConnection:
+        """The connection over which a member can be asked: its own, or that of its proxy. Raises RequestRefused."""
         group = self._clients.consumer_group(name)
         for at, member in () if group is None else reversed(group.members.items()):
             if member.client_id == client_id:
-                return at, member
-        raise _not_online(name, client_id)
+                if member.version < RELAY_VERSION_MIN:
+                    raise RequestRefused(
+                        ResponseCode.SYSTEM_ERROR,
+                        f"The Consumer <{name}> Version <{member.version}> too low to finish, please upgrade it to"
+                        " V3_1_8",
+                    )
+                return at
+        at_proxy = None if client_id is None else self._clients.proxied.connection(name, client_id)
+        if at_proxy is None:
+            raise _not_online(name, client_id)
+        return at_proxy
 
 
 def subscribes(group: ConsumerGroup[ClientConnection] | None, topic: str) -> bool:
@@ -278,6 +286,28 @@ def _connections(members: Mapping[ClientConnection, Member]) -> list[ClientConne
         )
         for at, member in members.items()
     ]
+
+
+def _connection(client: ClientBehindProxy) -> ClientConnectionData:
+    return ClientConnectionData(
+        client_id=client.client_id,
+        client_addr=client.address,
+        language=client.language if client.language in LANGUAGES else "OTHER",
+        version=MQ_VERSION,
+        subscriptions=client.subscriptions,
+    )
+
+
+def _subscriptions_of(
+    group: ConsumerGroup[ClientConnection] | None, proxied: Iterable[ClientBehindProxy]
+) -> dict[str, SubscriptionData]:
+    """The subscriptions of a group by topic. Clients behind proxies may disagree; then it is that of one of them."""
+    found = {
+        topic: SubscriptionData(topic=topic, expression=expression, expression_type=kind)
+        for client in proxied
+        for topic, expression, kind in client.subscriptions
+    }
+    return found if group is None else found | {topic: _data(each) for topic, each in group.subscriptions.items()}
 
 
 def _data(known: GroupSubscription) -> SubscriptionData:

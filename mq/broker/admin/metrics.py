@@ -396,7 +396,7 @@ class BrokerMetrics:
         """Connected clients of this replica by group, from heartbeats."""
         clients = self._context.clients
         producers: list[Sample] = []
-        consumers: list[Sample] = []
+        counts: dict[str, int] = {}
         for number, (name, members) in enumerate(list(clients.producer_groups())):
             if number % _SLICE == 0:
                 yield
@@ -404,7 +404,10 @@ class BrokerMetrics:
         for number, group in enumerate(list(clients.consumer_groups())):
             if number % _SLICE == 0:
                 yield
-            consumers.append(((*self._common, group.name), len(group.members)))
+            counts[group.name] = len(group.members)
+        for name, count in clients.proxied.counts():
+            counts[name] = counts.get(name, 0) + count
+        consumers: list[Sample] = [((*self._common, name), count) for name, count in counts.items()]
         return [
             self._family("producer_connections", _G, "Producers by group.", ("producer_group",), producers),
             self._family("consumer_connections", _G, "Consumers by group.", ("consumer_group",), consumers),

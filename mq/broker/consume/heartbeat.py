@@ -89,7 +89,7 @@ class Heartbeats(Service):
             self._gradually.work(call, steps, may_begin=may_begin)
             return None
         try:
-            heartbeat = bodies.HeartbeatData.decode(call.body)
+            heartbeat = bodies.HeartbeatOfProxy.decode(call.body)
         except ProtocolError as error:
             raise _refusal(error) from error
         return self._take(call, heartbeat)
@@ -97,7 +97,7 @@ class Heartbeats(Service):
     def _take_slowly(self, call: Call[HeartBeat]) -> Answer:
         """Process a heartbeat with many subscriptions between other work."""
         try:
-            heartbeat = bodies.HeartbeatData.decode(call.body)
+            heartbeat = bodies.HeartbeatOfProxy.decode(call.body)
             yield
             self._clients.check_limits(call.connection, heartbeat)
             checked = yield from self._clients.check_subscriptions(heartbeat)

@@ -37,6 +37,12 @@ class ClientLimits:
     """The same for all connections."""
     word_length_max: int = 64
     """Characters of an enumerated value, such as the message model."""
+    proxied_clients_max: int = 20_000
+    """Clients behind all proxies, each with its groups; some 500 bytes each. Further ones are not shown."""
+    proxied_client_id_length_max: int = 384
+    """A proxy puts the name of the user before the client's own id."""
+    proxied_expressions_length_max: int = 4_096
+    """Characters of the subscriptions of one client behind a proxy; with more, the client is not shown."""
     expiry_seconds: float = 120.0
     """A member expires if its last heartbeat is older."""
 

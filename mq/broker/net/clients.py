@@ -27,8 +27,9 @@ from mq.broker.net.consumer_group import (
     lengths_of,
     parse_group_subscription,
 )
+from mq.broker.net.proxied_clients import ProxiedClients
 from mq.filter.subscription import Subscription
-from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
+from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, HeartbeatOfProxy, SubscriptionData
 from mq.protocol.codes import LANGUAGES
 from mq.protocol.names import check_group, check_topic
 
@@ -74,10 +75,15 @@ class _Listed:
 
 
 class ClientRegistry(Generic[ConnectionT]):
-    """Connected clients. A connection can be any hashable object."""
+    """Connected clients. A connection can be any hashable object.
+
+    Attributes:
+        proxied: the clients behind proxies.
+    """
 
     def __init__(self, limits: ClientLimits | None = None) -> None:
         self._limits = limits or ClientLimits()
+        self.proxied: ProxiedClients[ConnectionT] = ProxiedClients(self._limits)
         self._consumers: dict[str, ConsumerGroup[ConnectionT]] = {}
         self._producers: dict[str, dict[ConnectionT, Member]] = {}
         # By client id: connections, each with its number of producer groups.
@@ -133,6 +139,8 @@ class ClientRegistry(Generic[ConnectionT]):
             self._subscribe(group, _updated(group.subscriptions, wanted))
             if is_new or topics != group.subscriptions.keys():
                 notify += _notices([group])
+        if isinstance(heartbeat, HeartbeatOfProxy):
+            self.proxied.heartbeat(now, connection, heartbeat.behind)
         return HeartbeatOutcome(tuple(consumer.group for consumer in heartbeat.consumers), tuple(new_groups), notify)
 
     def update_subscriptions(self, connection: ConnectionT, group: str, told: Sequence[SubscriptionData]) -> None:
@@ -209,6 +217,7 @@ class ClientRegistry(Generic[ConnectionT]):
 
     def connection_closed(self, connection: ConnectionT) -> list[Notice[ConnectionT]]:
         """Remove the clients of a connection. Returns the members to notify."""
+        self.proxied.connection_closed(connection)
         listed = self._listed.get(connection)
         if listed is None:
             return []
@@ -227,6 +236,7 @@ class ClientRegistry(Generic[ConnectionT]):
         `ROUND_CALLS` calls check all connections that existed at the first of them. Returns the members to notify.
         """
         if not self._to_expire:
+            self.proxied.expire(now)
             self._to_expire.extend(self._listed)
             self._expire_count = -(-len(self._listed) // ROUND_CALLS)
         oldest = now - self._limits.expiry_seconds
@@ -317,6 +327,7 @@ class ClientRegistry(Generic[ConnectionT]):
         """Assert that groups and connections list each other, and that subscriptions are counted right, on which the
         limits rely; for tests, since it looks at every client.
         """
+        self.proxied.check_invariants()
         consumers = {(name, each) for name, group in self._consumers.items() for each in group.members}
         listed = {(name, each) for each, of_it in self._listed.items() for name in of_it.consumer_groups}
         assert consumers == listed, f"{len(consumers)} members of groups, connections list {len(listed)}"

@@ -34,17 +34,25 @@ def status(positions: Mapping[MessageQueue, int], topic: str) -> bytes:
 
 
 def running_info(
-    queues: Iterable[ProcessQueue], subscriptions: Sequence[SubscriptionData], *, ordered: bool, started_ms: int
+    queues: Iterable[ProcessQueue],
+    subscriptions: Sequence[SubscriptionData],
+    *,
+    ordered: bool,
+    started_ms: int,
+    version: str = "V4_9_8",
+    consume_type: str = "CONSUME_PASSIVELY",
+    stacks: str = "",
 ) -> bytes:
     """The consumer's state (request code 307); tools use the time at which it started."""
     properties = {
-        "PROP_CLIENT_VERSION": "V4_9_8",
+        "PROP_CLIENT_VERSION": version,
         "PROP_CONSUME_ORDERLY": str(ordered).lower(),
-        "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+        "PROP_CONSUME_TYPE": consume_type,
         "PROP_CONSUMER_START_TIMESTAMP": str(started_ms),
     }
     table = queue_table((_ref(each.queue), _queue_info(each).encode()) for each in queues)
-    return b'{"jstack":"","mqTable":%s,"properties":%s,"statusTable":{},"subscriptionSet":[%s]}' % (
+    return b'{"jstack":%s,"mqTable":%s,"properties":%s,"statusTable":{},"subscriptionSet":[%s]}' % (
+        msgspec.json.encode(stacks),
         table,
         msgspec.json.encode(properties),
         b",".join(each.encode() for each in subscriptions),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -10,6 +11,7 @@ import trio
 from mq.client.errors import ClientError
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.replies import received_messages
+from mq.protocol.group_requests import ConsumeMessageDirectly, GetConsumerRunningInfo
 from mq.protocol.headers import CheckTransactionState, Request, UnknownRequest
 from mq.protocol.lite_requests import NotifyUnsubscribeLite
 from mq.proxy.brokers import Brokers
@@ -18,16 +20,19 @@ from mq.proxy.clients import Clients, TelemetryStream
 from mq.proxy.grpc.status import BrokenCall, CallRefused, Status
 from mq.proxy.mapping.handles import TransactionId
 from mq.proxy.mapping.incoming import message_of
+from mq.proxy.mapping.members import member_of
 from mq.proxy.mapping.names import group_of, topic_of
 from mq.proxy.mapping.refusals import OK, Refused, refusal_of
 from mq.proxy.mapping.routes import kinds_of
 from mq.proxy.mapping.settings import CONSUMERS, LITE, PRODUCERS, merged
 from mq.proxy.renewals import Renewals
 from mq.proxy.services.lite_subscribing import LiteSubscribing
+from mq.proxy.services.member_questions import MemberQuestions, nonce_of_answer
 from mq.proxy.wire import messaging_pb2 as pb
 
 TOPICS_MAX: Final = 256
 """Transaction topics of all clients of one proxy: a broker takes so many producer groups on one connection."""
+_ANNOUNCE_SECONDS: Final = 1.0
 _CHECKS_MAX: Final = 256
 """Questions on their way to clients; further ones are dropped, and brokers ask again."""
 
@@ -51,8 +56,12 @@ class Telemetry:
         lite: LiteSubscribing,
         draining: trio.Event,
         nursery: trio.Nursery,
+        wall_clock_ms: Callable[[], int],
         log: Log,
     ) -> None:
+        self._wall_clock_ms = wall_clock_ms
+        self._questions = MemberQuestions(clients, nursery, log)
+        self._announces = False
         self._brokers = brokers
         self._clients = clients
         self._identify = identify
@@ -75,7 +84,7 @@ class Telemetry:
         except ClientError as error:
             await call.send(pb.TelemetryCommand(status=refusal_of(error).status).SerializeToString())
             return
-        stream = TelemetryStream(call, caller.client_id)
+        stream = TelemetryStream(call, caller.client_id, self._wall_clock_ms())
         self._clients.opened(stream)
         try:
             async with trio.open_nursery() as nursery:
@@ -84,6 +93,8 @@ class Telemetry:
                 nursery.cancel_scope.cancel()
         finally:
             self._clients.closed(stream)
+            if stream.member is not None:
+                self._announce_soon()
         if self._draining.is_set():
             raise CallRefused(Status.UNAVAILABLE, "this proxy is about to stop: connect again")
 
@@ -96,6 +107,8 @@ class Telemetry:
             command = parsed(pb.TelemetryCommand, data)
             if command.HasField("settings"):
                 await stream.send(await self._settings(stream, command.settings, caller))
+            elif (nonce := nonce_of_answer(command)) is not None:
+                stream.answered(nonce, command)
 
     async def _settings(self, stream: TelemetryStream, told: pb.Settings, caller: Caller) -> pb.TelemetryCommand:
         """The answer to the settings of a client."""
@@ -107,6 +120,8 @@ class Telemetry:
             settings = merged(told, group)
             if told.HasField("publishing"):
                 await self._produces(stream, {topic_of(topic) for topic in told.publishing.topics}, caller)
+            if told.HasField("subscription"):
+                await self._consumes(stream, told, caller)
         except Refused as refused:
             return pb.TelemetryCommand(status=refused.status)
         except ClientError as error:
@@ -133,7 +148,30 @@ class Telemetry:
             self._log.error("too_many_transaction_topics", topics=len(known) + len(added), limit=TOPICS_MAX)
             found -= set(added[max(room, 0) :])
         if self._clients.produces(stream, frozenset(found)):
-            self._brokers.announce_producers()
+            self._brokers.announce_clients()
+
+    async def _consumes(self, stream: TelemetryStream, told: pb.Settings, caller: Caller) -> None:
+        """Note of which group a consumer is a member: brokers show it as one. So its user must have the permissions."""
+        try:
+            member = member_of(told, caller)
+            await self._brokers.authorize_member(member.group, (row[0] for row in member.subscriptions), caller.extra)
+        except (ClientError, Refused) as error:  # a topic may not exist yet, and the client says its settings again
+            self._log.debug("not_shown_as_member", client=caller.client_id, reason=str(error))
+            return
+        if member != stream.member:
+            stream.member = member
+            self._announce_soon()
+
+    def _announce_soon(self) -> None:
+        """Tell brokers the changes of a second together, since a heartbeat names all clients."""
+        if not self._announces:
+            self._announces = True
+            self._nursery.start_soon(self._announce)
+
+    async def _announce(self) -> None:
+        await trio.sleep(_ANNOUNCE_SECONDS)
+        self._announces = False
+        self._brokers.announce_clients()
 
     async def heartbeat(self, request: pb.HeartbeatRequest, caller: Caller) -> pb.HeartbeatResponse:
         """The client is still here. Raises Refused for a kind of client that is none."""
@@ -155,10 +193,14 @@ class Telemetry:
     def answer_broker(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
     ) -> bytes | None:
-        """A request from a broker: a question about a transaction, or the notice of a lost subscription."""
+        """A request from a broker: a question about a transaction or to a consumer, or the notice of a lost
+        subscription.
+        """
         if isinstance(request, NotifyUnsubscribeLite):
             self._lite.taken_over(request)
             return None
+        if isinstance(request, GetConsumerRunningInfo | ConsumeMessageDirectly):
+            return self._questions.answer(request, body, answer_later)
         if not isinstance(request, CheckTransactionState):
             return refuse_server_request(request, body, answer_later)
         if self._checks < _CHECKS_MAX:

@@ -126,7 +126,7 @@ def test_a_stream_that_ends_within_a_question_takes_no_further_one() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         call = NotReading("p1")
         await call.send(b"settings")
-        stream = TelemetryStream(call, "p1")
+        stream = TelemetryStream(call, "p1", 0)
         with trio.move_on_after(1):  # as at a drain
             await stream.send(pb.TelemetryCommand())
         with pytest.raises(BrokenCall, match="cut off"):

@@ -343,7 +343,8 @@ async def consumer_groups_and_definitions(cli: Commands, directory: Path) -> Non
     # Nobody is a member of a group here.
     client = ClientConnectionData("10.0.1.7@4711", "10.0.1.7:50000", "PYTHON", 409)
     member = Member(client, {MessageQueue("T", "broker-a", 0): ProcessQueueInfo(0, 0, 0, 1, 0, False, False)})
-    cli.note("consumer-group describe", json.dumps({"members": [member.as_json()]}))
+    behind = Member(ClientConnectionData("c1", "10.0.1.7:50000", "GO", 409, [("T", "*", "TAG")]), None)
+    cli.note("consumer-group describe", json.dumps({"members": [member.as_json(), behind.as_json()]}))
     document = directory / "definitions.json"
     assert (await run("export"))["offsets"]["G"]
     cli.note("export FILE", (await cli.printed("export", document))[0])

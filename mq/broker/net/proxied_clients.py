@@ -1,0 +1,110 @@
+"""Clients of proxies as members of consumer groups, by the connection of their proxy.
+
+A proxy names all its clients in each heartbeat, and they are members as long as it does. They pop, and take no share of
+a group's queues: so they are apart from the members in `mq.broker.net.clients`, which divide the queues among
+themselves, and nobody is notified of them. Like those, they are never replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Generic
+
+from mq.broker.net.client_limits import ClientLimits
+from mq.broker.net.consumer_group import ConnectionT
+from mq.protocol.bodies import ClientBehindProxy
+from mq.protocol.names import NameRefused, check_group
+
+_ADDRESS_LENGTH_MAX: Final = 64
+_ENUM_LENGTH_MAX: Final = 64
+
+
+class ProxiedClients(Generic[ConnectionT]):
+    """The clients behind all connected proxies."""
+
+    def __init__(self, limits: ClientLimits) -> None:
+        self._limits = limits
+        self._of: dict[ConnectionT, tuple[float, tuple[ClientBehindProxy, ...]]] = {}
+        self._groups: dict[str, dict[tuple[ConnectionT, str], ClientBehindProxy]] = {}
+        self._count = 0
+
+    def heartbeat(self, now: float, connection: ConnectionT, told: Sequence[ClientBehindProxy]) -> None:
+        """These are the clients behind a connection from now on.
+
+        Those that exceed a limit are left out: the rest of the heartbeat is worth more than they are.
+        """
+        known = self._of.get(connection)
+        if not told and known is None:
+            return
+        if known is not None and known[1] == tuple(told):
+            self._of[connection] = now, known[1]
+            return
+        self.connection_closed(connection)
+        room = self._limits.proxied_clients_max - self._count
+        fitting = {(each.group, each.client_id): each for each in told if self._fits(each)}
+        kept = tuple(fitting.values())[: max(room, 0)]
+        if not kept:
+            return
+        self._of[connection] = now, kept
+        self._count += len(kept)
+        for each in kept:
+            self._groups.setdefault(each.group, {})[connection, each.client_id] = each
+
+    def connection_closed(self, connection: ConnectionT) -> None:
+        """A proxy has gone, and its clients with it."""
+        _, gone = self._of.pop(connection, (0.0, ()))
+        self._count -= len(gone)
+        for each in gone:
+            members = self._groups[each.group]
+            del members[connection, each.client_id]
+            if not members:
+                del self._groups[each.group]
+
+    def expire(self, now: float) -> None:
+        """Remove the clients of proxies that were silent for `ClientLimits.expiry_seconds`."""
+        oldest = now - self._limits.expiry_seconds
+        for connection in [each for each, (heard, _) in self._of.items() if heard < oldest]:
+            self.connection_closed(connection)
+
+    def members(self, group: str) -> Iterator[tuple[ConnectionT, ClientBehindProxy]]:
+        """The members of a group, each with the connection of its proxy."""
+        for (connection, _), client in self._groups.get(group, {}).items():
+            yield connection, client
+
+    def connection(self, group: str, client_id: str) -> ConnectionT | None:
+        """That of the proxy of a member, the newest if there are several; None if it is not a member."""
+        return next((at for at, name in reversed(self._groups.get(group, {})) if name == client_id), None)
+
+    def counts(self) -> Iterable[tuple[str, int]]:
+        """All groups with such members, and how many."""
+        return ((group, len(members)) for group, members in self._groups.items())
+
+    def groups_of_topic(self, topic: str) -> list[str]:
+        """Groups with such a member that subscribes to a topic."""
+        return [
+            group
+            for group, members in self._groups.items()
+            if any(topic == each[0] for client in members.values() for each in client.subscriptions)
+        ]
+
+    def check_invariants(self) -> None:
+        """Assert that groups and connections list each other; for tests."""
+        told = {(each.group, at, each.client_id) for at, (_, clients) in self._of.items() for each in clients}
+        listed = {(group, *key) for group, members in self._groups.items() for key in members}
+        assert told == listed, f"{len(listed)} members of groups, connections list {len(told)}"
+        assert self._count == sum(len(clients) for _, clients in self._of.values()), f"counted {self._count}"
+        assert self._count <= self._limits.proxied_clients_max, f"{self._count} clients"
+
+    def _fits(self, client: ClientBehindProxy) -> bool:
+        limits = self._limits
+        try:
+            check_group(client.group)
+        except NameRefused:
+            return False
+        texts = [text for row in client.subscriptions for text in row]
+        return (
+            0 < len(client.client_id) <= limits.proxied_client_id_length_max
+            and len(client.address) <= _ADDRESS_LENGTH_MAX
+            and max(len(client.language), len(client.consume_type)) <= _ENUM_LENGTH_MAX
+            and sum(map(len, texts)) <= limits.proxied_expressions_length_max
+        )

@@ -1,0 +1,44 @@
+"""Clients as members of consumer groups, in the form in which brokers show them. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.filter.subscription import ALL_TAGS, SQL92, TAG
+from mq.protocol.bodies import ClientBehindProxy
+from mq.proxy.callers import Caller
+from mq.proxy.mapping.names import group_of, topic_of
+from mq.proxy.wire import messaging_pb2 as pb
+
+_LANGUAGES: Final = {
+    pb.JAVA: "JAVA",
+    pb.CPP: "CPP",
+    pb.DOT_NET: "DOTNET",
+    pb.GOLANG: "GO",
+    pb.RUST: "RUST",
+    pb.PYTHON: "PYTHON",
+    pb.PHP: "PHP",
+    pb.NODE_JS: "NODE_JS",
+    pb.RUBY: "RUBY",
+}
+_PULLING: Final = frozenset({pb.SIMPLE_CONSUMER, pb.PULL_CONSUMER, pb.LITE_SIMPLE_CONSUMER})
+
+
+def member_of(told: pb.Settings, caller: Caller) -> ClientBehindProxy:
+    """The member that a consumer with these settings is. Raises Refused for names that are none."""
+    subscriptions = [
+        (
+            topic_of(each.topic),
+            each.expression.expression or ALL_TAGS,
+            SQL92 if each.expression.type == pb.SQL else TAG,
+        )
+        for each in told.subscription.subscriptions
+    ]
+    return ClientBehindProxy(
+        client_id=caller.client_id,
+        group=group_of(told.subscription.group),
+        address=caller.peer,
+        language=_LANGUAGES.get(told.user_agent.language, "OTHER"),
+        consume_type="CONSUME_ACTIVELY" if told.client_type in _PULLING else "CONSUME_PASSIVELY",
+        subscriptions=sorted(subscriptions),
+    )

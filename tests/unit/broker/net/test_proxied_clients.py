@@ -1,0 +1,97 @@
+"""Clients of proxies as members of groups: as long as their proxy names them, and within limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mq.accounts import Permission
+from mq.broker.access.needs import ROWS, is_of_consumers
+from mq.broker.net.client_limits import ClientLimits
+from mq.broker.net.clients import ROUND_CALLS, ClientRegistry
+from mq.protocol.admin_requests import HeartBeat
+from mq.protocol.bodies import ClientBehindProxy, HeartbeatData, HeartbeatOfProxy, ProducerData
+
+
+def client(client_id: str, group: str = "g", *topics: str, expression: str = "*") -> ClientBehindProxy:
+    return ClientBehindProxy(
+        client_id, group, "192.0.2.7:1", subscriptions=[(each, expression, "TAG") for each in topics]
+    )
+
+
+def beat(registry: ClientRegistry[str], proxy: str, *behind: ClientBehindProxy, now: float = 0.0) -> None:
+    told = HeartbeatOfProxy(client_id=proxy, producers=[ProducerData("p")], behind=list(behind))
+    registry.heartbeat(now, proxy, HeartbeatOfProxy.decode(told.encode()), "PYTHON", 409)
+    registry.check_invariants()
+
+
+def members(registry: ClientRegistry[str], group: str = "g") -> list[tuple[str, str]]:
+    return [(at, each.client_id) for at, each in registry.proxied.members(group)]
+
+
+def test_a_heartbeat_replaces_the_clients_of_its_proxy_only() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    beat(registry, "p1", client("a"), client("b"), client("a", "other", "T"))
+    beat(registry, "p2", client("b"))
+    assert members(registry) == [("p1", "a"), ("p1", "b"), ("p2", "b")]
+    assert registry.proxied.connection("g", "b") == "p2"  # it has gone over to the other proxy
+    assert registry.proxied.groups_of_topic("T") == ["other"]
+    beat(registry, "p1", client("c"))
+    assert members(registry) == [("p2", "b"), ("p1", "c")]
+    assert dict(registry.proxied.counts()) == {"g": 2}
+    assert registry.connection_closed("p2") == []
+    assert members(registry) == [("p1", "c")]
+    beat(registry, "p1")
+    assert members(registry) == []
+
+
+def test_clients_of_a_silent_proxy_are_gone_and_of_others_stay() -> None:
+    limits = ClientLimits(expiry_seconds=120.0)
+    registry: ClientRegistry[str] = ClientRegistry(limits)
+    beat(registry, "p1", client("a"))
+    beat(registry, "p2", client("b"))
+    beat(registry, "p2", client("b"), now=100.0)  # nothing new, and heard all the same
+    for _ in range(2 * ROUND_CALLS):
+        registry.expire_some(130.0)
+    assert members(registry) == [("p2", "b")]
+    registry.check_invariants()
+
+
+def test_what_exceeds_a_limit_is_left_out_and_the_rest_of_the_heartbeat_holds() -> None:
+    limits = replace(ClientLimits(), proxied_clients_max=3)
+    registry: ClientRegistry[str] = ClientRegistry(limits)
+    beat(
+        registry,
+        "p1",
+        client("x" * 385),
+        client(""),
+        client("a", "no group name"),
+        client("b", "g", "T", expression="t" * 5000),
+        client("same"),
+        client("same"),
+        client("c"),
+    )
+    assert members(registry) == [("p1", "same"), ("p1", "c")]
+    beat(registry, "p2", client("d"), client("e"))
+    assert members(registry) == [("p1", "same"), ("p1", "c"), ("p2", "d")]
+    assert registry.producers("p") == ["p1", "p2"]
+
+
+def test_clients_behind_it_are_no_members_that_divide_queues() -> None:
+    registry: ClientRegistry[str] = ClientRegistry()
+    beat(registry, "p1", client("a"))
+    assert registry.consumer_ids("g") == []
+    assert registry.consumer_group("g") is None
+
+
+def test_a_user_needs_permissions_for_the_clients_that_it_names_and_a_proxy_names_any() -> None:
+    request = HeartBeat()
+    body = HeartbeatOfProxy("p1", behind=[client("a", "g", "T")]).encode()
+    row = ROWS[HeartBeat]
+    assert callable(row)
+    assert list(row(request, body)) == [("%RETRY%g", Permission.SUB), ("T", Permission.SUB)]
+    assert not is_of_consumers(request, body)
+
+
+def test_older_brokers_read_the_heartbeat_of_a_proxy() -> None:
+    body = HeartbeatOfProxy("p1", producers=[ProducerData("p")], behind=[client("a")]).encode()
+    assert HeartbeatData.decode(body) == HeartbeatData("p1", consumers=[], producers=[ProducerData("p")])
