@@ -15,8 +15,8 @@ from jepsen.schedule import Step
 
 REFUSED_SECONDS_MAX = 60.0
 CATCH_UP_SECONDS_MAX = 60.0
-REFUSED = 2
-"""The exit code of a broker that does not start."""
+IN_THE_WAY, REFUSED = 1, 2
+"""The exit code of a broker that cannot start now, since another process runs, and of one that never can like this."""
 _UNTOUCHED_BUT = frozenset({"LOCK"})
 """Files that a refused start may write."""
 
@@ -65,7 +65,7 @@ async def wrong_start(injection: Injection, step: Step, leader: str) -> None:
     else:
         code, said = ended
         injection.confirm(number, f"exit code {code}: {said}")
-        if code != REFUSED or start.says not in said:
+        if code != (IN_THE_WAY if start.runs else REFUSED) or start.says not in said:
             injection.misbehaved(node, f"was started with {step.variant.what}: exit code {code}: {said}")
     if not start.runs:
         after = await trio.to_thread.run_sync(_contents, cluster.data_dir(node))

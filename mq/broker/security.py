@@ -16,7 +16,14 @@ from mq.tls import Certificate, CertificateUnusable
 
 
 class StartRefused(Exception):
-    """The broker cannot start with this setup; the message says what is wrong and where. Nothing was damaged."""
+    """The broker cannot start with this setup; the message says what is wrong and where. Nothing was damaged.
+
+    ``may_pass``: the same start may succeed later, since a port, a name, a disk or another process was in the way.
+    """
+
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 def access_control(settings: BrokerSettings, log: Log) -> AccessControl | None:

@@ -64,6 +64,7 @@ from raftlog import (
     Replica,
     ReplicationTls,
     Run,
+    SecretMissing,
     SecretUnusable,
     SegmentError,
     SegmentLog,
@@ -76,7 +77,14 @@ from raftlog import (
     this_machine,
 )
 from raftlog.net.machine import Listening
-from raftlog.segment import REFILLED, SNAPSHOT_NAME, FormatTooNew
+from raftlog.segment import (
+    REFILLED,
+    SNAPSHOT_NAME,
+    DirectoryLocked,
+    DirectoryUnusable,
+    FormatTooNew,
+    StorageFailed,
+)
 
 _READERS = 4
 """Threads that load old messages into memory."""
@@ -365,7 +373,8 @@ class _Host:
             try:
                 broker.attach(replica)
             except OSError as error:
-                raise StartRefused(f"{error.filename or settings.data_dir}: {error.strerror}") from error
+                text = f"{error.filename or settings.data_dir}: {error.strerror}"
+                raise StartRefused(text, may_pass=True) from error
             listener = _bound_listener(reactor, settings.listen_address, broker)
             undo.callback(lambda: log.info("stopped", last_index=run.segment_log.last_index))
             undo.callback(_checkpoint_last, broker, log)
@@ -429,7 +438,8 @@ async def _store_ip(settings: BrokerSettings) -> str:
         else:
             return str(found[0][4][0]).partition("%")[0]
     address = format_address((host, port))
-    raise StartRefused(f"client address {address} has neither an IPv4 nor an IPv6 address: {failure}") from failure
+    text = f"client address {address} has neither an IPv4 nor an IPv6 address: {failure}"
+    raise StartRefused(text, may_pass=True) from failure
 
 
 def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> OpenedStore:
@@ -450,7 +460,7 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
     except StoreLost as error:
         raise StartRefused(str(error)) from error
     except OSError as error:
-        raise StartRefused(f"{error.filename or directory}: {error.strerror}") from error
+        raise StartRefused(f"{error.filename or directory}: {error.strerror}", may_pass=True) from error
     if is_refilled:
         log.info("log_refilled", first_index=segment_log.first_index, base_pos=segment_log.base_pos)
     if opened.rebuild_reason is not None:
@@ -527,17 +537,21 @@ def _bound_listener(reactor: Reactor, address: Address, broker: Broker) -> Liste
         raise _not_bound("client", address, error) from error
 
 
+_MAY_PASS = SecretMissing, DirectoryLocked, DirectoryUnusable, StorageFailed
+"""What an operator or another process changes without a change of the broker's settings."""
+
+
 def _refused(failure: ListenRefused | SecretUnusable | SegmentError) -> StartRefused:
     if isinstance(failure, ListenRefused):
         return _not_bound("replication", failure.address, failure.error)
-    return StartRefused(str(failure))
+    return StartRefused(str(failure), may_pass=isinstance(failure, _MAY_PASS))
 
 
 def _not_bound(purpose: str, address: Address, error: Exception) -> StartRefused:
     where = format_address(address)
     in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     why = "is in use" if in_use else f"cannot be used: {getattr(error, 'strerror', None) or error}"
-    return StartRefused(f"{purpose} address {where} {why}")
+    return StartRefused(f"{purpose} address {where} {why}", may_pass=True)
 
 
 async def _checkpoint_forever(seconds: float, broker: Broker, log: Log) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import trio
 import typer
 
-from mq.cli.errors import CommandFailed
+from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.logs import configure_logging
 from mq.cli.servers import LogLevel, WithParent, checked, checked_level, run_server, split_address, split_settings
 
@@ -59,4 +59,4 @@ def proxy(
         raise CommandFailed(str(error)) from error
     except OSError as error:
         where = error.filename or f"cannot listen on {settings.listen_host}:{settings.listen_port}"
-        raise CommandFailed(f"{where}: {error.strerror or error}") from error
+        raise CommandFailed(f"{where}: {error.strerror or error}", EXIT_FAILED) from error

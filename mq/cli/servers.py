@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mq.cli.config import read_conf
-from mq.cli.errors import CommandFailed, run_trio
+from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed, run_trio
 from mq.cli.logs import LEVELS, configure_logging
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def namesrv(
         raise CommandFailed(f"the key-value configuration cannot be read: {error}") from error
     except OSError as error:
         where = error.filename or f"cannot listen on {settings.listen_host}:{settings.listen_port}"
-        raise CommandFailed(f"{where}: {error.strerror or error}") from error
+        raise CommandFailed(f"{where}: {error.strerror or error}", EXIT_FAILED) from error
 
 
 def broker(
@@ -134,11 +134,11 @@ def broker(
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
     except StartRefused as refused:
-        raise CommandFailed(str(refused)) from refused
+        raise CommandFailed(str(refused), EXIT_FAILED if refused.may_pass else EXIT_REFUSED) from refused
     except SegmentError as failed:
-        raise CommandFailed(f"the log in {settings.data_dir} cannot be used: {failed}") from failed
+        raise CommandFailed(f"the log in {settings.data_dir} cannot be used: {failed}", EXIT_FAILED) from failed
     except OSError as error:
-        raise CommandFailed(f"{error.filename or settings.data_dir}: {error.strerror or error}") from error
+        raise CommandFailed(f"{error.filename or settings.data_dir}: {error.strerror or error}", EXIT_FAILED) from error
 
 
 def _check_replica_named(settings: BrokerSettings) -> None:

@@ -22,7 +22,11 @@ ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.process
 
 
-def refused(*arguments: str) -> str:
+IN_THE_WAY, REFUSED = 1, 2
+"""Exit codes: of a start that may succeed later as it is, and of one that cannot."""
+
+
+def refused(*arguments: str, code: int = REFUSED) -> str:
     """What a server that must not start says."""
     done = subprocess.run(
         [sys.executable, "-m", "mq.cli", *arguments],
@@ -33,7 +37,7 @@ def refused(*arguments: str) -> str:
         timeout=60,
     )
     assert "Traceback" not in done.stderr
-    return only_line(Done(done.returncode, done.stdout, done.stderr))
+    return only_line(Done(done.returncode, done.stdout, done.stderr), code)
 
 
 def refused_at_once(*arguments: str) -> str:
@@ -41,8 +45,8 @@ def refused_at_once(*arguments: str) -> str:
     return only_line(run_here(*arguments))
 
 
-def only_line(done: Done) -> str:
-    assert done.code == 2, done
+def only_line(done: Done, code: int = REFUSED) -> str:
+    assert done.code == code, done
     said = [line for line in done.err.splitlines() if line.startswith("raftmq: ")]
     assert len(said) == 1, done
     return said[0]
@@ -83,7 +87,7 @@ def taken_port() -> Iterator[int]:
 
 def test_name_server_names_the_port_in_use() -> None:
     with taken_port() as port:
-        assert f"127.0.0.1:{port}" in refused("namesrv", "--listen", f"127.0.0.1:{port}")
+        assert f"127.0.0.1:{port}" in refused("namesrv", "--listen", f"127.0.0.1:{port}", code=IN_THE_WAY)
 
 
 def test_broker_names_the_client_port_in_use(tmp_path: Path) -> None:
@@ -91,13 +95,13 @@ def test_broker_names_the_client_port_in_use(tmp_path: Path) -> None:
     with taken_port() as port:
         arguments = broker_arguments(tmp_path, ports)
         arguments[-1] = f"127.0.0.1:{port}"
-        assert f"127.0.0.1:{port}" in refused(*arguments)
+        assert f"127.0.0.1:{port}" in refused(*arguments, code=IN_THE_WAY)
 
 
 def test_broker_names_the_replication_port_in_use(tmp_path: Path) -> None:
     ports = Ports.free(1)
     with taken_port() as port:
-        said = refused(*broker_arguments(tmp_path, Ports(ports.namesrv, ports.clients, (port,))))
+        said = refused(*broker_arguments(tmp_path, Ports(ports.namesrv, ports.clients, (port,))), code=IN_THE_WAY)
     assert f"127.0.0.1:{port}" in said
 
 
@@ -140,14 +144,14 @@ def test_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
 def test_read_only_data_directory_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.mkdir(mode=0o500)
-    assert str(path) in refused(*broker_arguments(path, Ports.free(1)))
+    assert str(path) in refused(*broker_arguments(path, Ports.free(1)), code=IN_THE_WAY)
 
 
 @pytest.mark.slow
 def test_second_broker_on_one_directory_is_refused(tmp_path: Path) -> None:
     ports, others = Ports.free(1), Ports.free(1)
     with running(broker_arguments(tmp_path, ports), ports.clients[0]):
-        assert str(tmp_path) in refused(*broker_arguments(tmp_path, others))
+        assert str(tmp_path) in refused(*broker_arguments(tmp_path, others), code=IN_THE_WAY)
 
 
 @pytest.mark.slow
