@@ -48,6 +48,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.lite.control import LiteControl
 from mq.broker.lite.expiry import LiteExpiry
 from mq.broker.lite.pop import LitePops
+from mq.broker.lite.queries import LiteQueries
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.request_table import RequestTable
 from mq.broker.net.service import Service
@@ -231,7 +232,8 @@ class Services:
         )
         self.lite_expiry.kept = self.lite_pops.kept
         control = LiteControl(context, pops=self.lite_pops, offset_by_time=self.lookup.offset_by_time)
-        return self.pops, self.lite_pops, control, self.lite_expiry
+        queries = LiteQueries(context, pops=self.lite_pops, store_time=self.lookup.store_time)
+        return self.pops, self.lite_pops, control, queries, self.lite_expiry
 
     def _administration(self, context: BrokerContext) -> tuple[Service, ...]:
         stats = Stats(context)

@@ -11,6 +11,7 @@ import msgspec
 import typer
 from rich.table import Table
 
+from mq.cli.attributes import Attributes, after, as_changes, attributes_of
 from mq.cli.client_errors import client_errors
 from mq.cli.confirm import Yes, confirm
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
@@ -43,6 +44,7 @@ def create(
     orderly: Annotated[
         bool, typer.Option(help="Ordered consumption for gRPC clients behind RocketMQ's proxy.")
     ] = False,
+    attribute: Attributes = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -50,6 +52,9 @@ def create(
 
     Exit code 1, and nothing is changed, if there is one of that name.
     """
+    attributes = attributes_of(attribute or ())
+    if removed := [name for name, value in attributes.items() if value is None]:
+        raise CommandFailed(f"attribute {removed[0]} needs a value")
     config = SubscriptionGroupConfig(
         group_name=group,
         retry_max_times=retries,
@@ -64,8 +69,10 @@ def create(
                 raise CommandFailed(
                     f"consumer group {group} exists already; change it with raftmq consumer-group update", EXIT_FAILED
                 )
-            await admin.put_consumer_group(config)
+            changed = msgspec.structs.replace(config, attributes=as_changes(attributes))
+            await admin.put_consumer_group(changed)
 
+    config.attributes = after({}, attributes)
     with client_errors():
         run_trio(main)
     if as_json:
@@ -89,6 +96,7 @@ def update(
         bool | None,
         typer.Option("--orderly/--no-orderly", help="Ordered consumption for gRPC clients behind RocketMQ's proxy."),
     ] = None,
+    attribute: Attributes = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -103,8 +111,9 @@ def update(
         "consume_message_orderly": orderly,
     }
     wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if not wanted:
-        raise CommandFailed("nothing to change: pass --retries, --broadcast, --enabled or --orderly")
+    attributes = attributes_of(attribute or ())
+    if not wanted and not attributes:
+        raise CommandFailed("nothing to change: pass --retries, --broadcast, --enabled, --orderly or --attribute")
 
     async def main() -> tuple[SubscriptionGroupConfig, SubscriptionGroupConfig]:
         async with Admin(namesrv) as admin:
@@ -112,8 +121,8 @@ def update(
             if not configs:
                 raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
             old = configs[min(configs)]
-            new = msgspec.structs.replace(old, **wanted)
-            await admin.put_consumer_group(new)
+            new = msgspec.structs.replace(old, **wanted, attributes=after(old.attributes, attributes))
+            await admin.put_consumer_group(msgspec.structs.replace(new, attributes=as_changes(attributes)))
             return old, new
 
     with client_errors():
@@ -129,6 +138,7 @@ def _settings(config: SubscriptionGroupConfig) -> str:
         f"{'enabled' if config.consume_enable else 'DISABLED'}, up to {config.retry_max_times} retries, "
         f"broadcast {'yes' if config.consume_broadcast_enable else 'no'}, "
         f"orderly {'yes' if config.consume_message_orderly else 'no'}"
+        + "".join(f", {name}={value}" for name, value in sorted(config.attributes.items()))
     )
 
 
@@ -138,6 +148,7 @@ def _fields(config: SubscriptionGroupConfig) -> dict[str, object]:
         "broadcast": config.consume_broadcast_enable,
         "orderly": config.consume_message_orderly,
         "retries": config.retry_max_times,
+        "attributes": config.attributes,
     }
 
 

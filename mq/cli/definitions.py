@@ -28,8 +28,8 @@ from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, i
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from mq.protocol.schedule_bodies import ScheduleDefinition
 
-FORMAT: Final = 3
-FORMATS: Final = (1, 2, 3)
+FORMAT: Final = 4
+FORMATS: Final = (1, 2, 3, 4)
 
 
 class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +56,7 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     broker_id: int | None = None
     broker_id_when_slow: int | None = None
     notify_changes: bool | None = None
+    attributes: dict[str, str] | None = None
 
 
 class Offset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,9 +88,9 @@ def export(
 ) -> None:
     """Write topics, consumer groups, schedules and offsets as one JSON document.
 
-    It is for `raftmq import`, and for version control. It contains no messages, system topics, retry and dead letter
-    topics, users and policies, forbidden topics of groups, and request modes. Settings that it cannot contain are named
-    on standard error.
+    It is for `raftmq import`, and for version control. It contains no messages, lite topics and offsets in them, system
+    topics, retry and dead letter topics, users and policies, forbidden topics of groups, and request modes. Settings
+    that it cannot contain are named on standard error.
     """
     left_out: list[str] = []
 
@@ -200,8 +201,6 @@ def _left_out(name: str, configs: Mapping[str, SubscriptionGroupConfig], exporte
         for field in ("group_sys_flag", "consume_timeout_minute", "group_retry_policy"):
             if getattr(config, field) != getattr(usual, field):
                 yield f"{field} of consumer group {name} in {broker}, a setting that raftmq does not have"
-        if config.attributes:
-            yield f"the attributes of consumer group {name} in {broker}, {', '.join(sorted(config.attributes))}"
 
 
 def _topic(config: TopicConfig) -> Topic:
@@ -227,4 +226,5 @@ def group_of(config: SubscriptionGroupConfig) -> Group:
         broker_id=config.broker_id,
         broker_id_when_slow=config.which_broker_when_consume_slowly,
         notify_changes=config.notify_consumer_ids_changed_enable,
+        attributes=dict(config.attributes),
     )

@@ -43,6 +43,7 @@ GROUPS = {
     "message": ("lookups", "Look up single messages."),
     "schedule": ("schedules", "Create, list, show, pause, resume, trigger and delete schedules."),
     "consumer-group": ("consumer_groups", "Create, update, list, describe, reset and delete consumer groups."),
+    "lite": ("lite_topics", "List and describe lite topics, their subscribers and the lag of groups in them."),
     "dlq": ("dead_letters", "List, show, requeue, dismiss and export dead letters."),
     "user": ("users", "Create, update, list and delete users."),
     "acl": ("policies", "Manage the permissions of users."),

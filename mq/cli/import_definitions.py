@@ -13,6 +13,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 import typer
 
+from mq.cli.attributes import as_changes
 from mq.cli.client_errors import client_errors
 from mq.cli.definitions import Definitions, Group, Offset, Topic, parse_definitions, read_definitions, stored_offsets
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
@@ -168,12 +169,13 @@ async def _carry_out(admin: Admin, step: Mapping[str, object], wanted: Definitio
         put = admin.schedules.create if step["do"] == "create" else admin.schedules.update
         await put(schedule, broker=broker)
         return
-    await admin.put_consumer_group(
-        group_config(name, _filled(wanted.consumer_groups[name], there.consumer_groups.get(name)))
-    )
+    now = there.consumer_groups.get(name)
+    await admin.put_consumer_group(group_config(name, _filled(wanted.consumer_groups[name], now), now))
 
 
-def group_config(name: str, group: Group) -> SubscriptionGroupConfig:
+def group_config(name: str, group: Group, now: Group | None = None) -> SubscriptionGroupConfig:
+    """What a broker is asked for: attributes as changes of those that the group has now."""
+    wanted, known = group.attributes or {}, (now.attributes if now is not None else None) or {}
     said = {
         "consume_enable": group.enabled,
         "consume_broadcast_enable": group.broadcast,
@@ -184,6 +186,7 @@ def group_config(name: str, group: Group) -> SubscriptionGroupConfig:
         "broker_id": group.broker_id,
         "which_broker_when_consume_slowly": group.broker_id_when_slow,
         "notify_consumer_ids_changed_enable": group.notify_changes,
+        "attributes": as_changes({**dict.fromkeys(known), **wanted}),
     }
     usual = SubscriptionGroupConfig(group_name=name)
     return msgspec.structs.replace(usual, **{name: value for name, value in said.items() if value is not None})

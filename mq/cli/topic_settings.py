@@ -17,7 +17,7 @@ QUEUES = 8
 class TopicSettings:
     """The settings of a topic in one broker group; None where the broker chooses, or nobody has said.
 
-    The last three are those that no option of the command sets; ``attributes`` are the others than the message type.
+    No option of the command sets the filter type and the flags; ``attributes`` are the others than the message type.
     """
 
     read_queues: int | None = None
@@ -69,9 +69,11 @@ def settings_to_create(
         return _filled(wanted, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), missing
     patterns = {_filled(wanted, TopicSettings.of(config)) for config in known.values()}
     if len(patterns) > 1:
-        remedy = "with --queues, --perm, --order, --no-order and --message-type"
-        if len({(each.filter_type, each.sys_flag, each.attributes) for each in patterns}) > 1:
-            remedy = "in a document for raftmq import: no option sets filter type, flags and attributes"
+        remedy = "with --queues, --perm, --order, --no-order, --message-type and --attribute"
+        if len({(each.filter_type, each.sys_flag) for each in patterns}) > 1:
+            remedy = "in a document for raftmq import: no option sets filter type and flags"
+        elif len({frozenset(dict(each.attributes)) for each in patterns}) > 1:
+            remedy = "in a document for raftmq import: no option leaves an attribute out"
         raise CommandFailed(
             f"topic {topic} has different settings in the broker groups that have it: {shape(known)}. Say which ones "
             f"it shall have in {', '.join(missing)}, {remedy}",
@@ -96,6 +98,7 @@ def _filled(wanted: TopicSettings, pattern: TopicSettings) -> TopicSettings:
         perm=pattern.perm if wanted.perm is None else wanted.perm,
         order=pattern.order if wanted.order is None else wanted.order,
         message_type=pattern.message_type if wanted.message_type is None else wanted.message_type,
+        attributes=tuple(sorted({**dict(pattern.attributes), **dict(wanted.attributes)}.items())),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mq.cli.attributes import Attributes, attributes_of
 from mq.cli.client_errors import client_errors
 from mq.cli.confirm import Yes, confirm
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
@@ -32,7 +33,7 @@ Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 MessageType = Annotated[
     str | None,
     typer.Option(
-        help="Type of messages that gRPC clients may send: normal, fifo, delay, transaction, priority, mixed.",
+        help="Type of messages that gRPC clients may send: normal, fifo, delay, transaction, priority, lite, mixed.",
         metavar="TYPE",
     ),
 ]
@@ -49,6 +50,7 @@ def create(
         bool | None, typer.Option("--order/--no-order", help="Mark the topic for ordered consumption, or not.")
     ] = None,
     message_type: MessageType = None,
+    attribute: Attributes = None,
     group: Annotated[
         str | None, typer.Option("--group", help="Only in this broker group.", metavar="NAME", show_default=False)
     ] = None,
@@ -60,7 +62,11 @@ def create(
     If some groups have it, such as after you added a group, the others get the same settings, unless options say
     otherwise. Exit code 1, and nothing is changed, if all have it, or some have it with settings other than you say.
     """
-    wanted = TopicSettings(queues, queues, None if perm is None else perm_bits(perm), order, kind_of(message_type))
+    further = tuple(sorted((name, value or "") for name, value in attributes_of(attribute or ()).items()))
+    if removed := [name for name, value in further if not value]:
+        raise CommandFailed(f"attribute {removed[0]} needs a value")
+    bits, kind = None if perm is None else perm_bits(perm), kind_of(message_type)
+    wanted = TopicSettings(queues, queues, bits, order, kind, attributes=further)
 
     async def main() -> tuple[TopicSettings, list[str], dict[str, TopicConfig]]:
         async with Admin(namesrv) as admin:
@@ -112,6 +118,7 @@ def update(
         bool | None, typer.Option("--order/--no-order", help="Mark the topic for ordered consumption, or not.")
     ] = None,
     message_type: MessageType = None,
+    attribute: Attributes = None,
     shrink: Annotated[
         bool,
         typer.Option("--shrink", help="Allow fewer queues; messages in the removed queues are not consumed any more."),
@@ -123,8 +130,11 @@ def update(
 
     Exit code 1 if there is no such topic.
     """
-    if (queues, perm, order, message_type) == (None, None, None, None):
-        raise CommandFailed("nothing to change: pass --queues, --perm, --order, --no-order or --message-type")
+    further = attributes_of(attribute or ())
+    if (queues, perm, order, message_type) == (None, None, None, None) and not further:
+        raise CommandFailed(
+            "nothing to change: pass --queues, --perm, --order, --no-order, --message-type or --attribute"
+        )
     bits, kind = None if perm is None else perm_bits(perm), kind_of(message_type)
 
     async def main() -> tuple[dict[str, TopicConfig], dict[str, TopicConfig]]:
@@ -148,6 +158,7 @@ def update(
                     message_type=kind,
                     filter_type=config.topic_filter_type,
                     sys_flag=config.topic_sys_flag,
+                    attributes=further,
                     broker=broker,
                 )
             return configs, await admin.topic_config(topic)

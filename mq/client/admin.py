@@ -14,6 +14,7 @@ from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset,
 from mq.client.dead_letters import requeue
 from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
 from mq.client.events import OnEvent, check_on_event
+from mq.client.lite_topics import LiteTopics
 from mq.client.logs import log
 from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
@@ -128,6 +129,11 @@ class Admin(Client):
     def schedules(self) -> Schedules:
         """The schedules of the brokers."""
         return Schedules(self)
+
+    @property
+    def lite(self) -> LiteTopics:
+        """The lite topics of the brokers."""
+        return LiteTopics(self)
 
     # The cluster.
 

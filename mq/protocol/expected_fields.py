@@ -19,7 +19,7 @@ from mq.protocol import schedule_requests, user_requests
 from mq.protocol.admin_requests import DeleteTopicInBroker, UnregisterClient, UpdateAndCreateTopic
 from mq.protocol.codes import RequestCode
 from mq.protocol.group_requests import CloneGroupOffset, InvokeBrokerToResetOffset, UpdateAndGetGroupForbidden
-from mq.protocol.lite_requests import AckLiteMessage
+from mq.protocol.lite_requests import AckLiteMessage, TriggerLiteDispatch
 from mq.protocol.operator_requests import DeleteSubscriptionGroup
 from mq.protocol.pop_requests import AckMessage, ChangeMessageInvisibleTime
 from mq.protocol.signing import ACCESS_KEY, ADDED_LATER, LENGTHS, SIGNATURE, SIGNED_CODE
@@ -59,6 +59,7 @@ _WITHOUT_BODY: Final[frozenset[type[Any]]] = frozenset(
         DeleteSubscriptionGroup,
         DeleteTopicInBroker,
         InvokeBrokerToResetOffset,
+        TriggerLiteDispatch,
         UnregisterClient,
         UpdateAndCreateTopic,
         UpdateAndGetGroupForbidden,

@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from mq.protocol.json_body import CLIENT_VALUES_MAX, Body
+from mq.protocol.operator_bodies import GroupProgress, QueueEnds
 from mq.protocol.wire_names import I64, wire
 
 
@@ -65,3 +66,123 @@ class LiteSubscriptionSet(Body, rename=wire(subscriptions="subscriptionSet")):
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 
     subscriptions: list[LiteSubscription] = msgspec.field(default_factory=list)
+
+
+class BrokerLiteInfo(
+    Body,
+    rename=wire(
+        topics_max="maxLmqNum",
+        topic_count="currentLmqNum",
+        subscription_count="liteSubscriptionCount",
+        open_count="orderInfoCount",
+        queue_count="cqTableSize",
+        offset_count="offsetTableSize",
+        news_count="eventMapSize",
+        expirations="topicMeta",
+        groups="groupMeta",
+    ),
+):
+    """The answer to request code 200074.
+
+    ``topic_count`` of at most ``topics_max`` lite topics are there. From ``open_count`` of them, groups have popped
+    messages that are not acknowledged yet. ``queue_count`` are the queues of all topics, ``offset_count`` the offsets
+    of groups in lite topics, and for ``news_count`` clients there may be messages. ``expirations``: by parent topic, so
+    many minutes after its last message a lite topic ends; ``groups``: those that are bound to it.
+    """
+
+    store_type: str = ""
+    topics_max: int = 0
+    topic_count: int = 0
+    subscription_count: int = 0
+    open_count: int = 0
+    queue_count: int = 0
+    offset_count: int = 0
+    news_count: int = 0
+    expirations: dict[str, int] = msgspec.field(default_factory=dict)
+    groups: dict[str, list[str]] = msgspec.field(default_factory=dict)
+
+
+class ParentTopicInfo(Body, rename=wire(expiration_minutes="ttl", broker_count="lmqNum", topic_count="liteTopicCount")):
+    """The answer to request code 200075: ``topic_count`` of the ``broker_count`` lite topics belong to the topic."""
+
+    topic: str
+    expiration_minutes: int = -1
+    groups: list[str] | None = None
+    broker_count: int = 0
+    topic_count: int = 0
+
+
+class LiteSubscriber(Body):
+    """A client of a group; ``*`` stands for the clients of a group that reads all lite topics."""
+
+    client_id: str
+    group: str
+
+
+class LiteTopicInfo(Body, rename=wire(subscribers="subscriber", ends="topicOffset", is_there="shardingToBroker")):
+    """The answer to request code 200076. ``is_there``: whether the broker has messages of the lite topic."""
+
+    parent_topic: str
+    lite_topic: str
+    subscribers: list[LiteSubscriber] = msgspec.field(default_factory=list)
+    ends: QueueEnds = msgspec.field(default_factory=QueueEnds)
+    is_there: bool = False
+
+
+class LiteClientInfo(
+    Body,
+    rename=wire(
+        heard_ms="lastAccessTime",
+        consumed_ms="lastConsumeTime",
+        topic_count="liteTopicCount",
+        lite_topics="liteTopicSet",
+    ),
+):
+    """The answer to request code 200077.
+
+    ``topic_count`` is -1 for a client that has not said what it subscribes to. ``lite_topics`` is ``*`` for one that
+    reads all. The broker heard from it last at ``heard_ms``; ``consumed_ms`` is always 0.
+    """
+
+    parent_topic: str
+    group: str
+    client_id: str
+    heard_ms: int = 0
+    consumed_ms: int = 0
+    topic_count: int = -1
+    lite_topics: list[str] | None = None
+
+
+class LiteLag(Body, rename=wire(lag="lagCount", oldest_ms="earliestUnconsumedTimestamp")):
+    """A lite topic with ``lag`` messages that a group has not consumed; the first one was stored at ``oldest_ms``."""
+
+    lite_topic: str
+    lag: int = 0
+    oldest_ms: int = -1
+
+
+class LiteGroupInfo(
+    Body,
+    rename=wire(
+        oldest_ms="earliestUnconsumedTimestamp",
+        lag="totalLagCount",
+        progress="liteTopicOffsetWrapper",
+        longest="lagCountTopK",
+        oldest="lagTimestampTopK",
+    ),
+):
+    """The answer to request code 200078: of the lite topic that was asked for, or of all.
+
+    ``lag`` messages are not consumed, and the first of them was stored at ``oldest_ms`` (-1: there is none).
+    ``longest`` are the lite topics with the most of them, ``oldest`` those that have waited longest. For a lite topic
+    that is not there, ``lag`` is -1.
+    """
+
+    group: str
+    parent_topic: str
+    lite_topic: str | None = None
+    oldest_ms: int = -1
+    lag: int = 0
+    progress: GroupProgress | None = None
+    longest: list[LiteLag] | None = None
+    oldest: list[LiteLag] | None = None

@@ -79,3 +79,74 @@ class NotifyUnsubscribeLite(Request, tag=int(Code.NOTIFY_UNSUBSCRIBE_LITE)):
     """200073, from a broker to a client: another client of the group has taken over a lite topic."""
 
     ext: NotifyUnsubscribeLiteExt = msgspec.field(name="extFields")
+
+
+class GetBrokerLiteInfo(Request, tag=int(Code.GET_BROKER_LITE_INFO)):
+    """200074: figures of all lite topics of a broker, and which topics and groups have some."""
+
+
+class ParentTopicExt(Ext):
+    """A topic that has lite topics."""
+
+    topic: str
+
+
+class GetParentTopicInfo(Request, tag=int(Code.GET_PARENT_TOPIC_INFO)):
+    """200075: how many lite topics a topic has, and which groups are bound to it."""
+
+    ext: ParentTopicExt = msgspec.field(name="extFields")
+
+
+class LiteTopicExt(Ext):
+    """A lite topic and its parent."""
+
+    parent_topic: str
+    lite_topic: str
+
+
+class GetLiteTopicInfo(Request, tag=int(Code.GET_LITE_TOPIC_INFO)):
+    """200076: the offsets of a lite topic, and who subscribes to it."""
+
+    ext: LiteTopicExt = msgspec.field(name="extFields")
+
+
+class LiteClientExt(Ext):
+    """A client of a group; of its subscriptions, ``max_count`` are wanted at most."""
+
+    parent_topic: str
+    group: str
+    client_id: str
+    max_count: I32 = 1000
+
+
+class GetLiteClientInfo(Request, tag=int(Code.GET_LITE_CLIENT_INFO)):
+    """200077: what a client subscribes to."""
+
+    ext: LiteClientExt = msgspec.field(name="extFields")
+
+
+class LiteGroupExt(Ext, rename=wire(top_count="topK")):
+    """A group; a lite topic, or the ``top_count`` of those in which the group is behind most."""
+
+    group: str
+    lite_topic: str | None = None
+    top_count: I32 = 0
+
+
+class GetLiteGroupInfo(Request, tag=int(Code.GET_LITE_GROUP_INFO)):
+    """200078: how far behind a group is."""
+
+    ext: LiteGroupExt = msgspec.field(name="extFields")
+
+
+class LiteDispatchExt(Ext):
+    """A group, and one of its clients or none for all."""
+
+    group: str
+    client_id: str | None = None
+
+
+class TriggerLiteDispatch(Request, tag=int(Code.TRIGGER_LITE_DISPATCH)):
+    """200079: look now at all that clients subscribe to, in case news of a message was lost."""
+
+    ext: LiteDispatchExt = msgspec.field(name="extFields")

@@ -17,9 +17,9 @@ from mq.protocol.wire_names import INT32_MAX
 MESSAGE_TYPE_ATTRIBUTE: Final = "message.type"
 """The attribute of a topic that says which messages gRPC clients may send."""
 PRIORITY: Final = "PRIORITY"
-MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
+MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
 """Message types that a topic may have."""
-TYPES_STORED: Final = frozenset((*MESSAGE_TYPES, "LITE", "UNSPECIFIED"))
+TYPES_STORED: Final = frozenset((*MESSAGE_TYPES, "UNSPECIFIED"))
 """What brokers accept as the attribute: RocketMQ's tools may ask for more than `MESSAGE_TYPES`."""
 
 PRIORITY_FACTOR: Final = "priority.factor"

@@ -187,7 +187,7 @@ async def test_definitions_are_exported_and_imported(tmp_path: Path) -> None:
         said = await commands.run("import", "-", "--update", given=changed.encode())
         assert said == "change topic T in broker-a\n"
         for given, fault in (
-            (b'{"format": 7}', "has format 7, this version of raftmq reads formats 1 to 3"),
+            (b'{"format": 7}', "has format 7, this version of raftmq reads formats 1 to 4"),
             (b"[", "is not a file of raftmq export"),
             (
                 changed.replace("broker-a", "broker-x").encode(),

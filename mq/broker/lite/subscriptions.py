@@ -141,6 +141,11 @@ class LiteSubscriptions(Generic[ConnectionT]):
         """The clients of a group that subscribe to a lite topic by its name."""
         return [client for client in self._by_queue.get(queue, {}).values() if client.key[0] == group]
 
+    def all_subscribers(self, queue: str) -> list[ClientKey]:
+        """Who subscribes to a lite topic, in order; a group whose clients read all lite topics has the client ``*``."""
+        named = sorted(self._by_queue.get(queue, {}))
+        return named + [(group, "*") for group in sorted(self._wild.get(split_lite_queue(queue)[0], {}))]
+
     def news(self, queue: str, group: str | None = None) -> Iterator[LiteClient[ConnectionT]]:
         """There may be messages in a queue, for one group or for all: returns the clients that may get them."""
         for client in self._by_queue.get(queue, {}).values():

@@ -8,11 +8,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from mq.client.admin import Admin
 from mq.client.events import OnEvent
+from mq.client.lite_topics import LiteTopics
 from mq.client.net.client_core import RemotingSettings
 from mq.client.schedules import Schedules
 from mq.client.sync.facade import Facade, apart, waits
 
-__all__ = ["SyncAdmin", "SyncSchedules"]
+__all__ = ["SyncAdmin", "SyncLiteTopics", "SyncSchedules"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +28,19 @@ def _asks(
     def call(schedules: SyncSchedules, /, *args: P.args, **kwargs: P.kwargs) -> R:
         admin = schedules._admin
         return admin._call(method, admin._client.schedules, *args, **kwargs)
+
+    return call
+
+
+def _asks_lite(
+    method: Callable[Concatenate[LiteTopics, P], Awaitable[R]],
+) -> Callable[Concatenate[SyncLiteTopics, P], R]:
+    """The blocking method for a coroutine function of `LiteTopics`."""
+
+    @functools.wraps(method)
+    def call(topics: SyncLiteTopics, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        admin = topics._admin
+        return admin._call(method, admin._client.lite, *args, **kwargs)
 
     return call
 
@@ -47,6 +61,20 @@ class SyncSchedules:
     trigger = _asks(Schedules.trigger)
 
 
+class SyncLiteTopics:
+    """`LiteTopics` for threads: `SyncAdmin.lite`."""
+
+    def __init__(self, admin: SyncAdmin) -> None:
+        self._admin = admin
+
+    brokers = _asks_lite(LiteTopics.brokers)
+    parent = _asks_lite(LiteTopics.parent)
+    topic = _asks_lite(LiteTopics.topic)
+    client = _asks_lite(LiteTopics.client)
+    lag = _asks_lite(LiteTopics.lag)
+    dispatch = _asks_lite(LiteTopics.dispatch)
+
+
 class SyncAdmin(Facade[Admin], of=Admin):
     """`Admin` for threads; takes the same arguments."""
 
@@ -64,6 +92,11 @@ class SyncAdmin(Facade[Admin], of=Admin):
     def schedules(self) -> SyncSchedules:
         """The schedules of the brokers."""
         return SyncSchedules(self)
+
+    @property
+    def lite(self) -> SyncLiteTopics:
+        """The lite topics of the brokers."""
+        return SyncLiteTopics(self)
 
     cluster_info = waits(Admin.cluster_info)
     broker_runtime = waits(Admin.broker_runtime)

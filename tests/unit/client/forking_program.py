@@ -72,6 +72,8 @@ ARGUMENTS: dict[str, Any] = {
     "reason": "x",
     "schedule": Schedule("N", "T", b"x", Every(dt.timedelta(minutes=1))),
     "offset": 0,
+    "parent": "T",
+    "lite_topic": "L",
     "seconds": 1.0,
 }
 """By parameter."""
@@ -102,7 +104,7 @@ def unrefused(client: object) -> Iterator[tuple[str, Any]]:
             continue
         try:
             found = getattr(client, name)
-            if name == "schedules":
+            if name in ("schedules", "lite"):
                 yield from unrefused(found)
                 continue
             if not callable(found):

@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 from mq.cli.app import app
 from mq.cli.errors import CommandFailed
 from mq.cli.output import JsonLines
+from mq.client import LiteConsumer, Message, Producer
 from mq.client.message import MessageQueue
 from mq.inspection.members import Member
 from mq.namesrv.server import serve
@@ -282,6 +283,7 @@ async def with_servers(cli: Commands, directory: Path) -> None:
         for arguments in (["put", "orders", "Topic:T*"], ["list"], ["delete", "orders", "Topic:T*"]):
             await run(f"acl {arguments[0]}", *arguments[1:])
         await run("user delete", "orders")
+        await lite_topics(cli)
         await mirror(cli, directory)
         await members(cli)
         load = ("--topic", "B", "--seconds", "0.1")
@@ -352,6 +354,27 @@ async def consumer_groups_and_definitions(cli: Commands, directory: Path) -> Non
         await run("consumer-group delete", group)
     steps = (await run("import", document, "--offsets"))["steps"]
     assert [(step["do"], step["name"]) for step in steps][:3] == [("create", "G"), ("create", "G2"), ("store", "G")]
+
+
+async def lite_topics(cli: Commands) -> None:
+    run = cli.run
+    await run("topic create", "Sessions", "--message-type", "lite")
+    bound = ("--attribute", "lite.bind.topic=Sessions")
+    await run("consumer-group create", "agents", *bound, "--attribute", "lite.sub.model=Shared")
+    async with Producer(cli.namesrv) as producer:
+        for _ in range(2):
+            await producer.send(Message("Sessions", b"x", lite_topic="one"))
+    async with LiteConsumer(cli.namesrv, "agents", "Sessions") as consumer:
+        await consumer.subscribe("one", "two")
+        await consumer.ack(await anext(consumer))
+        await run("lite list")
+        await run("topic update", "Sessions", "--attribute", "lite.topic.expiration=60")
+        await run("lite list")
+        assert (await run("lite describe", "Sessions", "one"))[0]["subscribers"]
+        await run("lite client", "Sessions", "agents", consumer.client_id)
+        assert (await run("lite lag", "agents"))[0]["lite_topics"]
+        await run("lite lag", "agents", "one")
+        await run("lite dispatch", "agents", "--client", consumer.client_id)
 
 
 async def mirror(cli: Commands, directory: Path) -> None:

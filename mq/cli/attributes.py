@@ -1,0 +1,38 @@
+"""Options that set attributes of topics and consumer groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import typer
+
+from mq.cli.errors import CommandFailed
+
+Attributes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--attribute", metavar="NAME=VALUE", help="Set an attribute; NAME= removes it. May be given several times."
+    ),
+]
+
+
+def attributes_of(given: Iterable[str]) -> dict[str, str | None]:
+    """Attributes and their values, None for those to remove. Raises CommandFailed."""
+    found: dict[str, str | None] = {}
+    for each in given:
+        name, equals, value = (part.strip() for part in each.partition("="))
+        if not name or not equals or name[0] in "+-":
+            raise CommandFailed(f"{each!r} is no attribute; write NAME=VALUE, or NAME= to remove it")
+        found[name] = value or None
+    return found
+
+
+def as_changes(attributes: Mapping[str, str | None]) -> dict[str, str]:
+    """As brokers want them: ``+name`` sets one, ``-name`` removes it."""
+    return {f"-{name}" if value is None else f"+{name}": value or "" for name, value in attributes.items()}
+
+
+def after(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """The attributes after changes."""
+    return {name: value for name, value in {**before, **changes}.items() if value is not None}

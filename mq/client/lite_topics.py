@@ -1,0 +1,123 @@
+"""Administration of lite topics.
+
+    async with Admin("127.0.0.1:9876") as admin:
+        for broker, lag in (await admin.lite.lag("agents", top=10)).items():
+            print(broker, lag.lag, [each.lite_topic for each in lag.longest or []])
+
+Each broker group has lite topics of its own: answers are by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from mq.client.errors import BrokerError, TopicNotFound
+from mq.client.net.client_core import ClientCore
+from mq.client.net.replies import read_body
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.json_body import Body
+from mq.protocol.lite_bodies import BrokerLiteInfo, LiteClientInfo, LiteGroupInfo, LiteTopicInfo, ParentTopicInfo
+from mq.protocol.lite_requests import LiteClientExt, LiteDispatchExt, LiteGroupExt, LiteTopicExt, ParentTopicExt
+from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.requests import Ext
+
+__all__ = ["LiteTopics"]
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+class Brokers(Protocol):
+    """What `LiteTopics` needs of `Admin`."""
+
+    def _opened(self) -> ClientCore: ...
+
+    async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]: ...
+
+    async def _leaders_of(self, topic: str) -> dict[str, str]: ...
+
+    async def consumer_groups(self) -> dict[str, dict[str, SubscriptionGroupConfig]]: ...
+
+
+class LiteTopics:
+    """The lite topics of a cluster: `Admin.lite`.
+
+    All methods raise what those of `Admin` raise, and BrokerError with code INVALID_PARAMETER (29) for a topic without
+    lite topics, or a group that is not bound to one. What clients subscribe to is in the memory of the leaders: for
+    some seconds after a change of leader, subscriptions are missing.
+    """
+
+    def __init__(self, admin: Brokers) -> None:
+        self._admin = admin
+
+    async def brokers(self) -> dict[str, BrokerLiteInfo]:
+        """Figures of all lite topics, and which topics have some, by broker group (request code 200074)."""
+        found: dict[str, BrokerLiteInfo] = {}
+        for broker, address in (await self._admin._leaders(None, None)).items():
+            found[broker] = await self._ask(address, RequestCode.GET_BROKER_LITE_INFO, None, BrokerLiteInfo)
+        return found
+
+    async def parent(self, topic: str) -> dict[str, ParentTopicInfo]:
+        """How many lite topics a topic has, by broker group (request code 200075). Raises TopicNotFound."""
+        ext = ParentTopicExt(topic=topic)
+        return await self._of_topic(topic, RequestCode.GET_PARENT_TOPIC_INFO, ext, ParentTopicInfo)
+
+    async def topic(self, parent: str, lite_topic: str) -> dict[str, LiteTopicInfo]:
+        """Offsets and subscribers of a lite topic, by broker group (request code 200076).
+
+        A broker group without messages of the lite topic answers with `is_there` False. Raises TopicNotFound.
+        """
+        ext = LiteTopicExt(parent_topic=parent, lite_topic=lite_topic)
+        return await self._of_topic(parent, RequestCode.GET_LITE_TOPIC_INFO, ext, LiteTopicInfo)
+
+    async def client(self, parent: str, group: str, client_id: str, *, most: int = 1000) -> dict[str, LiteClientInfo]:
+        """What a client subscribes to, at most `most` names of 1 to 10,000, by broker group (request code 200077).
+
+        `topic_count` is -1 where the client has not said it. Raises TopicNotFound.
+        """
+        ext = LiteClientExt(parent_topic=parent, group=group, client_id=client_id, max_count=most)
+        return await self._of_topic(parent, RequestCode.GET_LITE_CLIENT_INFO, ext, LiteClientInfo)
+
+    async def lag(self, group: str, lite_topic: str | None = None, *, top: int = 20) -> dict[str, LiteGroupInfo]:
+        """How far behind a group is, in one lite topic or in all, by broker group (request code 200078).
+
+        For all: with the `top` lite topics in which it is behind most, 0 to 10,000 of them.
+        """
+        ext = LiteGroupExt(group=group, lite_topic=lite_topic, top_count=top)
+        found: dict[str, LiteGroupInfo] = {}
+        for broker, address in (await self._leaders_of_group(group)).items():
+            found[broker] = await self._ask(address, RequestCode.GET_LITE_GROUP_INFO, ext, LiteGroupInfo)
+        return found
+
+    async def dispatch(self, group: str, client_id: str | None = None, *, broker: str | None = None) -> list[str]:
+        """Let brokers look now at all that the clients of a group subscribe to (request code 200079).
+
+        They do that by themselves every 15 s. Returns the names of the broker groups. Raises BrokerError with code
+        SUBSCRIPTION_NOT_EXIST (24) if `client_id` has not said what it subscribes to.
+        """
+        ext = LiteDispatchExt(group=group, client_id=client_id)
+        leaders = await self._leaders_of_group(group) if broker is None else await self._admin._leaders(None, broker)
+        for address in leaders.values():
+            await self._admin._opened().call(address, RequestCode.TRIGGER_LITE_DISPATCH, ext.fields())
+        return sorted(leaders)
+
+    async def _leaders_of_group(self, group: str) -> dict[str, str]:
+        """The broker groups that have this group, or all: they say then that there is none."""
+        leaders = await self._admin._leaders(None, None)
+        known = (await self._admin.consumer_groups()).get(group, {})
+        return {broker: at for broker, at in leaders.items() if broker in known} or leaders
+
+    async def _of_topic(self, topic: str, code: RequestCode, ext: Ext, kind: type[BodyT]) -> dict[str, BodyT]:
+        try:
+            return {
+                broker: await self._ask(address, code, ext, kind)
+                for broker, address in (await self._admin._leaders_of(topic)).items()
+            }
+        except BrokerError as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise TopicNotFound(topic) from error
+            raise
+
+    async def _ask(self, address: str, code: RequestCode, ext: Ext | None, kind: type[BodyT]) -> BodyT:
+        fields = None if ext is None else ext.fields()
+        _, body = await self._admin._opened().call(address, code, fields)
+        return read_body(kind.decode, body)
