@@ -173,9 +173,8 @@ class Admin(Client):
             if anyio.current_time() >= deadline:
                 break
             await anyio.sleep(POLL_SECONDS)
-        if leaders:
-            leaderless = next(name for name in leaders if name not in led)
-            raise NoRoute("", f"broker group {leaderless} has no leader")
+        if leaderless := [name for name in leaders if name not in led]:
+            raise NoRoute("", f"broker group {leaderless[0]} has no leader")
         raise NoRoute("", "no broker is registered at the name servers yet; one that was just started takes seconds")
 
     # Topics.
@@ -368,11 +367,10 @@ class Admin(Client):
         for broker, address in (await self._leaders(None, None)).items():
             try:
                 _, body = await self._opened().call(address, RequestCode.VIEW_BROKER_STATS_DATA, ext.fields())
+                figures[broker] = read_body(BrokerStatsData.decode, body)
             except BrokerError as error:
-                if error.code == ResponseCode.SYSTEM_ERROR:  # the brokers' answer when nothing was counted
-                    continue
-                raise
-            figures[broker] = read_body(BrokerStatsData.decode, body)
+                if error.code != ResponseCode.SYSTEM_ERROR:  # the brokers' answer when nothing was counted
+                    raise
         return figures
 
     async def _leaders_of(self, topic: str) -> dict[str, str]:
