@@ -3,7 +3,7 @@
 The client alone: how many distributions and bytes it installs, what importing it costs, what is at its top level, what
 the command says. The servers: `raftmq dev`, to which the client in its own environment sends and from which it
 receives. The test kit, in a session of pytest. The servers again, built from their source distribution without a
-compiler: all in Python.
+compiler: all in Python. With the first interpreter also the extras, each by a program that needs it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from distributions.build import DIST, ROOT
+from distributions.extras import CLIENT_EXTRAS, SERVER_EXTRAS, check_client_extra, check_server_extra, untried
 from distributions.interpreters import Environment, Interpreter, clean_environment, find_interpreters, new_environment
 from tests.free_ports import free_ports
 
@@ -150,7 +151,7 @@ def main() -> int:
     for number, interpreter in enumerate(interpreters):
         try:
             with tempfile.TemporaryDirectory(prefix="raftmq-check-") as directory:
-                check(interpreter, Path(directory), with_types=number == 0)
+                check(interpreter, Path(directory), is_first=number == 0)
         except (CheckFailed, subprocess.CalledProcessError) as error:
             print(f"Python {interpreter.version}: FAILED: {error}", flush=True)
             failed = True
@@ -158,8 +159,8 @@ def main() -> int:
     return int(failed)
 
 
-def check(interpreter: Interpreter, directory: Path, *, with_types: bool) -> None:
-    """All checks with one interpreter. Raises CheckFailed, CalledProcessError."""
+def check(interpreter: Interpreter, directory: Path, *, is_first: bool) -> None:
+    """All checks with one interpreter; types and extras if it is the first. Raises CheckFailed, CalledProcessError."""
 
     def say(text: str) -> None:
         print(f"Python {interpreter.version}: {text}", flush=True)
@@ -168,7 +169,7 @@ def check(interpreter: Interpreter, directory: Path, *, with_types: bool) -> Non
     client = new_environment(interpreter, directory / "client")
     client.pip("install", "--only-binary", ":all:", str(client_wheel))
     say(check_client(client))
-    if with_types:
+    if is_first:
         say(check_types(new_environment(interpreter, directory / "types"), client_wheel, directory / "programs"))
     server = new_environment(interpreter, directory / "server")
     wheels = list(DIST.glob(f"raftmq_server-*-{interpreter.tag}-*.whl"))
@@ -176,6 +177,9 @@ def check(interpreter: Interpreter, directory: Path, *, with_types: bool) -> Non
     server.pip("install", str(client_wheel), str(wheels[0] if wheels else source))
     say(f"servers, from {'a wheel' if wheels else 'the source distribution'}: {check_server(server, client)}")
     say(f"test kit: {check_kit(server, directory / 'tests')}")
+    if is_first:
+        for said in check_extras(interpreter, directory, client_wheel, server, wheels[0] if wheels else source):
+            say(said)
     # Over the wheel, with the same dependencies: what pip builds where nothing can compile.
     server.pip("install", "--force-reinstall", "--no-deps", "--no-cache-dir", str(source), CC="/no/compiler")
     if not server.run("-c", _IS_COMPILED).startswith("False "):
@@ -260,6 +264,23 @@ def check_server(server: Environment, client: Environment, *, compiled: bool = T
         f"{sum(installed.values()) / 1e6:.0f} MB in {len(installed)} distributions, compiled: {is_compiled}; "
         f"raftmq dev passed {count} messages on"
     )
+
+
+def check_extras(
+    interpreter: Interpreter, directory: Path, client_wheel: Path, server: Environment, server_distribution: Path
+) -> Iterator[str]:
+    """Each extra of the client in an environment of its own, those of the servers in theirs. Raises CheckFailed,
+    CalledProcessError.
+    """
+    if missing := untried():
+        raise CheckFailed(f"extras without a program in distributions/extras.py: {', '.join(sorted(missing))}")
+    with running_dev(server) as namesrv:
+        for extra in CLIENT_EXTRAS:
+            yield check_client_extra(
+                extra, interpreter, directory / f"extra-{extra}", client_wheel, namesrv, listing=_INSTALLED
+            )
+    for extra in SERVER_EXTRAS:
+        yield check_server_extra(extra, server, server_distribution)
 
 
 def check_kit(server: Environment, tests: Path) -> str:
