@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 from mq.client.message import Message, MessageQueue
 from mq.client.net.client_core import RemotingSettings
@@ -28,7 +28,8 @@ from mq.client.net.routes import TopicRoute
 from mq.client.produce.outgoing_message import make_ready
 from mq.client.produce.producer import Producer
 from mq.client.produce.send_pipeline import send_fields
-from mq.protocol.codes import RequestCode, ResponseCode
+from mq.client.send_outcome import judge_answer
+from mq.protocol.codes import RequestCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.forwarding import FORWARDED_TO
 from mq.protocol.frames import split_frames
@@ -131,14 +132,14 @@ class BlockingSends:
         self._idle: deque[_Line] = deque()
         self._is_closed = False
 
-    def send(self, message: Message, turn: int, priority: int) -> bool:
-        """Whether a majority has stored the message; if not, it may be stored all the same.
+    def send(self, message: Message, turn: int, priority: int) -> Literal["yes", "no", "unknown"]:
+        """Whether a majority has stored the message.
 
         It goes to the broker group whose `turn` it is, and there to the queue of its `priority`. Raises MessageRefused.
         """
         place = self._place(message.topic, turn, priority)
         if place is None:
-            return False
+            return "no"
         queue, address = place
         with self._lock:
             unique_key = self._unique_keys.next()
@@ -153,26 +154,28 @@ class BlockingSends:
         fields["c"] = message.topic  # no template: if somebody has deleted the topic, it is declared again, as it was
         if self._remoting.credentials is not None:
             fields = self._remoting.credentials.sign(code, fields, outgoing.body)
-        line = None
         deadline = time.monotonic() + self.seconds
         try:
             line = self._take(address)
+        except OSError:  # TimeoutError and those of TLS are OSErrors
+            return "no"
+        try:
             line.opaque += 1
             answer = line.ask(encode_request(code, line.opaque, ext=fields, body=outgoing.body), deadline)
-        except (OSError, FrameError, HeaderError):  # TimeoutError and those of TLS are OSErrors
-            answer = None
+        except (OSError, FrameError, HeaderError):
+            line.close()
+            return "unknown"
         except BaseException:  # of a signal: its answer may still come
-            if line is not None:
-                line.close()
+            line.close()
             raise
-        if answer is None or answer.code != ResponseCode.SUCCESS:
-            if line is not None:
-                line.close()
-            return False
+        stored = judge_answer(answer.code, answer.remark).stored
+        if stored != "yes":
+            line.close()
+            return stored
         self._put_back(line)
         if FORWARDED_TO in answer.ext:
             self._on_forwarded(message.topic)
-        return True
+        return "yes"
 
     def close(self) -> None:
         """Close what nobody uses; others close what they use after their send."""
@@ -204,8 +207,7 @@ class BlockingSends:
             line.close()
         return _Line(address, self._remoting.tls, self.seconds / 2)
 
-    def _put_back(self, line: _Line | None) -> None:
-        assert line is not None, "an answer without a connection"
+    def _put_back(self, line: _Line) -> None:
         if self._is_closed or len(self._idle) >= IDLE_MAX:
             line.close()
         else:

@@ -198,8 +198,10 @@ class Session:
         if exchange or self.broadcasts.get(routing_key) is not None or not self.topics.is_known(topic):
             return self.call(self.publish_here, exchange, kind, routing_key, outgoing)
         numbered = self._numbered(topic, outgoing)
-        if not self._blocking.send(*numbered):
-            self.call(self._send, numbered, self.address.publish_timeout - self._blocking.seconds)
+        stored = self._blocking.send(*numbered)
+        if stored != "yes":
+            left = self.address.publish_timeout - self._blocking.seconds
+            self.call(self._send, numbered, left, may_be_stored=stored == "unknown")
         return True
 
     async def publish_here(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing) -> bool:
@@ -266,10 +268,10 @@ class Session:
         )
         return _Numbered(message, next(self._turns), outgoing.priority)
 
-    async def _send(self, numbered: _Numbered, seconds: float) -> None:
+    async def _send(self, numbered: _Numbered, seconds: float, *, may_be_stored: bool = False) -> None:
         missing: TopicNotFound | None = None
         try:
-            await self._send_to_leader(numbered, seconds)
+            await self._send_to_leader(numbered, seconds, may_be_stored=may_be_stored)
         except TopicNotFound as error:
             missing = error
         if missing is not None:
@@ -277,9 +279,14 @@ class Session:
                 raise missing
             await self._send_to_leader(numbered, seconds)
 
-    async def _send_to_leader(self, numbered: _Numbered, seconds: float) -> None:
+    async def _send_to_leader(self, numbered: _Numbered, seconds: float, *, may_be_stored: bool = False) -> None:
         await send_by_level(
-            self._producer, numbered.message, turn=numbered.turn, priority=numbered.priority, seconds=seconds
+            self._producer,
+            numbered.message,
+            turn=numbered.turn,
+            priority=numbered.priority,
+            seconds=seconds,
+            may_be_stored=may_be_stored,
         )
 
     def _refresh_route(self, topic: str) -> None:

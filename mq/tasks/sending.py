@@ -13,9 +13,9 @@ from typing import Final
 
 import anyio
 
-from mq.client.errors import ClientError, TopicNotFound
+from mq.client.errors import ClientError, SendOutcomeUnknown, TopicNotFound
 from mq.client.logs import log
-from mq.client.message import Message, SendResult
+from mq.client.message import Message, MessageQueue, SendResult
 from mq.client.net.client_core import RemotingSettings
 from mq.client.produce.producer import Producer
 
@@ -81,11 +81,19 @@ class Sending:
 
 
 async def send_by_level(
-    producer: Producer[bytes], message: Message[bytes], *, turn: int, priority: int, seconds: float
+    producer: Producer[bytes],
+    message: Message[bytes],
+    *,
+    turn: int,
+    priority: int,
+    seconds: float,
+    may_be_stored: bool = False,
 ) -> SendResult:
     """Send a message to the queue of its level in one of the broker groups, the first one by turns.
 
-    Another group is tried if one has certainly not stored it. Raises TopicNotFound, ClientError.
+    Another group is tried if one has certainly not stored it. If one may have, only that one can recognize the message:
+    it is sent to that one until the time is up. With `may_be_stored`, the first one may have it, from an earlier
+    attempt. Raises TopicNotFound, ClientError.
     """
     topic = message.topic
     queues = await producer.queues(topic)
@@ -100,13 +108,31 @@ async def send_by_level(
         name = names[(turn + at) % len(names)]
         level = min(priority, levels[name])
         [queue] = [each for each in queues if each.broker_name == name and each.queue_id == level]
-        left = max(deadline - anyio.current_time(), 0.1) / (len(names) - at)
+        left = max(deadline - anyio.current_time(), 0.1)
+        if may_be_stored:
+            return await _send_again(producer, message, queue, left)
         try:
-            return await producer.send(message, queue=queue, timeout=left)
+            return await producer.send(message, queue=queue, timeout=left / (len(names) - at))
         except TopicNotFound:
             raise
         except ClientError as error:
+            if error.stored != "no" and (left := deadline - anyio.current_time()) > 0:
+                return await _send_again(producer, message, queue, left)
             if error.stored != "no" or at == len(names) - 1:
                 raise
             log.info("sent_elsewhere", topic=topic, broker_name=name, reason=str(error))
     raise AssertionError("the last attempt returns or raises")
+
+
+async def _send_again(
+    producer: Producer[bytes], message: Message[bytes], queue: MessageQueue, seconds: float
+) -> SendResult:
+    """To a queue that may have it. Raises TopicNotFound, SendOutcomeUnknown (also if this attempt stored nothing)."""
+    try:
+        return await producer.send(message, queue=queue, timeout=seconds)
+    except TopicNotFound:
+        raise
+    except ClientError as error:
+        if error.stored != "no":
+            raise
+        raise SendOutcomeUnknown(f"an earlier attempt may have stored it; the last one: {error}", queue) from error
