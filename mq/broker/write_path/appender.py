@@ -106,6 +106,11 @@ class Appender:
         self._settle(pending, LeadershipLost())
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits for its round or is in flight: all senders know the outcome."""
+        return not self.pending and not self._committing
+
+    @property
     def waiting_requests(self) -> int:
         """How many requests, and groups of messages and commands, wait for their round."""
         return sum([item.request_count for item in self.pending])
@@ -264,8 +269,8 @@ class Appender:
 
         - Nothing waits for a round unless this replica leads: whoever adds something later would never be answered.
         - What is counted as pending is at least what waits and what is in flight; messages that wait outside, for the
-          first send of their number or for their topic, come on top. Otherwise the limit would let too much in, or
-          nothing at all.
+          first send of their number or for their topic, come on top: without anything pending, there are none of them
+          either. Otherwise the limit would let too much in, or nothing at all.
         - Entries are answered in the order of the log, and the last one in flight ends the last round: otherwise rounds
           that nobody waits for would keep the next ones from starting.
         """
@@ -277,6 +282,8 @@ class Appender:
         assert self.pending_bytes >= waiting + in_flight, (
             f"{self.pending_bytes} bytes were counted, {waiting} wait and {in_flight} are in flight"
         )
+        if self.is_idle:
+            assert not self.pending_bytes, f"{self.pending_bytes} bytes were counted, and nothing is pending"
         indexes, ends = [entry.index for entry in self._committing], list(self._round_ends)
         assert all(before < behind for before, behind in pairwise(indexes)), f"entries in flight: {indexes}"
         assert all(before < behind for before, behind in pairwise(ends)), f"rounds in flight end with {ends}"
