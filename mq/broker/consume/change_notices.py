@@ -85,6 +85,14 @@ class ChangeNotices:
                     self._telling[group] = self._telling.pop(group)
                 break
 
+    def check_invariants(self) -> None:
+        """Assert that every notice that waits will be sent: for tests, since it looks at all of them."""
+        assert all(self._telling.values()), f"no member waits for a notice, of one of {sorted(self._telling)}"
+        lost = self._again.keys() - self._telling.keys()
+        assert not lost, f"groups {sorted(lost)} are to be notified again after a notice that nobody sends"
+        for (group, _), ticks in self._senders.items():
+            assert 1 <= ticks <= SENDER_TICKS, f"the sender of group {group} is notified after {ticks} ticks"
+
     def _send(self, group: str, connections: Iterable[ClientConnection]) -> None:
         ext = ConsumerGroupExt(consumer_group=group)
         code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED

@@ -11,7 +11,7 @@ If too many reads wait, the disk fails, or a loaded chunk was evicted again, rec
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -121,6 +121,7 @@ class ColdReads:
             return self._load_alone(places, then)
         if missing:
             self.waiting += 1
+            assert self.waiting <= self._waiting_max, f"{self.waiting} reads wait; maximum: {self._waiting_max}"
             waiting = _Waiting(len(missing), then)
             # Register all of them before the first can complete.
             new = [chunk for chunk in missing if chunk not in self._under_way]
@@ -133,6 +134,16 @@ class ColdReads:
             self._under_way[ahead] = []
             self._load_chunk(ahead)
         return bool(missing)
+
+    def check_invariants(self) -> None:
+        """Assert that each read that waits has as many chunks under way as it counts, so that it goes on; for tests."""
+        assert len(self._seen) <= self._seen_max, f"{len(self._seen)} chunks are noted; maximum: {self._seen_max}"
+        under_way = Counter(id(each) for reads in self._under_way.values() for each in reads)
+        for chunk, reads in self._under_way.items():
+            for each in reads:
+                missing = under_way[id(each)]
+                assert each.missing == missing, f"a read of chunk {chunk} waits for {each.missing} of {missing} chunks"
+        assert len(under_way) <= self.waiting, f"{len(under_way)} reads wait for chunks, counted are {self.waiting}"
 
     def _has_chunk(self, chunk: int) -> bool:
         begin = chunk * CHUNK_BYTES
@@ -178,6 +189,7 @@ class ColdReads:
         self._in_background(job)
 
     def _chunk_arrived(self, chunk: int) -> None:
+        assert chunk in self._under_way, f"chunk {chunk} was loaded, under way are {sorted(self._under_way)}"
         for waiting in self._under_way.pop(chunk):
             self._arrived(waiting)
 
@@ -207,8 +219,10 @@ def _chunks_of(places: Sequence[RecordSpan]) -> list[int]:
 def _runs_of(places: Sequence[RecordSpan]) -> list[tuple[int, int]]:
     """The places as ranges, with nearby ones joined."""
     runs: list[tuple[int, int]] = []
+    assert places, "no records are read alone"
     for position, size in places:
         stop = position + size
+        assert not runs or position >= runs[-1][0], f"a record at {position} is read after one at {runs[-1][0]}"
         if runs and position - runs[-1][1] <= _GAP_BYTES_MAX and stop - runs[-1][0] <= _RUN_BYTES_MAX:
             runs[-1] = runs[-1][0], stop
         else:

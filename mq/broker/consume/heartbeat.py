@@ -74,6 +74,12 @@ class Heartbeats(Service):
         """This replica stopped leading; groups that it was creating may never exist."""
         self._creating.clear()
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        self._notices.check_invariants()
+        if self._appender.is_idle:
+            assert not self._creating, f"{len(self._creating)} groups are being created, and nothing is pending"
+
     def handle_heartbeat(self, call: Call[HeartBeat]) -> bytes | None:
         """Request code 34. A heartbeat with many subscriptions is processed between other requests."""
         if call.connection.closed:

@@ -62,6 +62,8 @@ class OffsetCorrections(Service):
 
     def _correct(self, group: str, topic: str, ends: dict[int, QueueOffset], stored: dict[int, QueueOffset]) -> None:
         assert ends.keys() == stored.keys(), f"offsets of {sorted(stored)} are corrected to ends of {sorted(ends)}"
+        for queue_id, end in ends.items():
+            assert end < stored[queue_id], f"{group} goes from {stored[queue_id]} to {end} of {topic}/{queue_id}"
 
         def settled(outcome: Outcome) -> None:
             if not isinstance(outcome, Stored):

@@ -119,6 +119,15 @@ class Offsets(Service):
             assert not waiting, f"{waiting} offsets are in flight, and this replica does not lead"
         for key, offset in self._gathered.items():
             assert offset > self._known(key), f"{key}: offset {offset} is committed after {self._known(key)}"
+            in_flight = self._replicating.get(key, NO_OFFSET)
+            assert offset > in_flight, f"{key}: offset {offset} is committed after {in_flight}, which is in flight"
+        if self._appender.is_idle:
+            counts = len(self._replicating), len(self._resetting)
+            assert counts == (0, 0), f"commits and resets are in flight: {counts}, and nothing is pending"
+        mixed = [key for key in self._resetting if key in self._gathered or key in self._rereading]
+        assert not mixed, f"offsets of {mixed} are reset, and commits to them are gathered"
+        count, count_max = max(len(self._gathered), len(self._rereading)), self._pending_max
+        assert count <= count_max, f"{count} commits are gathered, or readers are back; maximum: {count_max}"
         for key, offset in self._replicating.items():
             assert offset >= self._known(key), f"{key}: offset {offset} is in flight behind {self._known(key)}"
 
@@ -167,6 +176,7 @@ class Offsets(Service):
         key = (group, topic, queue_id)
         if wanted is None or not self._appender.is_open or key in self._restarted:
             return None
+        assert wanted >= FIRST_OFFSET, f"{key} is reset to {wanted}"
         if offset != wanted:
             return wanted
         self._restarted.add(key)
@@ -195,6 +205,8 @@ class Offsets(Service):
             encode_command(ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset, restart=restart))
             for queue_id, offset in offsets.items()
         ]
+        for queue_id, offset in offsets.items():
+            assert offset >= FIRST_OFFSET, f"{group} is reset to {offset} of {topic}/{queue_id}"
         this = object()
         self._resetting.update(dict.fromkeys(keys, this))
         self._restarted.difference_update(keys)

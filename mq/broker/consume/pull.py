@@ -137,6 +137,7 @@ class Pulls(Service):
     def check_invariants(self) -> None:
         """See `Service.check_invariants`."""
         self.polling.check_invariants()
+        self._cold_reads.check_invariants()
 
     def counters(self) -> dict[str, int]:
         """Figures: pulls that wait now, and the memory of what waits."""
@@ -408,6 +409,7 @@ class Pulls(Service):
 
     def _may_wait_on(self, pull: HeldPull, next_offset: QueueOffset, high: QueueOffset) -> bool:
         """Hold a pull again because the new messages did not match."""
+        assert next_offset >= pull.offset, f"a held pull goes back from {pull.offset} to {next_offset}"
         is_due = pull.deadline <= self._clock()
         return next_offset == high and not is_due and self._hold(pull._replace(offset=next_offset), pull.deadline)
 
@@ -433,6 +435,7 @@ class Pulls(Service):
         remark: str,
         suggested: int = LEADER_ID,
     ) -> bytes:
+        assert FIRST_OFFSET <= low <= high, f"{pull.call.request.ext.topic} has messages from {low} to {high}"
         self._missed.nums += 1
         return pull_response_header(
             pull.call.request.opaque, code, offset, low, high, suggested, remark, 0, pull.call.serialization
@@ -443,7 +446,9 @@ def _few(entries: bytes, limits: ConsumeLimits) -> bytes:
     """The first entries, at least one, whose messages are small enough to be loaded."""
     entries = entries[: limits.old_scan_entries_max * QUEUE_ENTRY_BYTES]
     count = sum(nbytes <= limits.old_scan_bytes_max for nbytes in accumulate(entry_sizes(entries)))
-    return entries[: max(1, count) * QUEUE_ENTRY_BYTES]
+    few = entries[: max(1, count) * QUEUE_ENTRY_BYTES]
+    assert few, f"none of {len(entries)} bytes of consume queue entries are left"
+    return few
 
 
 def _choose(
@@ -462,4 +467,6 @@ def _choose(
             places.append((position, size))
         scanned += 1
         end = position + size
+    assert len(places) <= scanned, f"{len(places)} of {scanned} messages match"
+    assert nbytes <= budget or len(places) == 1, f"{len(places)} messages have {nbytes} bytes; maximum: {budget}"
     return places, nbytes, scanned, end

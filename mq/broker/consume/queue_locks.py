@@ -120,6 +120,9 @@ class QueueLockService(Service):
         if self._appender.is_open:
             in_all = count + sum(self._metadata.lock_holder(*key) is None for key in self._granting)
             assert in_all <= count_max, f"{count} locks and {len(hosts)} grants in flight; maximum: {count_max}"
+        if self._appender.is_idle:
+            changes = len(self._granting), len(self._releasing)
+            assert changes == (0, 0), f"locks are granted and released: {changes}, and nothing is pending"
 
     def handle_lock(self, call: Call[LockBatchMq]) -> bytes | None:
         """Request code 41: answered with the queues that the client holds, when that is committed."""
@@ -351,6 +354,7 @@ class QueueLockService(Service):
         rows: list[tuple[str, int]],
         on_outcome: OnOutcome | None = None,
     ) -> None:
+        assert rows, f"{client_id} of group {group} releases no queues, and would not be answered"
         keys = [(group, topic, queue_id) for topic, queue_id in rows]
         self._releasing.update(keys)
 

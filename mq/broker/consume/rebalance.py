@@ -58,6 +58,10 @@ class Rebalance(Service):
         yield Route(GetAllMessageRequestMode, self.handle_modes)
         yield Route(SetMessageRequestMode, self.handle_set_mode, leader_only=True)
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        self._routes.check_invariants()
+
     def handle_query(self, call: Call[QueryAssignment]) -> None:
         """Request code 400. No assignment, not even an empty one, if the topic, the group or the strategy is unknown.
 
@@ -143,7 +147,11 @@ def assigned_queues(
     if strategy is None or not members:
         return None
     if mode.mode != POP:
-        return strategy(queues, members, query.client_id)
+        own = strategy(queues, members, query.client_id)
+        assert len(own) <= len(queues), f"{query.client_id} gets {len(own)} of {len(queues)} queues of {query.topic}"
+        return own
     if mode.shared <= 0 or mode.shared >= len(members) - 1:
         return [QueueRef(query.topic, name, ANY_QUEUE) for name in sorted({queue.broker_name for queue in queues})]
-    return share_with_next(strategy, queues, members, query.client_id, mode.shared)
+    shared = share_with_next(strategy, queues, members, query.client_id, mode.shared)
+    assert len(set(shared)) == len(shared), f"{query.client_id} gets {len(shared)} queues of {query.topic}, some twice"
+    return shared

@@ -60,13 +60,17 @@ class RecordReader:
         """The records at these places, ``nbytes`` in sum, back to back. Raises SegmentError."""
         assert places, f"{nbytes} bytes of no records are read"
         last, size = places[-1]
-        return self._read_together(places[0][0], last, size, nbytes) or b"".join(self._read_each(places))
+        data = self._read_together(places[0][0], last, size, nbytes) or b"".join(self._read_each(places))
+        assert len(data) == nbytes, f"{len(places)} records from {places[0][0]} on have {len(data)} bytes, not {nbytes}"
+        return data
 
     def read_entries(self, entries: bytes, nbytes: int) -> bytes:
         """`read` for the records of these consume queue entries."""
         start, _, _ = QUEUE_ENTRY.unpack_from(entries)
         last, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
-        return self._read_together(start, last, size, nbytes) or b"".join(self._read_each(list(_PLACES(entries))))
+        data = self._read_together(start, last, size, nbytes) or b"".join(self._read_each(list(_PLACES(entries))))
+        assert len(data) == nbytes, f"records from {start} to {last} have {len(data)} bytes, not {nbytes}"
+        return data
 
     def _read_together(self, start: PhysicalOffset, last: PhysicalOffset, size: int, nbytes: int) -> bytes:
         if last + size - start == nbytes and start // self._segment_bytes == last // self._segment_bytes:
@@ -92,6 +96,7 @@ class RecordReader:
                 scanned += 1
                 scanned_bytes += size
                 end = position + size
+        assert bits.bit_count() == len(chosen), f"{len(chosen)} of {scanned} messages match, {bits.bit_count()} marked"
         return Selection(chosen, nbytes, scanned, end, len(chosen), bits)
 
 

@@ -109,6 +109,12 @@ class Routes:
                 self._settle(topic, None if known is None else known.queues)
             self._wake()
 
+    def check_invariants(self) -> None:
+        """Assert that requests that wait are counted right, and that the cache stays within its limit; for tests."""
+        waiting = sum(map(len, self._waiting.values()))
+        assert waiting == self._waiting_count, f"{waiting} requests wait for routes, counted {self._waiting_count}"
+        assert len(self._known) <= REMEMBERED_MAX, f"{len(self._known)} topics are cached; maximum: {REMEMBERED_MAX}"
+
     async def _ask_all(  # noqa: ASYNC910 - asks for one topic at least
         self, stream: Stream, topics: Sequence[str]
     ) -> None:
