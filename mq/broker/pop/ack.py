@@ -11,7 +11,8 @@ own, as long as that is open: nobody else can have popped the message in the mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, KeysView
 from typing import Any
 
 from mq.broker.limits import PopLimits
@@ -77,10 +78,23 @@ class AcksInFlight:
         """Whether a queue has such messages."""
         return key in self._queues
 
+    @property
+    def queues(self) -> KeysView[QueueOfGroup]:
+        """The queues that have such messages."""
+        return self._queues.keys()
+
     def wait(self, checkpoint_id: CheckpointId, call: Call[Any]) -> None:
         """A request about a message that is in flight must wait until that is settled: it may be the same request."""
         assert self._bits.get(checkpoint_id), f"a request waits for {checkpoint_id}, of which nothing is in flight"
         self._waiting.setdefault(checkpoint_id, []).append(call)
+
+    def check_invariants(self) -> None:
+        """Assert that queues are counted right, and that requests wait only for what is in flight; for tests."""
+        assert all(bits > 0 for bits in self._bits.values()), f"nothing is in flight of one of {list(self._bits)}"
+        queues = Counter(checkpoint_id.queue for checkpoint_id in self._bits)
+        assert queues == self._queues, f"checkpoints in flight by queue are {dict(queues)}, counted {self._queues}"
+        lost = self._waiting.keys() - self._bits.keys()
+        assert not lost, f"requests wait for {lost}, of which nothing is in flight"
 
     def take_ready(self) -> list[Call[Any]]:
         """Requests that have waited, to be handled again."""
@@ -171,6 +185,16 @@ class PopAcks:
         waiters, self._waiters = self._waiters, []
         for call in (*(call for call, _ in waiters), *waiting):
             call.dispatch()
+
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        self.leaving.check_invariants()
+        for checkpoint_id, bits in self._rows:
+            missing = bits & ~self.leaving.of(checkpoint_id)
+            assert not missing, f"{checkpoint_id}: {missing:#x} is acknowledged, and not in flight"
+        if self._appender.is_idle:
+            queues = [*self.leaving.queues]
+            assert not queues, f"messages of {len(queues)} queues leave, such as {queues[0]}, and nothing is pending"
 
     def handle_ack(self, call: Call[AckMessage | AckLiteMessage]) -> bytes | None:
         """Request codes 200051 and 200072. Raises RequestRefused."""
@@ -281,6 +305,7 @@ class PopAcks:
         def stored() -> None:
             self._schedule(checkpoint_id if in_order else CheckpointId(key, offset, now_ms))
 
+        assert 0 <= offset - start < SPAN_MAX, f"message {offset} is not of {checkpoint_id}"
         bit = 1 << (offset - start)
         self.leaving.begin(checkpoint_id, bit)
         self._replicate(encode_command(command), [(checkpoint_id, bit)], waiters, stored)

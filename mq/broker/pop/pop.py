@@ -175,6 +175,8 @@ class Pops(Service):
         refusal = RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
         for pop in self.polling.take_topic(topic):
             pop.call.connection.held_pulls -= 1
+            held = pop.call.connection.held_pulls
+            assert held >= 0, f"{held} requests of a client are held, {topic} was deleted"
             if not pop.call.connection.closed:
                 pop.call.refuse(refusal)
 
@@ -188,12 +190,23 @@ class Pops(Service):
         self._ordered_clock.resign()
         for pop in self.polling.expired(float("inf")):
             pop.call.connection.held_pulls -= 1
+            held = pop.call.connection.held_pulls
+            assert held >= 0, f"{held} requests of a client are held, this replica stopped leading"
             self._answer_nothing(pop)
         self.watch()
 
     def check_invariants(self) -> None:
         """See `Service.check_invariants`."""
         self.polling.check_invariants()
+        self.acks.check_invariants()
+        self.revival.check_invariants()
+        self._queues.check_invariants()
+        assert self._read_bytes >= 0, f"messages of {self._read_bytes} bytes are being popped"
+        if not self._appender.is_open:
+            assert not len(self.polling), f"{len(self.polling)} pops wait, and this replica does not lead"
+        if self._appender.is_open and self._appender.is_idle:
+            in_flight = self._read_bytes, self._queues.in_flight
+            assert in_flight == (0, 0), f"bytes and queues of pops are in flight: {in_flight}, and nothing is pending"
 
     def counters(self) -> dict[str, int]:
         """Figures: waiting pops, open checkpoints, and outcomes of messages whose invisible time ended."""

@@ -120,6 +120,7 @@ class PriorityOrder:
         total = sum(each.messages for each in taken)
         if plan.owed:
             self.given_below += min(plan.owed, sum(each.messages for each in taken if each.key[2] == plan.owed_level))
+        assert 0 <= below <= total, f"{below} of {total} messages are of lower levels"
         debt.hundredths += self._settings.lower_priorities_percent * total - _PERCENT * below
         debt.hundredths = min(max(debt.hundredths, 0), _PERCENT * _OWED_MAX)
 
@@ -135,6 +136,7 @@ class PriorityOrder:
             if len(self._debts) >= _KNOWN_MAX:
                 self._debts.clear()
             debt = self._debts[key] = _Debt()
+        assert len(self._debts) <= _KNOWN_MAX, f"{len(self._debts)} debts are known; maximum: {_KNOWN_MAX}"
         return debt
 
 

@@ -145,6 +145,16 @@ class PopQueues:
         """This replica stopped leading."""
         self._works.clear()
 
+    def check_invariants(self) -> None:
+        """Assert that each queue with a place of its own has pops in flight, which will free it; for tests."""
+        for key, work in self._works.items():
+            assert work.in_flight > 0, f"{key} is read from {work.next_offset} on, and {work.in_flight} pops in flight"
+
+    @property
+    def in_flight(self) -> int:
+        """How many queues have pops in flight."""
+        return len(self._works)
+
     def has_message(self, key: QueueOfGroup, *, at_end: bool, attempt: str | None, now_ms: int) -> bool:
         """Whether a queue has messages for a group, whatever their tags."""
         place = self._begin(key, at_end=at_end, attempt=attempt, now_ms=now_ms)
@@ -349,6 +359,7 @@ class PopQueues:
             if message.properties.get(props.ORIGIN_GROUP, pop_request.group) == pop_request.group:
                 records.append(bytes(record))
                 bits |= 1 << number
+        assert bits.bit_count() == len(records), f"{len(records)} of {len(places)} messages are taken, bits {bits:#x}"
         return records, sum(map(len, records)), bits, len(places)
 
     def _taken(
@@ -424,6 +435,7 @@ def _choose(
             nbytes += size
             bits |= 1 << scanned
         scanned += 1
+    assert bits.bit_count() == len(places), f"{len(places)} of {scanned} messages match, by bits {bits:#x}"
     return places, nbytes, bits, scanned
 
 

@@ -72,6 +72,7 @@ def send_messages(
 ) -> None:
     """Answer with messages; the header contains the data for their receipts."""
     given = [each for each in taken if each.messages]
+    assert bool(given) is (code == ResponseCode.SUCCESS), f"{len(given)} queues give messages, and the code is {code}"
     starts, offsets = queue_info(
         (mark_of(each.key[1]), each.key[2], each.command.start, each.offsets) for each in given
     )

@@ -56,7 +56,9 @@ class PopRetryTopics:
         priority = stored_priority(properties)
         if priority is None:
             return lowest_level(queues, ascending=self._priority_order_asc)
-        return level_of(priority, queues)
+        level = level_of(priority, queues)
+        assert 0 <= level < queues, f"priority {priority} of {origin} has level {level} of {queues}"
+        return level
 
     def _levels(self, origin: str) -> int:
         """How many queues the retry topic for a topic needs: one for each level if it takes priorities, or else 1."""
