@@ -65,6 +65,11 @@ class LiteExpiry(Service):
         self._ending = set()
         self._unlooked = None
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        if self._appender.is_idle:
+            assert not self._ending, f"{len(self._ending)} lite topics are ended, and nothing is pending"
+
     def topic_deleted(self, topic: str) -> None:
         """Count the end of a lite topic."""
         self.expired += topic in self._ending
@@ -121,6 +126,9 @@ class LiteExpiry(Service):
 
     def _end(self, rows: list[tuple[str, QueueOffset]]) -> None:
         names, leadership = {name for name, _ in rows}, self._leadership
+        assert len(rows) <= _ENDED_AT_ONCE, f"{len(rows)} lite topics end at once; maximum: {_ENDED_AT_ONCE}"
+        twice = names & self._ending
+        assert not twice, f"{len(twice)} of {len(names)} lite topics are ended twice, such as {min(twice)}"
         self._ending |= names
 
         def on_outcome(outcome: Outcome) -> None:

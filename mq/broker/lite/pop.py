@@ -124,6 +124,11 @@ class LitePops(Service):
         """See `Service.check_invariants`."""
         self._polling.check_invariants()
         self.subscriptions.check_invariants()
+        assert self._read_bytes >= 0, f"messages of {self._read_bytes} bytes are being popped"
+        if not self._appender.is_open:
+            assert not len(self._polling), f"{len(self._polling)} pops wait, and this replica does not lead"
+        if self._appender.is_idle:
+            assert not self._read_bytes, f"messages of {self._read_bytes} bytes are popped, and nothing is pending"
 
     def connection_closed(self, connection: ClientConnection) -> None:
         """Drop its held requests. What its client subscribes to stays for a while: it probably comes back."""
@@ -137,6 +142,8 @@ class LitePops(Service):
         self.sweep_again()
         for pop in self._polling.expired(float("inf")):
             pop.call.connection.held_pulls -= 1
+            held = pop.call.connection.held_pulls
+            assert held >= 0, f"{held} requests of a client are held, this replica stopped leading"
             self._answer_nothing(pop)
         self._pops.watch()
 
@@ -381,6 +388,7 @@ class LitePops(Service):
             if one is not None and one.messages:
                 taken.append(one)
                 count -= one.messages
+                assert count >= 0, f"{queue}: {-count} messages more than were wanted are popped"
                 nbytes -= one.nbytes
         return taken
 
@@ -410,6 +418,7 @@ class LitePops(Service):
 
     def _replicate(self, client: Client, pop: HeldLitePop, taken: list[PopBatch], pop_time_ms: int) -> None:
         """Replicate the pops; the client gets the messages once they are committed."""
+        assert taken, f"a pop of {client.key} takes nothing"
         leadership, ext = self._leadership, pop.call.request.ext
         nbytes = sum(each.nbytes for each in taken)
         group: PendingGroup = [PendingCommand(encode_command(each.command)) for each in taken]
@@ -421,6 +430,7 @@ class LitePops(Service):
             if leadership is not self._leadership:
                 return
             self._read_bytes -= nbytes
+            assert self._read_bytes >= 0, f"messages of {self._read_bytes} bytes are being popped"
             is_freed = self._queues.settled(taken, known=known)
             for each in taken:
                 if known and not is_freed:
@@ -463,6 +473,8 @@ class LitePops(Service):
         reply.order_counts = ";".join(counts)
         records = [record for each in taken for record in each.records]
         nbytes = sum(map(len, records))
+        expected = sum(each.nbytes for each in taken)
+        assert nbytes == expected, f"popped records have {nbytes} bytes, and {expected} by their queues"
         header = encode_header(
             ResponseCode.SUCCESS,
             call.request.opaque,
