@@ -98,6 +98,11 @@ class Delays(Service):
                 waiting += max(marks.count_open(queue.max_offset) - marks.count_open(begin), 0)
         return waiting
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        for level in self._levels:
+            level.check_invariants()
+
     def counters(self) -> dict[str, int]:
         """Figures of this replica, by name."""
         return {

@@ -133,6 +133,12 @@ class Delivery(Generic[K]):
         """Whether messages are being moved, or their records loaded, or the source must restart after a failure."""
         return self._failed or self._groups > 0 or self._records.is_loading
 
+    def check_invariants(self) -> None:
+        """Assert that groups in flight are counted right: with too many, nothing would be delivered any more."""
+        assert self._groups <= self._groups_max, f"{self._groups} groups are in flight; maximum: {self._groups_max}"
+        if self._appender.is_idle:
+            assert not self._groups, f"{self._groups} groups of due messages are in flight, and nothing is pending"
+
     def run(self, now_ms: int) -> None:
         """Append what is due, as far as there is room; called several times a second."""
         if self._failed and not self._groups:

@@ -137,6 +137,13 @@ class Timers(Service):
                 waiting += self._marks(queue_id).count_open(queue.max_offset)
         return waiting
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        if self._delivery is not None:
+            self._delivery.check_invariants()
+        if self._appender.is_idle:
+            assert not self._under_way, f"timers {sorted(self._under_way)} are under way, and nothing is pending"
+
     def counters(self) -> dict[str, int]:
         """Figures of this replica, by name."""
         return {

@@ -239,6 +239,13 @@ class CheckBacks(Service):
             number, reached, changed, [each for each in opened if each not in waiting and each not in put_off]
         )
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        tracks, positions = len(self._tracks), len(self._positions)
+        assert positions == (tracks + 1 if tracks else 0), f"{tracks} tracks of {positions} cursors"
+        if self._appender.is_idle:
+            assert not self._busy, f"cursors {sorted(self._busy)} are moved, and nothing is pending"
+
     def _advance(
         self, number: int, reached: QueueOffset, put_off: list[QueueOffset] | None, asked: list[QueueOffset]
     ) -> None:

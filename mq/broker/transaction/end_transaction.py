@@ -261,6 +261,8 @@ class Transactions(Service):
         for offset, ends in self._ending.items():
             assert offset in ends.offsets, f"half message {offset} ends with {ends.offsets}"
             assert (ends.advance is None) == (ends.settled is None), f"set {offset} does not forget its offsets"
+        if self._appender.is_idle:
+            assert not self._ending, f"half messages {sorted(self._ending)} end, and nothing is pending"
         gathered = [] if self._gathering is None else self._gathering.offsets
         lost = [offset for offset in gathered if self._ending.get(offset) is not self._gathering]
         assert not lost, f"half messages {lost} are gathered and do not end"

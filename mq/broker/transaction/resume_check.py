@@ -66,6 +66,11 @@ class ResumeCheck(Service):
         """This replica stopped leading."""
         self._under_way = set()
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        if self._appender.is_idle:
+            assert not self._under_way, f"messages {sorted(self._under_way)} are resumed, and nothing is pending"
+
     def handle(self, call: Call[ResumeCheckHalfMessage]) -> bytes | None:
         """Request code 323: answered when the message is a half message again, or was resumed before.
 
