@@ -251,6 +251,7 @@ def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Stored
     assert messages, f"all messages of {numbers} are stored already"
     batch.parts = parts
     batch.already_stored = numbers.message_count - len(messages)
+    assert batch.already_stored >= 0, f"{len(messages)} messages of {numbers} are new"
 
 
 def _new(numbers: SequenceRange, stored: Sequence[Stored]) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import msgspec
@@ -75,6 +76,22 @@ class InFlightSends:
             del flights[at]
             if not flights:
                 del self._flights[flight.numbers.producer]
+
+    @property
+    def producers(self) -> int:
+        """How many producers have sends in flight."""
+        return len(self._flights)
+
+    def check_invariants(self) -> None:
+        """Assert that the sends of each producer are in order, and that few requests wait for one; for tests."""
+        for producer, flights in self._flights.items():
+            assert flights, f"producer {producer} is listed without sends in flight"
+            for before, behind in pairwise(flights):
+                assert before.numbers.last < behind.numbers.first, (
+                    f"{before.numbers} and {behind.numbers} are in flight"
+                )
+            most = max(len(flight.waiting) for flight in flights)
+            assert most <= _WAITING_MAX, f"{most} requests wait for one send of {producer}; maximum: {_WAITING_MAX}"
 
 
 class InFlightSend:
@@ -163,6 +180,13 @@ class Dedup(Service):
     def resign(self) -> None:
         """This replica stopped leading. Sends in flight still report their outcome to waiting requests."""
         self._flights = InFlightSends()
+
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        self._flights.check_invariants()
+        if self._appender.is_idle:
+            count = self._flights.producers
+            assert not count, f"{count} producers have numbered sends in flight, and nothing is pending"
 
     def admit(self, call: Call[SendRequest], properties: dict[str, str]) -> InFlightSend | None:
         """Admit a message with a sequence number. Returns None for a repeat, which is answered or waits.

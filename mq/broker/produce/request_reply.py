@@ -113,6 +113,11 @@ class Replies(Service):
         """Time out pushes through other replicas; called by a timer."""
         self._calls.expire()
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        self._calls.check_invariants()
+        assert self._under_way_bytes >= 0, f"replies of {self._under_way_bytes} bytes are under way"
+
     def counters(self) -> dict[str, int]:
         """Figures since the start."""
         return {
@@ -218,6 +223,7 @@ class Replies(Service):
         def answered(answer: Response | NoAnswer, _: bytes) -> None:
             nonlocal open_questions, refusal, settled
             open_questions -= 1
+            assert open_questions >= 0, f"{-open_questions} replicas more than {len(addresses)} have answered"
             code = answer.code if isinstance(answer, Response) else None
             if code != ResponseCode.CONSUMER_NOT_ONLINE and answer is not NoAnswer.GONE:
                 refusal = _failed(reply.client_id)

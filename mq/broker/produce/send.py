@@ -108,6 +108,14 @@ class Sends(Service):
         """Take plain sends, or leave them to handlers that forward them to the leader."""
         self._serves_here = here
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        assert self._appender.is_open or not self._serves_here, "sends are taken here, and this replica does not lead"
+        gone = self._messages.writable.keys() - self._metadata.topics.keys()
+        assert not gone, f"sends to {len(gone)} topics are taken that do not exist, such as {min(gone)}"
+        if self._appender.is_idle:
+            assert not self._creating, f"topics {sorted(self._creating)} are created, and nothing is pending"
+
     def counters(self) -> dict[str, int]:
         """See `Service`."""
         return {"messages_compiled": self.receiver.compiled_messages}

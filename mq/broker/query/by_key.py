@@ -79,6 +79,15 @@ class KeyQueries(Service):
         """The requests that this service handles; see `Service`."""
         yield Route(QueryMessage, self.handle)
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        counts = self._of_connections.values()
+        in_all, most = sum(counts), max(counts, default=0)
+        assert in_all == self._unanswered, f"{in_all} queries wait by client, counted {self._unanswered}"
+        assert in_all <= QUERIES_MAX, f"{in_all} queries wait; maximum: {QUERIES_MAX}"
+        most_max = QUERIES_PER_CONNECTION_MAX
+        assert most <= most_max, f"{most} queries of one client wait; maximum: {most_max}"
+
     def free_disk(self, is_full: bool) -> None:
         """While the disk is too full, do without index files: searches scan the log, as far as they get in time."""
         if is_full and not self._index.is_suspended:

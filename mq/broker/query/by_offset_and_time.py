@@ -111,6 +111,8 @@ class OffsetAndTimeQueries(Service):
                 queue.expire(PhysicalOffset(gone.first))
             else:
                 found = max(found - 1, queue.min_offset) if upper else found
+                low, high = queue.min_offset, queue.max_offset
+                assert low <= found <= high, f"offset {found} of {queue.key} has this time, which has {low} to {high}"
                 if found <= queue.min_offset:
                     self._beginning.check(queue.min_offset)
                 return found

@@ -65,6 +65,12 @@ class ForwardedRequests(Service):
         """Counters since the start; see `Service`."""
         return {"forwarded_taken": self.taken}
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        nbytes = sum(len(call.body) for call in self._held)
+        assert nbytes == self._held_bytes, f"forwarded requests of {nbytes} bytes wait, counted {self._held_bytes}"
+        assert not self._held or not self._leads(), f"{len(self._held)} forwarded requests wait, and this replica leads"
+
     def handle(self, call: Call[Forward]) -> None:
         """Request code 9002. Raises RequestRefused, see `mq.protocol.forwarding` for what its codes mean."""
         ext, body = call.request.ext, call.body

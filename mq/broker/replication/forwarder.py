@@ -246,6 +246,9 @@ class Forwarder(Service):
         assert nbytes == self._bytes, f"requests of {nbytes} bytes are forwarded, {self._bytes} are counted"
         held = [each.sequence for each in self._held]
         assert held == sorted(held), f"requests are held in the order {held}"
+        misplaced = [number for number, each in self._sent.items() if each.sequence != number]
+        assert not misplaced, f"requests {misplaced} are in flight under numbers of others"
+        assert self._upstream is not None or not self._open, f"{len(self._sent)} requests are in flight to nobody"
 
     # -- the connection ----------------------------------------------------------------------------------------------
 

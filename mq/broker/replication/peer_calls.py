@@ -82,6 +82,14 @@ class PeerCalls:
                 link.upstream.close()
                 self._closed(address, link, "no answer to a connection attempt")
 
+    def check_invariants(self) -> None:
+        """Assert that requests that wait for a connection are counted, and that none waits for an open one."""
+        self._questions.check_invariants()
+        for address, link in self._links.items():
+            nbytes = sum(map(len, link.waiting))
+            assert nbytes == link.waiting_bytes, f"{nbytes} bytes wait for {address}, counted {link.waiting_bytes}"
+            assert not nbytes or not link.upstream.connected, f"{nbytes} bytes wait for {address}, which is connected"
+
     def close(self) -> None:
         """Close all connections; open requests fail."""
         for address, link in list(self._links.items()):
