@@ -17,7 +17,7 @@ SMALL_BYTES: Final = 8 * 1024
 WAITING_BYTES: Final = 64 * 1024
 """Maximum memory of a waiting frame: one receive."""
 SLOW_BYTES: Final = 64 * 1024
-"""An admitted frame that grows by less than this between two checks is slow ..."""
+"""An admitted frame that grows by less than this from one check to the next is slow ..."""
 SLOW_LOOKS_MAX: Final = 2
 """... and is dropped the second time, if others wait. One check may be late on a busy machine, two are not."""
 
@@ -113,19 +113,23 @@ class Intake(Generic[ConnectionT]):
 
     def look(self, now: float) -> None:
         """Close connections without progress; called about once a second with monotonic seconds."""
+        for frame in list(self._admitted.values()):
+            received = frame.connection.unfinished_bytes
+            grown, frame.received = received - frame.received, received
+            if frame.idle_since is None:
+                frame.idle_since = now  # it may have been admitted a moment ago
+                continue
+            if grown > 0:
+                frame.idle_since = now
+            frame.slow_looks = frame.slow_looks + 1 if grown < SLOW_BYTES else 0
+            if now - frame.idle_since >= self._seconds_max or (self._waiting and frame.slow_looks >= SLOW_LOOKS_MAX):
+                self._close(frame.connection, f"of its request of {frame.nbytes} bytes only {received} have arrived")
+        # Those that have waited come last: they may just have got the room of one that is closed.
         for frame in list(self._waiting.values()):
             if frame.idle_since is None:
                 frame.idle_since = now
             elif now - frame.idle_since >= self._seconds_max:
                 self._close(frame.connection, f"its request of {frame.nbytes} bytes waited too long for memory")
-        for frame in list(self._admitted.values()):
-            received = frame.connection.unfinished_bytes
-            grown, frame.received = received - frame.received, received
-            if grown > 0 or frame.idle_since is None:
-                frame.idle_since = now
-            frame.slow_looks = frame.slow_looks + 1 if grown < SLOW_BYTES else 0
-            if now - frame.idle_since >= self._seconds_max or (self._waiting and frame.slow_looks >= SLOW_LOOKS_MAX):
-                self._close(frame.connection, f"of its request of {frame.nbytes} bytes only {received} have arrived")
 
     def _close(self, connection: ConnectionT, reason: str) -> None:
         self._on_closed(connection, reason)

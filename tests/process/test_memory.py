@@ -128,6 +128,26 @@ async def register(wire: Wire, group: str, body: bytes) -> int:
     return answer.code
 
 
+async def tries_until_stored(port: int, nbytes: int) -> int:
+    """Store a message with a new connection for each try; returns how many tries were cut off.
+
+    On a busy machine, the memory may not be free again within the time for which a request waits for it.
+    """
+    cut_off = 0
+    with trio.fail_after(SECONDS_MAX):
+        while True:
+            is_stored = False
+            try:
+                async with open_wire(HOST, port) as wire:
+                    await stored(wire, nbytes)
+                    is_stored = True
+            except* trio.BrokenResourceError:
+                pass
+            if is_stored:
+                return cut_off
+            cut_off += 1
+
+
 async def _half_open(process_id: int, port: int) -> None:
     await wait_up(port, is_storing)
     header = encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext={k: str(v) for k, v in SEND.items()})[8:]
@@ -137,11 +157,13 @@ async def _half_open(process_id: int, port: int) -> None:
         before = peak_bytes(process_id)
         for _ in range(200):
             nursery.start_soon(talk, port, most)
+        cut_off = 0
 
         async def dropped() -> bool:
+            nonlocal cut_off
             await stored(wire, 100)
-            await stored(wire, 3 * MIB)
-            return await figure(wire, "connectionsDropped") == 200
+            cut_off += await tries_until_stored(port, 3 * MIB)
+            return await figure(wire, "connectionsDropped") == 200 + cut_off
 
         await until(dropped)
         assert await figure(wire, "unfinishedBytes") == await figure(wire, "unfinishedWaiting") == 0

@@ -109,6 +109,31 @@ def test_without_others_only_silence_ends_a_request() -> None:
     assert receiver.intake.nbytes == MIB
 
 
+def test_a_late_check_drops_none_that_gets_its_room_now() -> None:
+    """On a busy machine, one check may come when both are over: the slow one, and the patience of who waits for it."""
+    receiver = Receiver(seconds_max=3)
+    slow = receiver.begin(4 * MIB)
+    waiting = receiver.begin(MIB)
+    slow.unfinished_bytes += SLOW_BYTES
+    for now in (1.0, 2.0, 4.5):
+        receiver.intake.look(now)
+    assert [slow.closed, waiting.closed] == [True, False]
+    assert waiting.reads
+
+
+def test_a_request_admitted_between_two_checks_has_one_more() -> None:
+    """What it sent in the moment before the first one says nothing."""
+    receiver = Receiver()
+    slow = receiver.begin(4 * MIB)
+    receiver.begin(MIB)
+    for now in (0.0, 1.0):
+        receiver.intake.look(now)
+    closed_early = slow.closed
+    assert not closed_early
+    receiver.intake.look(2.0)
+    assert slow.closed
+
+
 def test_nobody_waits_for_ever() -> None:
     receiver = Receiver(seconds_max=30)
     going = receiver.begin(4 * MIB)
