@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
+from collections.abc import Generator
 
 import pytest
 import structlog
@@ -36,6 +38,31 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("steady")
+
+
+STARTED = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note when a test begins: see below."""
+    item.stash[STARTED] = time.time()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test tells what its servers logged, those that it shares with other tests, too: it runs only once."""
+    from tests.support.server_logs import ends_of_logs  # not before what is registered above
+
+    report = yield
+    factory = getattr(item.config, "_tmp_path_factory", None)
+    if report.failed and factory is not None:
+        since = item.stash.get(STARTED, call.start) - 1  # file systems may round down
+        for name, end in ends_of_logs(factory.getbasetemp(), since):
+            report.sections.append((f"End of {name}", end))
+    return report
 
 
 @pytest.hookimpl(trylast=True)
