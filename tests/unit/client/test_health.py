@@ -61,17 +61,31 @@ async def failure(kind: Kind, address: str, *topics: str) -> str:
     return said[0]
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("kind", KINDS)
-async def test_wrong_address_fails_within_seconds_with_what_to_do(kind: Kind) -> None:
+async def check_a_black_hole(kind: Kind) -> None:
     with black_hole() as address:
         assert "is the address right, and does a firewall drop packets?" in await failure(kind, address)
+
+
+async def check_a_server_that_never_answers(kind: Kind) -> None:
     async with strange_server(None) as address:
         assert f"{address}: no answer within 2 s" in await failure(kind, address)
+
+
+async def check_a_broker_and_a_name_server_whose_leader_is_gone(kind: Kind) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         assert "is it a broker's address?" in await failure(kind, cluster.leader.address)
         await cluster.kill(cluster.leader)
         assert "leader now" in await failure(kind, cluster.namesrv)
+
+
+@pytest.mark.anyio
+async def test_wrong_address_fails_within_seconds_with_what_to_do() -> None:
+    """All kinds of clients at the same time: most of them wait for an answer that never comes."""
+    async with anyio.create_task_group() as tasks:
+        for kind in KINDS:
+            tasks.start_soon(check_a_black_hole, kind)
+            tasks.start_soon(check_a_server_that_never_answers, kind)
+            tasks.start_soon(check_a_broker_and_a_name_server_whose_leader_is_gone, kind)
 
 
 @pytest.mark.anyio
