@@ -330,9 +330,18 @@ class Broker:
         self.appender.check_invariants()
         self._clients.check_invariants()
         self._questions.check_invariants()
+        self._unread.check_invariants()
+        self._reads.check_invariants()
+        self.slow_answers.check_invariants()
         self.services.check_invariants()
         if self.appender.is_open:
             self.queue_offsets.check_invariants()
+        closed = [connection.peer for connection in self._connections if connection.closed]
+        assert not closed, f"{len(closed)} of {len(self._connections)} connections are closed, such as {closed[0]}"
+        count, count_max = len(self._connections), self._settings.connections_max
+        assert count <= count_max, f"{count} connections; maximum: {count_max}"
+        committed = self._replica.commit_index
+        assert self._applied_index <= committed, f"entry {self._applied_index} is applied, {committed} is committed"
 
     def _lead(self, term: Term) -> None:
         """Everything before this term is applied: queue offsets are known, so messages can be accepted."""
@@ -489,6 +498,8 @@ class Broker:
         last = self._last_checkpoint
         if index > self._replica.core.durable or index == 0 or self._filling is not None:
             return None
+        before = NO_INDEX if last is None else last.checkpoint.applied_index
+        assert before <= index, f"a checkpoint of entry {index} follows one of entry {before}"
         if last is not None and last.committed and last.checkpoint.applied_index == index:
             file_start = last.checkpoint.applied_pos // self._settings.segment_bytes * self._settings.segment_bytes
             if self._checkpointer.floor_pos >= file_start:

@@ -44,6 +44,8 @@ class RetentionFloor:
         known, self._places = self._places, {}
         for queue, offset in (*self._heads(), *self._popped()):
             place = queue.key, offset
+            low, high = queue.min_offset, queue.max_offset
+            assert low <= offset < high, f"message {offset} of {queue.key} waits, which has {low} to {high}"
             position = known.get(place)
             if position is None:
                 position = PhysicalOffset(QUEUE_ENTRY.unpack(queue.read(offset, 1))[0])

@@ -127,6 +127,8 @@ class Services:
             *self._administration(context),
             *self._replication(context),
         )
+        kinds = {*map(type, self._services)}
+        assert len(kinds) == len(self._services), f"{len(self._services)} services are of {len(kinds)} kinds"
         for service in self._services:
             self.requests.add(service.routes())
         self.requests.sends = self.sends

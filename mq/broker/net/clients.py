@@ -141,6 +141,8 @@ class ClientRegistry(Generic[ConnectionT]):
                 notify += _notices([group])
         if isinstance(heartbeat, HeartbeatOfProxy):
             self.proxied.heartbeat(now, connection, heartbeat.behind)
+        count, count_max = max(len(listed.producer_groups), len(listed.consumer_groups)), self._limits.groups_max
+        assert count <= count_max, f"{heartbeat.client_id} is in {count} groups of a kind; maximum: {count_max}"
         return HeartbeatOutcome(tuple(consumer.group for consumer in heartbeat.consumers), tuple(new_groups), notify)
 
     def update_subscriptions(self, connection: ConnectionT, group: str, told: Sequence[SubscriptionData]) -> None:
@@ -338,6 +340,8 @@ class ClientRegistry(Generic[ConnectionT]):
         assert count == len(producers), f"{len(producers)} members of producer groups, by client id {count}"
         subscriptions = sum(len(group.subscriptions) for group in self._consumers.values())
         assert subscriptions == self._subscriptions, f"{subscriptions} subscriptions, counted {self._subscriptions}"
+        in_all_max = self._limits.subscriptions_in_all_max
+        assert subscriptions <= in_all_max, f"{subscriptions} subscriptions; maximum: {in_all_max}"
         lengths = tuple(sum(group.lengths[at] for group in self._consumers.values()) for at in (0, 1))
         assert lengths == self._lengths, f"expressions of {lengths} characters, counted {self._lengths}"
         for name, group in self._consumers.items():
@@ -402,6 +406,8 @@ class ClientRegistry(Generic[ConnectionT]):
         before, after = group.lengths, lengths_of(subscriptions.values())
         self._subscriptions += len(subscriptions) - len(group.subscriptions)
         self._lengths = self._lengths[0] + after[0] - before[0], self._lengths[1] + after[1] - before[1]
+        assert self._subscriptions >= 0, f"{self._subscriptions} subscriptions without group {group.name}"
+        assert min(self._lengths) >= 0, f"expressions of {self._lengths} characters without group {group.name}"
         group.subscriptions, group.lengths = subscriptions, after
 
     def _checked_subscriptions(self, consumer: ConsumerData) -> Generator[None, None, dict[str, GroupSubscription]]:

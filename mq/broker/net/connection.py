@@ -263,6 +263,7 @@ class ClientConnection:
             self.close("bad frame")
             return 0
         assert consumed <= len(chunk), f"{consumed} of {len(chunk)} bytes were decoded"
+        assert not self._unserved, f"{len(incoming)} requests overtake {len(self._unserved)} of the same client"
         access = None if self.trusted else self._access
         if access is not None:
             incoming = access.checked(self._address, incoming, chunk)

@@ -99,6 +99,12 @@ class UnreadReplies(Generic[ConnectionT]):
                 self._kept_waiting.pop(connection, None)
                 connection.wait_for_reader(False)
 
+    def check_invariants(self) -> None:
+        """Assert that clients can be dropped and resumed: for tests, since it looks at all of them."""
+        assert not self._dropping, f"clients are being dropped, with {self._unsent()} unread bytes"
+        gone = self._kept_waiting.keys() - set(self._connections())
+        assert not gone, f"{len(gone)} of {len(self._kept_waiting)} clients that are to read replies first are gone"
+
     def forget(self, connection: ConnectionT) -> None:
         """A connection was closed."""
         self._kept_waiting.pop(connection, None)

@@ -73,6 +73,11 @@ class LinearizableReads:
             else:
                 self._attempt(on_read, until)
 
+    def check_invariants(self) -> None:
+        """Assert that reads are counted right, on which their limit relies."""
+        failed, open_max = len(self._failed), self._waiting_max
+        assert failed <= self._open <= open_max, f"{failed} of {self._open} reads have failed; maximum: {open_max}"
+
     def _begin(self, on_read: OnRead, until: float) -> None:
         if self._open >= self._waiting_max:
             on_read(False)

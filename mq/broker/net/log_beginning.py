@@ -60,6 +60,7 @@ class LogBeginning:
         """Why a request is refused."""
         self.refused += 1
         state, holder = self._replica.beginning()
+        assert state is not Beginning.FIRST, f"messages are said to be with {holder}, and no log begins earlier"
         if state is Beginning.LATER and holder is not None:
             where = f"{holder} has older messages, or knows which replica has them"
         else:

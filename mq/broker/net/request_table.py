@@ -35,6 +35,7 @@ class RequestTable:
         for request_type, handler, leader_only, repeatable in routes:
             known = request_type in self._handlers or request_type in self.leader_handlers
             assert not known, f"two services serve {request_type.__name__}"
+            assert leader_only or not repeatable, f"{request_type.__name__} is never forwarded, nor repeated"
             (self.leader_handlers if leader_only else self._handlers)[request_type] = handler
             if repeatable:
                 self.repeatable.add(request_type)

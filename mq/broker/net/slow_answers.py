@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
@@ -89,6 +89,12 @@ class SlowAnswers:
             self.work(call, answer())
 
         when_current(read, call, begin)
+
+    def check_invariants(self) -> None:
+        """Assert that each unfinished answer will be continued, and that no connection has too many; for tests."""
+        assert not self._jobs or self._has_jobs.is_set(), f"nobody goes on with {len(self._jobs)} long answers"
+        for connection, count in Counter(job.call.connection for job in self._jobs).items():
+            assert count <= WAITING_PER_CONNECTION_MAX, f"{count} long answers are built for {connection.peer}"
 
     async def run(self) -> None:
         """Build unfinished answers, until cancelled."""
