@@ -196,6 +196,8 @@ class AccessControl:
             account = UserAccount(access_key=name, signer=signer, white_listed=_NOWHERE, admin=user.admin, rules=rules)
             self._of_users[name] = user, account
             by_key[name] = account
+        in_all, parts = len(self._users.table), (len(self._of_users), len(self._unusable))
+        assert sum(parts) == in_all, f"{parts[0]} users may connect and {parts[1]} may not, of {in_all}"
         self._by_key = by_key | dict(accounts.by_key)
         self._merged_of = accounts, self._users.version, secrets
 

@@ -308,6 +308,12 @@ ANY_PERMISSION: Final = frozenset({operator_requests.GetTopicConfig})
 """The requests that a proxy may make for a user who has any permission for the topic: its producers see it, too."""
 
 
+_UNKNOWN: Final = (OF_PROXIES | THROUGH_PROXIES) - ROWS.keys()
+assert not _UNKNOWN, f"proxies may make requests that nobody may make: {_UNKNOWN}"
+assert ROWS_THROUGH_PROXIES.keys() <= THROUGH_PROXIES, f"not through proxies: {ROWS_THROUGH_PROXIES.keys()}"
+assert ANY_PERMISSION <= THROUGH_PROXIES, f"not through proxies: {ANY_PERMISSION - THROUGH_PROXIES}"
+
+
 def is_of_consumers(request: Any, body: bytes) -> bool:
     """Whether a request that registers a client, or says that it leaves, is about a consumer group."""
     match request:

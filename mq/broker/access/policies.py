@@ -62,6 +62,7 @@ class UserAccount(Account):
             if len(self.decided) >= _DECIDED_MAX:
                 self.decided.clear()
             self.decided[topic, wanted] = may
+            assert len(self.decided) <= _DECIDED_MAX, f"{len(self.decided)} decisions are kept; maximum: {_DECIDED_MAX}"
         return may
 
 

@@ -31,7 +31,9 @@ def seal(group_secret: bytes, user: str, secret_key: str, nonce: bytes) -> str:
 
     assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
     sealed = AESGCM(_key(group_secret)).encrypt(nonce, secret_key.encode(), user.encode())
-    return b64encode(secret_id(group_secret) + nonce + sealed).decode()
+    text = b64encode(secret_id(group_secret) + nonce + sealed).decode()
+    assert is_sealed_with(group_secret, text), f"{len(text)} characters do not name the secret that sealed them"
+    return text
 
 
 def opened(group_secrets: Sequence[bytes], user: str, sealed: str) -> str:

@@ -30,6 +30,9 @@ CHANGEABLE: Final = {
 }
 """Settings that can change at run time, by RocketMQ's names."""
 
+_UNKNOWN: Final = set(CHANGEABLE.values()) - BrokerSettings.model_fields.keys()
+assert not _UNKNOWN, f"there are no settings {_UNKNOWN}"
+
 _OURS: Final = "raftmq."
 
 
@@ -125,7 +128,10 @@ class BrokerConfig(Service):
             dledger_self_id=settings.node_id,
             dledger_peers=settings.peers,
         )
-        return {_OURS + name: _text(value) for name, value in settings.model_dump().items()} | stock.fields()
+        ours = {_OURS + name: _text(value) for name, value in settings.model_dump().items()}
+        shown = ours | stock.fields()
+        assert CHANGEABLE.keys() <= shown.keys(), f"{CHANGEABLE.keys() - shown.keys()} can be changed and is not shown"
+        return shown
 
     def _checked(self, wanted: Mapping[str, str]) -> dict[str, Any]:
         """The requested changes, by our names. Raises RequestRefused."""

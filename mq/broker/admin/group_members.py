@@ -175,6 +175,7 @@ class GroupMembers(Service):
         def answered(client_id: str, response: Response | NoAnswer, text: bytes) -> None:
             nonlocal open_questions
             open_questions -= 1
+            assert open_questions >= 0, f"{-open_questions} members more than {len(asked)} have answered"
             if isinstance(response, Response) and response.code == ResponseCode.SUCCESS:
                 try:
                     tables[client_id] = read_member_offsets(text)

@@ -64,9 +64,12 @@ def pulled_and_consumed(offset: QueueOffset, open_of: PopQueue) -> tuple[QueueOf
     ordered = open_of.ordered
     if ordered is not None and ordered.first_open == offset:
         pulled = max(offset, ordered.next_offset)
-        return pulled, max(FIRST_OFFSET, pulled - open_of.message_count())
-    # The pop is from before a reset of an ordered group: the group reads on from the stored offset.
-    return offset, max(FIRST_OFFSET, offset - open_of.unordered_count())
+        consumed = max(FIRST_OFFSET, pulled - open_of.message_count())
+    else:
+        # The pop is from before a reset of an ordered group: the group reads on from the stored offset.
+        pulled, consumed = offset, max(FIRST_OFFSET, offset - open_of.unordered_count())
+    assert consumed <= pulled, f"{consumed} messages are consumed, and {pulled} pulled, with {offset} committed"
+    return pulled, consumed
 
 
 class GroupOffsets(Service):
@@ -300,7 +303,9 @@ class GroupOffsets(Service):
             return min(max(ext.offset, low), high)
         if ext.timestamp_ms == END:
             return high
-        return self._lookup.offset_by_time(ext.topic, queue_id, ext.timestamp_ms)
+        found = self._lookup.offset_by_time(ext.topic, queue_id, ext.timestamp_ms)
+        assert FIRST_OFFSET <= found <= high, f"a reset to {found} of {ext.topic}/{queue_id}, which ends at {high}"
+        return found
 
     def _tell_members(self, ext: OffsetsWereResetExt, table: Mapping[QueueRef, QueueOffset], *, as_list: bool) -> None:
         group = self._clients.consumer_group(ext.group)

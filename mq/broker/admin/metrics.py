@@ -183,6 +183,10 @@ _BY_PREFIX: Final = {
 """Families of counters whose names have these prefixes: name, label and help. The rest is the value of the label."""
 
 
+_NAMES: Final = [named.name for named in BY_COUNTER.values()] + [name for name, _, _ in _BY_PREFIX.values()]
+assert len({*_NAMES}) == len(_NAMES), f"{len(_NAMES)} counters have {len({*_NAMES})} names of metrics"
+
+
 class BrokerMetrics:
     """Collects the metrics of one broker.
 
@@ -420,6 +424,7 @@ class BrokerMetrics:
 
 def _within(families: list[Family], room: int) -> tuple[list[Family], int]:
     """The families cut to ``room`` samples in total, and the number of samples left out."""
+    room_before = room
     kept: list[Family] = []
     dropped = 0
     for family in families:
@@ -427,6 +432,7 @@ def _within(families: list[Family], room: int) -> tuple[list[Family], int]:
         room -= len(samples)
         dropped += len(family.samples) - len(samples)
         kept.append(family._replace(samples=samples))
+    assert room >= min(room_before, 0), f"{room_before - room} samples are kept; maximum: {room_before}"
     return kept, dropped
 
 

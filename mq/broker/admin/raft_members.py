@@ -129,6 +129,7 @@ class RaftMembers(Service):
         index = self._replica.change(change)
         if isinstance(index, Refusal):
             return False, index.name, self._why(index, change)
+        assert index > NO_INDEX, f"entry {index} changes the members, as if it were a transfer"
         done = {
             ConfChangeKind.ADD_LEARNER: f"{change.node} at {change.address} is a learner now",
             ConfChangeKind.PROMOTE: f"{change.node} is a voter now",
@@ -214,6 +215,8 @@ class RaftMembers(Service):
         """The group as this replica sees it."""
         status = self._replica.core.status()
         peers = {peer.peer: peer for peer in status.peers}
+        base, commit, last = status.base.index, status.commit, status.last.index
+        assert base <= commit <= last, f"entry {commit} is committed, of a log from {base} to {last}"
         addresses = dict(status.conf.addresses)
         members = []
         for name, role in member_roles(status.conf).items():
@@ -266,4 +269,7 @@ def _role(conf: ConfState, node: NodeId) -> MemberRole:
         return "learner"
     if conf.is_joint and node not in conf.outgoing:
         return "incoming"
-    return "voter" if node in conf.voters else "outgoing"
+    if node in conf.voters:
+        return "voter"
+    assert node in conf.outgoing, f"{node} has no role among {sorted(conf.members)}"
+    return "outgoing"

@@ -55,8 +55,10 @@ class ReplicaStatus(Service):
         core, log = replica.core, replica.log
         status = core.status()
         stock = self._runtime.figures()
+        applied, commit, last = replica.applied_index, replica.commit_index, log.last_index
+        assert applied <= commit <= last, f"entry {applied} is applied, {commit} committed, and {last} the last"
         commit_position = log.end_pos
-        if replica.commit_index < log.last_index:
+        if commit < last:
             ref = log.locate(replica.commit_index + 1)
             commit_position = ref.pos
         peers = {

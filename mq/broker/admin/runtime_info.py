@@ -50,7 +50,8 @@ class RuntimeInfo:
         transferred = gets.rates(now_ms)
         replica = self._replica
         log = replica.log
-        committed = self._position(replica.commit_index)
+        committed, applied = self._position(replica.commit_index), self._position(replica.applied_index)
+        assert applied <= committed <= log.end_pos, f"applied up to {applied}, committed {committed} of {log.end_pos}"
         return StockFigures(
             boot_timestamp=self._boot_ms,
             runtime=_duration((self._wall_clock_ms() - self._boot_ms) // 1000),
@@ -75,7 +76,7 @@ class RuntimeInfo:
             earliest_message_time_stamp=self._earliest_ms(),
             commit_log_min_offset=log.base_pos,
             commit_log_max_offset=committed,
-            dispatch_behind_bytes=committed - self._position(replica.applied_index),
+            dispatch_behind_bytes=committed - applied,
             remain_how_many_data_to_flush=_bytes(log.end_pos - self._position(replica.core.durable)),
             commit_log_disk_ratio=ratio,
             consume_queue_disk_ratio=ratio,

@@ -55,6 +55,11 @@ class Skips(Service):
         """This replica stopped leading."""
         self._under_way = set()
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        if self._appender.is_idle:
+            assert not self._under_way, f"messages of {sorted(self._under_way)} are skipped, and nothing is pending"
+
     def handle(self, call: Call[SkipMessage]) -> None:
         """Request code 9010: answered when the dead letter and the new offset are stored. Raises RequestRefused."""
         ext = call.request.ext

@@ -134,6 +134,7 @@ class Stats(Service):
 def _sizes(queue: ConsumeQueue, start: QueueOffset, end: QueueOffset) -> int:
     """Total bytes of the records of these entries."""
     count = end - start
+    assert count > 0, f"{count} messages of {queue.key} are measured"
     counted = min(count, _SIZES_MAX)
     try:
         sizes = entry_sizes(queue.read(end - counted, counted))

@@ -90,6 +90,8 @@ class CounterSeries:
 
     def _since(self, ring: array[int], at: int, now_ms: int) -> RateOverTime:
         then_ms, nums, nbytes = ring[at : at + _FIELDS]
+        assert then_ms <= now_ms, f"a count at {then_ms} ms is compared with one at {now_ms} ms"
+        assert nums <= self.nums, f"there were {nums} messages, and {self.nums} later"
         # A series younger than one sample interval counts as if it had lasted that long.
         seconds = max((now_ms - then_ms) / 1000, float(SAMPLE_SECONDS))
         return RateOverTime(self.nums - nums, self.nbytes - nbytes, seconds)
@@ -179,6 +181,8 @@ class TrafficCounters:
                 series.sample(now_ms, self._samples)
         if self._samples % _DAY_SAMPLES == 0:
             self._drop_idle()
+        count = len(self.by_topic) + len(self.by_group) + len(self.sent_back)
+        assert count <= self._series_max, f"{count} topics and groups are counted; maximum: {self._series_max}"
         if day != self._day:
             self._day = day
             self.puts_by_midnight = (self.puts_by_midnight[1], self.puts.nums)
@@ -202,3 +206,4 @@ def _note(ring: array[int], now: tuple[int, int, int], kept: int) -> None:
     ring.extend(now)
     if len(ring) > kept * _FIELDS:
         del ring[:_FIELDS]
+    assert len(ring) <= kept * _FIELDS, f"{len(ring)} fields are kept of {kept} samples with {_FIELDS} fields"

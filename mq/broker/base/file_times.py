@@ -14,6 +14,7 @@ The current time may be wrong too. What a jump ahead has added to it does not co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final
 
 from mq.broker.base.rate_limited_log import Log
@@ -57,6 +58,7 @@ class PlausibleTime:
         self._seen = now, wall_ms
         if now >= self._proven_at:
             self._added_ms = 0
+        assert self._added_ms >= 0, f"files are deleted by a time {-self._added_ms} ms ahead of the clock"
         return wall_ms - self._added_ms
 
 
@@ -83,6 +85,8 @@ class FileTimes:
 
     def look(self, segments: Sequence[SegmentInfo], now_ms: int) -> None:
         """Begin a look at these files, at the time ``now_ms``."""
+        for older, newer in pairwise(segments):
+            assert older.end <= newer.start, f"the file at {newer.start} follows one that ends at {older.end}"
         self._segments, self._now_ms, self._earlier_ms, self._found = segments, now_ms, 0, {}
         starts = {segment.start for segment in segments}
         for known in (self._read, self._grew_at, self._first_seen):
@@ -120,6 +124,7 @@ class FileTimes:
         if (grew_at := self._grew_at.get(segment.start)) is not None:
             found = max(found, self._before_ms(grew_at))
         self._earlier_ms = max(self._earlier_ms, found)
+        assert self._earlier_ms <= self._now_ms, f"{segment} has messages of {self._earlier_ms}, it is {self._now_ms}"
         return self._earlier_ms
 
     def _next_plausible(self, segment: SegmentInfo) -> int:

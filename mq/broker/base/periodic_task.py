@@ -47,6 +47,9 @@ class Schedule:
     """When each action is due: pure. ``now`` is on the clock of the event loop."""
 
     def __init__(self, actions: Sequence[Periodic], now: float) -> None:
+        assert actions, "no action is ever due"
+        shortest = min(seconds for seconds, _, _ in actions)
+        assert shortest > 0, f"an action is called every {shortest} s"
         self._actions = actions
         self._due_at = [0.0] * len(actions)
         self._due_at_latest = [0.0] * len(actions)

@@ -26,7 +26,9 @@ class DescriptorLimits(NamedTuple):
     @classmethod
     def of(cls, limit: int) -> Self:
         """How to divide the descriptors that the system allows."""
-        return cls(limit - min(_OWN_DESCRIPTORS_MAX, limit // 2), limit - min(_FREE_DESCRIPTORS_MIN, limit // 4))
+        limits = cls(limit - min(_OWN_DESCRIPTORS_MAX, limit // 2), limit - min(_FREE_DESCRIPTORS_MIN, limit // 4))
+        assert 0 <= limits.clients_max <= limits.number_max <= limit, f"{limits} of {limit} descriptors"
+        return limits
 
 
 def descriptor_limits() -> DescriptorLimits:

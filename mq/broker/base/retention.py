@@ -114,6 +114,8 @@ class Retention:
             force_ratio=(settings.disk_expire_ratio + settings.disk_full_ratio) / 2,
             full_ratio=settings.disk_full_ratio,
         )
+        ratios = self._policy.expire_ratio, self._policy.force_ratio, self._policy.full_ratio
+        assert sorted(ratios) == [*ratios], f"files go, must go, and messages are refused at {ratios} of the disk"
 
     def run(self) -> None:
         """Delete what may be deleted now; called by a timer. Raises OSError if the disk usage cannot be read."""
@@ -158,6 +160,7 @@ class Retention:
             dropped = sum(segment.end <= base_pos for segment in segments)
             if deletion.early:
                 self._tell_of_early(deletion, used)
+            assert log.base_pos == base_pos, f"the log begins at {log.base_pos}, files up to {base_pos} were deleted"
             self._log.info("log_shortened", files=dropped, base_pos=base_pos, first_index=log.first_index)
         self._forget_early(now_ms)
         self._store.expire_some(PhysicalOffset(log.base_pos))
@@ -216,6 +219,7 @@ class Retention:
         return None if note is None else msgspec.json.decode(note, type=EarlyDeletion)
 
     def _tell_of_early(self, deletion: Deletion, used: float) -> None:
+        assert deletion.early, f"{deletion} is told of as early"
         nbytes = sum(segment.end - segment.start for segment in deletion.early)
         core = self._replica.core
         self._log.error(
@@ -268,6 +272,7 @@ class Retention:
         if index > log.last_index:
             return PhysicalOffset(log.end_pos)
         wanted = log.locate(index).pos
+        assert log.base_pos <= wanted <= log.end_pos, f"peers need {wanted} of {log.base_pos} to {log.end_pos}"
         grace = LAG_GRACE_SEGMENTS * self._settings.segment_bytes
         return PhysicalOffset(wanted if wanted + grace >= min(log.end_pos, self._floor_pos()) else log.end_pos)
 

@@ -66,4 +66,5 @@ def first_from_the_future(log: StampedLog, now_ms: int) -> int | None:
             high = middle
         else:
             low = LogIndex(middle + 1)
+    assert low <= log.last_index, f"entries from {low} on are from the future, the last is {log.last_index}"
     return log.locate(low).pos
