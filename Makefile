@@ -109,7 +109,7 @@ QUICK_START := JDK_JAVA_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' PYTHO
 test-spark:
 	@if deploy/check-java.sh; then \
 	    $(MAKE) --no-print-directory $(SPARK_INSTALLED) && \
-	    $(SPARK_ENV) $(QUICK_START) PY=$(SPARK_PY) deploy/pytest-twice.sh spark -W default $(or $(ARGS),tests/spark); \
+	    $(SPARK_ENV) $(QUICK_START) $(SPARK_PY) -m pytest -o cache_dir=.pytest_cache/spark -W default $(or $(ARGS),tests/spark); \
 	else echo 'raftmq: the tests with Spark are left out'; fi
 
 # Four lanes side by side on two processors, since tests with sockets and processes wait much of the time; always the
@@ -148,8 +148,7 @@ fuzz: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh fuzz $(ARGS)
 
 # Three lanes side by side. Real processes wait for each other much of the time, and so does Spark; what only computes
-# gets the time of processors that these leave (docs/decisions/0029). A single failure is run again, and told:
-# docs/decisions/0008.
+# gets the time of processors that these leave (docs/decisions/0029). No failed test runs again (docs/decisions/0041).
 LANES := .lane-processes .lane-in-process .lane-simulation
 test-all: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going -j 3 $(LANES)
@@ -174,7 +173,8 @@ IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 	$(IN_TURN) .part-simulation
 
 PART := @deploy/part.sh
-TWICE := env PY=$(PY) deploy/pytest-twice.sh
+# Parts run side by side: each has a cache of its own.
+PYTEST = $(PY) -m pytest -o cache_dir=.pytest_cache/$(1)
 IN_CI := -m 'not nightly'
 # What compiled modules do in the tests above, the code in Python has to do in these; of tests that run both forms
 # themselves, only some are here.
@@ -182,12 +182,12 @@ IN_BOTH_FORMS := tests/broker/produce tests/broker/write_path tests/broker/net t
 IN_BOTH_FORMS += tests/unit/store/test_dispatch.py tests/unit/segment/test_threaded_writers.py tests/unit/compiled/test_checked_records.py
 IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/broker/net/test_bad_frames.py
 .part-processes:
-	$(PART) processes $(TWICE) processes $(IN_CI) tests/process
+	$(PART) processes $(call PYTEST,processes) $(IN_CI) tests/process
 .part-in-process:
-	$(PART) in-process $(TWICE) in-process $(IN_CI) $(CHECKED) --ignore=tests/process --ignore=tests/simulation \
+	$(PART) in-process $(call PYTEST,in-process) $(IN_CI) $(CHECKED) --ignore=tests/process --ignore=tests/simulation \
 	    --ignore=tests/spark
 .part-python-forms:
-	$(PART) python-forms env RAFTMQ_PURE_PYTHON=1 $(TWICE) python-forms $(IN_CI) $(IN_BOTH_FORMS)
+	$(PART) python-forms env RAFTMQ_PURE_PYTHON=1 $(call PYTEST,python-forms) $(IN_CI) $(IN_BOTH_FORMS)
 .part-spark:
 	@if ! deploy/check-java.sh || $(MAKE) --no-print-directory $(SPARK_INSTALLED); then \
 	    deploy/part.sh spark $(MAKE) --no-print-directory test-spark ARGS=; \
@@ -202,9 +202,8 @@ IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/br
 	$(PART) --last --unless-3 fuzz env PY=$(PY) deploy/sanitize.sh fuzz --seconds 30
 .part-gate:
 	$(PART) --last --unless-3 gate $(PY) -m benchmarks.gate
-# Failed seeds fail again, so there is no second run.
 .part-simulation:
-	$(PART) --last simulation $(PY) -m pytest -o cache_dir=.pytest_cache/simulation $(IN_CI) tests/simulation
+	$(PART) --last simulation $(call PYTEST,simulation) $(IN_CI) tests/simulation
 
 .PHONY: .test-brokers .test-clients .test-processes .test-others .lane-processes .lane-in-process .lane-checks .lane-simulation .part-processes
 .PHONY: .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads .part-fuzz
@@ -214,12 +213,12 @@ OF_BROKERS := tests/broker tests/attacks
 OF_CLIENTS := tests/unit/client
 OF_PROCESSES := tests/process tests/kit tests/frameworks tests/users tests/unit/replica tests/broker/mirror tests/broker/lite
 .test-brokers:
-	$(PY) -m pytest -o cache_dir=.pytest_cache/brokers $(SELECTED) $(OF_BROKERS) \
+	$(call PYTEST,brokers) $(SELECTED) $(OF_BROKERS) \
 	    $(addprefix --ignore=,$(filter tests/broker/%,$(OF_PROCESSES)))
 .test-clients:
-	$(PY) -m pytest -o cache_dir=.pytest_cache/clients $(SELECTED) $(OF_CLIENTS)
+	$(call PYTEST,clients) $(SELECTED) $(OF_CLIENTS)
 .test-processes:
-	$(PY) -m pytest -o cache_dir=.pytest_cache/quick-processes $(SELECTED) $(OF_PROCESSES)
+	$(call PYTEST,quick-processes) $(SELECTED) $(OF_PROCESSES)
 .test-others:
 	$(PY) -m pytest $(SELECTED) $(addprefix --ignore=,$(OF_BROKERS) $(OF_CLIENTS) $(OF_PROCESSES) tests/spark)
 
