@@ -45,9 +45,10 @@ from mq.broker.consume.rebalance import Rebalance
 from mq.broker.consume.routes import Queues, Routes
 from mq.broker.consume.subscription_refresh import SubscriptionRefresh
 from mq.broker.context import BrokerContext
+from mq.broker.lite.abandoned_pops import AbandonedPops
 from mq.broker.lite.control import LiteControl
 from mq.broker.lite.expiry import LiteExpiry
-from mq.broker.lite.pop import LitePops
+from mq.broker.lite.pop import SILENT_SECONDS, LitePops
 from mq.broker.lite.queries import LiteQueries
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.request_table import RequestTable
@@ -235,7 +236,8 @@ class Services:
         self.lite_expiry.kept = self.lite_pops.kept
         control = LiteControl(context, pops=self.lite_pops, offset_by_time=self.lookup.offset_by_time)
         queries = LiteQueries(context, pops=self.lite_pops, store_time=self.lookup.store_time)
-        return self.pops, self.lite_pops, control, queries, self.lite_expiry
+        self.abandoned_pops = AbandonedPops(context, pops=self.lite_pops, silent_seconds=SILENT_SECONDS)
+        return self.pops, self.lite_pops, control, queries, self.lite_expiry, self.abandoned_pops
 
     def _administration(self, context: BrokerContext) -> tuple[Service, ...]:
         stats = Stats(context)

@@ -102,6 +102,9 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     "lite_topics": _Named("raftmq_lite_topics", _G, "Lite topics."),
     "lite_subscriptions": _Named("raftmq_lite_subscriptions", _G, "Subscriptions of clients to lite topics."),
     "lite_expired": _Named("raftmq_lite_topics_expired", _C, "Lite topics that ended, since this replica leads."),
+    "lite_pops_forgotten": _Named(
+        "raftmq_lite_pops_forgotten", _C, "Open pops of groups without clients that were forgotten to make room."
+    ),
     "repeated_sends": _Named("raftmq_sends_deduplicated", _C, "Numbered sends that were deduplicated."),
     "replies_pushed": _Named("raftmq_replies_pushed", _C, "Replies pushed to the requesting producer."),
     "replies_relayed": _Named("raftmq_replies_relayed", _C, "Replies pushed through another replica."),

@@ -6,11 +6,11 @@ group continues, that is replicated, and the request is answered afterwards.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from mq.broker.context import BrokerContext
-from mq.broker.lite.pop import Client, LitePops
+from mq.broker.lite.pop import Client, LitePops, Subscriptions, is_connected
 from mq.broker.lite.subscriptions import ClientKey
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
@@ -19,8 +19,7 @@ from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.broker.state.lite_offsets import ROWS_MAX, ResetLiteOffsets
 from mq.broker.write_path.replicate import encoded, replicate
-from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import encode_request
+from mq.protocol.codes import ResponseCode
 from mq.protocol.lite_attributes import LiteGroup
 from mq.protocol.lite_bodies import (
     Action,
@@ -30,11 +29,13 @@ from mq.protocol.lite_bodies import (
     OffsetOption,
     Policy,
 )
-from mq.protocol.lite_requests import ControlLiteSubscriptions, NotifyUnsubscribeLiteExt
+from mq.protocol.lite_requests import ControlLiteSubscriptions
 from mq.protocol.names import NameRefused, check_group, check_lite_topic, check_topic, lite_queue, split_lite_queue
-from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+from mq.protocol.numbers import QueueOffset
 
 SUBSCRIPTIONS_PER_REQUEST_MAX = 100
+_ALL: Final = {"*"}
+"""Of a client that reads all lite topics: it counts as one subscription."""
 _Resets = dict[str, list[tuple[str, QueueOffset]]]
 """By group: queues, and where the group continues in them."""
 
@@ -59,7 +60,6 @@ class LiteControl(Service):
         self._subscriptions = pops.subscriptions
         self._offset_by_time = offset_by_time
         self._subscriptions_max = context.limits.lite.subscriptions_max
-        self._opaque = itertools.count(1)
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -74,7 +74,8 @@ class LiteControl(Service):
                 f"{len(wanted)} entries in one request; allowed: 1 to {SUBSCRIPTIONS_PER_REQUEST_MAX}",
             )
         self._appender.check_room()
-        checked = [(each, self._checked(each)) for each in wanted]
+        planned = _Planned(self._subscriptions)
+        checked = [(each, self._checked(each, planned)) for each in wanted]
         resets: _Resets = {}
         later: list[tuple[LiteSubscription, LiteGroup]] = []
         for each, group in checked:
@@ -99,8 +100,12 @@ class LiteControl(Service):
         replicate(self._appender, commands, call, what="a subscription", check=told)
         return None
 
-    def _checked(self, each: LiteSubscription) -> LiteGroup | None:
-        """What the group says of lite topics, None if the entry only ends subscriptions. Raises RequestRefused."""
+    def _checked(self, each: LiteSubscription, planned: _Planned) -> LiteGroup | None:
+        """What the group says of lite topics, None if the entry only ends subscriptions. Raises RequestRefused.
+
+        ``planned`` is what clients subscribe to after the entries before this one, and then after this one.
+        """
+        key, queues = (each.group, each.client_id), {lite_queue(each.topic, lite) for lite in each.lite_topics}
         try:
             check_group(each.group)
             check_topic(each.topic)
@@ -114,8 +119,10 @@ class LiteControl(Service):
                 f"a client id of {len(each.client_id)} characters; allowed: 1 to {CLIENT_ID_LENGTH_MAX}",
             )
         if each.action is Action.COMPLETE_REMOVE:
+            planned.put(key, None)
             return None
         if each.action is Action.PARTIAL_REMOVE:
+            planned.put(key, planned.of(key) - queues)
             try:
                 return self._pops.group(each.group, each.topic)
             except RequestRefused:
@@ -126,17 +133,17 @@ class LiteControl(Service):
                 raise RequestRefused(
                     ResponseCode.ILLEGAL_OPERATION, f"the group {each.group} reads all lite topics of {each.topic}"
                 )
-            return group
-        client = self._subscriptions.clients.get((each.group, each.client_id))
-        known = set() if client is None or client.queues is None else client.queues
-        queues = {lite_queue(each.topic, lite) for lite in each.lite_topics}
-        count = len(queues if each.action is Action.COMPLETE_ADD else queues | known)
-        if count > group.quota:
+            queues = _ALL
+        elif each.action is Action.PARTIAL_ADD:
+            queues |= {queue for queue in planned.of(key) if split_lite_queue(queue)[0] == each.topic}
+        if not group.wildcard and len(queues) > group.quota:
             raise RequestRefused(
                 ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
-                f"{count} lite topics of one client; the group {each.group} allows {group.quota}",
+                f"{len(queues)} lite topics of one client; the group {each.group} allows {group.quota}",
             )
-        if self._subscriptions.count + count - len(known) > self._subscriptions_max:
+        before = planned.count
+        planned.put(key, queues)
+        if planned.count > max(before, self._subscriptions_max):
             raise RequestRefused(
                 ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
                 f"there are {self._subscriptions.count} subscriptions to lite topics; maximum:"
@@ -197,8 +204,8 @@ class LiteControl(Service):
             self._subscriptions.remove(client, sorted(client.queues - set(queues)))
             if group.exclusive:
                 # It may not have heard yet that another client has taken over some of them.
-                lost = {queue for queue in queues if any(map(_is_connected, self._others(key, queue)))}
-                self._notify(client, sorted(lost))
+                lost = {queue for queue in queues if any(map(is_connected, self._others(key, queue)))}
+                self._pops.notify(client, sorted(lost))
                 queues = [queue for queue in queues if queue not in lost]
                 self._evict(key, queues)
         self._pops.look_at(client, self._subscriptions.add(client, queues))
@@ -211,19 +218,7 @@ class LiteControl(Service):
         for queue in queues:
             for other in self._others(key, queue):
                 self._subscriptions.remove(other, [queue])
-                self._notify(other, [queue])
-
-    def _notify(self, client: Client, queues: Sequence[str]) -> None:
-        """Tell a client that it does not subscribe to these, since another one does (request code 200073)."""
-        connection = client.connection
-        if connection is None or not _is_connected(client):
-            return
-        for queue in queues:
-            ext = NotifyUnsubscribeLiteExt(
-                lite_topic=split_lite_queue(queue)[1], consumer_group=client.key[0], client_id=client.key[1]
-            )
-            code = RequestCode.NOTIFY_UNSUBSCRIBE_LITE
-            connection.send(encode_request(code, next(self._opaque), ext=ext.fields(), oneway=True))
+                self._pops.notify(other, [queue])
 
     def _reset(self, group: str, queues: Sequence[str], option: OffsetOption, resets: _Resets) -> None:
         """Note where a group continues in these queues."""
@@ -233,9 +228,14 @@ class LiteControl(Service):
                 resets.setdefault(group, []).append((queue, offset))
 
     def _offset(self, queue: str, option: OffsetOption) -> QueueOffset | None:
-        """The offset at which a group continues; None where it left off."""
+        """The offset at which a group continues; None where it left off, or for a lite topic that is not there.
+
+        A group begins such a one at its first message. An offset would stay for ever if none came.
+        """
         found = self._store.get(queue, 0)
-        low, high = (FIRST_OFFSET, FIRST_OFFSET) if found is None else (found.min_offset, found.max_offset)
+        if found is None:
+            return None
+        low, high = found.min_offset, found.max_offset
         match option.type, option.value:
             case OffsetKind.POLICY, Policy.MIN:
                 wanted = low
@@ -246,14 +246,37 @@ class LiteControl(Service):
             case OffsetKind.TAIL_N, value:
                 wanted = QueueOffset(high - max(value, 0))
             case OffsetKind.TIMESTAMP, value:
-                wanted = high if found is None else self._offset_by_time(queue, 0, value)
+                wanted = self._offset_by_time(queue, 0, value)
             case _:
                 return None
         return min(max(wanted, low), high)
 
 
-def _is_connected(client: Client) -> bool:
-    return client.connection is not None and not client.connection.closed
+class _Planned:
+    """What clients subscribe to after entries of a request that are checked, and not yet carried out.
+
+    Attributes:
+        count: subscriptions of all clients.
+    """
+
+    def __init__(self, subscriptions: Subscriptions) -> None:
+        self._clients = subscriptions.clients
+        self._changed: dict[ClientKey, set[str]] = {}
+        self.count = subscriptions.count
+
+    def of(self, key: ClientKey) -> set[str]:
+        """The queues of a client; `_ALL` for one that reads all lite topics."""
+        if key in self._changed:
+            return self._changed[key]
+        client = self._clients.get(key)
+        if client is None:
+            return set()
+        return _ALL if client.queues is None else client.queues
+
+    def put(self, key: ClientKey, queues: set[str] | None) -> None:
+        """A client subscribes to these."""
+        self.count += len(queues or ()) - len(self.of(key))
+        self._changed[key] = queues or set()
 
 
 _FIRST = OffsetOption(type=OffsetKind.POLICY, value=Policy.MIN)

@@ -11,7 +11,8 @@ once in a while: so no message waits for longer than one request, even if news o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -31,11 +32,11 @@ from mq.broker.state.commands import encode_command
 from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, CheckpointId, QueueOfGroup
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
-from mq.protocol.codes import PERM_READ, ResponseCode
+from mq.protocol.codes import PERM_READ, RequestCode, ResponseCode
 from mq.protocol.frames import encode_prefix
-from mq.protocol.headers import RESPONSE_FLAG, encode_header
+from mq.protocol.headers import RESPONSE_FLAG, encode_header, encode_request
 from mq.protocol.lite_attributes import LiteGroup, is_lite, lite_group
-from mq.protocol.lite_requests import PopLiteMessage
+from mq.protocol.lite_requests import NotifyUnsubscribeLiteExt, PopLiteMessage
 from mq.protocol.names import is_lite_queue, split_lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE
@@ -48,7 +49,7 @@ _SWEEP_SECONDS = 0.05
 _SWEPT_AT_ONCE = 1000
 """Lite topics that are looked at in one step for clients that read all of them."""
 _QUEUES_MAX = 32
-_SILENT_SECONDS = 180.0
+SILENT_SECONDS = 180.0
 """A client that was not heard for so long is forgotten; RocketMQ's brokers wait as long."""
 _LOOK_SECONDS = 5.0
 
@@ -96,6 +97,7 @@ class LitePops(Service):
             held_max=context.settings.held_pulls_max, held_bytes_max=context.settings.held_bytes_max
         )
         self._leadership = object()
+        self._opaque = itertools.count(1)
         self._read_bytes = 0
         self._sweep: Iterator[str] | None = None
         self._swept = float("-inf")
@@ -179,6 +181,23 @@ class LitePops(Service):
         """The end of a lite topic was on its way into the log, and it stays."""
         self._tell(queue, None)
 
+    def notify(self, client: Client, queues: Sequence[str]) -> None:
+        """Tell a client that it does not subscribe to these, since another one does (request code 200073).
+
+        One that is not connected hears of it when it is back.
+        """
+        connection = client.connection
+        if connection is None or not is_connected(client):
+            client.lost.update(queues)
+            return
+        client.lost.difference_update(queues)
+        for queue in queues:
+            ext = NotifyUnsubscribeLiteExt(
+                lite_topic=split_lite_queue(queue)[1], consumer_group=client.key[0], client_id=client.key[1]
+            )
+            code = RequestCode.NOTIFY_UNSUBSCRIBE_LITE
+            connection.send(encode_request(code, next(self._opaque), ext=ext.fields(), oneway=True))
+
     def subscriptions_changed(self) -> None:
         """Somebody subscribes to something, or does not any more."""
         self._pops.watch()
@@ -231,7 +250,7 @@ class LitePops(Service):
 
     def forget_silent(self) -> None:
         """Forget clients that were not heard for long; called by a timer."""
-        for client in self.subscriptions.silent(self._clock() - _SILENT_SECONDS):
+        for client in self.subscriptions.silent(self._clock() - SILENT_SECONDS):
             self.subscriptions.drop(client)
         self._pops.watch()
 
@@ -263,6 +282,8 @@ class LitePops(Service):
         if client is not None:
             client.heard = now
             client.connection = call.connection
+            if client.lost:
+                self.notify(client, sorted(client.lost))
             self._look_again(client, ext.attempt_id or "", now)
         seconds = min(max(ext.poll_ms, 0) / 1000, call.connection.hold_seconds_max)
         call.drop_body()
@@ -513,6 +534,11 @@ class LitePops(Service):
         if not pop.call.connection.closed:
             fields = self._reply(pop, self._wall_clock_ms()).fields()
             pop.call.answer(pop.call.response(code, ext=fields))
+
+
+def is_connected(client: Client) -> bool:
+    """Whether the connection on which a client was heard last is open."""
+    return client.connection is not None and not client.connection.closed
 
 
 def _polling_key(key: tuple[str, str]) -> tuple[str, int]:

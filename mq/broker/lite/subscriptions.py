@@ -29,10 +29,11 @@ class LiteClient(Generic[ConnectionT]):
         heard: when it was heard last, in monotonic seconds.
         checked: when all of its subscriptions were looked at last.
         connection: where it was heard last.
+        lost: queues that another client took from it while it was not connected: it hears of them when it is back.
         attempt: the id of its last request that got messages, and the queues that they are from.
     """
 
-    __slots__ = ("attempt", "checked", "connection", "heard", "key", "parent", "queues", "ready")
+    __slots__ = ("attempt", "checked", "connection", "heard", "key", "lost", "parent", "queues", "ready")
 
     def __init__(self, key: ClientKey, parent: str, queues: set[str] | None, ready: dict[str, None]) -> None:
         self.key = key
@@ -41,6 +42,7 @@ class LiteClient(Generic[ConnectionT]):
         self.ready = ready
         self.heard = self.checked = float("-inf")
         self.connection: ConnectionT | None = None
+        self.lost: set[str] = set()
         self.attempt: tuple[str, list[str]] = ("", [])
 
     def reads(self, queue: str) -> bool:
@@ -98,6 +100,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         """Subscribe a client; returns those that it did not subscribe to before."""
         assert client.queues is not None, f"{client.key} reads all lite topics"
         added = [queue for queue in queues if queue not in client.queues]
+        client.lost.difference_update(added)
         for queue in added:
             client.queues.add(queue)
             self._by_queue.setdefault(queue, {})[client.key] = client

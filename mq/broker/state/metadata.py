@@ -495,10 +495,11 @@ class Metadata:
     def _reset_lite(self, command: ResetLiteOffsets, queue_ends: Callable[[str], Mapping[int, QueueOffset]]) -> Changes:
         offsets = 0
         for queue, offset in command.rows:
-            if split_lite_queue(queue)[0] in self.topics:
+            # A lite topic that has ended since begins again at its first offset; nothing would ever remove this one.
+            end = queue_ends(queue).get(0)
+            if end is not None and split_lite_queue(queue)[0] in self.topics:
                 self.pops.reset_ordered((command.group, queue, 0))
-                # The lite topic may have ended since, and begin again at its first offset.
-                self.lite.put(command.group, queue, min(offset, queue_ends(queue).get(0, FIRST_OFFSET)))
+                self.lite.put(command.group, queue, min(offset, end))
                 offsets += 1
         return Changes(offsets=offsets)
 

@@ -1,0 +1,111 @@
+"""Forgets what groups without clients have popped, if the table of open pops is full.
+
+Messages that are not acknowledged come again in their place, so what is popped from a lite topic stays open until a
+client of the group comes. Of a group that is away for good it would stay for ever, and once the table is full, nobody
+could pop from a lite topic that is not in it. So the leader lets such groups continue where they are. Their messages
+come again all the same; only how often they were delivered before is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from mq.broker.base.periodic_task import Periodic, never_rests
+from mq.broker.context import BrokerContext
+from mq.broker.lite.pop import LitePops
+from mq.broker.net.service import Service
+from mq.broker.state.commands import encode_command
+from mq.broker.state.lite_offsets import ROWS_MAX, ResetLiteOffsets
+from mq.broker.state.pop_checkpoints import QueueOfGroup
+from mq.broker.write_path.outcome import Outcome
+from mq.protocol.names import is_lite_queue
+from mq.protocol.numbers import QueueOffset
+
+LOOK_SECONDS = 1.0
+_LOOKED_AT_ONCE = 20_000
+_GROUPS_AT_ONCE = 10
+
+
+class AbandonedPops(Service):
+    """See the module.
+
+    Args:
+        silent_seconds: a new leader waits for so long: clients may not have come yet.
+    """
+
+    def __init__(self, context: BrokerContext, *, pops: LitePops, silent_seconds: float) -> None:
+        self._metadata, self._appender = context.metadata, context.appender
+        self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
+        self._checkpoints_max = context.limits.pop.checkpoints_max
+        self._pops = pops
+        self._silent_seconds = silent_seconds
+        self._leads_since = float("inf")
+        self._leadership = object()
+        self._unlooked: Iterator[QueueOfGroup] | None = None
+        self._is_waiting = False
+        self.forgotten = 0
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions; see `Service`."""
+        yield Periodic(LOOK_SECONDS, self.run, self._rests_until)
+
+    def counters(self) -> dict[str, int]:
+        """Figures: lite topics whose open pops were forgotten since this replica leads."""
+        return {"lite_pops_forgotten": self.forgotten}
+
+    def lead(self) -> None:
+        """This replica leads from now on."""
+        self._leads_since = self._clock()
+
+    def resign(self) -> None:
+        """This replica stopped leading."""
+        self._leads_since = float("inf")
+        self._leadership = object()
+        self._unlooked = None
+        self._is_waiting = False
+
+    def _rests_until(self) -> float:
+        return never_rests() if len(self._metadata.pops.queues) >= self._checkpoints_max else float("inf")
+
+    def run(self) -> None:
+        """Look at some open pops if there are too many; called by a timer."""
+        opened = self._metadata.pops.queues
+        is_early = self._clock() < self._leads_since + self._silent_seconds
+        if self._is_waiting or is_early or len(opened) < self._checkpoints_max:
+            return
+        if not self._appender.is_open or not self._appender.has_room:
+            return
+        if self._unlooked is None:
+            self._unlooked = iter(list(opened))
+        present = {group for group, _ in self._pops.subscriptions.clients}
+        rows: dict[str, list[tuple[str, QueueOffset]]] = {}
+        some = list(islice(self._unlooked, _LOOKED_AT_ONCE))
+        if len(some) < _LOOKED_AT_ONCE:
+            self._unlooked = None
+        now_ms = self._wall_clock_ms()
+        for key in some:
+            group, queue, _ = key
+            if group in present or not is_lite_queue(queue):
+                continue
+            ordered = self._metadata.pops.of(key).ordered
+            if ordered is None or ordered.blocked_until_ms() > now_ms:
+                continue
+            of_group = rows.setdefault(group, [])
+            if len(of_group) < ROWS_MAX and len(rows) <= _GROUPS_AT_ONCE:
+                of_group.append((queue, ordered.first_open))
+        for group, of_group in list(rows.items())[:_GROUPS_AT_ONCE]:
+            self._forget(group, of_group)
+
+    def _forget(self, group: str, rows: list[tuple[str, QueueOffset]]) -> None:
+        leadership = self._leadership
+        self._is_waiting = True
+
+        def on_outcome(outcome: Outcome) -> None:
+            if leadership is self._leadership:
+                self._is_waiting = False
+                self.forgotten += len(rows)
+                for queue, _ in rows:
+                    self._pops.group_changed(group, queue)
+
+        self._appender.add_command(encode_command(ResetLiteOffsets(group=group, rows=rows)), on_outcome)

@@ -1,0 +1,155 @@
+"""Limits of lite topics, over real sockets: what is refused, and what does not stay for ever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.lite_requests import NotifyUnsubscribeLiteExt
+from tests.support.lite_topics import GROUP, PARENT, control, pop, prepared, put_group, receipt, send, told
+from tests.support.running_broker import Answer, Client, limited, note_brokers, running
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.trio
+QUOTA = ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
+
+
+async def controls(client: Client, *entries: Mapping[str, object]) -> Answer:
+    """One request with several entries."""
+    usual = {"group": GROUP, "topic": PARENT, "action": "PARTIAL_ADD"}
+    body = json.dumps({"subscriptionSet": [{**usual, **each} for each in entries]}).encode()
+    return await client.request(RequestCode.LITE_SUBSCRIPTION_CTL, {}, body)
+
+
+async def test_a_request_with_many_entries_does_not_pass_the_maximum_of_subscriptions(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(lite={"subscriptions_max": 3}), group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        many: list[dict[str, object]] = [{"clientId": f"C{number}", "liteTopicSet": ["a"]} for number in range(4)]
+        assert (await controls(client, *many)).code == QUOTA
+        assert (await client.info())["raftmq.liteSubscriptions"] == "0", "nothing has changed"
+        assert (await controls(client, *many[:3])).code == ResponseCode.SUCCESS
+        assert (await controls(client, many[3])).code == QUOTA
+        # One leaves and another one comes in the same request; who says the same again needs no room.
+        leaves: dict[str, object] = {"clientId": "C0", "action": "COMPLETE_REMOVE"}
+        assert (await controls(client, leaves, many[3])).code == ResponseCode.SUCCESS
+        assert (await controls(client, many[1] | {"action": "COMPLETE_ADD"})).code == ResponseCode.SUCCESS
+
+
+async def test_the_quota_of_a_client_counts_all_entries_of_a_request(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client, group={"lite.sub.client.quota": "2"})
+        some: list[dict[str, object]] = [{"clientId": "C", "liteTopicSet": [name]} for name in "abc"]
+        a, b, c = some
+        assert (await controls(client, a, b, c)).code == QUOTA
+        assert (await controls(client, a, b, a | {"action": "PARTIAL_REMOVE"}, c)).code == ResponseCode.SUCCESS
+
+
+async def test_clients_that_read_all_lite_topics_count_as_subscriptions(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(lite={"subscriptions_max": 1}), group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client, group={"lite.sub.wildcard": "true"})
+        assert (await control(client, "COMPLETE_ADD", client_id="C1")).code == ResponseCode.SUCCESS
+        assert (await control(client, "COMPLETE_ADD", client_id="C1")).code == ResponseCode.SUCCESS
+        assert (await control(client, "COMPLETE_ADD", client_id="C2")).code == QUOTA
+
+
+async def test_a_message_that_would_begin_one_lite_topic_too_many_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(lite={"topics_max": 2}), group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        for lite in ("a", "b"):
+            assert (await send(client, lite, b"1")).code == ResponseCode.SUCCESS
+        refused = await send(client, "c", b"1")
+        assert refused.code == ResponseCode.LMQ_QUOTA_EXCEEDED
+        assert "maximum: 2" in (refused.remark or "")
+        assert (await send(client, "a", b"2")).code == ResponseCode.SUCCESS, "it is there already"
+        assert (await client.send(PARENT, b"3")).code == ResponseCode.SUCCESS, "it belongs to no lite topic"
+        await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": PARENT})
+        await prepared(client)
+        assert (await send(client, "c", b"1")).code == ResponseCode.SUCCESS
+
+
+async def test_a_client_that_was_evicted_while_it_was_away_hears_of_that_when_it_is_back(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        former, later = await broker.connect(), await broker.connect()
+        await prepared(later, group={"lite.sub.model": "Exclusive"})
+        await control(former, "PARTIAL_ADD", "a", "b", client_id="C1")
+        await former.stream.aclose()
+
+        async def is_gone() -> bool:
+            return (await later.info())["raftmq.connections"] == "1"
+
+        await until(is_gone)
+        await control(later, "PARTIAL_ADD", "a", client_id="C2")
+        again = await broker.connect()
+        await pop(again, "C1")
+        notice, _ = await again.question()
+        assert notice.ext == NotifyUnsubscribeLiteExt(lite_topic="a", consumer_group=GROUP, client_id="C1")
+
+
+async def test_where_a_group_begins_a_lite_topic_that_nobody_uses_is_not_kept(tmp_path: Path) -> None:
+    options: list[dict[str, object]] = [
+        {"type": "POLICY", "value": 1},
+        {"type": "POLICY", "value": 2},
+        {"type": "OFFSET", "value": 7},
+        {"type": "TAIL_N", "value": 1},
+        {"type": "TIMESTAMP", "value": 0},
+    ]
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        for number, option in enumerate(options):
+            assert (await control(client, "PARTIAL_ADD", f"a{number}", offsetOption=option)).code == 0
+        answer = await client.request(RequestCode.GET_BROKER_LITE_INFO)
+        assert json.loads(answer.body)["offsetTableSize"] == 0
+        for number in range(len(options)):
+            await send(client, f"a{number}", b"x")
+        assert len(told(await pop(client))) == len(options), "a message that comes later is read from all"
+
+
+async def test_open_pops_of_a_group_that_is_away_make_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers = note_brokers(monkeypatch)
+    async with running(tmp_path, limits=limited(pop={"checkpoints_max": 2}), group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await put_group(client, "others")
+        abandoned = brokers[0].services.abandoned_pops
+        monkeypatch.setattr(abandoned, "_silent_seconds", 0.0)
+        for lite in ("a", "b"):
+            for body in (b"1", b"2", b"3"):
+                await send(client, lite, body)
+        await control(client, "PARTIAL_ADD", "a", "b")
+        first = await pop(client)
+        assert len(told(first)) == 6
+        await control(client, "COMPLETE_ADD", "c", client_id="D", group="others")
+        await send(client, "c", b"1")
+
+        async def popped() -> Answer:
+            return await pop(client, "D", consumerGroup="others", pollTime=10_000)
+
+        abandoned.run()
+        assert (await popped()).code == ResponseCode.POLLING_FULL, "its client is there"
+        await control(client, "COMPLETE_REMOVE")
+        abandoned.run()
+        assert (await popped()).code == ResponseCode.POLLING_FULL, "the messages are hidden"
+        for message in first.records:
+            change = receipt(first, message) | {"invisibleTime": 1}
+            await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+
+        async def has_room() -> bool:
+            abandoned.run()
+            return bool((await popped()).body)
+
+        await until(has_room)
+        assert abandoned.forgotten == 2
+        await control(client, "PARTIAL_ADD", "a", "b")
+        again = told(await pop(client, pollTime=10_000))
+        assert again[:3] == [("a", b"1", 0), ("a", b"2", 0), ("a", b"3", 0)], "it continues where it was"
