@@ -34,7 +34,7 @@ from mq.client.schedules import (
     ScheduleStatus,
 )
 
-__all__ = ["ScheduleScheduler", "cron_of"]
+__all__ = ["ScheduleScheduler", "cron_of", "push_schedules"]
 
 NAME_BYTES_MAX: Final = 200
 PUSHES_MAX: Final = 5
@@ -94,7 +94,7 @@ class ScheduleScheduler(Scheduler):
         wanted = {
             each.name: each for each in [self._schedule(entry, session, owner) for entry in self.schedule.values()]
         }
-        done = session.call(_push, session.calls.schedules, owner, wanted)
+        done = session.call(push_schedules, session.calls.schedules, owner, wanted)
         _log.info("beat: the brokers send %s schedules of %s (%s changed)", len(wanted), owner, done)
 
     def _check(self, entry: Any) -> None:
@@ -223,10 +223,15 @@ def _refused(entry: Any, why: str) -> ImproperlyConfigured:
     return ImproperlyConfigured(f"beat_schedule: {entry.name!r} {why}")
 
 
-async def _push(schedules: Schedules, owner: str, wanted: Mapping[str, Schedule]) -> int:
-    """Create, change and delete until the brokers have what is wanted; returns the number of changes."""
+async def push_schedules(schedules: Schedules, owner: str, wanted: Mapping[str, Schedule]) -> int:
+    """Create, change and delete until the brokers have what is wanted; returns the number of changes.
+
+    It ends when it has found nothing to change: a beat with other entries, such as that of another version, may have
+    written at the same time, and what both have written would stay for ever. So the last one to write wins.
+    """
     done = 0
     for attempt in range(PUSHES_MAX):
+        before = done
         there: dict[str, ScheduleStatus] = {
             each.schedule.name: each for each in await schedules.list(owner=owner, bodies=True)
         }
@@ -241,8 +246,9 @@ async def _push(schedules: Schedules, owner: str, wanted: Mapping[str, Schedule]
             if attempt == PUSHES_MAX - 1:
                 raise
         else:
-            return done
-    raise AssertionError("the last attempt neither succeeded nor raised")
+            if done == before:
+                return done
+    raise SchedulingError(f"others change the schedules of {owner} at the same time: after {done} changes they differ")
 
 
 async def _put(schedules: Schedules, wanted: Schedule, there: ScheduleStatus | None) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import trio
+import trio.testing
 from celery import Celery
 from celery.beat import BeatLazyFunc, Service
 from celery.contrib.testing.worker import start_worker
@@ -17,10 +20,11 @@ from celery.exceptions import ImproperlyConfigured
 from celery.schedules import BaseSchedule, crontab, schedule
 
 import raftmq.celery
-from mq.celery.beat import ScheduleScheduler, cron_of, rule_of
-from mq.client import Cron, Every
+from mq.celery.beat import ScheduleScheduler, cron_of, push_schedules, rule_of
+from mq.client import Admin, Cron, Every, Schedule
+from mq.client.schedules import Schedules, ScheduleStatus
 from mq.client.sync import SyncAdmin
-from mq.testing import SyncKit, running_kit
+from mq.testing import SyncKit, open_kit, running_kit
 from tests.support.waiting import wait_until
 
 
@@ -133,6 +137,81 @@ def test_entries_that_are_added_while_it_runs_are_handed_over() -> None:
         scheduler.add(name="b", task="add", schedule=schedule(MINUTE), args=(1, 1))
         scheduler.tick()
         assert len(names(admin)) == 2
+
+
+def test_what_an_operator_has_deleted_stays_away_until_a_beat_starts_again() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        with beat(application(kit, a=entry())) as scheduler:
+            first = admin.schedules.get("celery/celery/shop/a")
+            kit.advance(minutes=1)
+            admin.schedules.delete("celery/celery/shop/a")
+            scheduler.tick()
+            assert names(admin) == []
+            kit.advance(minutes=5)
+            assert len(kit.messages(TOPIC)) == 1
+            with beat(application(kit, a=entry())):
+                assert admin.schedules.get("celery/celery/shop/a").version > first.version
+            # The one that was there before writes nothing, and the new schedule begins with its own count.
+            scheduler.tick()
+        kit.advance(minutes=2)
+        assert admin.schedules.get("celery/celery/shop/a").sent == 2
+        assert len(kit.messages(TOPIC)) == 3
+
+
+def test_beats_that_start_at_the_same_time_with_the_same_entries() -> None:
+    entries = {name: entry() for name in ("a", "b", "c")}
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        pauses: list[float] = []
+
+        def start() -> None:
+            scheduler = Service(application(kit, **entries), scheduler_cls="raftmq.celery:ScheduleScheduler").scheduler
+            pauses.append(scheduler.tick())
+            scheduler.close()
+
+        threads = [threading.Thread(target=start) for _ in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert min(pauses) > 5
+        assert names(admin) == [f"celery/celery/shop/{name}" for name in "abc"]
+        kit.advance(minutes=2)
+        assert len(kit.messages(TOPIC)) == 6
+
+
+class Overtaken:
+    """Schedules as one beat sees them, between whose list and changes another beat writes its own."""
+
+    def __init__(self, schedules: Schedules, other: Callable[[], Awaitable[object]]) -> None:
+        self._schedules = schedules
+        self._other: Callable[[], Awaitable[object]] | None = other
+
+    async def list(self, **options: Any) -> Sequence[ScheduleStatus]:
+        found = await self._schedules.list(**options)
+        if (other := self._other) is not None:
+            self._other = None
+            await other()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._schedules, name)
+
+
+def test_entries_of_two_beats_that_write_at_the_same_time_do_not_mix() -> None:
+    """Both created theirs, and neither saw the other's: tasks of two versions ran for ever."""
+
+    async def both_write() -> None:
+        async with open_kit() as kit, Admin(kit.namesrv) as admin:
+            await admin.create_topic("T")
+
+            def wanted(name: str) -> dict[str, Schedule]:
+                return {name: Schedule(name, "T", b"tick", Every(MINUTE), owner="shop")}
+
+            overtaken = Overtaken(admin.schedules, lambda: push_schedules(admin.schedules, "shop", wanted("new")))
+            await push_schedules(cast("Schedules", overtaken), "shop", wanted("old"))
+            assert [each.schedule.name for each in await admin.schedules.list()] == ["old"]
+
+    trio.run(both_write, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def test_a_queue_with_priorities_and_a_task_that_this_process_does_not_know() -> None:
