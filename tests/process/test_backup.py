@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import random
@@ -16,7 +17,7 @@ import pytest
 import trio
 
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
-from mq.client import Admin, Message, MessageQueue, Producer, SendResult
+from mq.client import Admin, Every, Message, MessageQueue, Producer, PullConsumer, Schedule, SendResult
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -77,6 +78,13 @@ async def committed(cluster: DevCluster, node_id: str | None = None) -> int:
     return max(each.commit_index or 0 for each in status.replicas if node_id in (None, each.node_id))
 
 
+async def ticks_of(namesrv: str, queue: MessageQueue) -> list[int]:
+    """The times, in ms, of the ticks in a queue, in its order."""
+    async with PullConsumer(namesrv, "ticks", consume_from="first", timeout=30) as consumer:
+        await consumer.assign([queue])
+        return [int(each.properties["RAFTMQ_SCHEDULE_DUE"]) async for each in await consumer.read_to_end()]
+
+
 async def test_group_is_restored_after_all_its_replicas_are_destroyed(tmp_path: Path) -> None:
     """The beginning of its log is gone before the backup, so that what was there is known from the snapshot alone."""
     rng = random.Random(1)
@@ -89,6 +97,10 @@ async def test_group_is_restored_after_all_its_replicas_are_destroyed(tmp_path: 
     ):
         await admin.create_topic("Early", 1)
         await admin.create_topic("T", 2)
+        await admin.create_topic("Ticks", 1)
+        for name in ("tick", "paused"):
+            await admin.schedules.create(Schedule(name, "Ticks", b"tick", Every(dt.timedelta(seconds=1))))
+        await admin.schedules.pause("paused")
         early = MessageQueue("Early", "broker-a", 0)
         await send(cluster.namesrv, "Early", [b"0", b"1", b"2"])
         await printed("consume", "Early", "--group", "readers", "--count", "2", "--namesrv", cluster.namesrv)
@@ -112,6 +124,7 @@ async def test_group_is_restored_after_all_its_replicas_are_destroyed(tmp_path: 
         assert sum(run["copied_bytes"] for run in news) < whole["copied_bytes"] / 10
         offset = await admin.group_offset("readers", early)
         assert offset == 2
+        schedules = [await admin.schedules.get(name) for name in ("tick", "paused")]
     shutil.rmtree(tmp_path / "old")
 
     new, ports = tmp_path / "new", Ports.free(3)
@@ -136,6 +149,17 @@ async def test_group_is_restored_after_all_its_replicas_are_destroyed(tmp_path: 
         assert await admin.group_offset("readers", early) == 2
         (result,) = await send(cluster.namesrv, "Early", [b"3"])
         assert result.queue_offset == 3
+        # Schedules go on: no tick comes twice, and one that was paused stays so.
+        assert await admin.schedules.get("paused") == schedules[1]
+        restored = await admin.schedules.get("tick")
+        assert restored.schedule == schedules[0].schedule
+        with trio.fail_after(60):
+            while (await admin.schedules.get("tick")).sent < restored.sent + 2:  # noqa: ASYNC110 - of the broker
+                await trio.sleep(0.1)
+        dues = await ticks_of(cluster.namesrv, MessageQueue("Ticks", "broker-a", 0))
+        assert len(dues) >= 2
+        assert dues == sorted(set(dues))
+        assert restored.last is None or dues[-1] > restored.last.timestamp() * 1000
 
 
 async def test_survivor_of_a_lost_majority_goes_on_alone_and_gets_a_new_replica(tmp_path: Path) -> None:
