@@ -50,7 +50,7 @@ context=$(mktemp -d)
 sed -n 's/^\([a-z0-9][^ ]*==[^ ;]*\).*/\1/p' requirements.lock >"$context/constraints"
 mkdir -p "$context/dist"
 .venv/bin/python -m pip install --quiet --quiet --no-build-isolation --constraint "$context/constraints" \
-    --target "$context/dist/site" . ./distributions/server || fail "the dependencies could not be installed (see above)"
+    --target "$context/dist/site" . './distributions/server[proxy]' || fail "the dependencies could not be installed (see above)"
 cp deploy/Dockerfile "$context/Dockerfile"
 rm "$context/constraints"
 echo "raftmq: building $image on $base"

@@ -1,0 +1,136 @@
+"""What `deploy/` has for deployments: the credentials that it makes, and that its files name settings that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+
+from mq.accounts import parse_accounts
+from mq.broker.settings import BrokerSettings
+from mq.credentials import Credentials
+from mq.namesrv.settings import NamesrvSettings
+from mq.proxy.settings import ProxySettings
+from mq.settings import ProcessSettings
+from mq.tls import Certificate
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+SCRIPT = DEPLOY / "make-credentials.sh"
+SETTINGS: dict[str, type[ProcessSettings]] = {
+    "BROKER": BrokerSettings,
+    "NAMESRV": NamesrvSettings,
+    "PROXY": ProxySettings,
+}
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+
+
+def made(directory: Path, *servers: str) -> list[str]:
+    """The files that the script made."""
+    done = subprocess.run([SCRIPT, directory, *servers], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return [line.removeprefix(f"raftmq: made {directory}/") for line in done.stdout.splitlines()]
+
+
+@needs_openssl
+def test_made_credentials_are_usable(tmp_path: Path) -> None:
+    directory = tmp_path / "credentials"
+    files = made(directory, "n0=127.0.0.1,broker.example", "namesrv=::1,*.names.example")
+    assert {path.name for path in directory.iterdir()} == set(files)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
+    accounts = parse_accounts((directory / "accounts.yml").read_text()).by_key
+    roles = {key: (each.admin, each.broker, each.proxy) for key, each in accounts.items()}
+    assert roles == {
+        "raftmq-brokers": (False, True, False),
+        "raftmq-proxy": (False, False, True),
+        "operator": (True, False, False),
+        "application": (False, False, False),
+    }
+    for name in ("brokers", "proxy", "operator", "application"):
+        keys = Credentials.from_file(directory / f"{name}.toml")
+        assert accounts[keys.access_key].signer.is_signed(keys.sign(103, {}, b"body"), b"body")
+    assert re.fullmatch(r"[0-9a-f]{64}\n", (directory / "group.secret").read_text())
+    for name, addresses in (("n0", ["127.0.0.1", "broker.example"]), ("namesrv", ["::1", "1.names.example"])):
+        pem, key, ca = directory / f"{name}.pem", directory / f"{name}.key", directory / "ca.pem"
+        Certificate(pem, key, ca, structlog.get_logger("test"), lambda: 1_000_000_000_000)
+        for address in addresses:
+            kind = "-verify_ip" if address[-1].isdigit() else "-verify_hostname"
+            check = ["openssl", "verify", "-x509_strict", "-CAfile", ca, kind, address, pem]
+            assert subprocess.run(check, capture_output=True, timeout=60).returncode == 0, address
+
+
+@needs_openssl
+def test_a_second_run_keeps_what_is_there_and_adds_what_is_new(tmp_path: Path) -> None:
+    made(tmp_path, "n0=10.0.0.1")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert made(tmp_path, "n0=10.0.0.1", "n1=10.0.0.2") == ["n1.key", "n1.pem"]
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {name: after[name] for name in before} == before
+
+
+@needs_openssl
+@pytest.mark.parametrize("server", ["n0", "n0=", "=10.0.0.1", "n0=a,,b", "n0=a b", "../n0=a", "ca=a", "n0=$(id)"])
+def test_a_wrong_argument_is_one_line_and_makes_nothing(tmp_path: Path, server: str) -> None:
+    done = subprocess.run([SCRIPT, tmp_path / "c", server], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert re.fullmatch(r"raftmq: .*\n", done.stderr)
+    assert not (tmp_path / "c").exists()
+
+
+def test_environment_variables_in_deployment_files_are_settings() -> None:
+    paths = [*DEPLOY.glob("*.yaml"), *DEPLOY.glob("kubernetes/*.yaml"), *DEPLOY.glob("helm/raftmq/templates/*.yaml")]
+    found = 0
+    for path in paths:
+        for kind, name in re.findall(r"\bRAFTMQ_(BROKER|NAMESRV|PROXY)_(\w+)", path.read_text()):
+            found += 1
+            assert name.lower() in SETTINGS[kind].model_fields, f"{path.name}: RAFTMQ_{kind}_{name}"
+    assert found >= 50
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_samples_for_systemd_are_valid_settings(tmp_path: Path, with_tls: bool) -> None:
+    for name, settings in (("broker", BrokerSettings), ("namesrv", NamesrvSettings)):
+        text = (DEPLOY / "systemd" / f"{name}.toml").read_text()
+        if with_tls:
+            text = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+        path = tmp_path / f"{name}.toml"
+        path.write_text(text)
+        loaded = settings.load(path)
+        assert loaded.tls_mode == ("enforcing" if with_tls else "disabled")
+
+
+def test_a_unit_is_not_restarted_with_settings_that_cannot_work() -> None:
+    for unit in ("broker", "namesrv"):
+        assert "\nRestartPreventExitStatus=2\n" in (DEPLOY / "systemd" / f"raftmq-{unit}.service").read_text()
+
+
+@pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
+def test_the_kubernetes_file_is_what_the_chart_makes() -> None:
+    command = ["helm", "template", "raftmq", DEPLOY / "helm" / "raftmq"]
+    rendered = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert (DEPLOY / "kubernetes" / "raftmq.yaml").read_text().endswith(rendered)
+
+
+def test_an_installation_gets_the_hashes_of_the_lock(tmp_path: Path) -> None:
+    installed = [
+        {"metadata": {"name": "Ruamel.yaml_x"}, "download_info": {"url": "https://pypi.org/x.whl"}},
+        {"metadata": {"name": "raftmq"}, "download_info": {"url": "file:///x", "dir_info": {}}},
+    ]
+    lock = "other==1 \\\n    --hash=sha256:00\nruamel-yaml-x==2 \\\n    --hash=sha256:11\n    # via y\nzlib-ng==1\n"
+    report, path = tmp_path / "report", tmp_path / "lock"
+    path.write_text(lock)
+    command = [sys.executable, DEPLOY / "locked.py", report, path]
+    report.write_text(json.dumps({"install": installed}))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "ruamel-yaml-x==2 \\\n    --hash=sha256:11\n    # via y\n"
+    report.write_text(json.dumps({"install": [{"metadata": {"name": "new"}, "download_info": {"url": "x"}}]}))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "raftmq: the lock file lacks new\n"
