@@ -66,6 +66,7 @@ class OperationSchema(NamedTuple):
 
 OPERATIONS: Mapping[str, OperationSchema] = {
     "send": OperationSchema(str, str, ("k", "o")),
+    "proxied-send": OperationSchema(str, str),
     "half": OperationSchema(str, str),
     "schedule": OperationSchema(str, str, (), ("o",)),
     "attempt": OperationSchema(str, str, ("k", "o")),

@@ -51,13 +51,16 @@ NOT_TOGETHER = frozenset({("delays", "clock"), ("retries", "clock"), ("register"
 """A delay ends by the leader's clock: with a clock that is wrong by an hour nothing can be checked. The retry delay of
 a returned message likewise. Registers are settings, not messages with properties that could rot.
 """
-ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"queue"})}
+ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"queue", "grpc"})}
 """Kinds for some workloads only: their checkers know which messages retention removed, or they have separate
 clients.
 """
 _OFTEN = frozenset({CALM, "kill", "pause", "partition", "power-loss", "packets"})
-ONLY_UNDER = {"late-ends": _OFTEN, "recreated": _OFTEN, "queries": _OFTEN}
-"""Workloads that profiles run under some kinds only: what they add to *transactions* and *queue* is not about disks."""
+_OF_PROXIES = frozenset({"clients", "kill", "pause"})
+ONLY_UNDER = {"late-ends": _OFTEN, "recreated": _OFTEN, "queries": _OFTEN, "grpc": _OF_PROXIES}
+"""Workloads that profiles run under some kinds only: what they add to *transactions*, *queue* and *pop* is not about
+disks.
+"""
 SECURED = (("queue", ("kill", "partition")), ("log", ("kill", "pause")), ("transactions", ("kill", "partition")))
 """Runs in which all servers and clients have accounts and TLS."""
 LONG_WORKLOAD = "log"

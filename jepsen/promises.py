@@ -22,7 +22,7 @@ PROMISES = (
     Promise("stored once by number", ("numbered",)),
     Promise("delayed and recalled messages", ("delays",)),
     Promise("transactional messages", ("transactions", "late-ends")),
-    Promise("popped messages", ("pop", "ordered-pop")),
+    Promise("popped messages", ("pop", "ordered-pop", "grpc")),
     Promise("stored or not", ()),
     Promise("damage is repaired, and neither served nor copied", ()),
     Promise("a replica that lost data does not vote", ()),

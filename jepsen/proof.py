@@ -76,6 +76,7 @@ ROWS = (
     Row("page-cache-trusted", "log", "power-loss"),
     Row("popped-and-forgotten", "pop", "kill"),
     Row("popped-comes-too-soon", "pop", "calm", 25),
+    Row("proxy-hides-too-shortly", "grpc", "calm"),
     Row("read-before-opening-entry", "register", "kill", 40),
     Row("reads-unverified", "log", "rot", 20),
     Row("recall-races-delivery", "delays", "calm"),

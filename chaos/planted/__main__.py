@@ -75,8 +75,9 @@ def unit_test(name: str) -> str:
 
 
 def is_of_clients(name: str) -> bool:
-    """Whether a bug is in the client library rather than in brokers."""
-    return "\n+++ b/mq/client/" in (PATCHES / f"{name}.patch").read_text()
+    """Whether a bug is in the client library or in proxies, which are clients of brokers."""
+    text = (PATCHES / f"{name}.patch").read_text()
+    return any(f"\n+++ b/mq/{package}/" in text for package in ("client", "proxy"))
 
 
 def compiled_packages(name: str) -> list[str]:

@@ -11,6 +11,7 @@ from jepsen.checkers.consumer_offsets import check_offsets, check_told_offsets
 from jepsen.checkers.coverage import check_coverage
 from jepsen.checkers.delays import check_delays
 from jepsen.checkers.exclusive import check_exclusive
+from jepsen.checkers.grpc import check_grpc
 from jepsen.checkers.numbered import check_numbered
 from jepsen.checkers.pops import check_ordered_pops, check_pops
 from jepsen.checkers.queries import check_queries
@@ -42,6 +43,7 @@ CHECKERS: dict[str, tuple[Checker, ...]] = {
     "delays": (check_delays, check_assigned, check_log, check_order, *_SENDING),
     "pop": (check_pops, check_log, check_order, *_SENDING),
     "ordered-pop": (check_ordered_pops, check_pops, check_log, check_order, *_SENDING),
+    "grpc": (check_grpc, check_pops, check_log, check_order, *_SENDING),
     "retries": (check_retries, check_log, check_order, *_SENDING),
     "register": (check_registers, check_servers, check_coverage),
     "late-ends": (check_transactions, check_log, check_order, check_servers, check_coverage),

@@ -25,8 +25,10 @@ DISK_USED_MAX = 0.75
 Place = tuple[str, int]
 """Queue and offset."""
 
-LATER = ("half", "schedule")
-"""Sends of messages that become visible later, if at all, at a place that their answers do not contain."""
+LATER = ("half", "schedule", "proxied-send")
+"""Sends at a place that their answers do not contain: of messages that become visible later, if at all, and of clients
+of proxies.
+"""
 
 
 class _Log(NamedTuple):

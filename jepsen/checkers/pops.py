@@ -6,7 +6,7 @@ known only if one ended before the other began. In doubt, the operation counts a
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 
 from jepsen.history import History, Operation, final_reads
@@ -23,7 +23,7 @@ CLOCK = "clock"
 def check_pops(history: History) -> Result:
     """Check `pop` (its offset: milliseconds for which messages are hidden) against `send`, `ack` and `give-back`."""
     findings = Findings("pop", PROMISE)
-    sends = {send.value: send for send in history.named("send")}
+    sends = {send.value: send for send in history.named("send", "proxied-send")}
     handed_out: defaultdict[str, list[Operation]] = defaultdict(list)
     for pop in history.named("pop"):
         findings.counts[f"pop: {pop.outcome}"] += 1
@@ -36,11 +36,15 @@ def check_pops(history: History) -> Result:
         findings.counts[f"{operation.name}: {operation.outcome}"] += 1
         (acks if operation.name == "ack" else given_back)[operation.value].append(operation)
     clocks_agree = not any(fault.kind == CLOCK for fault in history.faults)
+    stored_again = _stored_again(history)
     for value, pops in handed_out.items():
         findings.counts["messages handed out again"] += len(pops) - 1
         send = sends.get(value)
         if send is None or send.outcome == "fail":
             findings.add("unexpected", f"{value} was popped, and nobody sent it or it was refused")
+        if value in stored_again:
+            findings.counts["not judged: stored more than once by its sender"] += 1
+            continue
         if clocks_agree:  # a leader's clock that jumps ahead ends the invisible time of all messages
             _hidden(value, pops, given_back[value], findings)
         _gone_when_acknowledged(value, pops, acks[value], findings)
@@ -55,6 +59,19 @@ def check_pops(history: History) -> Result:
     if not handed_out or not findings.counts["messages handed out again"]:
         findings.cannot_tell("no message was popped, or none came again")
     return findings.result()
+
+
+def _stored_again(history: History) -> set[str]:
+    """Values of which a queue has several messages, since a proxy sent one again whose outcome it did not know: nobody
+    can tell which of these came again.
+    """
+    may_be = {send.value for send in history.named("proxied-send")}
+    found: set[str] = set()
+    for node in history.nodes:
+        queues = [queue for (at, _), queue in final_reads(history).items() if at == node]
+        counts = Counter(value for queue in queues for value in queue.values.values())
+        found |= {value for value, count in counts.items() if count > 1 and value in may_be}
+    return found
 
 
 def _as_stored(history: History, findings: Findings) -> None:

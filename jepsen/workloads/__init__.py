@@ -5,6 +5,7 @@ from __future__ import annotations
 from jepsen.workloads.assigned import AssignedWorkload
 from jepsen.workloads.bulk import BulkWorkload
 from jepsen.workloads.delays import DelaysWorkload
+from jepsen.workloads.grpc import GrpcWorkload
 from jepsen.workloads.late_ends import LateEndsWorkload
 from jepsen.workloads.log import LogWorkload
 from jepsen.workloads.numbered import NumberedWorkload
@@ -33,6 +34,7 @@ WORKLOADS: dict[str, type[Workload]] = {
         DelaysWorkload,
         PopWorkload,
         OrderedPopWorkload,
+        GrpcWorkload,
         RetriesWorkload,
         RegisterWorkload,
         BulkWorkload,

@@ -115,6 +115,21 @@ def test_a_message_that_nobody_acknowledges_comes_again_and_then_is_dead() -> No
     run(test)
 
 
+def test_a_message_is_hidden_for_as_long_as_its_consumer_asked() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one")
+        _, [got] = await proxy.receive("billing", "Orders", invisible_duration=Duration(seconds=40))
+        assert got.system_properties.invisible_duration.seconds == 40
+        await kit.advance(seconds=30)
+        await begin(proxy, "billing", "Orders")  # which takes 5 s, and gets nothing
+        await kit.advance(seconds=10)
+        _, [again] = await proxy.receive("billing", "Orders")
+        assert again.body == b"one"
+
+    run(test)
+
+
 def test_an_invisible_time_is_changed_and_the_new_handle_counts() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await begin(proxy, "billing", "Orders")

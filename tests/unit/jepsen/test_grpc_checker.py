@@ -1,0 +1,78 @@
+"""The checker of sends through proxies, with histories that break its promise."""
+
+from __future__ import annotations
+
+from jepsen.checkers.append_log import check_log
+from jepsen.checkers.grpc import check_grpc
+from jepsen.checkers.pops import check_pops
+from jepsen.events import Type
+from tests.unit.jepsen.histories import QUEUE, Script
+
+A, B = "1.0.0", "1.1.0"
+
+
+def sent(script: Script, value: str, outcome: Type = "ok") -> None:
+    process = 100 + len(script.events)
+    script.add(process, "invoke", "proxied-send", v=value)
+    script.add(process, outcome, "proxied-send", v=value, err="said so" if outcome != "ok" else None)
+
+
+def finally_stored(script: Script, *values: str, nodes: tuple[str, ...] = ("n0", "n1", "n2")) -> None:
+    for node in nodes:
+        script.final(values, node=node)
+
+
+def test_what_is_acknowledged_and_stored_is_valid_wherever_it_lies() -> None:
+    script = Script()
+    sent(script, A)
+    sent(script, B, "info")  # nobody knows, and it is stored
+    finally_stored(script, B, A)
+    assert check_grpc(script.history()).valid is True
+    assert check_log(script.history()).valid is True  # and it is not out of nowhere
+
+
+def test_an_acknowledged_message_that_a_replica_lacks_is_lost() -> None:
+    script = Script()
+    sent(script, A)
+    sent(script, B)
+    finally_stored(script, A)
+    assert check_grpc(script.history()).anomalies == {"lost": 3}
+
+
+def test_a_refused_message_that_is_stored_is_unexpected() -> None:
+    script = Script()
+    sent(script, A)
+    sent(script, B, "fail")
+    finally_stored(script, A, B)
+    assert check_grpc(script.history()).anomalies == {"unexpected": 3}
+
+
+def test_without_an_acknowledged_message_nobody_can_tell() -> None:
+    script = Script()
+    sent(script, A, "info")
+    finally_stored(script, A)
+    assert check_grpc(script.history()).valid == "unknown"
+
+
+def test_an_acknowledged_message_that_nobody_gets_is_seen_by_the_checker_of_pops() -> None:
+    script = Script()
+    sent(script, A)
+    sent(script, B)
+    script.add(20, "invoke", "pop", o=20)
+    script.add(20, "ok", "pop", v=[[QUEUE, 0, A]])
+    script.add(21, "invoke", "ack", k=QUEUE, v=A, o=0)
+    script.add(21, "ok", "ack", k=QUEUE, v=A)
+    assert check_pops(script.history()).anomalies == {"unseen": 1}
+
+
+def test_a_message_that_a_proxy_stored_twice_may_be_popped_twice_and_another_one_may_not() -> None:
+    for copies, anomalies in ((2, {}), (1, {"popped-too-soon": 1})):
+        script = Script()
+        sent(script, A)
+        for process, offset in ((20, 0), (21, copies - 1)):
+            script.add(process, "invoke", "pop", o=60_000)
+            script.add(process, "ok", "pop", v=[[QUEUE, offset, A]])
+        script.add(22, "invoke", "ack", k=QUEUE, v=A, o=0)
+        script.add(22, "ok", "ack", k=QUEUE, v=A)
+        finally_stored(script, *[A] * copies)
+        assert check_pops(script.history()).anomalies == anomalies
