@@ -133,6 +133,7 @@ class LitePlace(NamedTuple):
 
     def encode(self, physical_offset: PhysicalOffset) -> bytes:
         """The properties that a broker adds to such a message; their length does not depend on numbers."""
+        assert 0 <= self.offset < QUEUE_OFFSET_MAX, f"{self.queue}: offset {self.offset}"
         return b"%b%b\x02%b%019d\x02%b%016x\x02" % (
             _LITE_QUEUE,
             self.queue.encode(),

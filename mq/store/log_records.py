@@ -51,6 +51,8 @@ class LogRecords:
             entry = self._log.entry_at(physical_offset)
             if entry is None or entry.kind != EntryKind.NORMAL or entry.index > self._applied_index():
                 return None
+            end = entry.pos + entry.size
+            assert entry.pos <= physical_offset < end, f"{physical_offset} is not in the entry {entry.pos} to {end}"
             target = physical_offset - entry.pos - HEADER_BYTES
             if target < 0:
                 return None

@@ -135,6 +135,8 @@ def open_store(
         except QueueFileDamaged as error:
             faults.append(str(error))
         else:
+            index, low, high = checkpoint.applied_index, log.base_index, log.last_index
+            assert low <= index <= high, f"entry {index} is applied, of a log from {low} to {high}"
             _remove(incoming)
             return OpenedStore(checkpoint, queues)
     reason = "; ".join(faults) or None

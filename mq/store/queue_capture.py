@@ -55,6 +55,8 @@ class QueueCapture:
             queue.captured = self._number
             self._taken.append(queue)
             self._tails.append(queue.capture(self._offsets))
+            columns = len(self._offsets), len(self._tails)
+            assert columns == (3 * len(self._taken), len(self._taken)), f"{len(self._taken)} queues, columns {columns}"
 
     def rows(self) -> Rows:
         """The queues by topic."""

@@ -124,6 +124,7 @@ class QueueFiles:
         view = memoryview(data)
         while view:
             written = os.pwrite(descriptor, view, position)
+            assert written > 0, f"{path}: nothing of {len(view)} bytes was written at byte {position}"
             position += written
             view = view[written:]
 

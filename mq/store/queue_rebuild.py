@@ -85,6 +85,7 @@ class BlockRebuild:
         else:
             self._step_bytes = STEP_BYTES
         self._pos += at
+        assert self._pos <= segment_end, f"entries up to {self._pos} of a segment that ends at {segment_end}"
         return self._pos >= self.wanted.end_pos
 
     def result(self) -> tuple[QueueOffset, bytes]:

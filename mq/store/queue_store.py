@@ -328,8 +328,10 @@ class QueueStore:
             del self._queues[key]
             if is_lite_queue(key[0]):
                 self.lite_count -= 1
+                assert self.lite_count >= 0, f"{self.lite_count} queues of lite topics without {key[0]}"
             else:
                 self._queues_of[topic] -= 1
+                assert self._queues_of[topic] >= 0, f"{self._queues_of[topic]} queues of {topic} without {key[1]}"
                 del self._by_name[key[0].encode(), key[1]]
             queue.max_offset = _GONE
             self._files.forget_queue(queue)

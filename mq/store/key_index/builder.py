@@ -38,6 +38,7 @@ class Pace:
         cpu_clock: Callable[[], float] = time.process_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        assert 0 < share <= 1, f"{share} of a core is to be used"
         self._rest_per_second = 1 / share - 1
         self._cpu_clock = cpu_clock
         self._sleep = sleep

@@ -61,6 +61,8 @@ class Scope(NamedTuple):
 
 def encode_key_file(scope: Scope, rows: bytes) -> bytes:
     """The content of a file with these sorted rows."""
+    assert len(rows) % _ROW.size == 0, f"rows of {len(rows)} bytes, each has {_ROW.size}"
+    assert scope.begin <= scope.end, f"a file for the log from {scope.begin} to {scope.end}"
     blocks = [rows[at : at + _BLOCK_BYTES] for at in range(0, len(rows), _BLOCK_BYTES)]
     table = [_BLOCK.pack(_ROW.unpack_from(block)[0], zlib.crc32(block)) for block in blocks]
     head = b"".join((_FIELDS.pack(*scope), *table))

@@ -92,6 +92,7 @@ class KeyIndex:
         self._catch_up()
         if self.is_suspended:
             return []
+        assert self._missing.isdisjoint(self._indexed), f"of {len(self._missing)} parts to build some have a file"
         jobs: list[IndexJob] = []
         parts = [*islice((part for part in reversed(self._missing) if part not in self._failed), JOBS_MAX)]
         for part in parts:
@@ -149,6 +150,8 @@ class KeyIndex:
         del self._missing[: self._missing.bisect_left(base_pos)]
         gone = self._indexed[: self._indexed.bisect_left(base_pos)]
         del self._indexed[: len(gone)]
+        first = min([*self._missing[:1], *self._indexed[:1]], default=base_pos)
+        assert first >= base_pos, f"the part at {first} has a file or gets one, and the log begins at {base_pos}"
         for part in gone:
             with suppress(FileNotFoundError):
                 os.unlink(self.path_of(part))

@@ -112,6 +112,8 @@ class _Run:
                     self._search_log(part)
             except EntryGone:
                 pass  # deleted in the meantime
+        count, count_max = len(self._newest_first), max(self._query.count_max, 0)
+        assert count <= count_max, f"{count} messages were found; maximum: {count_max}"
         self._result.records = self._newest_first[::-1]
         return self._result
 
@@ -161,6 +163,7 @@ class _Run:
                 continue
             if self._is_done():
                 return
+            assert part.begin <= begin <= end <= part.end, f"{begin} to {end} is searched of {part}"
             self._search_entries(self._search.read(begin, end - begin))
             end = begin
 
