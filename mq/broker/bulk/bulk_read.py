@@ -113,6 +113,16 @@ class BulkReads(Service):
         """Figures: requests, and rows and bytes by role and by client."""
         return {**self._counts, "bulk_reads_waiting": len(self._queue) + len(self._held), **self._by_client}
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`: a read that waits is begun as soon as there is a worker for it."""
+        running, running_max = self._running, self._settings.bulk_reads_max
+        assert 0 <= running <= running_max, f"{running} bulk reads are running; maximum: {running_max}"
+        assert not self._queue or running == running_max, f"{len(self._queue)} bulk reads wait, and {running} run"
+        held, held_max = len(self._held), self._waiting_max
+        assert held <= held_max, f"{held} bulk reads wait for messages; maximum: {held_max}"
+        names, names_max = len(self._by_client), 2 * CLIENTS_COUNTED_MAX + 4
+        assert names <= names_max, f"{names} figures by client; maximum: {names_max}"
+
     def handle(self, call: Call[BulkRead]) -> bytes | None:
         """Request code 9007. Raises RequestRefused."""
         ext = call.request.ext

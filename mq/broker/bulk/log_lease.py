@@ -49,6 +49,11 @@ class LogLeases(Service):
         self._drop_over()
         return {"log_leases": len(self._leases)}
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        count, count_max = len(self._leases), self._settings.log_leases_max
+        assert count <= count_max, f"{count} log leases; maximum: {count_max}"
+
     def first_pos(self) -> PhysicalOffset:
         """The lowest leased physical offset; NOTHING without leases."""
         self._drop_over()

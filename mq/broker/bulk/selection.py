@@ -172,4 +172,6 @@ def _without_bodies(data: bytes, sizes: Sequence[int]) -> tuple[bytes, list[int]
         parts += (data[at : at + head], data[at + head + body_bytes : at + size])
         left.append(size - body_bytes)
         at += size
-    return b"".join(parts), left
+    cut = b"".join(parts)
+    assert len(cut) == sum(left), f"records without bodies have {len(cut)} bytes, {sum(left)} by their sizes"
+    return cut, left

@@ -99,7 +99,9 @@ class TopicPlans(Service):
         """Beginnings of log files, without the first one: as many as fit into an answer with this many queues."""
         starts = [PhysicalOffset(segment.start) for segment in self._replica.log.segments()[1:]]
         step = -(-len(starts) // max(1, min(PLACES_MAX, self._limits.plan_offsets_max // max(queues, 1)))) or 1
-        return iter(starts[::step])
+        chosen, offsets_max = starts[::step], max(self._limits.plan_offsets_max, queues)
+        assert len(chosen) * queues <= offsets_max, f"{len(chosen)} places of {queues} queues; maximum: {offsets_max}"
+        return iter(chosen)
 
 
 def _row(queue_id: int, queue: ConsumeQueue | None, *, with_size: bool) -> PlannedQueue:

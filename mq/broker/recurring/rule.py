@@ -62,6 +62,7 @@ class Interval(NamedTuple):
     def next_after(self, time_ms: int) -> int | None:
         """See `Rule`."""
         found = self.anchor_ms + ((time_ms - self.anchor_ms) // self.every_ms + 1) * self.every_ms
+        assert time_ms < found <= time_ms + self.every_ms, f"{found} is to follow {time_ms}, every {self.every_ms} ms"
         return found if found <= TIME_MS_MAX else None
 
     def between(self, after_ms: int, until_ms: int) -> int:
@@ -117,6 +118,7 @@ def rule_of(definition: ScheduleDefinition) -> Rule:
 def next_due(rule: Rule, definition: ScheduleDefinition, settled_ms: int) -> int | None:
     """The first tick of a schedule behind ``settled_ms``, within its start and end. Raises RuleInvalid."""
     found = rule.next_after(max(settled_ms, definition.start_ms - 1))
+    assert found is None or found > settled_ms, f"a tick at {found} is due again, all up to {settled_ms} are done"
     return found if found is not None and not 0 < definition.end_ms <= found else None
 
 

@@ -151,6 +151,9 @@ class Ticks(Service):
         """
         in_flight = len(self._in_flight)
         assert in_flight <= _IN_FLIGHT_MAX, f"{in_flight} ticks are in flight"
+        if self._appender.is_idle:
+            changing = sum(self._changing.values())
+            assert not in_flight + changing, f"{in_flight} ticks and {changing} changes in flight, and nothing pending"
         assert all(count > 0 for count in self._changing.values()), f"changes in flight: {dict(self._changing)}"
         if not self._leads:
             noted = len(self._due) + len(self._to_plan) + in_flight
