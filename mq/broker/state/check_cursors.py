@@ -77,6 +77,12 @@ class CheckCursors:
         self.offsets = {number: offset for number, offset in rows if number != _PUT_OFF}
         self.put_off = tuple(offset for number, offset in rows if number == _PUT_OFF)
 
+    def check_invariants(self) -> None:
+        """Assert what holds between two commands; for tests."""
+        count, ordered = len(self.put_off), sorted(set(self.put_off))
+        assert count <= PUT_OFF_MAX, f"{count} half messages are postponed; maximum: {PUT_OFF_MAX}"
+        assert ordered == [*self.put_off], f"half messages are postponed in the order {self.put_off}"
+
     def topic_deleted(self, topic: str) -> None:
         """See `StateTable.topic_deleted`."""
         if topic == HALF_TOPIC:

@@ -451,6 +451,9 @@ class Metadata:
         self.sequences.check_invariants()
         self.former_topics.check_invariants()
         self.schedules.check_invariants()
+        self.checks.check_invariants()
+        self.users.check_invariants()
+        self.request_modes.check_invariants()
         self.lite.check_invariants()
         assert all(parent in self.topics for _, parent, _ in self.lite.tables), f"of no topic: {list(self.lite.tables)}"
 

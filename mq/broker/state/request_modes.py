@@ -77,6 +77,10 @@ class RequestModes:
         rows = msgspec.convert(state or [], list[tuple[str, str, str, int]])
         self.table = {(topic, group): RequestMode(mode, shared) for topic, group, mode, shared in rows}
 
+    def check_invariants(self) -> None:
+        """Assert what holds between two commands; for tests."""
+        assert len(self.table) <= MODES_MAX, f"{len(self.table)} request modes; maximum: {MODES_MAX}"
+
     def topic_deleted(self, topic: str) -> None:
         """See `StateTable.topic_deleted`."""
         self.table = {key: mode for key, mode in self.table.items() if key[0] != topic}

@@ -223,6 +223,12 @@ class Users:
         self.table = {name: User(sealed, admin, enabled, policies) for name, sealed, admin, enabled, policies in rows}
         self.version += 1
 
+    def check_invariants(self) -> None:
+        """Assert what holds between two commands; for tests."""
+        assert len(self.table) <= USERS_MAX, f"{len(self.table)} users; maximum: {USERS_MAX}"
+        policies = sum(len(user.policies) for user in self.table.values())
+        assert policies <= POLICIES_MAX, f"{policies} policies of all users; maximum: {POLICIES_MAX}"
+
     def topic_deleted(self, topic: str) -> None:
         """See `StateTable.topic_deleted`; policies also apply to a later topic of the same name."""
 
