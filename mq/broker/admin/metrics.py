@@ -385,6 +385,7 @@ class BrokerMetrics:
                     behind += distance
                 else:
                     beyond -= distance
+            assert min(behind, popped, beyond) >= 0, f"{group} lags {behind}, {popped} popped, {beyond} beyond the end"
             values = self._of_group(topic, group)
             lag.append((values, behind))
             in_flight.append((values, popped))

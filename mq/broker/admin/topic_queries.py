@@ -111,6 +111,7 @@ class TopicQueries(Service):
             return QueueEnds()
         self._beginning.check(queue.min_offset)
         newest = self._store_time(topic, queue_id, queue.max_offset - 1)
+        assert queue.min_offset <= queue.max_offset, f"{queue.key} has {queue.min_offset} to {queue.max_offset}"
         return QueueEnds(queue.min_offset, queue.max_offset, max(newest, 0))
 
     def _system_topics(self, request: GetSystemTopicListFromBroker) -> tuple[bytes, dict[str, str] | None]:

@@ -134,6 +134,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
             if not groups:
                 del self._wild[client.parent]
             self.count -= 1
+        assert self.count >= 0, f"{self.count} subscriptions without client {client.key}"
         del self.clients[client.key]
 
     def silent(self, before: float) -> list[LiteClient[ConnectionT]]:

@@ -77,6 +77,7 @@ class InternalMessages:
             unique_key = properties[props.UNIQUE_KEY] = self._unique_keys.next()
         # Overrides properties of the same names from the client: the last of equal names wins.
         encoded = props.fitted(properties, self._suffix)
+        assert len(encoded) <= props.PROPERTIES_BYTES_MAX, f"properties of {len(encoded)} bytes are said to fit"
         tags = properties.get(props.TAGS)
         send = PendingSend(
             tail.fixed_bytes + len(call.body) + len(encoded) + (0 if lite is None else lite.nbytes),
