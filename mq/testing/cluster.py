@@ -110,6 +110,7 @@ class Cluster:
                 try:
                     await cluster._start(servers, settings)
                     yield cluster
+                    cluster.check_invariants()
                 finally:
                     network.close_all()
 
@@ -139,6 +140,11 @@ class Cluster:
         if leader is None:
             raise RuntimeError("no replica leads at the moment: call wait_ready()")
         return self._brokers[leader].context
+
+    def check_invariants(self) -> None:
+        """Assert what holds in each broker between two turns, as after each turn of a simulation."""
+        for broker in self._brokers.values():
+            broker.check_invariants()
 
     def run_timers(self) -> None:
         """Do what the brokers do by time, now."""
