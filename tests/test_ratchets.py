@@ -30,7 +30,7 @@ ASSERTED: dict[str, float] = {
     "mq/broker/base": 0.15,
     "mq/broker/bulk": 0.27,
     "mq/broker/consume": 0.26,
-    "mq/broker/lite": 0.17,
+    "mq/broker/lite": 0.15,
     "mq/broker/net": 0.17,
     "mq/broker/pop": 0.29,
     "mq/broker/produce": 0.12,
