@@ -41,13 +41,13 @@ def test_tasks_of_a_prefork_worker(workers: Workers) -> None:
         results = workers.run("""
 import time
 from celery import chord, group
-pings = app.control.ping(timeout=2)
+pings = app.control.ping(timeout=30, limit=1)
 began = time.time()
 later = note.apply_async(("later",), countdown=2)
 revoked = note.apply_async(("revoked",), countdown=2)
 app.control.revoke(revoked.id)
 sums = chord((add.s(i, i) for i in range(10)), total.s())()
-queues = app.control.inspect(timeout=2).active_queues()
+queues = app.control.inspect(timeout=30, limit=1).active_queues()
 print(json.dumps([pings, sums.get(timeout=30), [*queues], began, later.get(timeout=30)]))
 """)
         assert results[:3] == [[{"one@host": {"ok": "pong"}}], 90, ["one@host"]]

@@ -221,7 +221,7 @@ async def test_the_sdk_and_name_servers_use_tls(tmp_path: Path, authority: Autho
                 result = await producer.send(Message("T", b"hello"))
             async with PullConsumer(namesrv, "G", consume_from="first", remoting=remoting) as consumer:
                 await consumer.assign([MessageQueue("T", "broker-a", result.queue.queue_id)])
-                (message,) = await consumer.poll(timeout=5.0)
+                (message,) = await consumer.poll(timeout=60.0)
                 assert message.body == b"hello"
             with pytest.raises(ConnectFailed):
                 await open_connection(namesrv, tls=ssl.create_default_context())

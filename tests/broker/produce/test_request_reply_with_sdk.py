@@ -69,11 +69,11 @@ async def test_a_pull_consumer_replies(tmp_path: Path) -> None:
         await consumer.assign(await consumer.queues("T"))
 
         async def answer() -> None:
-            [asked] = await consumer.poll(timeout=5)
+            [asked] = await consumer.poll(timeout=60)
             await consumer.reply(asked, b"re: " + asked.body, properties={"from": "G"})
 
         nursery.start_soon(answer)
-        reply = await producer.request(Message("T", b"hello"), timeout=5)
+        reply = await producer.request(Message("T", b"hello"), timeout=60)
         assert (reply.body, reply.properties["from"]) == (b"re: hello", "G")
 
 
@@ -91,7 +91,7 @@ async def test_a_pop_consumer_replies(tmp_path: Path) -> None:
             await consumer.ack(asked)
 
         nursery.start_soon(answer)
-        assert (await producer.request(Message("T", b"hello"), timeout=5)).body == b"re: hello"
+        assert (await producer.request(Message("T", b"hello"), timeout=60)).body == b"re: hello"
 
 
 async def test_a_request_gets_its_own_reply(tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ async def test_a_request_gets_its_own_reply(tmp_path: Path) -> None:
         Producer(namesrv, "P") as producer,
         replying(namesrv) as seen,
     ):
-        reply = await producer.request(Message("T", b"hello"), timeout=5)
+        reply = await producer.request(Message("T", b"hello"), timeout=60)
         assert (reply.body, reply.topic, reply.properties["from"]) == (b"re: hello", "DefaultCluster_REPLY_TOPIC", "G")
         (asked,) = seen
         for name in (props.CORRELATION_ID, props.REPLY_TO_CLIENT, props.TTL):
             assert reply.properties[name] == asked.properties[name]
         assert asked.properties[props.REPLY_TO_CLIENT] == producer.client_id
-        assert asked.properties[props.TTL] == "5000"
+        assert asked.properties[props.TTL] == "60000"
         assert reply.properties[props.MESSAGE_TYPE] == "reply"
         assert int(reply.properties[props.PUSH_REPLY_TIME]) <= int(reply.properties[props.ARRIVE_TIME])
         assert reply.born_host.ip == "127.0.0.1"
@@ -115,7 +115,7 @@ async def test_a_request_gets_its_own_reply(tmp_path: Path) -> None:
 
         async def ask(number: int) -> None:
             body = b"%d" % number + b"x" * 200 * number
-            replies[number] = (await producer.request(Message("T", body), timeout=9)).body[:8].split(b"x")[0]
+            replies[number] = (await producer.request(Message("T", body), timeout=60)).body[:8].split(b"x")[0]
 
         async with trio.open_nursery() as nursery:
             for number in range(40):
@@ -256,13 +256,13 @@ async def test_threads_ask_and_reply(tmp_path: Path) -> None:
                 consumer.wait_assigned()
 
                 def answer() -> None:
-                    message = consumer.receive(timeout=9)
+                    message = consumer.receive(timeout=60)
                     assert message is not None
                     consumer.reply(message, message.body.upper())
 
                 thread = threading.Thread(target=answer)
                 thread.start()
-                reply = producer.request(Message("T", b"hello"), timeout=9)
+                reply = producer.request(Message("T", b"hello"), timeout=60)
                 thread.join()
                 return reply.body
 

@@ -294,7 +294,7 @@ async def test_what_a_pull_consumer_was_given_is_handled(tmp_path: Path) -> None
             sent = [await producer.send(Message("T", b"%d" % n)) for n in range(2)]
         async with PullConsumer(namesrv, "G", consume_from="first", trace=True) as consumer:
             await consumer.assign(await consumer.queues("T"))
-            assert [each.body for each in await consumer.poll(1, timeout=5)] == [b"0"]
+            assert [each.body for each in await consumer.poll(1, timeout=60)] == [b"0"]
         found = await admin.trace(sent[0].message_id)
         assert [(each.begun.group, each.ended and each.ended.success) for each in found.handled] == [("G", True)]
         assert not (await admin.trace(sent[1].message_id)).found
