@@ -11,6 +11,7 @@ In half of the runs lite topics end some seconds after their last message: then 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Final
@@ -20,6 +21,7 @@ from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
 from chaos.broker_sim.ordered_pop import From, OrderedPop
 from chaos.broker_sim.process import BrokerProcess
+from chaos.faults import ClockJump
 from chaos.limits import replaced
 from chaos.violation import Violation
 from mq.broker.lite import expiry
@@ -34,6 +36,7 @@ from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from mq.protocol.receipts import NORMAL, ORDERED_REVIVE_QUEUE, Receipt
 from mq.protocol.records import RecordError, StoredMessage, decode_records
+from raftlog import NodeId
 
 _SOME, _ALL = "LG", "WG"
 """The groups: members subscribe to some lite topics, or read all."""
@@ -250,11 +253,22 @@ class Lite(OrderedPop):
         """A lite topic may end that got nothing for so long, or of which the log has nothing any more."""
         if not self._expires:
             raise Violation(f"alive: {queue} ends, and its topic does not say that it may")
-        if last.record.physical_offset < self.cluster.dropped_pos or "clock" in self.cluster.plan.kinds:
-            return  # a broker whose monotonic clock jumps takes its wall clock for wrong, and goes on without it
+        if last.record.physical_offset < self.cluster.dropped_pos:
+            return
         age_ms = self.cluster.true_ms() - last.record.store_timestamp_ms
-        if age_ms < _MINUTE_MS - 2 * self.cluster.plan.wall_skew_ms:
+        if age_ms < _MINUTE_MS - 2 * self.cluster.plan.wall_skew_ms - self._jumped_ms():
             raise Violation(f"alive: {queue} ends {age_ms} ms after {last.place}")
+
+    def _jumped_ms(self) -> float:
+        """How far the time of a broker may be ahead since its monotonic clock has jumped.
+
+        It takes its wall clock for wrong then, and goes on without it.
+        """
+        jumped: defaultdict[NodeId, float] = defaultdict(float)
+        for at, fault in self.cluster.plan.faults:
+            if isinstance(fault, ClockJump) and at <= self.cluster.now:
+                jumped[fault.node] += fault.seconds
+        return 1000 * max(jumped.values(), default=0.0)
 
     def _forget(self, key: QueueOfGroup) -> None:
         """What is popped of a queue that has ended is open no more; a client may still hear of it."""
