@@ -2,9 +2,9 @@
 
 A patch whose second line names a workload is for simulated brokers, one whose second line names a test is found by that
 test ("Test: tests/unit/..."), the others are for the log. ``python -m chaos.planted`` tries all, ``python -m
-chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes the table. The runs use a patched copy of the
-production code. A bug in Cython is compiled there; the copy of a bug in Python has no compiled modules, which would
-serve in its place.
+chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes the table, ``--note`` notes
+the seeds that found them. The runs use a patched copy of the production code. A bug in Cython is compiled there; the
+copy of a bug in Python has no compiled modules, which would serve in its place.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from raftlog.compiled.sources import PURE_PYTHON
 PATCHES = Path(__file__).parent
 PROJECT = PATCHES.parent.parent
 PACKAGES = ("raftlog", "mq", "chaos")
+FINDING_SEEDS = PATCHES / "finding_seeds.txt"
+"""The first seed that finds a bug, of those that seed 0 does not find: a line is the name of a bug and a seed."""
 SEEDS_MAX = 200
 UNIT_TEST = "unit test"
 _TEST = "Test: "
@@ -45,7 +48,7 @@ class PatchRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``seeds`` is how many it took to detect ``how``; None if it was not found."""
+    """``seeds`` is how many it takes from 0 on to detect ``how``; None if it was not found."""
 
     name: str
     what: str
@@ -125,23 +128,52 @@ def _environment(name: str, directory: Path) -> dict[str, str]:
     return environment if compiled_packages(name) else {**environment, PURE_PYTHON: "1"}
 
 
-def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
-    """Run seeds from 0 on until the bug is found. Raises `PatchRefused`."""
+def finding_seeds(noted: Path = FINDING_SEEDS) -> dict[str, int]:
+    """The noted seeds by name of the bug."""
+    lines = (line.split() for line in noted.read_text().splitlines())
+    return {name: int(seed) for name, seed in lines}
+
+
+def note_finding_seeds(findings: Sequence[Finding], noted: Path = FINDING_SEEDS) -> None:
+    """Note the seeds that found these bugs; the others keep theirs, and what is no bug any more goes."""
+    found = {each.name: each.seeds - 1 for each in findings if each.seeds and workload(each.name) != UNIT_TEST}
+    kept = sorted((name, seed) for name, seed in {**finding_seeds(noted), **found}.items() if seed and name in names())
+    noted.write_text("".join(f"{name} {seed}\n" for name, seed in kept))
+
+
+def hunt(name: str, seeds_max: int = SEEDS_MAX, *, first_seed: int | None = None) -> Finding:
+    """Run ``first_seed``, if there is one, then seeds from 0 on until the bug is found. Raises `PatchRefused`.
+
+    If ``first_seed`` does not find it, a warning says which one does: the code or the simulation has changed.
+    """
     with tempfile.TemporaryDirectory(prefix="planted-") as directory:
         plant(name, Path(directory))
         if workload(name) == UNIT_TEST:
             return _hunt_by_test(name, Path(directory))
-        command = [sys.executable, "-m", "chaos", "--workload", workload(name)]
-        command += ["--seeds", f"0-{seeds_max - 1}", "--first", "--jobs", "1"]
-        environment = _environment(name, Path(directory))
-        done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-        found = re.search(r"^seed (\d+): (.*)$", done.stdout, re.MULTILINE)
-        if found is None:
-            assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
-            return Finding(name, what(name), None, "")
-        if _UNINTENDED.search(found[2]):
-            raise PatchRefused(f"{name}: the code does not fit the production code any more: {found[2]}")
-        return Finding(name, what(name), int(found[1]) + 1, found[2])
+        if first_seed is not None and (seen := _hunt_by_seeds(name, Path(directory), first_seed, first_seed)).seeds:
+            return seen
+        finding = _hunt_by_seeds(name, Path(directory), 0, seeds_max - 1)
+    if first_seed is not None and finding.seeds:
+        warnings.warn(
+            f"{name} is found by seed {finding.seeds - 1} and no longer by {first_seed}, which costs time:"
+            f" python -m chaos.planted {name} --note",
+            stacklevel=2,
+        )
+    return finding
+
+
+def _hunt_by_seeds(name: str, directory: Path, first: int, last: int) -> Finding:
+    command = [sys.executable, "-m", "chaos", "--workload", workload(name)]
+    command += ["--seeds", f"{first}-{last}", "--first", "--jobs", "1"]
+    environment = _environment(name, directory)
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    found = re.search(r"^seed (\d+): (.*)$", done.stdout, re.MULTILINE)
+    if found is None:
+        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+        return Finding(name, what(name), None, "")
+    if _UNINTENDED.search(found[2]):
+        raise PatchRefused(f"{name}: the code does not fit the production code any more: {found[2]}")
+    return Finding(name, what(name), int(found[1]) + 1, found[2])
 
 
 def _hunt_by_test(name: str, directory: Path) -> Finding:
@@ -197,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS_MAX, metavar="N", help="give up after so many")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="how many at once")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the table to this file")
+    parser.add_argument("--note", action="store_true", help="note the seeds that find them, which tests try first")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.names) - set(names())):
         parser.error(f"no such mistake: {', '.join(unknown)}")
@@ -209,6 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.report is not None:
         options.report.parent.mkdir(parents=True, exist_ok=True)
         options.report.write_text(table(findings, options.seeds))
+    if options.note:
+        note_finding_seeds(findings)
     return int(any(finding.seeds is None for finding in findings))
 
 

@@ -15,7 +15,8 @@ from mq.compiled import ALL_COMPILED, PURE_PYTHON
 
 ALL_WORKLOADS = (*LOGS, *WORKLOADS)
 SECONDS = 3.0
-LONG_SECONDS = 20.0
+LONG_SECONDS = 10.0
+NIGHTLY_SECONDS = 20.0
 SEED = 7
 QUICK = ("log", "everyday")
 """One of the log and one of brokers; `make test-all` has whole runs of all workloads."""
@@ -56,11 +57,14 @@ def test_both_forms_have_the_same_events() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 5))])
+@pytest.mark.parametrize(
+    ("seed", "seconds"),
+    [(0, LONG_SECONDS), *(pytest.param(seed, NIGHTLY_SECONDS, marks=pytest.mark.nightly) for seed in range(5))],
+)
 @pytest.mark.parametrize("workload", ALL_WORKLOADS)
-def test_both_forms_have_the_same_events_in_whole_runs(workload: str, seed: int) -> None:
-    (python,) = outcomes_in_python(seed, LONG_SECONDS, (workload,))
-    assert repr(simulate_seed(seed, LONG_SECONDS, workload)) == python
+def test_both_forms_have_the_same_events_in_whole_runs(workload: str, seed: int, seconds: float) -> None:
+    (python,) = outcomes_in_python(seed, seconds, (workload,))
+    assert repr(simulate_seed(seed, seconds, workload)) == python
 
 
 def test_command_line_runs_the_form_that_it_names(capfd: pytest.CaptureFixture[str]) -> None:

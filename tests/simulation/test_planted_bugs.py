@@ -18,9 +18,11 @@ from chaos.planted.__main__ import (
     PatchRefused,
     check,
     compiled_packages,
+    finding_seeds,
     hunt,
     main,
     names,
+    note_finding_seeds,
     plant,
     table,
     unit_test,
@@ -49,17 +51,15 @@ QUICKLY_FOUND = (
 )
 ALWAYS_HUNTED = ("double-vote", "one-attempt-more")
 """One for the log and one for brokers."""
-LONG_HUNTED = ("kill-forgets-nothing", "lease-too-long")
-"""More than 20 seeds."""
 
 
 def hunts(names: Iterable[str]) -> list[Any]:
-    """`make test-all` hunts all but the longest, and those that are compiled for one test: these are for the night."""
+    """`make test-all` hunts all but those that are compiled for one test: these are for the night."""
 
     def marks(name: str) -> list[pytest.MarkDecorator]:
         if name in ALWAYS_HUNTED:
             return []
-        is_long = name in LONG_HUNTED or (workload(name) == UNIT_TEST and compiled_packages(name))
+        is_long = workload(name) == UNIT_TEST and compiled_packages(name)
         return [pytest.mark.slow, *([pytest.mark.nightly] if is_long else [])]
 
     return [pytest.param(name, marks=marks(name)) for name in names]
@@ -106,12 +106,57 @@ def test_patch_whose_surroundings_have_changed_is_refused(tmp_path: Path, monkey
         check("fuzzy")
 
 
+def test_noted_seeds_are_of_simulated_mistakes() -> None:
+    noted = finding_seeds()
+    assert noted.keys() <= {name for name in names() if workload(name) != UNIT_TEST}
+    assert all(0 < seed < SEEDS_MAX for seed in noted.values())
+
+
+def hunted_seeds(monkeypatch: pytest.MonkeyPatch, finding: int) -> list[tuple[int, int]]:
+    """The ranges of seeds that hunts run from now on, for a mistake that one seed finds."""
+    ran: list[tuple[int, int]] = []
+
+    def hunt_by_seeds(name: str, directory: Path, first: int, last: int) -> Finding:
+        ran.append((first, last))
+        return Finding(name, "", finding + 1 if first <= finding <= last else None, "")
+
+    monkeypatch.setattr("chaos.planted.__main__.plant", lambda name, directory: None)
+    monkeypatch.setattr("chaos.planted.__main__._hunt_by_seeds", hunt_by_seeds)
+    return ran
+
+
+def test_a_hunt_begins_with_the_seed_that_found_the_mistake_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = hunted_seeds(monkeypatch, 5)
+    assert hunt("double-vote", 20, first_seed=5).seeds == 6
+    assert ran == [(5, 5)]
+
+
+def test_a_mistake_that_its_seed_no_longer_finds_is_hunted_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = hunted_seeds(monkeypatch, 9)
+    with pytest.warns(UserWarning, match="double-vote is found by seed 9 and no longer by 5"):
+        assert hunt("double-vote", 20, first_seed=5).seeds == 10
+    assert hunt("double-vote", 8, first_seed=5).seeds is None
+    assert ran == [(5, 5), (0, 19), (5, 5), (0, 7)]
+
+
+def test_seeds_are_noted_for_what_was_found(tmp_path: Path) -> None:
+    noted = tmp_path / "seeds"
+    noted.write_text("double-vote 3\nis-no-mistake-any-more 1\nstale-read 2\nlearner-counts 4\n")
+    found_anew = [("double-vote", 8), ("stale-read", None), ("learner-counts", 1)]
+    note_finding_seeds([Finding(name, "", seeds, "") for name, seeds in found_anew], noted)
+    assert finding_seeds(noted) == {"double-vote": 7, "stale-read": 2}
+
+
 @pytest.fixture(scope="module")
 def hunted(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Finding]]:
-    """What became of a mistake; all that tests of this session ask for are hunted at once, one on each processor."""
+    """What became of a mistake; all that tests of this session ask for are hunted at once, one on each processor.
+
+    Each hunt begins with the seed that found the mistake before.
+    """
+    seeds = finding_seeds()
     wanted = [item.callspec.params["name"] for item in request.session.items if "hunted" in _fixtures(item)]  # type: ignore[attr-defined]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        findings = {name: pool.submit(hunt, name, SEEDS_MAX) for name in wanted}
+        findings = {name: pool.submit(hunt, name, SEEDS_MAX, first_seed=seeds.get(name)) for name in wanted}
         yield lambda name: findings[name].result()
         pool.shutdown(wait=False, cancel_futures=True)
 
