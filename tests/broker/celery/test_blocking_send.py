@@ -33,9 +33,9 @@ class Publishing:
         self.long_way = 0
         send = Session._send
 
-        async def counted(session: Session, *args: Any) -> None:
+        async def counted(session: Session, *args: Any, **options: Any) -> None:
             self.long_way += 1
-            await send(session, *args)
+            await send(session, *args, **options)
 
         monkeypatch.setattr(Session, "_send", counted)
 
