@@ -67,6 +67,7 @@ ROWS = (
     Row("failed-sync-forgotten", "log", "disk-error"),
     Row("follower-serves-uncommitted", "log", "slow-disk", 45),
     Row("given-back-answered-at-once", "retries", "kill"),
+    Row("lite-order-not-kept", "lite", "calm"),
     Row("locks-end-with-their-leader", "order", "kill", 40),
     Row("majority-too-small", "log", "partition"),
     Row("marks-not-in-snapshot", "delays", "kill"),

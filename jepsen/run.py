@@ -7,7 +7,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -154,7 +154,7 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
             earlier=earlier,
         ) as cluster:
             workload = workload_class(cluster, recorder, random.Random(f"{plan.seed} clients"))
-            await _create_topic(cluster, workload.topic)
+            await _create_topic(cluster, workload.topic, workload.topic_attributes)
             if isinstance(workload, QueueWorkload) and not workload.exclusive:
                 workload.programs = await trio.to_thread.run_sync(_programs, plan, cluster, workload.topic, say)
             recorder.note("begin", v={**_described(plan, cluster, workload), "began": began})
@@ -261,14 +261,14 @@ def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, ob
     }
 
 
-async def _create_topic(cluster: Cluster, topic: str) -> None:
+async def _create_topic(cluster: Cluster, topic: str, attributes: Mapping[str, str]) -> None:
     """Retried until the name server knows the leader. Raises ClusterFailed."""
     error: ClientError | None = None
     async with Admin(cluster.namesrv) as admin:
         with trio.move_on_after(30):
             while True:
                 try:
-                    await admin.create_topic(topic, read_queues=QUEUES, write_queues=QUEUES)
+                    await admin.create_topic(topic, read_queues=QUEUES, write_queues=QUEUES, attributes=attributes)
                     return
                 except ClientError as refused:
                     error = refused

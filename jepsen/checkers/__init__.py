@@ -44,6 +44,8 @@ CHECKERS: dict[str, tuple[Checker, ...]] = {
     "pop": (check_pops, check_log, check_order, *_SENDING),
     "ordered-pop": (check_ordered_pops, check_pops, check_log, check_order, *_SENDING),
     "grpc": (check_grpc, check_pops, check_log, check_order, *_SENDING),
+    # Messages of lite topics are read by the broker, and do not take the compiled path.
+    "lite": (check_ordered_pops, check_pops, check_log, check_order, check_servers, check_coverage),
     "retries": (check_retries, check_log, check_order, *_SENDING),
     "register": (check_registers, check_servers, check_coverage),
     "late-ends": (check_transactions, check_log, check_order, check_servers, check_coverage),

@@ -7,6 +7,7 @@ from jepsen.workloads.bulk import BulkWorkload
 from jepsen.workloads.delays import DelaysWorkload
 from jepsen.workloads.grpc import GrpcWorkload
 from jepsen.workloads.late_ends import LateEndsWorkload
+from jepsen.workloads.lite import LiteWorkload
 from jepsen.workloads.log import LogWorkload
 from jepsen.workloads.numbered import NumberedWorkload
 from jepsen.workloads.offsets import OffsetsWorkload
@@ -35,6 +36,7 @@ WORKLOADS: dict[str, type[Workload]] = {
         PopWorkload,
         OrderedPopWorkload,
         GrpcWorkload,
+        LiteWorkload,
         RetriesWorkload,
         RegisterWorkload,
         BulkWorkload,

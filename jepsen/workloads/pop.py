@@ -24,12 +24,15 @@ from jepsen.workloads.workload import Workload
 from mq.client import ClientError
 from mq.client.consume.popped_messages import PoppedMessage, read_popped
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.receipts import NORMAL
 
 CONSUMERS = 4
 CONSUMER_GROUP = "jepsen_pops"
 INVISIBLE_MS = (700, 1500, 3000)
+BATCHES = (1, 8, 32)
+"""Messages that a pop wants."""
 HELD_MS = 500
 """How long a pop may wait for messages."""
 ANSWER_SECONDS = 5.0
@@ -88,32 +91,19 @@ class PopWorkload(Workload):
         """One pop, and the handling of its messages. Raises trio.TooSlowError, trio.BrokenResourceError."""
         invisible_ms = rng.choice(INVISIBLE_MS)
         self._attempts += 1
-        fields = {
-            "consumerGroup": CONSUMER_GROUP,
-            "topic": self.topic,
-            "queueId": -1,
-            "maxMsgNums": rng.choice((1, 8, 32)),
-            "invisibleTime": invisible_ms,
-            "pollTime": HELD_MS,
-            "bornTime": 0,
-            "initMode": 0,
-            "expType": "TAG",
-            "exp": "*",
-            "order": "true" if self.ordered else "false",
-            "attemptId": f"jepsen{self._attempts}",
-        }
+        code, fields = self._request(worker, invisible_ms, rng)
         began = trio.current_time()
         with unknown_unless_answered(worker, "pop", k=None, n=node, o=invisible_ms), trio.fail_after(ANSWER_SECONDS):
-            answer, body = await wire.ask(RequestCode.POP_MESSAGE, fields)
+            answer, body = await wire.ask(code, fields)
         if answer.code != ResponseCode.SUCCESS:
-            if answer.code in _NOTHING:
+            if self._is_empty(worker, answer):
                 worker.ok("pop", v=[])
             else:
                 worker.info("pop", f"code {answer.code}: {answer.remark}")
                 await trio.sleep(0.1)
             return
         try:
-            messages = read_popped(self.topic, GROUP, answer, memoryview(body), math.inf)
+            messages = self._read(answer, memoryview(body))
         except ClientError as error:
             worker.info("pop", str(error))
             return
@@ -129,6 +119,31 @@ class PopWorkload(Workload):
                     nursery.start_soon(self._settle_at, at, wire, *line[0])
                 else:
                     nursery.start_soon(self._settle_line, wire, line, random.Random(rng.random()))
+
+    def _request(self, worker: Worker, invisible_ms: int, rng: random.Random) -> tuple[RequestCode, dict[str, object]]:
+        """The code and the fields of a pop."""
+        return RequestCode.POP_MESSAGE, {
+            "consumerGroup": CONSUMER_GROUP,
+            "topic": self.topic,
+            "queueId": -1,
+            "maxMsgNums": rng.choice(BATCHES),
+            "invisibleTime": invisible_ms,
+            "pollTime": HELD_MS,
+            "bornTime": 0,
+            "initMode": 0,
+            "expType": "TAG",
+            "exp": "*",
+            "order": "true" if self.ordered else "false",
+            "attemptId": f"jepsen{self._attempts}",
+        }
+
+    def _is_empty(self, worker: Worker, answer: Response) -> bool:
+        """Whether an answer that is no success says that there is nothing to pop now."""
+        return answer.code in _NOTHING
+
+    def _read(self, answer: Response, body: memoryview) -> list[PoppedMessage]:
+        """The messages of an answer. Raises ClientError."""
+        return read_popped(self.topic, GROUP, answer, body, math.inf)
 
     async def _settle_at(self, at: float, wire: Wire, message: PoppedMessage, value: str) -> None:
         """Acknowledge a message at the moment when it becomes visible again."""
@@ -147,16 +162,21 @@ class PopWorkload(Workload):
         topic = self.topic if message.receipt.mark == NORMAL else pop_retry_topic(CONSUMER_GROUP, self.topic)
         return f"{topic}/{message.receipt.queue_id}"
 
-    async def _settle(self, wire: Wire, message: PoppedMessage, value: str, chance: float) -> bool:
-        """Acknowledge it, or leave it to redelivery; returns whether it is done."""
+    def _receipt(self, message: PoppedMessage) -> dict[str, object]:
+        """The fields that name a message in an acknowledgement."""
         receipt = message.receipt
-        fields = {
+        return {
             "consumerGroup": CONSUMER_GROUP,
             "topic": self._queue(message).rpartition("/")[0],
             "queueId": receipt.queue_id,
             "extraInfo": receipt.encode(),
             "offset": receipt.offset,
         }
+
+    async def _settle(self, wire: Wire, message: PoppedMessage, value: str, chance: float) -> bool:
+        """Acknowledge it, or leave it to redelivery; returns whether it is done."""
+        receipt = message.receipt
+        fields = self._receipt(message)
         name, code = "ack", RequestCode.ACK_MESSAGE
         if not self.stopping.is_set():
             if chance < FORGET_CHANCE:

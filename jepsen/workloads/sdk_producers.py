@@ -45,7 +45,12 @@ async def _send_one_by_one(workload: Workload, producer: Producer, rng: random.R
     while not workload.stopping.is_set():
         value = new_value(worker.process, worker.next_number(), rng.choice(SIZES))
         message = Message(
-            workload.topic, body_of(value), tags=tag_of(value), keys=[value], properties=properties_of(value)
+            workload.topic,
+            body_of(value),
+            tags=tag_of(value),
+            keys=[value],
+            properties=properties_of(value),
+            lite_topic=workload.lite_topic(rng),
         )
         worker.invoke("send", v=value)
         try:

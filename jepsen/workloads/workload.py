@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import trio
@@ -47,6 +47,8 @@ class Workload(abc.ABC):
     """Of the brokers."""
     drain_seconds_max: ClassVar[float] = 20.0
     """How long consumers may get nothing although messages are left, before draining stops."""
+    topic_attributes: ClassVar[Mapping[str, str]] = {}
+    """With which the topic is created."""
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         self.cluster = cluster
@@ -69,6 +71,10 @@ class Workload(abc.ABC):
     def queues(self) -> list[str]:
         """Its queues, as histories name them."""
         return [f"{self.topic}/{queue_id}" for queue_id in range(QUEUES)]
+
+    def lite_topic(self, rng: random.Random) -> str | None:
+        """The lite topic of the next message; None, by default, for a message of none."""
+        return None
 
     def acknowledge(self, queue: str, offset: int, value: str) -> None:
         """Record an acknowledged message."""

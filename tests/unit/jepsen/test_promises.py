@@ -43,7 +43,7 @@ def test_the_readme_lists_the_same_promises() -> None:
 
 def test_only_valid_runs_of_its_workloads_count_for_a_promise() -> None:
     rows = [run("pop", "kill"), run("ordered-pop", "kill, pause"), run("pop", "kill", "BROKEN"), run("log", "kill")]
-    assert line(rows, "popped messages") == "| popped messages | *pop*, *ordered-pop*, *grpc* | 2 | 200 | 140 |"
+    assert line(rows, "popped messages") == "| popped messages | *pop*, *ordered-pop*, *lite*, *grpc* | 2 | 200 | 140 |"
     assert line(rows, "stored or not") == "| stored or not | all | 3 | 300 | 210 |"
     assert line(rows, "transactional messages").endswith("| none | 0 | 0 |")
 
