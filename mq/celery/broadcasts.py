@@ -8,7 +8,6 @@ at the brokers when a process dies, and every process gets what is sent to a fan
 from __future__ import annotations
 
 import re
-import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import anyio
 import anyio.abc
 from kombu.transport.virtual.exchange import TopicExchange
 
-from mq.celery.envelope import expires_at_ms, priority_of, routing_key_of
+from mq.celery.envelope import is_expired, priority_of, routing_key_of
 from mq.celery.topics import Topics
 from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.errors import ClientError
@@ -66,7 +65,8 @@ class TransientQueue:
     dropped: int = 0
     _bound: dict[tuple[str, str], _Bound] = field(default_factory=dict)
     """By topic and routing key."""
-    _buffer: deque[ReceivedMessage] = field(default_factory=deque)
+    _buffer: deque[tuple[ReceivedMessage, float]] = field(default_factory=deque)
+    """With the time, on the clock of the event loop, at which it was read."""
 
     def __len__(self) -> int:
         return len(self._buffer)
@@ -79,24 +79,24 @@ class TransientQueue:
                 log.warning("queue_not_consumed", queue=self.name, reason=f"{BUFFER_MAX} messages wait in memory")
             self.dropped += 1
         if self.by_priority:
-            insort(self._buffer, message, key=lambda each: -priority_of(each))
+            insort(self._buffer, (message, anyio.current_time()), key=lambda each: -priority_of(each[0]))
         else:
-            self._buffer.append(message)
+            self._buffer.append((message, anyio.current_time()))
         if self.on_message is not None:
             self.on_message()
 
     def put_back(self, message: ReceivedMessage) -> None:
         """Before the others."""
-        self._buffer.appendleft(message)
+        self._buffer.appendleft((message, anyio.current_time()))
         if self.on_message is not None:
             self.on_message()
 
     def take(self) -> ReceivedMessage | None:
         """The first one that has not expired."""
         while self._buffer:
-            message = self._buffer.popleft()
-            expires = expires_at_ms(message)
-            if expires is None or expires > time.time_ns() // 1_000_000:
+            message, read_at = self._buffer.popleft()
+            waited_ms = int((anyio.current_time() - read_at) * 1000)
+            if not is_expired(message, message.record.store_timestamp_ms + waited_ms):
                 return message
         return None
 

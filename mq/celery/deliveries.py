@@ -6,7 +6,6 @@ for any time. If the process dies, they are delivered again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ import anyio
 
 from mq.celery.acknowledgements import Acknowledgements
 from mq.celery.broadcasts import TransientQueue
-from mq.celery.envelope import decode, expires_at_ms
+from mq.celery.envelope import decode, is_expired
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.consume.renewals import Renewals
 from mq.client.errors import ClientError
@@ -137,10 +136,9 @@ class Deliveries:
             payload, reason = {"properties": {"delivery_tag": message.message_id}}, f"not a message of kombu: {error}"
             log.error("foreign_message", queue=queue, message_id=message.message_id, reason=str(error))
         else:
-            expires = expires_at_ms(message)
             most = self._redeliveries_max
             reason = ""
-            if expires is not None and expires <= time.time_ns() // 1_000_000:
+            if is_expired(message, message.receipt.pop_time_ms):
                 reason = "expired"
             elif most is not None and message.reconsume_times > most:
                 reason = f"delivered {message.reconsume_times} times before"

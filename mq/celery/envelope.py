@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from kombu.utils.json import dumps, loads
 
 from mq.client.message import ReceivedMessage
+from mq.protocol import properties as props
 from mq.protocol.schedule_bodies import DUE_MS, SCHEDULE
 from mq.tasks.names import escaped
 
@@ -27,15 +28,14 @@ __all__ = [
     "encode",
     "encode_body",
     "encode_template",
-    "expires_at_ms",
+    "is_expired",
     "priority_of",
     "routing_key_of",
 ]
 
 PRIORITY: Final = "kombu_priority"
-EXPIRES_MS: Final = "kombu_expires_ms"
-EXPIRES_AFTER_MS: Final = "kombu_expires_after_ms"
-"""Of a schedule's message: milliseconds after its tick."""
+LIFE_MS: Final = "kombu_life_ms"
+"""For so long somebody wants the message; see `is_expired`."""
 ROUTING_KEY: Final = "kombu_routing_key"
 TEMPLATE_ID: Final = str(uuid.UUID(int=0))
 """The id of a task that a schedule sends; each tick gets one of its own when it is received."""
@@ -70,7 +70,8 @@ def encode(message: dict[str, Any], routing_key: str, *, now_ms: int, delay_max_
     if priority:
         own[PRIORITY] = str(priority)
     if (expiration := properties.get("expiration")) is not None:
-        own[EXPIRES_MS] = str(max(now_ms, due_ms or 0) + int(expiration))
+        held_by_worker_ms = max((due_ms or 0) - (deliver_at_ms or now_ms), 0)
+        own[LIFE_MS] = str(held_by_worker_ms + int(expiration))
     key = properties.get("correlation_id") or headers.get("id")
     keys = (key,) if isinstance(key, str) and _is_word(key) else ()
     return Outgoing(dumps(message).encode(), own, keys, priority, deliver_at_ms)
@@ -88,11 +89,8 @@ def encode_template(message: dict[str, Any], routing_key: str, *, expires_second
         headers[_EXPIRES_HEADER] = expires_seconds
     outgoing = encode(message, routing_key, now_ms=0, delay_max_ms=0)
     own = dict(outgoing.properties)
-    after = own.pop(EXPIRES_MS, None)  # counted from 0
     if expires_seconds is not None:
-        after = str(int(expires_seconds * 1000))
-    if after is not None:
-        own[EXPIRES_AFTER_MS] = after
+        own[LIFE_MS] = str(int(expires_seconds * 1000))
     return Outgoing(outgoing.body, own, (), outgoing.priority, None)
 
 
@@ -153,13 +151,18 @@ def priority_of(message: ReceivedMessage) -> int:
     return _priority(message.properties.get(PRIORITY))
 
 
-def expires_at_ms(message: ReceivedMessage) -> int | None:
-    """The time after which nobody wants it, by the sender's clock."""
-    text = message.properties.get(EXPIRES_MS, "")
-    if text.isdecimal():
-        return int(text)
-    after, due = (message.properties.get(name, "") for name in (EXPIRES_AFTER_MS, DUE_MS))
-    return int(due) + int(after) if after.isdecimal() and due.isdecimal() else None
+def is_expired(message: ReceivedMessage, now_ms: int) -> bool:
+    """Whether nobody wants it any more at a time by the clock of the brokers.
+
+    No clock of a sender or worker counts: one that is wrong by more than the life of a message would lose it. The life
+    begins when the message was stored, in the queue from which it is delivered; of a tick when that was due; and of
+    one that is delivered again at its first delivery.
+    """
+    life = message.properties.get(LIFE_MS, "")
+    if not life.isdecimal():
+        return False
+    begin = message.properties.get(DUE_MS) or message.properties.get(props.FIRST_POP_TIME, "")
+    return now_ms >= (int(begin) if begin.isdecimal() else message.record.store_timestamp_ms) + int(life)
 
 
 def routing_key_of(message: ReceivedMessage) -> str:

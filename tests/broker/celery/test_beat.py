@@ -82,7 +82,7 @@ def test_a_worker_runs_what_a_schedule_sends_with_an_id_for_each_tick() -> None:
         app.conf.task_ignore_result = True
         ran: list[Any] = []
 
-        @app.task(name="add", bind=True, shared=False, expires=3600)
+        @app.task(name="add", bind=True, shared=False, expires=4 * 3600)
         def add(self: Any, a: int, b: int) -> None:
             ran.append((self.request.id, self.request.root_id, a + b, self.request.expires))
 
@@ -102,7 +102,7 @@ def test_a_worker_runs_what_a_schedule_sends_with_an_id_for_each_tick() -> None:
         assert all(uuid.UUID(each).int for each in ids)
         assert [root for _, root, *_ in ran] == ids
         dues = [int(each.properties["RAFTMQ_SCHEDULE_DUE"]) for each in kit.messages(TOPIC)]
-        assert [dt.datetime.fromisoformat(at).timestamp() for *_, at in ran] == [due / 1000 + 3600 for due in dues]
+        assert [dt.datetime.fromisoformat(at).timestamp() for *_, at in ran] == [due / 1000 + 4 * 3600 for due in dues]
 
 
 def test_what_is_removed_goes_away_and_what_others_own_stays() -> None:

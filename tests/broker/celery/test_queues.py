@@ -81,6 +81,23 @@ def test_a_queue_with_too_many_bindings_says_so(url: str) -> None:
         assert got(connection, "many") == ["1"]
 
 
+def test_expiration_is_by_the_clock_of_the_brokers() -> None:
+    """Sender and worker may have wrong clocks: here they are days behind."""
+    with running_kit() as kit, kombu.Connection(f"raftmq://{kit.namesrv}") as connection:
+        kit.advance(days=3)
+        producer = connection.Producer()
+        for body in ("kept", "expired"):
+            producer.publish(
+                body, routing_key="short", declare=[kombu.Queue("short", routing_key="short")], expiration=60
+            )
+        kit.advance(seconds=59)
+        message = connection.default_channel.basic_get("short", no_ack=True)
+        assert message is not None
+        assert message.payload == "kept"
+        kit.advance(seconds=2)
+        assert connection.default_channel.basic_get("short", no_ack=True) is None
+
+
 def test_a_message_that_was_given_back_is_gone_with_its_deleted_queue(url: str) -> None:
     """It was in the retry topic, and came to those who declared the queue again."""
     queue = kombu.Queue("work")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from mq.celery.envelope import decode, encode, encode_body, expires_at_ms, priority_of, routing_key_of
+from mq.celery.envelope import decode, encode, encode_body, encode_template, is_expired, priority_of, routing_key_of
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import Host, StoredMessage
@@ -47,20 +48,44 @@ def test_no_eta_or_one_that_has_passed_is_sent_at_once(eta: object) -> None:
     assert deliver_at(eta) is None
 
 
-def received(outgoing_properties: dict[str, str], body: bytes = b"{}") -> ReceivedMessage:
+STORED_MS = NOW_MS + 365 * DAY_MS
+"""By the clock of the brokers; that of the sender is a year behind."""
+
+
+def received(outgoing_properties: Mapping[str, str], body: bytes = b"{}") -> ReceivedMessage:
     host = Host("127.0.0.1", 1)
     zero, first = PhysicalOffset(0), QueueOffset(0)
-    record = StoredMessage("T", 0, 0, first, zero, 0, 0, host, 0, host, 0, zero, body, outgoing_properties, 0)
+    record = StoredMessage("T", 0, 0, first, zero, 0, 0, host, STORED_MS, host, 0, zero, body, outgoing_properties, 0)
     return ReceivedMessage(record, MessageQueue("T", "broker-a", 0), body)
 
 
-def test_expiration_counts_from_the_delivery() -> None:
+def life_ms(message: ReceivedMessage) -> int:
+    """So long after its store time it expires."""
+    [life] = [ms for ms in range(0, 100_000, 500) if is_expired(message, STORED_MS + ms)][:1]
+    assert not is_expired(message, STORED_MS + life - 1)
+    return life
+
+
+def test_expiration_counts_from_the_store_time_by_the_clock_of_the_brokers() -> None:
+    """A message from a sender whose clock was behind by more than its expiration was never delivered."""
     at_once = encode(message(expiration="5000"), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS)
+    assert life_ms(received(at_once.properties)) == 5000
     in_an_hour = (NOW + dt.timedelta(hours=1)).isoformat()
     later = encode(message(in_an_hour, expiration="5000"), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS)
-    assert expires_at_ms(received(dict(at_once.properties))) == NOW_MS + 5000
-    assert expires_at_ms(received(dict(later.properties))) == NOW_MS + 3_600_000 + 5000
-    assert expires_at_ms(received({})) is None
+    assert life_ms(received(later.properties)) == 5000, "it is stored in its queue when it is due"
+    beyond = (NOW + dt.timedelta(days=1, seconds=30)).isoformat()
+    held = encode(message(beyond, expiration="5000"), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS)
+    assert life_ms(received(held.properties)) == 35_000, "a worker holds it for the rest"
+    assert not is_expired(received({}), 2 * STORED_MS)
+
+
+def test_expiration_of_a_message_that_is_delivered_again_and_of_a_tick() -> None:
+    at_once = encode(message(expiration="5000"), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS)
+    popped_at = {"1ST_POP_TIME": str(STORED_MS - 2000)}
+    assert life_ms(received({**at_once.properties, **popped_at})) == 3000
+    template = encode_template(message(), "celery", expires_seconds=60.0)
+    late = {"RAFTMQ_SCHEDULE": "s", "RAFTMQ_SCHEDULE_DUE": str(STORED_MS - 10_000)}
+    assert life_ms(received({**template.properties, **late})) == 50_000
 
 
 @pytest.mark.parametrize(
