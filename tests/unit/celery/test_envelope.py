@@ -55,7 +55,9 @@ STORED_MS = NOW_MS + 365 * DAY_MS
 def received(outgoing_properties: Mapping[str, str], body: bytes = b"{}") -> ReceivedMessage:
     host = Host("127.0.0.1", 1)
     zero, first = PhysicalOffset(0), QueueOffset(0)
-    record = StoredMessage("T", 0, 0, first, zero, 0, 0, host, STORED_MS, host, 0, zero, body, outgoing_properties, 0)
+    record = StoredMessage(
+        "T", 0, 0, first, zero, 0, 0, host, STORED_MS, host, 0, zero, body, {**outgoing_properties}, 0
+    )
     return ReceivedMessage(record, MessageQueue("T", "broker-a", 0), body)
 
 
