@@ -70,6 +70,7 @@ class PrefixRefill:
         self._check_body = check_body
         self._answers_in, self._answers = trio.open_memory_channel[RangeResp](2 * REQUESTS_MAX)
         self._active = False
+        self._told: NodeId | None = None
 
     def answered(self, response: RangeResp) -> None:
         """Process the answer to a request; answers to requests of others are ignored."""
@@ -90,6 +91,8 @@ class PrefixRefill:
             room = self._room_bytes()
             leader = self._leader_with_more() if room > 0 else None
             if leader is None:
+                if room > 0:
+                    self._tell_of_learner()
                 continue
             self._active = True
             try:
@@ -112,6 +115,24 @@ class PrefixRefill:
         if replica.is_leader or leader is None or base is None or state is not Beginning.LATER:
             return None
         return leader if base < replica.log.base[0] else None
+
+    def _tell_of_learner(self) -> None:
+        """Log, once for each learner, that an operator has to promote it: this replica leads, and only the learner has
+        what is missing.
+        """
+        core = self._replica.core
+        if not self._replica.is_leader or core.successor_with_older_log is not None:
+            return
+        state, holder = self._replica.beginning()
+        if state is Beginning.LATER and holder in core.conf.learners and holder != self._told:
+            self._told = holder
+            self._log.warning(
+                "refill_needs_promotion",
+                learner=holder,
+                first_index=self._replica.log.first_index,
+                reason=f"only {holder} has the entries before this log, and a learner cannot lead: once it has caught "
+                f"up, promote it (raftmq group promote {holder}); it then leads, and the others fetch from it",
+            )
 
     async def _manifest(self, leader: NodeId, room: int) -> Manifest | None:
         """What the leader has before the own first entry; None without a usable answer."""
