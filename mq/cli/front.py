@@ -20,6 +20,10 @@ COMMANDS = {
     "namesrv": ("servers", "Run a name server: it tells clients which broker leads which group."),
     "broker": ("servers", "Run one replica of a broker group."),
     "proxy": ("proxy", "Run a proxy for gRPC clients of RocketMQ 5, in front of the brokers."),
+    "console": (
+        "console",
+        "Run a web console: pages that show the cluster in a browser, and change it if that is allowed.",
+    ),
     "dev": ("dev", "Run a name server and groups of brokers until ctrl-C."),
     "demo": ("demo", "Send text through three replicas, kill the leader midway, and check that no message is lost."),
     "produce": ("messages", "Send each line of standard input as a message, except empty lines."),

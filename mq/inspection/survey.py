@@ -168,8 +168,8 @@ async def _consumers(
         members = await _each(lagging, admin.group_members)
         ends = await _ends(admin, {queue.topic for queues in lagging.values() for queue in queues})
         at_risk: Mapping[MessageQueue, int] = {}
-        if retention_hours is not None:
-            border_ms = now_ms - int(AT_RISK * retention_hours * HOUR_MS)
+        border_ms = 0 if retention_hours is None else now_ms - int(AT_RISK * retention_hours * HOUR_MS)
+        if border_ms > 0:  # brokers that keep messages for longer than there are computers put none at risk
             border = dt.datetime.fromtimestamp(border_ms / 1000, dt.UTC)
             late = {q for group, queues in lagging.items() for q in queues if after[group][q].last_ms < border_ms}
             at_risk = await _each(late, partial(_offset_at, admin, border))

@@ -14,12 +14,18 @@ from pydantic.fields import FieldInfo
 from mq.broker.admin.broker_config import CHANGEABLE
 from mq.broker.setting_groups import ChangeableSettings, SettingGroup
 from mq.broker.settings import BrokerSettings
+from mq.console.settings import ConsoleSettings
 from mq.namesrv.settings import NamesrvSettings
 from mq.proxy.settings import ProxySettings
 from mq.settings import ProcessSettings
 
 GUIDE: Final = Path(__file__).parents[3] / "docs" / "settings.md"
-SERVERS: Final = (("broker", BrokerSettings), ("name server", NamesrvSettings), ("proxy", ProxySettings))
+SERVERS: Final = (
+    ("broker", BrokerSettings),
+    ("name server", NamesrvSettings),
+    ("proxy", ProxySettings),
+    ("console", ConsoleSettings),
+)
 REQUIRED: Final = {"peers"}
 """`raftmq broker` does not start with the default of the class."""
 

@@ -1,0 +1,398 @@
+"""The web application: which address is which page, and what is checked before a handler sees a request."""
+
+from __future__ import annotations
+
+import html
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import structlog
+import trio
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mq.client.errors import BrokerError, ClientError, TopicNotFound
+from mq.client.net.credentials import Credentials, CredentialsInvalid
+from mq.console import safety
+from mq.console.jobs import Jobs
+from mq.console.live import Fragments, write_events
+from mq.console.pages import dead_letters, groups, messages, overview, topics
+from mq.console.pages.visit import Act, Build, Form, NotFound, Page, Refused, Visit
+from mq.console.records import Record, Records
+from mq.console.sessions import LoginLimit, Session, Sessions
+from mq.console.settings import ConsoleSettings
+from mq.console.streamed import Streamed
+from mq.console.users import LoginRefused, Users
+from mq.console.views.links import link
+from mq.console.views.text import duration, number, visible
+from mq.protocol.codes import ResponseCode
+from mq.protocol.names import NameRefused
+
+HERE: Final = Path(__file__).parent
+
+PAGES: Final[Mapping[str, Build]] = {
+    "/": overview.overview,
+    "/alarms": overview.alarm_list,
+    "/broker-group": overview.raft_group,
+    "/settings": overview.replica_settings,
+    "/changes": overview.changes,
+    "/topics": topics.topic_list,
+    "/topic": topics.topic,
+    "/new-topic": topics.new_topic,
+    "/messages": messages.browse,
+    "/message": messages.message,
+    "/groups": groups.group_list,
+    "/group": groups.group,
+    "/reset": groups.reset_preview,
+    "/dead-letter-groups": dead_letters.group_list,
+    "/dead-letters": dead_letters.letters,
+    "/job": dead_letters.job_page,
+}
+CHANGES: Final[Mapping[str, tuple[str, Act]]] = {
+    "/create-topic": ("create topic", topics.create),
+    "/change-topic": ("change topic", topics.change),
+    "/reset": ("reset offsets", groups.reset),
+    "/skip": ("skip message", groups.skip),
+    "/enable": ("enable or disable group", groups.enable),
+    "/requeue": ("requeue dead letters", dead_letters.requeue),
+    "/transfer": ("transfer leadership", overview.transfer),
+}
+
+Log = structlog.stdlib.BoundLogger
+
+
+class Console:
+    """All that the requests of a console have in common.
+
+    Args:
+        users: who is logged in, and what they see.
+        wall_clock_ms: milliseconds since 1970.
+    """
+
+    def __init__(self, settings: ConsoleSettings, users: Users, log: Log, wall_clock_ms: Callable[[], int]) -> None:
+        self.settings = settings
+        self._users = users
+        self._log = log
+        self._wall_clock_ms = wall_clock_ms
+        self._jobs = Jobs()
+        self._records = Records(log)
+        self._limit = LoginLimit()
+        self._sessions = Sessions(
+            partial(secrets.token_urlsafe, 32),
+            settings.session_seconds,
+            settings.session_seconds_max,
+            lambda session: users.leave(session.key),
+        )
+        self._fragments = Fragments(settings.streams_max)
+        self._environment = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {"visible": visible, "number": number, "duration": duration}
+        self._environment.globals |= {"link": link}
+
+    def app(self) -> ASGIApp:
+        """The application."""
+        routes = [
+            *(Route(path, partial(self._page, build), methods=["GET"]) for path, build in PAGES.items()),
+            *(Route(path, partial(self._change, *of), methods=["POST"]) for path, of in CHANGES.items()),
+            Route("/login", self._login_form, methods=["GET"]),
+            Route("/login", self._login, methods=["POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Route("/export-dead-letters", self._export, methods=["GET"]),
+            Route("/healthz", self._healthz, methods=["GET"]),
+            *(Route(f"/static/{name}", partial(_static, *of), methods=["GET"]) for name, of in static_files().items()),
+        ]
+        handlers: Any = {HTTPException: self._http_fault}
+        return Guard(Starlette(routes=routes, exception_handlers=handlers), self.settings, self._log)
+
+    # Pages.
+
+    async def _page(self, build: Build, request: Request) -> Response:
+        is_live = "live" in request.query_params
+        session, is_new = await self._session(request, is_use=not is_live)
+        if session is None:
+            if is_live:
+                return Response(status_code=401)
+            return RedirectResponse(link("/login", next=_own_address(request)), status_code=303)
+        visit = self._visit(session, dict(request.query_params))
+        if is_live:
+            return self._stream(build, visit, str(request.url.query))
+        status, page = await self._built(build, visit)
+        address = _own_address(request)
+        live = f"{address}{'&' if '?' in address else '?'}live=1" if page.live and status == 200 else ""
+        text = self._render("page.html", page, visit, live=live, address=address)
+        session.notices.clear()
+        response = HTMLResponse(text, status)
+        if is_new:
+            response.headers["set-cookie"] = safety.cookie(session.key, secure=self.settings.is_secure)
+        return response
+
+    async def _built(self, build: Build, visit: Visit) -> tuple[int, Page]:
+        try:
+            return 200, await build(visit)
+        except (NotFound, TopicNotFound) as error:
+            return 404, _fault_page("There is no such thing", str(error))
+        except (Refused, NameRefused, ValueError) as error:
+            return 400, _fault_page("That cannot be shown", str(error))
+        except BrokerError as error:
+            return _refusal(error)
+        except ClientError as error:
+            return 502, _fault_page("The servers do not answer", str(error))
+
+    def _visit(self, session: Session, query: Mapping[str, str]) -> Visit:
+        watch = self._users.watch_of(session.key)
+        return Visit(query, session, watch, self.settings, self._jobs, self._records, self._wall_clock_ms)
+
+    def _render(self, template: str, page: Page, visit: Visit, **more: object) -> str:
+        values = {
+            "page_template": page.template,
+            "title": page.title,
+            "session": visit.session,
+            "login": self.settings.login,
+            "may_change": self.settings.allow_changes,
+            **more,
+        }
+        return self._environment.get_template(template).render(values | dict(page.values))
+
+    def _stream(self, build: Build, visit: Visit, address: str) -> Response:
+        session = visit.session
+
+        async def fragment() -> str:
+            _, page = await self._built(build, visit)
+            return self._render(page.template, page, visit)
+
+        def is_open() -> bool:
+            return self._sessions.find(session.key, trio.current_time(), is_use=False) is not None
+
+        if self._fragments.is_full:
+            return Response("too many open pages", status_code=503, headers={"retry-after": "60"})
+        key = f"{session.key} {build.__module__}.{build.__qualname__} {address}"
+        return Streamed(partial(write_events, self._fragments, key, fragment, is_open), media_type="text/event-stream")
+
+    async def _export(self, request: Request) -> Response:
+        session, _ = await self._session(request)
+        if session is None:
+            return RedirectResponse("/login", status_code=303)
+        visit = self._visit(session, dict(request.query_params))
+        name = dead_letters.file_name(visit.query.get("group", ""))
+        headers = {"content-disposition": f'attachment; filename="dead-letters-{name}"'}
+        return Streamed(partial(dead_letters.export, visit), media_type="application/x-ndjson", headers=headers)
+
+    async def _healthz(self, request: Request) -> Response:
+        del request
+        return Response("ok\n", media_type="text/plain")
+
+    # Changes.
+
+    async def _change(self, name: str, act: Act, request: Request) -> Response:
+        session, _ = await self._session(request)
+        if session is None:
+            return RedirectResponse("/login", status_code=303)
+        visit = self._visit(session, dict(request.query_params))
+        if not self.settings.allow_changes:
+            fault = "this console only shows: whoever runs it has to allow changes with --allow-changes"
+            return self._refused(visit, 403, fault)
+        form = await self._form(request)
+        if (fault_of_form := self._fault_of(request, session, form)) is not None:
+            self._log.warning("console_form_refused", change=name, user=session.user, reason=fault_of_form)
+            return self._refused(visit, 403, fault_of_form)
+        target = " ".join(filter(None, (form.get("name") or form.get("group") or [""])))
+        try:
+            done = await act(visit, form)
+        except (Refused, NotFound, NameRefused, ValueError) as error:
+            return self._failed(visit, name, target, str(error), 400)
+        except ClientError as error:
+            after = "" if error.stored == "no" else ": it may have been carried out all the same"
+            return self._failed(visit, name, target, f"{error}{after}", 502)
+        visit.watch.changed()
+        self._records.add(Record(visit.now_ms, session.user, name, done.target, done.said or "begun", True))
+        if done.said:
+            session.notices.append(done.said)
+        return RedirectResponse(done.to, status_code=303)
+
+    def _failed(self, visit: Visit, name: str, target: str, why: str, status: int) -> Response:
+        visit.watch.changed()
+        self._records.add(Record(visit.now_ms, visit.session.user, name, target, why, False))
+        return self._refused(visit, status, why, "That was not done")
+
+    def _refused(self, visit: Visit, status: int, why: str, title: str = "That is not possible") -> Response:
+        text = self._render("page.html", _fault_page(title, why), visit, live="", address="")
+        return HTMLResponse(text, status)
+
+    def _fault_of(self, request: Request, session: Session, form: Form) -> str | None:
+        fault = safety.origin_fault(dict(request.headers), secure=self.settings.is_secure)
+        return fault or safety.token_fault(session, {name: values[-1] for name, values in form.items()})
+
+    async def _form(self, request: Request) -> Form:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > safety.FORM_BYTES_MAX:
+                raise HTTPException(413, "the form is too large")
+        try:
+            return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=2000)
+        except ValueError as error:
+            raise HTTPException(400, f"the form cannot be read: {error}") from error
+
+    # Sessions.
+
+    async def _session(self, request: Request, *, is_use: bool = True) -> tuple[Session | None, bool]:
+        """The session of a request, and whether it is new: without a login, everybody gets one."""
+        key = request.cookies.get(safety.cookie_name(secure=self.settings.is_secure), "")
+        session = self._sessions.find(key, trio.current_time(), is_use=is_use)
+        if session is not None or self.settings.login:
+            return session, False
+        session = self._sessions.begin("", trio.current_time())
+        await self._users.enter(session.key, None)
+        return session, True
+
+    async def _login_form(self, request: Request) -> Response:
+        return self._login_page(_local(request.query_params.get("next", "/")))
+
+    def _login_page(self, to: str, fault: str = "", status: int = 200, user: str = "") -> Response:
+        if not self.settings.login:
+            return RedirectResponse("/", status_code=303)
+        values = {"next": to, "fault": fault, "user": user}
+        return HTMLResponse(self._environment.get_template("login.html").render(values), status)
+
+    async def _login(self, request: Request) -> Response:
+        if not self.settings.login:
+            return RedirectResponse("/", status_code=303)
+        form = await self._form(request)
+        to, user = _local(_last(form, "next")), _last(form, "user").strip()
+        if (fault := safety.origin_fault(dict(request.headers), secure=self.settings.is_secure)) is not None:
+            return self._login_page(to, fault, 403)
+        host = request.client.host if request.client is not None else "nowhere"
+        keys = (f"host {host}", f"user {user}")
+        wait = self._limit.wait_seconds(keys, trio.current_time())
+        if wait > 0:
+            response = self._login_page(to, f"too many failed logins: try again in {duration(wait)}", 429, user)
+            response.headers["retry-after"] = str(int(wait) + 1)
+            return response
+        # Counted before it is checked: many at a time are no way around the limit.
+        self._limit.failed(keys, trio.current_time())
+        try:
+            credentials = Credentials(user, _last(form, "secret"))
+            await self._users.check(credentials)
+        except (CredentialsInvalid, LoginRefused, ClientError) as error:
+            self._log.warning("console_login_failed", user=user, host=host, reason=str(error))
+            return self._login_page(to, str(error), 403, user)
+        self._limit.succeeded(keys)
+        session = self._sessions.begin(user, trio.current_time())
+        await self._users.enter(session.key, credentials)
+        self._log.info("console_login", user=user, host=host)
+        response = RedirectResponse(to, status_code=303)
+        response.headers["set-cookie"] = safety.cookie(session.key, secure=self.settings.is_secure)
+        return response
+
+    async def _logout(self, request: Request) -> Response:
+        session, _ = await self._session(request)
+        if session is not None:
+            form = await self._form(request)
+            if (fault := self._fault_of(request, session, form)) is not None:
+                return self._refused(self._visit(session, {}), 403, fault)
+            self._sessions.end(session.key)
+        response = RedirectResponse("/login" if self.settings.login else "/", status_code=303)
+        response.headers["set-cookie"] = safety.cookie("", secure=self.settings.is_secure)
+        return response
+
+    async def _http_fault(self, request: Request, error: Exception) -> Response:
+        del request
+        assert isinstance(error, HTTPException)
+        text = (
+            f"<!doctype html><title>{error.status_code}</title><p>{html.escape(error.detail)}<p><a href=/>Overview</a>"
+        )
+        return HTMLResponse(text, error.status_code, headers=error.headers)
+
+
+class Guard:
+    """Refuses requests for other hosts, and adds the headers of every answer."""
+
+    def __init__(self, app: ASGIApp, settings: ConsoleSettings, log: Log) -> None:
+        self._app = app
+        self._loopback_only = not settings.login
+        self._headers = [(name.encode(), value.encode()) for name, value in safety.HEADERS.items()]
+        if settings.is_secure:
+            self._headers.append((b"strict-transport-security", b"max-age=31536000"))
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request; others than HTTP are passed on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        has_begun = False
+
+        async def send_safely(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in self._headers}
+                kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in own]
+                message = {**message, "headers": [*kept, *self._headers]}
+                has_begun = True
+            await send(message)
+
+        host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        fault = safety.host_fault(host, loopback_only=self._loopback_only)
+        app: Callable[[Scope, Receive, Send], Awaitable[None]] = self._app
+        if fault is not None:
+            app = Response(fault + "\n", 421, media_type="text/plain")
+        try:
+            await app(scope, receive, send_safely)
+        except Exception as error:
+            self._log.exception("console_request_failed", path=scope["path"], error=repr(error))
+            if has_begun:
+                raise  # the answer stays incomplete, and the browser sees that
+            text = "This page has a fault, which is in the log of the console.\n"
+            await Response(text, 500, media_type="text/plain")(scope, receive, send_safely)
+
+
+def static_files() -> dict[str, tuple[bytes, str]]:
+    """The files that pages name, and the type of each."""
+    types = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+    paths = [path for path in (HERE / "static").iterdir() if path.suffix in types]
+    return {path.name: (path.read_bytes(), types[path.suffix]) for path in paths}
+
+
+async def _static(content: bytes, media_type: str, request: Request) -> Response:
+    del request
+    return Response(content, media_type=media_type)
+
+
+def _fault_page(title: str, why: str) -> Page:
+    return Page("fault.html", title, {"why": why}, live=False)
+
+
+def _refusal(error: BrokerError) -> tuple[int, Page]:
+    if error.code == ResponseCode.NO_PERMISSION:
+        return 403, _fault_page("The broker does not allow that", error.remark or str(error))
+    return 502, _fault_page("The broker refused that", str(error))
+
+
+def _own_address(request: Request) -> str:
+    query = request.url.query
+    return request.url.path + (f"?{query}" if query else "")
+
+
+def _local(address: str) -> str:
+    """An address of this console; the overview for any other: ``//host`` and ``/\\host`` are other sites."""
+    is_own = address.startswith("/") and not address.startswith(("//", "/\\")) and address.isprintable()
+    return address if is_own and address.partition("?")[0] in PAGES else "/"
+
+
+def _last(form: Form, name: str) -> str:
+    return (form.get(name) or [""])[-1]

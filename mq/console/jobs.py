@@ -1,0 +1,80 @@
+"""Changes that take longer than a request: they go on when the page is left, and say how far they are."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from mq.client.errors import ClientError
+
+JOBS_MAX: Final = 100
+"""Those that ended are forgotten, the oldest first, when there are more."""
+RUNNING_MAX: Final = 4
+FAILURES_MAX: Final = 100
+
+
+@dataclass(slots=True)
+class Job:
+    """A change under way. ``failures`` names what could not be done, the first `FAILURES_MAX`."""
+
+    number: int
+    user: str
+    what: str
+    back: str
+    done: int = 0
+    failed: int = 0
+    failures: list[str] = field(default_factory=list)
+    ended: bool = False
+    fault: str = ""
+
+    def fail(self, what: str) -> None:
+        """One of many could not be done."""
+        self.failed += 1
+        if len(self.failures) < FAILURES_MAX:
+            self.failures.append(what)
+
+
+class TooManyJobs(Exception):
+    """Others have to end first."""
+
+
+class Jobs:
+    """All jobs of a console."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._last = 0
+
+    def start(
+        self, nursery: trio.Nursery, user: str, what: str, back: str, run: Callable[[Job], Awaitable[None]]
+    ) -> Job:
+        """Begin one in ``nursery``. Raises TooManyJobs."""
+        if sum(not each.ended for each in self._jobs.values()) >= RUNNING_MAX:
+            raise TooManyJobs(f"{RUNNING_MAX} changes like this are under way: wait until one has ended")
+        self._last += 1
+        job = self._jobs[self._last] = Job(self._last, user, what, back)
+        for number in [each.number for each in self._jobs.values() if each.ended][: max(0, len(self._jobs) - JOBS_MAX)]:
+            del self._jobs[number]
+        nursery.start_soon(_run, job, run)
+        return job
+
+    def find(self, number: int, user: str) -> Job | None:
+        """A job of this user, None if there is none."""
+        job = self._jobs.get(number)
+        return job if job is not None and job.user == user else None
+
+
+async def _run(job: Job, run: Callable[[Job], Awaitable[None]]) -> None:
+    try:
+        await run(job)
+    except ClientError as error:
+        job.fault = str(error)
+    except BaseException:
+        job.fault = "it was stopped"
+        raise
+    finally:
+        job.ended = True

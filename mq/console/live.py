@@ -1,0 +1,91 @@
+"""Fragments of pages that are open: each is made once for all tabs of a browser that show it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from mq.console.watch import Shared
+
+LIVE_SECONDS: Final = 2.0
+"""How often an open page is looked at."""
+KEEP_ALIVE_TURNS: Final = 5
+"""A stream without news says so once in this number of turns, so that nobody between takes it for dead."""
+
+
+@dataclass(slots=True)
+class _Open:
+    text: Shared[str]
+    tabs: int
+
+
+class Fragments:
+    """The fragments that are shown now, by a key of session and address."""
+
+    def __init__(self, streams_max: int) -> None:
+        self._streams_max = streams_max
+        self._streams = 0
+        self._open: dict[str, _Open] = {}
+
+    @property
+    def streams(self) -> int:
+        """How many tabs are open."""
+        return self._streams
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another tab would be too many."""
+        return self._streams >= self._streams_max
+
+    def open(self, key: str, make: Callable[[], Awaitable[str]]) -> None:
+        """One more tab shows this fragment."""
+        self._streams += 1
+        found = self._open.get(key)
+        if found is None:
+            self._open[key] = _Open(Shared(make, LIVE_SECONDS / 2), 1)
+        else:
+            found.tabs += 1
+
+    async def get(self, key: str) -> str:
+        """The fragment as it is now."""
+        value = (await self._open[key].text.get()).value
+        assert value is not None, "a fragment says itself what could not be asked"
+        return value
+
+    def close(self, key: str) -> None:
+        """A tab was closed."""
+        self._streams -= 1
+        found = self._open[key]
+        found.tabs -= 1
+        if not found.tabs:
+            del self._open[key]
+
+
+async def write_events(
+    fragments: Fragments,
+    key: str,
+    make: Callable[[], Awaitable[str]],
+    is_open: Callable[[], bool],
+    write: Callable[[str], Awaitable[None]],
+) -> None:
+    """Write a fragment as a server-sent event whenever it differs from the last one, until its session has ended."""
+    last: str | None = None
+    silent = 0
+    fragments.open(key, make)
+    try:
+        while is_open():
+            text = await fragments.get(key)
+            if text != last:
+                last, silent = text, 0
+                await write("".join(f"data: {line}\n" for line in text.split("\n")) + "\n")
+            else:
+                silent += 1
+                if silent % KEEP_ALIVE_TURNS == 0:
+                    await write(": nothing new\n\n")
+            await trio.sleep(LIVE_SECONDS)
+        await write("event: ended\ndata: \n\n")
+    finally:
+        fragments.close(key)

@@ -1,0 +1,173 @@
+"""Dead letters: which groups have some, those of a group, sending them again, and their export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from mq.client.errors import ClientError
+from mq.client.message import MessageQueue
+from mq.console.jobs import Job, TooManyJobs
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, one, required
+from mq.console.records import Record
+from mq.console.views.dead_letters import groups_with_letters, letter_rows, place_of, place_text
+from mq.console.views.links import link
+from mq.console.views.text import matching, paged
+from mq.inspection.dead_letters import Letter, letter_fields, read_letters, wanted_letters
+from mq.inspection.message_fields import message_fields
+from mq.protocol.names import DEAD_LETTER_PREFIX
+
+READ_SECONDS: Final = 5.0
+SHOWN_MAX: Final = 100
+COMMIT_EVERY: Final = 32
+"""A console that is killed sends at most this number of dead letters again with the next try."""
+SELECTED_MAX: Final = 1000
+HIDDEN: Final = frozenset({"body", "body_base64", "properties", "reason", "failure"})
+"""Of an export where bodies are hidden: an exception may repeat what was in the message."""
+
+
+async def group_list(visit: Visit) -> Page:
+    """The groups with dead letters, a page of them."""
+    names = await visit.watch.names.get()
+    topics = matching((each for each in names.value or () if each.startswith(DEAD_LETTER_PREFIX)), "")
+    page = paged(topics, visit.page)
+    held = None
+    fault = names.fault
+    try:
+        configs = (await visit.watch.topics.get()).value or {}
+        held = await visit.watch.looking.held({name: list(configs.get(name, ())) for name in page.rows})
+    except ClientError as error:
+        fault = fault or str(error)
+    values = {"page": page, "rows": groups_with_letters(page.rows, held), "fault": fault}
+    return Page("dead_letter_groups.html", "Dead letters", values)
+
+
+async def letters(visit: Visit) -> Page:
+    """The dead letters of a group that nobody dealt with, the oldest first; or all of them."""
+    group = visit.name("group")
+    everything = visit.query.get("all") == "yes"
+    wanted = wanted_letters(None, visit.query.get("key") or None, visit.query.get("why") or None, None, None)
+    found: list[Letter] = []
+    more = False
+    is_complete = False
+    with trio.move_on_after(READ_SECONDS):
+        async with read_letters(
+            visit.watch.namesrv, group, everything=everything, remoting=visit.watch.remoting
+        ) as consumer:
+            async for letter in await consumer.read_to_end():
+                if wanted(letter):
+                    if len(found) == SHOWN_MAX:
+                        more = True
+                        break
+                    found.append(letter)
+        is_complete = True
+    values = {
+        "group": group,
+        "rows": letter_rows(found, hide_bodies=visit.settings.hide_bodies),
+        "more": more,
+        "is_partial": not is_complete,
+        "all": "yes" if everything else "",
+        "key": visit.query.get("key", ""),
+        "why": visit.query.get("why", ""),
+        "hide_bodies": visit.settings.hide_bodies,
+    }
+    return Page("dead_letters.html", f"Dead letters of {group}", values, live=False)
+
+
+async def requeue(visit: Visit, form: Form) -> Done:
+    """Send dead letters again, the chosen ones or all that nobody dealt with; goes on in the background."""
+    group = required(form, "group")
+    everybody = one(form, "to") == "topic"
+    chosen: set[tuple[str, int, int]] | None = None
+    if one(form, "which") != "all":
+        try:
+            chosen = {place_of(text) for text in form.get("letter", ())}
+        except ValueError as error:
+            raise Refused("a chosen letter has no place") from error
+        if not chosen:
+            raise Refused("no dead letter was chosen")
+        if len(chosen) > SELECTED_MAX:
+            raise Refused(f"{len(chosen)} were chosen, at most {SELECTED_MAX}: choose all instead")
+    what = (
+        f"{'all' if chosen is None else len(chosen)} dead letters of {group}, to {'the topic' if everybody else group}"
+    )
+    back = link("/dead-letters", group=group)
+
+    async def run(job: Job) -> None:
+        try:
+            await _send(visit, group, chosen, everybody, job)
+        finally:
+            outcome = f"{job.done} sent, {job.failed} failed"
+            visit.records.add(Record(visit.now_ms, visit.session.user, "requeue ended", what, outcome, not job.failed))
+
+    try:
+        job = visit.jobs.start(visit.watch.nursery, visit.session.user, f"Send again {what}", back, run)
+    except TooManyJobs as error:
+        raise Refused(str(error)) from error
+    return Done(link("/job", number=job.number), "", what)
+
+
+async def _send(visit: Visit, group: str, chosen: set[tuple[str, int, int]] | None, everybody: bool, job: Job) -> None:
+    operator = f"{visit.session.user or 'console'}@console"
+    done: dict[MessageQueue, int] = {}
+    left = set(chosen) if chosen is not None else None
+    stopped: set[MessageQueue] = set()
+    async with read_letters(
+        visit.watch.namesrv, group, everything=chosen is not None, remoting=visit.watch.remoting
+    ) as consumer:
+        try:
+            async for letter in await consumer.read_to_end():
+                place = (letter.queue.broker_name, letter.queue.queue_id, int(letter.queue_offset))
+                if left is not None:
+                    if place not in left:
+                        continue
+                    left.discard(place)
+                try:
+                    await visit.watch.changing.requeue_dead_letter(group, letter, operator=operator, to_topic=everybody)
+                    job.done += 1
+                except ClientError as error:
+                    job.fail(f"{place_text(letter)}: {error}")
+                    stopped.add(letter.queue)
+                if letter.queue not in stopped:
+                    done[letter.queue] = letter.queue_offset + 1
+                if chosen is None and job.done % COMMIT_EVERY == 0 and done:
+                    await consumer.commit(done)
+                if left is not None and not left:
+                    break
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+                if chosen is None and done:
+                    await consumer.commit(done)
+    for broker, queue, offset in sorted(left or ()):
+        job.fail(f"{broker}/{queue} {offset}: there is no such dead letter")
+
+
+async def job_page(visit: Visit) -> Page:
+    """How far a change in the background is."""
+    job = visit.jobs.find(visit.number("number", 0), visit.session.user)
+    if job is None:
+        raise NotFound("there is no such change, or it is forgotten: see the record of changes")
+    return Page("job.html", job.what, {"job": job})
+
+
+async def export(visit: Visit, write: Callable[[str], Awaitable[None]]) -> None:
+    """Write the dead letters of a group as JSON, one per line."""
+    group = visit.name("group")
+    everything = visit.query.get("all") == "yes"
+    hidden = visit.settings.hide_bodies
+    async with read_letters(
+        visit.watch.namesrv, group, everything=everything, remoting=visit.watch.remoting
+    ) as consumer:
+        async for letter in await consumer.read_to_end():
+            fields = letter_fields(letter) | message_fields(letter)
+            if hidden:
+                fields = {name: value for name, value in fields.items() if name not in HIDDEN}
+            await write(json.dumps(fields) + "\n")
+
+
+def file_name(group: str) -> str:
+    """For the browser; a name of a group may have characters that a header cannot have."""
+    return "".join(each if each.isascii() and (each.isalnum() or each in "-_") else "_" for each in group) + ".jsonl"

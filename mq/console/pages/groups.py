@@ -1,0 +1,156 @@
+"""The list of consumer groups, a group, and the reset of its offsets."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import msgspec
+
+from mq.client.admin import Admin
+from mq.client.consume.offsets import ConsumeFrom
+from mq.client.errors import ClientError
+from mq.client.message import MessageQueue
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, integer, one, required
+from mq.console.views.groups import (
+    lag_rows,
+    lag_seconds,
+    member_rows,
+    most_behind,
+    own_groups,
+    rows,
+    settings_of,
+    waiting,
+)
+from mq.console.views.links import link
+from mq.console.views.resets import preview_rows
+from mq.console.views.text import duration, matching, number, paged
+from mq.inspection.members import Member, members_of
+
+
+async def group_list(visit: Visit) -> Page:
+    """A page of the consumer groups, with their lag: three requests per broker group, however many groups there are."""
+    configs = await visit.watch.groups.get()
+    progress = await visit.watch.progress.get()
+    known = progress.value or {}
+    part, order = visit.query.get("part", ""), visit.query.get("order", "name")
+    names = matching({*(configs.value or {}), *known}, part)
+    names = own_groups(names, with_system=visit.query.get("system") == "yes")
+    if order == "behind":
+        names = most_behind(names, known)
+    page = paged(names, visit.page)
+    values = {
+        "page": page,
+        "rows": rows(page, configs.value or {}, known, visit.now_ms),
+        "part": part,
+        "order": order,
+        "system": visit.query.get("system", ""),
+        "fault": configs.fault or progress.fault,
+    }
+    return Page("groups.html", "Consumer groups", values)
+
+
+async def group(visit: Visit) -> Page:
+    """One consumer group: its queues, its members, its settings."""
+    name = visit.name()
+    progress = await visit.watch.looking.group_progress(name)
+    configs = (await visit.watch.groups.get()).value
+    members: list[Member] = []
+    fault = ""
+    try:
+        members = await members_of(visit.watch.looking, name)
+    except ClientError as error:
+        fault = str(error)
+    if not progress and not members and configs is not None and name not in configs:
+        raise NotFound(f"there is no consumer group {name}")
+    own = (configs or {}).get(name, {})
+    values = {
+        "name": name,
+        "queues": lag_rows(progress, members, visit.now_ms),
+        "behind": number(waiting(progress)),
+        "lag": duration(lag_seconds(progress, visit.now_ms)),
+        "members": member_rows(members),
+        "settings": settings_of(own),
+        "enabled": all(each.consume_enable for each in own.values()),
+        "topics": sorted({queue.topic for queue in progress}),
+        "fault": fault,
+    }
+    return Page("group.html", name, values)
+
+
+async def reset_preview(visit: Visit) -> Page:
+    """What a reset would do, before anything is changed."""
+    name, topic, to = visit.name(), visit.name("topic"), visit.name("to")
+    position = position_of(to, visit.query.get("time", ""))
+    targets = await _targets(visit.watch.looking, topic, position)
+    progress = await visit.watch.looking.group_progress(name)
+    values = {
+        "name": name,
+        "topic": topic,
+        "to": to,
+        "time": visit.query.get("time", ""),
+        "rows": preview_rows(targets, progress),
+    }
+    return Page("reset.html", f"Reset {name}", values, live=False)
+
+
+async def reset(visit: Visit, form: Form) -> Done:
+    """Reset a group in a topic, as the preview said."""
+    name, topic, to = required(form, "name"), required(form, "topic"), required(form, "to")
+    position = position_of(to, one(form, "time"))
+    offsets = await visit.watch.changing.reset_group(name, topic, position)
+    said = f"{name} goes on in {topic} at the {_words(position)} in {len(offsets)} queues."
+    return Done(link("/group", name=name), said, f"{name} in {topic} to the {_words(position)}")
+
+
+async def skip(visit: Visit, form: Form) -> Done:
+    """Skip the message at which a group stands in a queue; it becomes a dead letter."""
+    name, topic, broker = required(form, "name"), required(form, "topic"), required(form, "broker")
+    queue_id, offset = integer(form, "queue", 0, 2**31 - 1), integer(form, "offset", 0, 2**62)
+    queue = MessageQueue(topic, broker, queue_id)
+    operator = f"{visit.session.user or 'console'}@console"
+    after = await visit.watch.changing.skip_message(name, queue, offset, operator=operator)
+    said = f"Message {offset} of {broker}/{queue_id} is a dead letter of {name} now, which goes on at {after}."
+    return Done(link("/group", name=name), said, f"{name}: {topic} {broker}/{queue_id} at {offset}")
+
+
+async def enable(visit: Visit, form: Form) -> Done:
+    """Let a group consume, or stop it from that."""
+    name = required(form, "name")
+    wanted = one(form, "enabled") == "yes"
+    configs = (await visit.watch.changing.consumer_groups()).get(name)
+    if not configs:
+        raise NotFound(f"there is no consumer group {name}")
+    config = msgspec.structs.replace(configs[min(configs)], consume_enable=wanted)
+    await visit.watch.changing.put_consumer_group(config)
+    said = f"{name} {'may consume' if wanted else 'is disabled: it gets no messages'}."
+    return Done(link("/group", name=name), said, f"{name}: {'enabled' if wanted else 'disabled'}")
+
+
+def position_of(to: str, time: str) -> ConsumeFrom:
+    """Where a reset goes to: first, last or a time in UTC. Raises Refused."""
+    if to == "first":
+        return "first"
+    if to == "last":
+        return "last"
+    if to != "time":
+        raise Refused(f"{to[:40]!r} is neither first nor last nor a time")
+    try:
+        found = dt.datetime.fromisoformat(time)
+    except ValueError as error:
+        raise Refused(f"{time[:40]!r} is not a time such as 2026-03-01T09:30") from error
+    return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
+
+
+async def _targets(admin: Admin, topic: str, position: ConsumeFrom) -> dict[MessageQueue, int]:
+    ends = await admin.topic_stats(topic)
+    if position == "first":
+        return {queue: each.min_offset for queue, each in ends.items()}
+    if position == "last":
+        return {queue: each.max_offset for queue, each in ends.items()}
+    return {queue: await admin.offset(queue, position) for queue in ends}
+
+
+def _words(position: ConsumeFrom) -> str:
+    if position == "first":
+        return "first message"
+    return "end" if position == "last" else f"first message stored from {position.isoformat()} on"

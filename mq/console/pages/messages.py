@@ -1,0 +1,176 @@
+"""Messages of a topic: by id, key, time and offset, the newest first; and one message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Final
+
+import trio
+
+from mq.client.admin import Admin
+from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.console.pages.groups import position_of
+from mq.console.pages.visit import NotFound, Page, Refused, Visit
+from mq.console.views.messages import BodyForm, MessageRow, body_of, message_rows, property_rows, record_of
+from mq.filter.subscription import SubscriptionError
+from mq.inspection.dead_letters import DEALT_WITH_BY
+from mq.protocol.operator_bodies import QueueEnds
+
+COUNT_DEFAULT, COUNT_MAX = 20, 200
+QUEUES_MAX: Final = 256
+"""A topic with more is browsed queue by queue."""
+READ_SECONDS: Final = 5.0
+"""What was not read within this time is left out, and the page says so."""
+BODY_BYTES_MAX: Final = 64 * 1024
+"""More of a body is shown on request only."""
+
+
+async def browse(visit: Visit) -> Page:
+    """The messages of a topic that the address chooses."""
+    topic = visit.name("topic")
+    query = visit.query
+    by = query.get("by", "newest")
+    count = min(max(1, visit.number("count", COUNT_DEFAULT)), COUNT_MAX)
+    rows: list[MessageRow] = []
+    is_partial = False
+    fault = ""
+    looking = visit.watch.looking
+    ends = await looking.topic_stats(topic)
+    try:
+        if by in ("key", "id"):
+            value = query.get("value", "").strip()
+            if value:
+                found = await looking.messages_by_key(topic, value, count_max=min(count, 64), unique=by == "id")
+                rows = message_rows(found[::-1], hide_bodies=visit.settings.hide_bodies)
+        else:
+            queues = _chosen(list(ends), query.get("queue", ""))
+            ranges = await _ranges(looking, ends, queues, by, visit, count)
+            tags = query.get("tags", "").strip() or "*"
+            rows, is_partial = await _read(visit, ranges, count, tags, is_newest=by == "newest")
+    except (Refused, SubscriptionError, ValueError) as error:
+        fault = str(error)
+    values = {
+        "topic": topic,
+        "by": by,
+        "value": query.get("value", ""),
+        "time": query.get("time", ""),
+        "offset": query.get("offset", ""),
+        "queue": query.get("queue", ""),
+        "tags": query.get("tags", ""),
+        "count": count,
+        "queues": [f"{queue.broker_name}/{queue.queue_id}" for queue in ends],
+        "rows": rows,
+        "is_partial": is_partial,
+        "fault": fault,
+        "hide_bodies": visit.settings.hide_bodies,
+    }
+    return Page("messages.html", f"Messages of {topic}", values, live=False)
+
+
+async def message(visit: Visit) -> Page:
+    """One message, at its place: broker group, queue, offset."""
+    topic, broker = visit.name("topic"), visit.name("broker")
+    queue = MessageQueue(topic, broker, visit.number("queue", 0))
+    offset = visit.number("offset", 0)
+    found = await read_at(visit, queue, offset)
+    if found is None:
+        raise NotFound(
+            f"{topic} {broker}/{queue.queue_id} has no message at offset {offset}: it was deleted, or is not there yet"
+        )
+    shown = visit.query.get("as", "auto")
+    whole = visit.query.get("whole") == "yes"
+    hidden = visit.settings.hide_bodies
+    values = {
+        "topic": topic,
+        "broker": broker,
+        "queue": queue.queue_id,
+        "offset": offset,
+        "record": record_of(found),
+        "properties": [] if hidden else property_rows(found),
+        "body": None if hidden else body_of(found, BodyForm.of(shown), None if whole else BODY_BYTES_MAX),
+        "shown": shown,
+        "hide_bodies": hidden,
+    }
+    return Page("message.html", f"Message at {broker}/{queue.queue_id} {offset}", values, live=False)
+
+
+async def read_at(visit: Visit, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
+    """The message at an offset, None if there is none."""
+    with trio.move_on_after(READ_SECONDS):
+        async with _reader(visit) as consumer:
+            await consumer.assign([queue])
+            await consumer.seek(queue, offset)
+            async for found in await consumer.read_to_end():
+                return found if found.queue_offset == offset else None
+    return None
+
+
+def _reader(visit: Visit) -> PullConsumer:
+    return PullConsumer(
+        visit.watch.namesrv, DEALT_WITH_BY, consume_from="last", timeout=READ_SECONDS, remoting=visit.watch.remoting
+    )
+
+
+def _chosen(queues: list[MessageQueue], name: str) -> list[MessageQueue]:
+    """The queue of this name, or all. Raises Refused."""
+    if name:
+        queues = [queue for queue in queues if f"{queue.broker_name}/{queue.queue_id}" == name]
+        if not queues:
+            raise Refused(f"there is no queue {name[:80]}")
+    if len(queues) > QUEUES_MAX:
+        raise Refused(f"the topic has {len(queues)} queues: choose one")
+    return sorted(queues)
+
+
+async def _ranges(
+    admin: Admin, ends: Mapping[MessageQueue, QueueEnds], queues: list[MessageQueue], by: str, visit: Visit, count: int
+) -> dict[MessageQueue, tuple[int, int]]:
+    """From which offset on each queue is read, and up to which one. Raises Refused."""
+    if by == "offset":
+        text = visit.query.get("offset", "0") or "0"
+        if not (text.isascii() and text.isdigit() and len(text) < 19):
+            raise Refused(f"{text[:40]!r} is not an offset")
+        starts = dict.fromkeys(queues, int(text))
+    elif by == "time":
+        position = position_of("time", visit.query.get("time", ""))
+        starts = {queue: await admin.offset(queue, position) for queue in queues}
+    elif by == "oldest":
+        starts = {queue: int(ends[queue].min_offset) for queue in queues}
+    else:
+        starts = {queue: ends[queue].max_offset - count for queue in queues}
+    ranges = {}
+    for queue, start in starts.items():
+        first = max(start, ends[queue].min_offset)
+        ranges[queue] = (first, min(first + count, ends[queue].max_offset))
+    return {queue: (first, end) for queue, (first, end) in ranges.items() if first < end}
+
+
+async def _read(
+    visit: Visit, ranges: dict[MessageQueue, tuple[int, int]], count: int, tags: str, *, is_newest: bool
+) -> tuple[list[MessageRow], bool]:
+    """The messages in these ranges of offsets, of which the page shows ``count``; whether the time was too short.
+
+    Bodies are dropped at once: those of a page may be larger than the memory.
+    """
+    found: list[tuple[int, MessageRow]] = []
+    left = set(ranges)
+    if left:
+        with trio.move_on_after(READ_SECONDS):
+            async with _reader(visit) as consumer:
+                await consumer.assign(ranges, tags)
+                for queue, (first, _) in ranges.items():
+                    await consumer.seek(queue, first)
+                async for each in await consumer.read_to_end():
+                    if each.queue_offset < ranges[each.queue][1]:
+                        [row] = message_rows([each], hide_bodies=visit.settings.hide_bodies)
+                        found.append((each.record.store_timestamp_ms, row))
+                    if consumer.position(each.queue) >= ranges[each.queue][1]:
+                        left.discard(each.queue)
+                    if not left:
+                        break
+                else:
+                    left.clear()
+    found.sort(key=itemgetter(0), reverse=is_newest)
+    return [row for _, row in found[:count]], bool(left)

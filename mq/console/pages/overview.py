@@ -1,0 +1,98 @@
+"""The overview, what is wrong, a broker group with its transfer of leadership, and the record of changes."""
+
+from __future__ import annotations
+
+from mq.client.errors import ClientError
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, one, required
+from mq.console.views.links import link
+from mq.console.views.overview import alarms, card, cards, plain_words
+from mq.console.views.records import record_rows
+from mq.protocol.group_admin import GroupAction, GroupCommand
+
+CHANGE_SECONDS = 35.0
+"""A broker answers within 30 s, if only that the outcome is unknown."""
+
+
+async def overview(visit: Visit) -> Page:
+    """All broker groups, and what is wrong."""
+    seen = await visit.watch.cluster.get()
+    groups = seen.value or []
+    survey = visit.watch.survey.latest(visit.watch.nursery)
+    return Page(
+        "overview.html",
+        "Overview",
+        {
+            "cards": cards(groups),
+            "fault": seen.fault,
+            "now": [words for group in groups for words in plain_words(group)],
+            "alarms": alarms(None if survey is None else survey.value),
+            "alarms_fault": "" if survey is None else survey.fault,
+        },
+    )
+
+
+async def alarm_list(visit: Visit) -> Page:
+    """The findings of the doctor, each with the remedy."""
+    survey = visit.watch.survey.latest(visit.watch.nursery)
+    value = None if survey is None else survey.value
+    fault = "" if survey is None else survey.fault
+    return Page("alarms.html", "What is wrong", {"alarms": alarms(value), "fault": fault})
+
+
+async def raft_group(visit: Visit) -> Page:
+    """One broker group."""
+    name = visit.name()
+    seen = await visit.watch.cluster.get()
+    group = next((each for each in seen.value or () if each.group == name), None)
+    if group is None:
+        if seen.fault:
+            return Page("broker_group.html", name, {"card": None, "fault": seen.fault, "now": [], "voters": []})
+        raise NotFound(f"no broker group {name} is registered at the name servers")
+    voters = [
+        each.node_id
+        for each in group.replicas
+        if each.member == "voter" and each.node_id != group.leader and each.address is not None and each.figures
+    ]
+    values = {"card": card(group), "fault": seen.fault, "now": plain_words(group), "voters": voters}
+    return Page("broker_group.html", name, values)
+
+
+async def transfer(visit: Visit, form: Form) -> Done:
+    """Hand the leadership of a broker group to another voter."""
+    name = required(form, "name")
+    node = one(form, "node")
+    groups = (await visit.watch.cluster.get()).value or []
+    group = next((each for each in groups if each.group == name), None)
+    leader = next((each for each in group.replicas if each.role == "leader"), None) if group is not None else None
+    if leader is None or leader.address is None:
+        raise Refused(f"{name} has no leader that could hand over")
+    action: GroupAction = "transfer"
+    command = GroupCommand(action=action, node=node)
+    answer = await visit.watch.changing.manage_group(leader.address, command, timeout=CHANGE_SECONDS)
+    if not answer.done:
+        raise Refused(f"{answer.code}: {answer.text}")
+    return Done(link("/broker-group", name=name), answer.text, f"{name} to {node or 'any voter'}")
+
+
+async def replica_settings(visit: Visit) -> Page:
+    """The settings of a running broker, as it says itself; brokers never tell secrets."""
+    address = visit.name("address")
+    groups = (await visit.watch.cluster.get()).value or []
+    if address not in {each.address for group in groups for each in group.replicas}:
+        raise NotFound(f"no replica at {address} is registered at the name servers")
+    fault = ""
+    found: dict[str, str] = {}
+    try:
+        found = await visit.watch.looking.broker_settings(address)
+    except ClientError as error:
+        fault = str(error)
+    own = sorted((name.removeprefix("raftmq."), value) for name, value in found.items() if name.startswith("raftmq."))
+    rows = own or sorted(found.items())
+    return Page(
+        "settings.html", f"Settings of {address}", {"rows": rows, "fault": fault, "address": address}, live=False
+    )
+
+
+async def changes(visit: Visit) -> Page:
+    """What was changed through this console since it was started."""
+    return Page("changes.html", "Changes", {"rows": record_rows(visit.records.all())})

@@ -1,0 +1,112 @@
+"""The list of topics, a topic, and its creation and change."""
+
+from __future__ import annotations
+
+from mq.client.errors import BrokerError, ClientError
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, integer, one, required
+from mq.console.views.links import link
+from mq.console.views.text import matching, paged
+from mq.console.views.topics import age_of_last, chosen, queue_rows, reader_rows, rows, settings_of, total
+from mq.protocol.message_types import MESSAGE_TYPES
+from mq.protocol.names import NameRefused, check_topic, is_system_topic
+
+QUEUES_MAX = 1024
+
+
+async def topic_list(visit: Visit) -> Page:
+    """A page of the topics, with what they have: two requests per broker group, however many topics there are."""
+    seen = await visit.watch.topics.get()
+    configs = seen.value
+    fault = seen.fault
+    if configs is None:  # without the permission of an administrator: the names, which everybody may see
+        names_seen = await visit.watch.names.get()
+        names, fault = names_seen.value or [], names_seen.fault or fault
+        configs = {}
+    else:
+        names = list(configs)
+    part, kind = visit.query.get("part", ""), visit.query.get("kind", "ordinary")
+    page = paged(chosen(matching(names, part), kind), visit.page)
+    readable = {
+        name: [broker for broker, config in configs[name].items() if config.perm & 4]
+        for name in page.rows
+        if name in configs
+    }
+    held = None
+    try:
+        held = await visit.watch.looking.held(readable)
+    except ClientError as error:
+        fault = fault or str(error)
+    values = {"page": page, "rows": rows(page, configs, held or {}), "part": part, "kind": kind, "fault": fault}
+    return Page("topics.html", "Topics", values)
+
+
+async def topic(visit: Visit) -> Page:
+    """One topic: its queues, its settings, and who reads it."""
+    name = visit.name()
+    ends = await visit.watch.looking.topic_stats(name)
+    fault = ""
+    try:
+        configs = await visit.watch.looking.topic_config(name)
+    except BrokerError as error:
+        configs, fault = {}, error.remark or str(error)
+    progress = await visit.watch.progress.get()
+    values = {
+        "name": name,
+        "queues": queue_rows(ends),
+        "total": total(ends),
+        "last": age_of_last(ends, visit.now_ms),
+        "settings": settings_of(configs),
+        "config": next(iter(configs.values()), None),
+        "readers": reader_rows(name, progress.value or {}),
+        "fault": fault or progress.fault,
+        "is_system": is_system_topic(name),
+    }
+    return Page("topic.html", name, values)
+
+
+async def new_topic(visit: Visit) -> Page:
+    """The form for a topic."""
+    return Page("new_topic.html", "New topic", {"types": MESSAGE_TYPES}, live=False)
+
+
+async def create(visit: Visit, form: Form) -> Done:
+    """Create a topic in every broker group."""
+    name = required(form, "name")
+    queues = integer(form, "queues", 1, QUEUES_MAX)
+    kind = one(form, "type") or None
+    try:
+        check_topic(name)
+    except NameRefused as error:
+        raise Refused(str(error)) from error
+    if kind is not None and kind not in MESSAGE_TYPES:
+        raise Refused(f"{kind[:40]} is not a type of messages")
+    if name in await visit.watch.changing.topics():
+        raise Refused(f"topic {name} exists already; change it on its page")
+    await visit.watch.changing.create_topic(name, queues, message_type=kind)
+    return Done(link("/topic", name=name), f"Topic {name} was created with {queues} queues per broker group.", name)
+
+
+async def change(visit: Visit, form: Form) -> Done:
+    """Change the queues and the access of a topic; all else stays as it is."""
+    name = required(form, "name")
+    queues = integer(form, "queues", 1, QUEUES_MAX)
+    perm = sum(bit for word, bit in (("read", 4), ("write", 2)) if word in form.get("access", ()))
+    configs = await visit.watch.changing.topic_config(name)
+    config = next(iter(configs.values()), None)
+    if config is None:
+        raise NotFound(f"there is no topic {name}")
+    if is_system_topic(name):
+        raise Refused(f"{name} belongs to the brokers")
+    largest = max(max(each.read_queue_nums, each.write_queue_nums) for each in configs.values())
+    if queues < largest:
+        raise Refused(f"{name} has {largest} queues, and fewer would hide messages: use raftmq topic update")
+    await visit.watch.changing.create_topic(
+        name,
+        queues,
+        perm=perm,
+        order=config.order,
+        filter_type=config.topic_filter_type,
+        sys_flag=config.topic_sys_flag,
+    )
+    before = f"{largest} queues, access {config.perm}"
+    return Done(link("/topic", name=name), f"Topic {name} was changed.", f"{name}: {before} to {queues}, {perm}")

@@ -1,0 +1,106 @@
+"""One request of a browser, and the page or the change that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mq.console.jobs import Jobs
+from mq.console.records import Records
+from mq.console.sessions import Session
+from mq.console.settings import ConsoleSettings
+from mq.console.watch import Watch
+
+
+class NotFound(Exception):
+    """There is no such thing; the message says what."""
+
+
+class Refused(Exception):
+    """A form has something that cannot be done; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Who asks for what.
+
+    Attributes:
+        query: the parameters of the address; of those that are named twice, the last.
+        wall_clock_ms: milliseconds since 1970.
+    """
+
+    query: Mapping[str, str]
+    session: Session
+    watch: Watch
+    settings: ConsoleSettings
+    jobs: Jobs
+    records: Records
+    wall_clock_ms: Callable[[], int]
+
+    @property
+    def now_ms(self) -> int:
+        """The time, in milliseconds since 1970."""
+        return self.wall_clock_ms()
+
+    @property
+    def page(self) -> int:
+        """The page of a list that is asked for, from 1."""
+        return self.number("page", 1)
+
+    def number(self, parameter: str, default: int) -> int:
+        """A parameter that is a number, 0 or more; the default for anything else."""
+        text = self.query.get(parameter, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else default
+
+    def name(self, parameter: str = "name") -> str:
+        """A parameter that must be there. Raises NotFound."""
+        text = self.query.get(parameter, "")
+        if not text:
+            raise NotFound(f"the address has no {parameter}")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a template is filled with. ``live`` pages are refreshed by themselves."""
+
+    template: str
+    title: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    live: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A change was made: where to go, and what to say there. ``target`` is for the record of changes."""
+
+    to: str
+    said: str
+    target: str
+
+
+Form = Mapping[str, list[str]]
+Build = Callable[[Visit], Awaitable[Page]]
+Act = Callable[[Visit, Form], Awaitable[Done]]
+
+
+def one(form: Form, name: str, default: str = "") -> str:
+    """A field of a form, without spaces around it."""
+    return (form.get(name) or [default])[-1].strip()
+
+
+def required(form: Form, name: str) -> str:
+    """A field that must be filled. Raises Refused."""
+    text = one(form, name)
+    if not text:
+        raise Refused(f"{name} is missing")
+    return text
+
+
+def integer(form: Form, name: str, low: int, high: int) -> int:
+    """A number from ``low`` to ``high``, both included. Raises Refused."""
+    text = required(form, name)
+    if not (text.isascii() and text.isdigit() and len(text) < 19 and low <= int(text) <= high):
+        raise Refused(f"{name} is {text[:40]!r}, not a number from {low:,} to {high:,}")
+    return int(text)

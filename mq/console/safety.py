@@ -1,0 +1,70 @@
+"""What is checked of each request, and the headers of each answer. Pure."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from typing import Final
+
+from mq.console.sessions import Session
+from mq.protocol.address_patterns import is_loopback
+
+CONTENT_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "content-security-policy": CONTENT_POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Of every answer. Nothing is cached: pages show messages, and a logout must take effect in the history, too."""
+
+FORM_BYTES_MAX: Final = 256 * 1024
+TOKEN_FIELD: Final = "token"  # noqa: S105 - the name of a field
+
+
+def host_fault(host: str | None, *, loopback_only: bool) -> str | None:
+    """Why a request for this ``Host`` is refused; None if it is not.
+
+    A page of somebody else may let its own name resolve to 127.0.0.1, and then read the answers of this server.
+    """
+    if not host:
+        return "the request has no Host"
+    name = host.rpartition("]")[0] + "]" if host.startswith("[") else host.rpartition(":")[0] or host
+    if loopback_only and name != "localhost" and not is_loopback(name.strip("[]")):
+        return f"this console is reached as 127.0.0.1 or localhost, not as {name[:100]}"
+    return None
+
+
+def origin_fault(headers: Mapping[str, str], *, secure: bool) -> str | None:
+    """Why a change is refused that another site may have sent; None if a page of this console sent it."""
+    origin = headers.get("origin")
+    if origin is None:
+        return None if headers.get("sec-fetch-site") == "same-origin" else "the request does not say where it is from"
+    schemes = ("https", "http") if not secure else ("https",)
+    if origin not in tuple(f"{scheme}://{headers.get('host', '')}" for scheme in schemes):
+        return "the request comes from another site"
+    return None
+
+
+def token_fault(session: Session, form: Mapping[str, str]) -> str | None:
+    """Why a form is refused that no page of this session had; None if one had it."""
+    if hmac.compare_digest(form.get(TOKEN_FIELD, "").encode(), session.csrf.encode()):
+        return None
+    return "the form is from an earlier session: go back, reload the page, and send it again"
+
+
+def cookie_name(*, secure: bool) -> str:
+    """With HTTPS, the prefix makes browsers accept the cookie from this host alone."""
+    return "__Host-raftmq" if secure else "raftmq"
+
+
+def cookie(key: str, *, secure: bool) -> str:
+    """The header that sets the cookie of a session; one without a key removes it."""
+    parts = [f"{cookie_name(secure=secure)}={key}", "Path=/", "HttpOnly", "SameSite=Strict"]
+    return "; ".join(parts + (["Secure"] if secure else []) + ([] if key else ["Max-Age=0"]))

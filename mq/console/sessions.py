@@ -1,0 +1,122 @@
+"""Sessions of browsers, and a limit on failed logins. Pure: the time is an argument, tokens come from a function."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+SESSIONS_MAX: Final = 1000
+"""The session that was used least recently ends when there are more."""
+FAILURES_MAX: Final = 5
+"""Failed logins of an address, or for a user, before both have to wait."""
+FAILURES_SECONDS: Final = 60.0
+FAILING_MAX: Final = 10_000
+
+
+@dataclass(slots=True)
+class Session:
+    """A browser that was recognized. ``user`` is the access key, empty without a login."""
+
+    key: str
+    csrf: str
+    user: str
+    began: float
+    used: float
+    notices: list[str] = field(default_factory=list)
+    """What was done, to be shown on the next page."""
+
+
+class Sessions:
+    """All sessions, by the key in the cookie.
+
+    Args:
+        new_token: a text that nobody can guess.
+        idle_seconds, seconds_max: when a session ends: after the last request, and after its beginning.
+        on_end: is called with a session that ended.
+    """
+
+    def __init__(
+        self,
+        new_token: Callable[[], str],
+        idle_seconds: float,
+        seconds_max: float,
+        on_end: Callable[[Session], None] = lambda _: None,
+    ) -> None:
+        self._new_token = new_token
+        self._idle_seconds = idle_seconds
+        self._seconds_max = seconds_max
+        self._on_end = on_end
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def begin(self, user: str, now: float) -> Session:
+        """A new session; at the limit another one ends."""
+        self.expire(now)
+        session = Session(self._new_token(), self._new_token(), user, now, now)
+        self._sessions[session.key] = session
+        if len(self._sessions) > SESSIONS_MAX:
+            self.end(next(iter(self._sessions)))
+        return session
+
+    def find(self, key: str, now: float, *, is_use: bool = True) -> Session | None:
+        """The session with this key; None if there is none or it has ended. ``is_use`` prolongs it."""
+        session = self._sessions.get(key)
+        if session is None:
+            return None
+        if self._has_ended(session, now):
+            self.end(key)
+            return None
+        if is_use:
+            session.used = now
+            self._sessions.move_to_end(key)
+        return session
+
+    def end(self, key: str) -> None:
+        """End a session, if there is one."""
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            self._on_end(session)
+
+    def expire(self, now: float) -> None:
+        """End all sessions whose time is over."""
+        for key in [each.key for each in self._sessions.values() if self._has_ended(each, now)]:
+            self.end(key)
+
+    def _has_ended(self, session: Session, now: float) -> bool:
+        return now >= session.used + self._idle_seconds or now >= session.began + self._seconds_max
+
+
+class LoginLimit:
+    """Counts failed logins by address and by user; after `FAILURES_MAX` within `FAILURES_SECONDS` they must wait."""
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[str, list[float]] = OrderedDict()
+
+    def wait_seconds(self, keys: tuple[str, ...], now: float) -> float:
+        """How long the next login has to wait; 0 if it may be tried."""
+        return max((self._wait(key, now) for key in keys), default=0.0)
+
+    def failed(self, keys: tuple[str, ...], now: float) -> None:
+        """A login failed."""
+        for key in keys:
+            recent = self._recent(key, now)
+            self._failures[key] = [*recent, now][-FAILURES_MAX:]
+            self._failures.move_to_end(key)
+        while len(self._failures) > FAILING_MAX:
+            self._failures.popitem(last=False)
+
+    def succeeded(self, keys: tuple[str, ...]) -> None:
+        """A login succeeded: earlier failures are forgotten."""
+        for key in keys:
+            self._failures.pop(key, None)
+
+    def _wait(self, key: str, now: float) -> float:
+        recent = self._recent(key, now)
+        return recent[0] + FAILURES_SECONDS - now if len(recent) >= FAILURES_MAX else 0.0
+
+    def _recent(self, key: str, now: float) -> list[float]:
+        return [at for at in self._failures.get(key, ()) if now < at + FAILURES_SECONDS]

@@ -1,0 +1,67 @@
+"""Settings of one console process; `mq.settings` reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from mq.client.net.client_core import parse_addresses
+from mq.protocol.address_patterns import is_loopback
+from mq.settings import ProcessSettings
+
+
+class ConsoleSettings(ProcessSettings):
+    """All settings of a console. Durations are seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="RAFTMQ_CONSOLE_")
+
+    listen_host: str = Field(
+        default="127.0.0.1", description="where browsers connect; any but a loopback address needs `login`"
+    )
+    listen_port: int = Field(default=8090, ge=0, le=65535, description="0 takes any free port")
+    namesrv: str = Field(default="127.0.0.1:9876", description="name servers, separated by semicolons")
+    login: bool = Field(
+        default=False,
+        description="people log in with their access key and secret key, and each request is signed as theirs; "
+        "without it, all requests are the console's own",
+    )
+    allow_changes: bool = Field(default=False, description="pages have buttons that change something")
+    hide_bodies: bool = Field(default=False, description="bodies and properties of messages are not shown")
+    tls_certificate: Path | None = Field(default=None, description="PEM file with the certificate chain")
+    tls_key: Path | None = Field(default=None, description="PEM file with the key, without a password")
+    plain_http: bool = Field(
+        default=False,
+        description="allows a login without TLS on other than a loopback address, behind a proxy that adds TLS",
+    )
+    session_seconds: float = Field(default=3600.0, gt=0, description="a login ends this long after the last request")
+    session_seconds_max: float = Field(default=43_200.0, gt=0, description="a login ends this long after it began")
+    streams_max: int = Field(default=200, ge=1, description="open pages that are refreshed by themselves")
+
+    @field_validator("namesrv")
+    @classmethod
+    def _has_addresses(cls, value: str) -> str:
+        parse_addresses(value)
+        return value
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key must be set together")
+        if is_loopback(self.listen_host):
+            return self
+        if not self.login:
+            raise ValueError(f"listen_host {self.listen_host} can be reached by others: set login, or use 127.0.0.1")
+        if self.tls_certificate is None and not self.plain_http:
+            raise ValueError(
+                f"listen_host {self.listen_host} would get passwords in clear: set tls_certificate and tls_key, or "
+                "plain_http behind a proxy that adds TLS"
+            )
+        return self
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether browsers use HTTPS."""
+        return self.tls_certificate is not None or self.plain_http

@@ -1,0 +1,123 @@
+"""Users who are logged in: checks them at the brokers, and keeps what each sees as long as a session of them lasts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import trio
+
+from mq.client.admin import Admin
+from mq.client.errors import BrokerError, ClientError
+from mq.client.net.client_core import RemotingSettings
+from mq.client.net.credentials import Credentials
+from mq.client.net.routes import LEADER_ID
+from mq.console.watch import Watch
+
+LOGIN_SECONDS: Final = 10.0
+
+
+class LoginRefused(Exception):
+    """Why nobody was logged in; the message is for the page."""
+
+
+@dataclass(slots=True)
+class _Open:
+    watch: Watch
+    scope: trio.CancelScope
+    sessions: int = 0
+
+
+class Users:
+    """What each user sees, opened by their first session and closed by the end of the last one.
+
+    Args:
+        own: the requests of the console itself, for those who need not log in, and its TLS.
+        nursery: ends after the server.
+    """
+
+    def __init__(self, namesrv: str, own: RemotingSettings, nursery: trio.Nursery) -> None:
+        self._namesrv = namesrv
+        self._own = own
+        self._nursery = nursery
+        self._open: dict[Credentials | None, _Open] = {}
+        self._of_session: dict[str, Credentials | None] = {}
+
+    async def enter(self, session: str, credentials: Credentials | None) -> None:
+        """A session of a user begins; None is the console itself."""
+        self._of_session[session] = credentials
+        if credentials not in self._open:
+            # Without a pause before it is known: two sessions would open it twice.
+            self._open[credentials] = await self._nursery.start(self._run, credentials)
+        self._open[credentials].sessions += 1
+
+    def leave(self, session: str) -> None:
+        """A session has ended."""
+        if session not in self._of_session:
+            return
+        credentials = self._of_session.pop(session)
+        found = self._open.get(credentials)
+        if found is None:
+            return
+        found.sessions -= 1
+        if found.sessions == 0 and credentials is not None:
+            del self._open[credentials]
+            found.scope.cancel()
+
+    def watch_of(self, session: str) -> Watch:
+        """What the user of a session sees."""
+        return self._open[self._of_session[session]].watch
+
+    async def _run(
+        self, credentials: Credentials | None, task_status: trio.TaskStatus[_Open] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        remoting = self._own if credentials is None else replace(self._own, credentials=credentials)
+        with trio.CancelScope() as scope:
+            async with Watch.open(self._namesrv, remoting) as watch:
+                task_status.started(_Open(watch, scope))
+                await trio.sleep_forever()
+
+    async def check(self, credentials: Credentials) -> None:
+        """Whether the brokers know these keys, and check them at all. Raises LoginRefused, ClientError.
+
+        A broker without accounts accepts any signature, so it is asked with a wrong one, too.
+        """
+        wrong = Credentials(credentials.access_key, secrets.token_hex(16))
+        with trio.move_on_after(LOGIN_SECONDS):
+            if await self._is_known(credentials):
+                if await self._is_known(wrong):
+                    raise LoginRefused(
+                        "the brokers do not check who sends requests: give them accounts (acl_file), or run the "
+                        "console without login"
+                    )
+                return
+            raise LoginRefused("the access key or the secret key is wrong")
+        raise LoginRefused(f"the brokers did not answer within {LOGIN_SECONDS:g} s")
+
+    async def _is_known(self, credentials: Credentials) -> bool:
+        async with Admin(self._namesrv, remoting=replace(self._own, credentials=credentials)) as admin:
+            info = await admin.cluster_info()
+            addresses = [
+                each.broker_addrs.get(LEADER_ID) or next(iter(each.broker_addrs.values()), None)
+                for each in info.brokers.values()
+            ]
+            return await _is_answered(admin, filter(None, addresses))
+
+
+async def _is_answered(admin: Admin, addresses: Iterable[str]) -> bool:
+    """Whether a broker answers what it answers to every account. Raises LoginRefused, ClientError."""
+    failure: ClientError | None = None
+    for address in addresses:
+        try:
+            await admin.broker_runtime(address)
+        except BrokerError:
+            return False
+        except ClientError as error:
+            failure = error
+        else:
+            return True
+    if failure is not None:
+        raise failure
+    raise LoginRefused("no broker is registered at the name servers, so nobody can be recognized")

@@ -1,0 +1,1 @@
+"""What pages show: values from the answers of servers. Pure."""

@@ -1,0 +1,212 @@
+"""A message for people: its place, its properties, and its body as text, JSON or bytes. Pure."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from mq.client.message import ReceivedMessage
+from mq.console.views.links import link
+from mq.console.views.text import number, visible
+from mq.inspection.wording import time_of
+
+BEGIN_CHARACTERS: Final = 120
+DEPTH_MAX: Final = 50
+_LINE: Final = 16
+
+
+class BodyForm(enum.Enum):
+    """How a body is shown; AUTO is JSON if it is that, else text, else bytes."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+    HEX = "hex"
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """The form of this name, AUTO for an unknown one."""
+        try:
+            return cls(text)
+        except ValueError:
+            return cls("auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body as text. ``note`` says why it is not in the wanted form; ``cut`` how many bytes are not shown."""
+
+    form: str
+    text: str
+    size: str
+    note: str
+    cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """A message in a list."""
+
+    stored: str
+    place: str
+    tag: str
+    keys: str
+    size: str
+    begin: str
+    link: str
+
+
+def message_rows(messages: Sequence[ReceivedMessage], *, hide_bodies: bool) -> list[MessageRow]:
+    """The messages, in their order."""
+    return [
+        MessageRow(
+            stored=time_of(each.record.store_timestamp_ms) or "-",
+            place=f"{each.queue.broker_name}/{each.queue.queue_id} {each.queue_offset:,}",
+            tag=each.tags or "",
+            keys=" ".join(each.keys),
+            size=f"{len(each.raw_body):,} B",
+            begin="" if hide_bodies else begin_of(each.raw_body),
+            link=message_link(each),
+        )
+        for each in messages
+    ]
+
+
+def message_link(message: ReceivedMessage) -> str:
+    """The page of a message."""
+    queue = message.queue
+    return link(
+        "/message",
+        topic=message.record.topic,
+        broker=queue.broker_name,
+        queue=str(queue.queue_id),
+        offset=str(message.queue_offset),
+    )
+
+
+def begin_of(body: bytes) -> str:
+    """The beginning of a body on one line; of bytes that are no text, the first ones."""
+    part = body[: 4 * BEGIN_CHARACTERS]
+    try:
+        text = part.decode()
+    except UnicodeDecodeError as error:
+        if error.start < len(part) - 3 or len(part) == len(body):  # not just a character that was cut off
+            return part[:32].hex(" ") + (" ..." if len(body) > 32 else "")
+        text = part[: error.start].decode()
+    text = visible(text[:BEGIN_CHARACTERS])
+    return text + (" ..." if len(body) > len(text.encode("utf-8", "surrogatepass")) else "")
+
+
+def record_of(message: ReceivedMessage) -> list[tuple[str, str]]:
+    """What the broker knows of a message, as name and value."""
+    record = message.record
+    return [
+        ("message id", message.message_id),
+        ("offset message id", record.offset_message_id),
+        ("topic", message.topic),
+        ("queue", f"{message.queue.broker_name}/{message.queue.queue_id}"),
+        ("offset", number(record.queue_offset)),
+        ("tag", message.tags or "-"),
+        ("keys", " ".join(message.keys) or "-"),
+        ("stored", time_of(record.store_timestamp_ms) or "-"),
+        ("sent", time_of(record.born_timestamp_ms) or "-"),
+        ("sender", f"{record.born_host.ip}:{record.born_host.port}"),
+        ("broker", f"{record.store_host.ip}:{record.store_host.port}"),
+        ("redelivered", number(record.reconsume_times)),
+    ]
+
+
+def property_rows(message: ReceivedMessage) -> list[tuple[str, str, bool]]:
+    """The properties: name, value, and whether it is the application's."""
+    own = message.user_properties
+    return [(name, value, name in own) for name, value in sorted(message.properties.items())]
+
+
+def body_of(message: ReceivedMessage, form: BodyForm, bytes_max: int | None) -> Body:
+    """A body, decompressed, in a form; at most ``bytes_max`` of it."""
+    whole = message.raw_body
+    body = whole if bytes_max is None else whole[:bytes_max]
+    cut = len(whole) - len(body)
+    size = f"{len(whole):,} bytes"
+    text = _text(body, is_cut=bool(cut))
+    if form is BodyForm.HEX:
+        return Body("hex", _hex(body), size, "", cut)
+    if form in (BodyForm.AUTO, BodyForm.JSON) and not cut and text is not None:
+        pretty = _json(text)
+        if pretty is not None and (form is BodyForm.JSON or pretty[0] in "{["):
+            return Body("json", pretty, size, "", 0)
+    if text is None:
+        note = "" if form is BodyForm.AUTO else "it is not UTF-8, so its bytes are shown"
+        return Body("hex", _hex(body), size, note, cut)
+    note = ""
+    if form is BodyForm.JSON:
+        note = "only a part is shown, so it is shown as text" if cut else "it is not JSON, so it is shown as text"
+    return Body("text", lines(text), size, note, cut)
+
+
+def lines(text: str) -> str:
+    """A text with its lines and tabs; other characters without a shape as escapes."""
+    return "\n".join("\t".join(map(visible, line.split("\t"))) for line in text.replace("\r\n", "\n").split("\n"))
+
+
+def _text(body: bytes, *, is_cut: bool) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        if is_cut and error.start >= len(body) - 3:
+            return body[: error.start].decode()
+        return None
+
+
+def _json(text: str) -> str | None:
+    """Indented, with its names and numbers as they are written: a dict or a float would change them."""
+    try:
+        value = json.loads(text, parse_float=_Written, parse_constant=_refuse, object_pairs_hook=_Pairs)
+        return lines(_indented(value, 0))
+    except (ValueError, RecursionError):
+        return None
+
+
+class _Written(str):
+    """A number with a point or an exponent."""
+
+    __slots__ = ()
+
+
+class _Pairs(list[tuple[str, object]]):
+    """An object; a name may be there twice."""
+
+
+def _indented(value: object, depth: int) -> str:
+    """Raises ValueError if it is nested too deeply to be read."""
+    if depth > DEPTH_MAX:
+        raise ValueError(f"more than {DEPTH_MAX} levels")
+    if isinstance(value, _Written):
+        return str(value)
+    if isinstance(value, _Pairs):
+        inner = [f"{json.dumps(name, ensure_ascii=False)}: {_indented(each, depth + 1)}" for name, each in value]
+    elif isinstance(value, list):
+        inner = [_indented(each, depth + 1) for each in value]
+    else:
+        return json.dumps(value, ensure_ascii=False)
+    begin, end = "{}" if isinstance(value, _Pairs) else "[]"
+    if not inner:
+        return begin + end
+    space = "  " * (depth + 1)
+    return begin + "\n" + ",\n".join(space + each for each in inner) + "\n" + "  " * depth + end
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _hex(body: bytes) -> str:
+    rows = []
+    for at in range(0, len(body), _LINE):
+        part = body[at : at + _LINE]
+        plain = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
+        rows.append(f"{at:08x}  {part.hex(' '):<{3 * _LINE - 1}}  {plain}")
+    return "\n".join(rows)

@@ -1,0 +1,175 @@
+"""The overview: broker groups, their replicas, and what is wrong. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mq.console.views.text import duration, number, percent, size
+from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus
+from mq.inspection.diagnosis import findings_of, summary
+from mq.inspection.findings import Finding, Severity
+from mq.inspection.survey import Survey
+
+_DURABILITY = {
+    "quorum-fsync": "acknowledged = on disk on a majority",
+    "quorum-memory": "acknowledged = in memory of a majority, not yet on disk",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRow:
+    """A replica as text; ``state`` is "good", "bad" or empty."""
+
+    node: str
+    address: str
+    role: str
+    term: str
+    committed: str
+    position: str
+    lag: str
+    disk: str
+    version: str
+    state: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCard:
+    """A broker group. Rates are messages per second over 10 s, of the leader."""
+
+    name: str
+    cluster: str
+    leader: str
+    has_leader: bool
+    is_stock: bool
+    durability: str
+    rate_in: str
+    rate_out: str
+    waiting: str
+    connections: str
+    replicas: tuple[ReplicaRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alarms:
+    """What is wrong, worst first; ``findings`` is None until the first look has ended."""
+
+    findings: tuple[Finding, ...] | None
+    summary: str
+    worst: str
+
+
+def cards(groups: Sequence[GroupStatus]) -> tuple[GroupCard, ...]:
+    """All broker groups."""
+    return tuple(map(card, groups))
+
+
+def card(group: GroupStatus) -> GroupCard:
+    """One broker group."""
+    leader = next((each for each in group.replicas if each.role == "leader"), None)
+    if leader is None and group.is_stock:
+        leader = next((each for each in group.replicas if each.broker_id == 0), None)
+    figures: Mapping[str, str] = leader.figures if leader is not None else {}
+    kinds = ("delayed", "timers", "transactions", "pops")
+    words = ("delayed", "timed", "open transactions", "open pops")
+    counts = [
+        (getattr(leader, kind) if leader is not None else None, word) for kind, word in zip(kinds, words, strict=True)
+    ]
+    return GroupCard(
+        name=group.group,
+        cluster=group.cluster,
+        leader=_leader_text(group),
+        has_leader=group.leader is not None or group.is_stock,
+        is_stock=group.is_stock,
+        durability=_DURABILITY.get(group.durability or "", ""),
+        rate_in=rate(figures.get("putTps")),
+        rate_out=rate(figures.get("getTransferredTps") or figures.get("getTransferedTps")),
+        waiting=", ".join(f"{count:,} {word}" for count, word in counts if count),
+        connections=number(leader.connections) if leader is not None else "-",
+        replicas=tuple(_row(each, group) for each in group.replicas),
+    )
+
+
+def rate(text: str | None) -> str:
+    """The first of RocketMQ's three rates, over 10 s."""
+    try:
+        return f"{float((text or '').split()[0]):,.1f}/s"
+    except (IndexError, ValueError):
+        return "-"
+
+
+def alarms(survey: Survey | None) -> Alarms:
+    """The doctor's findings."""
+    if survey is None:
+        return Alarms(None, "looking ...", "")
+    findings = tuple(findings_of(survey))
+    worst = max((each.severity for each in findings), default=Severity.NOTICE)
+    return Alarms(findings, summary(findings), worst.word if findings else "good")
+
+
+def plain_words(group: GroupStatus) -> list[str]:
+    """What is wrong with a broker group right now, as sentences; the doctor says more, and what to do."""
+    said = []
+    if group.leader is None and not group.is_stock:
+        said.append(f"{group.group} has no leader: nobody can send or consume there now")
+    for replica in group.replicas:
+        if replica.role == UNREACHABLE:
+            refused = f" refuses to answer: {replica.refusal}" if replica.refusal else " does not answer"
+            said.append(f"{replica.node_id} of {group.group}{refused}")
+        elif replica.abstaining:
+            said.append(
+                f"{replica.node_id} of {group.group} lost acknowledged entries, fetches them, and does not vote"
+            )
+        elif replica.lag_entries and replica.lag_bytes:
+            behind = f"{replica.lag_entries:,} entries, {size(replica.lag_bytes)}"
+            said.append(f"{replica.node_id} of {group.group} is {behind} behind the leader")
+    return said
+
+
+def _leader_text(group: GroupStatus) -> str:
+    if group.is_stock:
+        return "Apache RocketMQ"
+    if group.leader is not None:
+        return f"led by {group.leader}"
+    return "NO LEADER" if any(each.role != UNREACHABLE for each in group.replicas) else "leader unknown"
+
+
+def _row(replica: ReplicaStatus, group: GroupStatus) -> ReplicaRow:
+    role = replica.role
+    if role not in (UNREACHABLE, "leader") and replica.member not in (None, "voter"):
+        role = replica.member or role
+    if group.is_stock and replica.role != UNREACHABLE:
+        role = "master" if replica.broker_id == 0 else "slave"
+    notes = []
+    if replica.abstaining:
+        notes.append("does not vote until it has what it lost")
+    if replica.refusal:
+        notes.append(replica.refusal)
+    if replica.priority:
+        notes.append(f"priority {replica.priority}")
+    if replica.clock_ahead_ms is not None and abs(replica.clock_ahead_ms) - (replica.clock_error_ms or 0) > 1000:
+        word = "ahead" if replica.clock_ahead_ms > 0 else "behind"
+        notes.append(f"clock {duration(abs(replica.clock_ahead_ms) / 1000)} {word} of this machine's")
+    is_bad = replica.role == UNREACHABLE or replica.abstaining
+    return ReplicaRow(
+        node=replica.node_id,
+        address=replica.address or "-",
+        role=role,
+        term=number(replica.term),
+        committed=number(replica.commit_index),
+        position=size(replica.commit_position),
+        lag=_lag(replica),
+        disk=percent(replica.disk_used),
+        version=replica.figures.get("raftmq.softwareVersion") or replica.figures.get("brokerVersionDesc", "-"),
+        state="bad" if is_bad else "good" if replica.role == "leader" else "",
+        note=", ".join(notes),
+    )
+
+
+def _lag(replica: ReplicaStatus) -> str:
+    if replica.lag_entries is None:
+        return "-"
+    if replica.lag_entries and replica.lag_bytes:
+        return f"{replica.lag_entries:,} entries, {size(replica.lag_bytes)}"
+    return number(replica.lag_entries)

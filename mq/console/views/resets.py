@@ -1,0 +1,40 @@
+"""What a reset of a consumer group would do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mq.client.message import MessageQueue
+from mq.console.views.text import number
+from mq.protocol.operator_bodies import GroupProgress
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRow:
+    """A queue: where the group stands, where it would go on, and what that means."""
+
+    broker: str
+    queue: int
+    before: str
+    after: str
+    effect: str
+
+
+def preview_rows(targets: Mapping[MessageQueue, int], progress: Mapping[MessageQueue, GroupProgress]) -> list[ResetRow]:
+    """The queues of the topic."""
+    found = []
+    for queue, after in sorted(targets.items()):
+        before = progress[queue].offset if queue in progress else None
+        found.append(ResetRow(queue.broker_name, queue.queue_id, number(before), number(after), _effect(before, after)))
+    return found
+
+
+def _effect(before: int | None, after: int) -> str:
+    if before is None:
+        return "no offset yet"
+    if after == before:
+        return "stays"
+    if after > before:
+        return f"skips {after - before:,} messages"
+    return f"consumes {before - after:,} messages again"

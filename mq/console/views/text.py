@@ -1,0 +1,84 @@
+"""How pages write numbers, times and texts of applications. Pure."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from rich.filesize import decimal
+
+PER_PAGE: Final = 50
+
+T = TypeVar("T")
+
+
+def number(value: int | float | None) -> str:
+    """With groups of three digits; a dash if it is not known."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def size(value: int | None) -> str:
+    """Bytes in kB, MB and so on; a dash if not known."""
+    return "-" if value is None else decimal(value)
+
+
+def percent(value: float | None) -> str:
+    """A fraction of 1."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def duration(seconds: float | None) -> str:
+    """``3 s``, ``4 min``, ``2 h 5 min``, ``3 days``; a dash if not known."""
+    if seconds is None:
+        return "-"
+    whole = max(0, round(seconds))
+    if whole < 90:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{round(hours / 24)} days"
+
+
+def visible(text: object) -> str:
+    """A text of an application on one line: what has no shape, or changes the direction of what follows, as escapes.
+
+    It is not HTML: templates escape it.
+    """
+    return "".join(_shown(each) for each in str(text))
+
+
+def _shown(each: str) -> str:
+    if each.isprintable() and unicodedata.category(each) != "Cf":
+        return each
+    return each.encode("unicode_escape", "surrogatepass").decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Paged(Generic[T]):
+    """One page of a list. ``number`` begins at 1; ``total`` and ``pages`` count what matches."""
+
+    rows: Sequence[T]
+    number: int
+    pages: int
+    total: int
+
+
+def paged(rows: Sequence[T], wanted: int, per_page: int = PER_PAGE) -> Paged[T]:
+    """The page ``wanted``, or the nearest one that exists."""
+    pages = max(1, -(-len(rows) // per_page))
+    page = min(max(1, wanted), pages)
+    return Paged(rows[(page - 1) * per_page : page * per_page], page, pages, len(rows))
+
+
+def matching(names: Iterable[str], part: str) -> list[str]:
+    """The names with a text in them, whatever its case, sorted."""
+    wanted = part.casefold()
+    return sorted(name for name in names if wanted in name.casefold())

@@ -1,0 +1,163 @@
+"""The list of topics, and one topic. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mq.client.message import MessageQueue
+from mq.console.views.text import Paged, duration, number
+from mq.inspection.looking import Held
+from mq.inspection.wording import time_of
+from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
+from mq.protocol.operator_bodies import GroupProgress, QueueEnds
+from mq.protocol.registration import TopicConfig
+
+_KINDS = ("ordinary", "retry", "dead letters", "system")
+
+
+def kind_of(topic: str) -> str:
+    """What a topic is for."""
+    if topic.startswith(DEAD_LETTER_PREFIX):
+        return "dead letters"
+    if topic.startswith(RETRY_PREFIX):
+        return "retry"
+    return "system" if is_system_topic(topic) else "ordinary"
+
+
+def chosen(names: Sequence[str], kind: str) -> list[str]:
+    """The names of one kind, or all for an unknown kind."""
+    return [name for name in names if kind_of(name) == kind] if kind in _KINDS else list(names)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """A topic in the list."""
+
+    name: str
+    kind: str
+    queues: str
+    access: str
+    type: str
+    brokers: str
+    messages: str
+
+
+def rows(
+    page: Paged[str], configs: Mapping[str, Mapping[str, TopicConfig]], held: Mapping[str, Held]
+) -> list[TopicRow]:
+    """The topics of a page."""
+    found = []
+    for name in page.rows:
+        of_brokers = configs.get(name, {})
+        any_one = next(iter(of_brokers.values()), None)
+        count = held.get(name)
+        found.append(
+            TopicRow(
+                name=name,
+                kind=kind_of(name),
+                queues=number(sum(each.read_queue_nums for each in of_brokers.values())) if of_brokers else "-",
+                access="-" if any_one is None else access_of(any_one.perm),
+                type="-" if any_one is None else type_of(any_one),
+                brokers=", ".join(sorted(of_brokers)) or "-",
+                messages=number(None if count is None else count.messages),
+            )
+        )
+    return found
+
+
+def access_of(perm: int) -> str:
+    """What clients may do with a topic."""
+    words = [word for bit, word in ((4, "read"), (2, "write")) if perm & bit]
+    return " and ".join(words) or "none"
+
+
+def type_of(config: TopicConfig) -> str:
+    """The type of its messages."""
+    return dict(config.attributes).get(MESSAGE_TYPE_ATTRIBUTE) or "-"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A queue of a topic."""
+
+    broker: str
+    queue: int
+    first: int
+    end: int
+    first_text: str
+    end_text: str
+    messages: str
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderRow:
+    """A consumer group that reads a topic."""
+
+    group: str
+    behind: str
+    behind_count: int
+    last: str
+
+
+def queue_rows(ends: Mapping[MessageQueue, QueueEnds]) -> list[QueueRow]:
+    """The queues of a topic."""
+    return [
+        QueueRow(
+            queue.broker_name,
+            queue.queue_id,
+            each.min_offset,
+            each.max_offset,
+            number(each.min_offset),
+            number(each.max_offset),
+            number(each.max_offset - each.min_offset),
+            time_of(each.last_update_ms) or "-",
+        )
+        for queue, each in sorted(ends.items())
+    ]
+
+
+def reader_rows(topic: str, progress: Mapping[str, Mapping[MessageQueue, GroupProgress]]) -> list[ReaderRow]:
+    """The consumer groups with offsets in a topic, the one with most to do first."""
+    found = []
+    for group, queues in progress.items():
+        own = {queue: each for queue, each in queues.items() if queue.topic == topic}
+        if own:
+            behind = sum(max(0, each.end - each.offset) for each in own.values())
+            last_ms = max((each.last_ms for each in own.values()), default=0)
+            found.append(ReaderRow(group, number(behind), behind, time_of(last_ms) or "-"))
+    return sorted(found, key=lambda row: (-row.behind_count, row.group))
+
+
+def settings_of(configs: Mapping[str, TopicConfig]) -> list[tuple[str, str]]:
+    """The settings of a topic, as name and value; broker groups with different values are named."""
+    by_name: dict[str, dict[str, str]] = {}
+    for broker, config in sorted(configs.items()):
+        values = {
+            "read queues": str(config.read_queue_nums),
+            "write queues": str(config.write_queue_nums),
+            "access": access_of(config.perm),
+            "ordered": "yes" if config.order else "no",
+        } | {f"attribute {name}": value for name, value in sorted(dict(config.attributes).items())}
+        for name, value in values.items():
+            by_name.setdefault(name, {})[broker] = value
+    return [(name, _one_or_each(values, len(configs))) for name, values in by_name.items()]
+
+
+def _one_or_each(values: Mapping[str, str], brokers: int) -> str:
+    if len(set(values.values())) == 1 and len(values) == brokers:
+        return next(iter(values.values()))
+    return ", ".join(f"{broker}: {value}" for broker, value in values.items())
+
+
+def total(ends: Mapping[MessageQueue, QueueEnds]) -> str:
+    """All messages that a topic has."""
+    return number(sum(each.max_offset - each.min_offset for each in ends.values()))
+
+
+def age_of_last(ends: Mapping[MessageQueue, QueueEnds], now_ms: int) -> str:
+    """How long ago the last message was stored."""
+    last_ms = max((each.last_update_ms for each in ends.values()), default=0)
+    return duration((now_ms - last_ms) / 1000) + " ago" if last_ms > 0 else "never"

@@ -1,0 +1,151 @@
+"""What one user sees of the cluster: asked for once, whoever looks, and no more often than every few seconds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+
+import structlog
+import trio
+
+from mq.client.errors import ClientError
+from mq.client.message import MessageQueue
+from mq.client.net.client_core import RemotingSettings
+from mq.client.users import UserAdmin
+from mq.inspection.cluster import GroupStatus, ask_brokers
+from mq.inspection.looking import LookingAdmin
+from mq.inspection.survey import Survey, survey
+from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
+from mq.protocol.registration import TopicConfig
+
+CLUSTER_SECONDS: Final = 2.0
+CATALOGUE_SECONDS: Final = 5.0
+SURVEY_SECONDS: Final = 30.0
+WATCHED_SECONDS: Final = 3.0
+"""How long a survey watches whether consumer groups go on."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[T]):
+    """The last answer, and when it was given; ``fault`` says why there is no newer one.
+
+    ``at`` is on the clock of the event loop.
+    """
+
+    value: T | None
+    at: float
+    fault: str = ""
+
+
+class Shared(Generic[T]):
+    """One answer for all who ask within ``seconds``. Those who ask meanwhile wait for the same request.
+
+    A failure is an answer, too: nobody asks a dead server as often as there are tabs. It keeps the last good value.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[T]], seconds: float) -> None:
+        self._ask = ask
+        self._seconds = seconds
+        self._lock = trio.Lock()
+        self._seen: Seen[T] | None = None
+        self._asked = float("-inf")
+
+    async def get(self) -> Seen[T]:
+        """The answer, at most ``seconds`` old unless the servers do not give a newer one."""
+        async with self._lock:
+            now = trio.current_time()
+            if self._seen is not None and now < self._asked + self._seconds:
+                return self._seen
+            try:
+                value = await self._ask()
+            except ClientError as error:
+                before = self._seen
+                self._seen = Seen(
+                    None if before is None else before.value, 0 if before is None else before.at, str(error)
+                )
+            else:
+                self._seen = Seen(value, trio.current_time())
+            self._asked = trio.current_time()
+            return self._seen
+
+    def latest(self, nursery: trio.Nursery) -> Seen[T] | None:
+        """The last answer, None if there is none yet; asks for a newer one in the background if it is old."""
+        is_old = trio.current_time() >= self._asked + self._seconds
+        if is_old and not self._lock.locked():
+            nursery.start_soon(self._refresh)
+        return self._seen
+
+    async def _refresh(self) -> None:
+        try:
+            await self.get()
+        except Exception as error:  # of one look at the servers; the console goes on, and says so
+            structlog.get_logger("console").exception("console_look_failed", error=repr(error))
+            async with self._lock:
+                self._seen = Seen(None, 0, f"{type(error).__name__}: see the log of this console")
+                self._asked = trio.current_time()
+
+    def forget(self) -> None:
+        """The next one asks the servers: something was changed."""
+        self._asked = float("-inf")
+
+
+Topics = Mapping[str, Mapping[str, TopicConfig]]
+Groups = Mapping[str, Mapping[str, SubscriptionGroupConfig]]
+Progress = Mapping[str, Mapping[MessageQueue, GroupProgress]]
+
+
+class Watch:
+    """What one user sees; made by `open`.
+
+    Attributes:
+        looking, changing: requests that leave out broker groups without a leader, and those that insist on all.
+        nursery: for what goes on after its request; ends with the last session of the user.
+        remoting: how further clients of this user talk to the servers.
+    """
+
+    def __init__(
+        self,
+        namesrv: str,
+        remoting: RemotingSettings,
+        looking: LookingAdmin,
+        changing: UserAdmin,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.nursery = nursery
+        self.namesrv = namesrv
+        self.remoting = remoting
+        self.looking = looking
+        self.changing = changing
+        self.cluster: Shared[list[GroupStatus]] = Shared(partial(ask_brokers, looking), CLUSTER_SECONDS)
+        self.topics: Shared[Topics] = Shared(looking.topic_configs, CATALOGUE_SECONDS)
+        self.names: Shared[list[str]] = Shared(looking.topics, CATALOGUE_SECONDS)
+        self.groups: Shared[Groups] = Shared(looking.consumer_groups, CATALOGUE_SECONDS)
+        self.progress: Shared[Progress] = Shared(looking.all_progress, CATALOGUE_SECONDS)
+        self.survey: Shared[Survey] = Shared(
+            partial(survey, namesrv, watch_seconds=WATCHED_SECONDS, remoting=remoting), SURVEY_SECONDS
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, namesrv: str, remoting: RemotingSettings) -> AsyncGenerator[Watch]:
+        """Open while the block runs. It connects when something is asked."""
+        async with (
+            LookingAdmin(namesrv, remoting=remoting) as looking,
+            UserAdmin(namesrv, remoting=remoting) as changing,
+            trio.open_nursery() as nursery,
+        ):
+            yield cls(namesrv, remoting, looking, changing, nursery)
+            nursery.cancel_scope.cancel()
+
+    def changed(self) -> None:
+        """Something was changed through this console: pages show it at once."""
+        shared: tuple[Shared[Any], ...] = (
+            *(self.cluster, self.topics, self.names, self.groups, self.progress, self.survey),
+        )
+        for each in shared:
+            each.forget()

@@ -1,0 +1,76 @@
+"""Requests for a view of a whole cluster: as few as possible, and what answers counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from mq.client.errors import BrokerError
+from mq.client.net.replies import read_body
+from mq.client.net.routes import LEADER_ID
+from mq.client.users import UserAdmin
+from mq.protocol.bodies import TopicConfigTable
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.registration import TopicConfig
+from mq.protocol.topic_ends import decode_ends, encode_topics
+
+
+class Held(NamedTuple):
+    """How many messages a topic has, in how many queues."""
+
+    messages: int
+    queues: int
+
+
+class LookingAdmin(UserAdmin):
+    """An `Admin` for looking: it leaves out broker groups without a leader, and waits for none.
+
+    Changes go through an `Admin` that insists on every broker group.
+    """
+
+    async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]:
+        info = await self.cluster_info()
+        names = {name for each, names in info.clusters.items() if cluster in (None, each) for name in names}
+        return {
+            name: address
+            for name in sorted(names)
+            if broker in (None, name)
+            and name in info.brokers
+            and (address := info.brokers[name].broker_addrs.get(LEADER_ID)) is not None
+        }
+
+    async def topic_configs(self) -> dict[str, dict[str, TopicConfig]]:
+        """The configuration of all topics by name and broker group, with one request per broker group.
+
+        Raises BrokerError without the permission of an administrator.
+        """
+        found: dict[str, dict[str, TopicConfig]] = {}
+        for broker, address in (await self._leaders(None, None)).items():
+            _, body = await self._opened().call(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+            for name, config in read_body(TopicConfigTable.decode, body).topics.items():
+                found.setdefault(name, {})[broker] = config
+        return found
+
+    async def held(self, topics: Mapping[str, Sequence[str]]) -> dict[str, Held] | None:
+        """How many messages topics have; ``topics`` names the broker groups of each. One request per broker group.
+
+        None if a broker does not know the request, as those of Apache RocketMQ.
+        """
+        found: dict[str, Held] = {}
+        for broker, address in (await self._leaders(None, None)).items():
+            asked = [topic for topic, brokers in topics.items() if broker in brokers]
+            if not asked:
+                continue
+            try:
+                _, body = await self._opened().call(
+                    address, RequestCode.ASK_TOPIC_ENDS, {"current": "false"}, body=encode_topics(asked)
+                )
+            except BrokerError as error:
+                if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    return None
+                raise
+            for topic, ends in zip(asked, read_body(decode_ends, body), strict=False):
+                before = found.get(topic, Held(0, 0))
+                count = sum(ends.ends) - sum(ends.firsts)
+                found[topic] = Held(before.messages + count, before.queues + len(ends.ends))
+        return found

@@ -1,0 +1,371 @@
+"""The pages and changes of the console, with brokers in memory."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import structlog
+import trio
+
+from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
+from mq.client.net.client_core import ClientCore
+from mq.inspection.survey import survey
+from mq.protocol.codes import RequestCode
+from mq.testing import SyncKit, running_kit
+from tests.support.console_browser import Browser, console
+from tests.support.waiting import until
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "'-alert(1)-'",
+    "</pre></table><svg/onload=alert(1)>",
+    "javascript:alert(1)",
+    "{{7*7}}{% raw %}",
+    "&lt;b&gt;",
+    "\u202egnp.exe",
+    "\x1b]0;title\x07",
+    "data: x",
+)
+PAGES = (
+    *("/", "/alarms", "/topics", "/topics?kind=all", "/topic?name=Orders", "/messages?topic=Orders", "/groups"),
+    *("/message?topic=Orders&broker=broker-a&queue=0&offset=0", "/group?name=mail", "/dead-letters?group=mail"),
+    *("/reset?name=mail&topic=Orders&to=first", "/dead-letter-groups", "/changes", "/broker-group?name=broker-a"),
+    *("/new-topic", "/messages?topic=Orders&by=key&value=k1", "/messages?topic=Orders&by=time&time=2026-01-01T00:00"),
+)
+
+
+@pytest.fixture(scope="module")
+def kit() -> Iterator[SyncKit]:
+    """Brokers with the topic Orders of one queue, ten messages in it, which are dead letters of the group mail, too."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with running_kit() as running:
+        trio.run(fill, running.namesrv)
+        yield running
+    structlog.reset_defaults()
+
+
+async def fill(namesrv: str) -> None:
+    async with Admin(namesrv) as admin, Producer(namesrv) as producer:
+        await admin.create_topic("Orders", queues=1)
+        for number in range(10):
+            message = Message(
+                "Orders",
+                json.dumps({"order": number, "note": HOSTILE[number]}).encode(),
+                tags=HOSTILE[number].replace("\x1b", "").replace("\x07", "").strip() or None,
+                keys=[f"k{number}", HOSTILE[number].replace(" ", "")],
+                properties={HOSTILE[number]: HOSTILE[number]} if HOSTILE[number].isprintable() else {},
+            )
+            await producer.send(message)
+    consumer = PushConsumer(namesrv, group="mail", ordered=False, max_reconsume_times=0, consume_from="first")
+    failed = 0
+
+    @consumer.on("Orders")
+    async def fail(message: ReceivedMessage) -> None:
+        nonlocal failed
+        failed += 1
+        if failed == 10:
+            consumer.stop()
+        raise LookupError(f"no such address {HOSTILE[0]}")
+
+    async with consumer:
+        with trio.fail_after(30):
+            await consumer.run()
+
+
+def run(test: Callable[[Browser], Awaitable[None]], kit: SyncKit, **settings: Any) -> None:
+    async def main() -> None:
+        async with console(kit.namesrv, **settings) as browser:
+            await test(browser)
+
+    trio.run(main)
+
+
+def test_every_page_is_shown(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        for address in PAGES:
+            answer = await browser.get(address)
+            assert answer.status == 200, (address, answer.content)
+            assert 'role="alert"' not in answer.text, (address, answer.content)
+            assert len(answer.text) < 100_000, address
+
+    run(main, kit, allow_changes=True)
+
+
+def test_what_is_not_there_is_said(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        for address in (
+            *("/topic?name=Nope", "/group?name=nope", "/broker-group?name=nope", "/settings?address=10.0.0.1:1"),
+            *("/message?topic=Orders&broker=broker-a&queue=0&offset=99", "/job?number=7", "/topic", "/nope"),
+        ):
+            answer = await browser.get(address)
+            assert answer.status == 404, (address, answer.status)
+
+    run(main, kit)
+
+
+def test_hostile_content_is_shown_and_does_nothing(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        pages = [await browser.get(address) for address in PAGES]
+        pages += [await browser.get(f"/message?topic=Orders&broker=broker-a&queue=0&offset={n}") for n in range(10)]
+        pages += [
+            await browser.get(f"/message?topic=Orders&broker=broker-a&queue=0&offset={n}&as=text") for n in range(10)
+        ]
+        for text in HOSTILE:
+            for address in ("/topics?part=", "/groups?part=", "/messages?topic=", "/group?name=", "/dead-letters?key="):
+                pages.append(await browser.get(address + "".join(f"%{each:02x}" for each in text.encode())))
+        # What somebody typed into a field is in it again, as it was.
+        whole = re.sub(r' value="[^"]*"', "", "".join(page.text for page in pages))
+        for harm in (*HOSTILE[:4], "<img", "<svg", "<script>", "\u202e", "\x1b", 'href="javascript'):
+            assert harm not in whole, whole[whole.find(harm) - 100 :][:200]
+        assert "{{7*7}}" in whole
+        assert html.escape(HOSTILE[0]) in whole, "it is shown"
+        for page in pages:
+            policy = page.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert page.headers["x-content-type-options"] == "nosniff"
+
+    run(main, kit, allow_changes=True)
+
+
+def test_a_console_that_only_shows_has_no_buttons_and_refuses_forms(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        for address in PAGES:
+            page = await browser.get(address)
+            for button in ('/requeue"', "Disable</button>", "Hand over</button>", "Create</button>", "Send all"):
+                assert button not in page.text or button == '/requeue"', (address, button)
+        await browser.get("/")
+        for address in ("/create-topic", "/change-topic", "/reset", "/skip", "/enable", "/requeue", "/transfer"):
+            answer = await browser.post(address, {"name": "X", "queues": "1", "group": "mail", "which": "all"})
+            assert (answer.status, "--allow-changes" in answer.text) == (403, True), address
+
+    run(main, kit)
+
+
+def test_forms_of_other_sites_change_nothing(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/new-topic")
+        form = {"name": "Stolen", "queues": "1"}
+        token, browser.token = browser.token, "guess"
+        assert (await browser.post("/create-topic", form)).status == 403
+        browser.token = token
+        assert (await browser.post("/create-topic", form, origin="https://evil.example")).status == 403
+        assert (await browser.post("/create-topic", form, origin="")).status == 403
+        assert (await browser.post("/create-topic", form, host="evil.example")).status == 421
+        browser.cookies.clear()
+        assert (await browser.post("/create-topic", form)).status == 403
+        assert (await browser.get("/create-topic")).status == 405
+        assert "Stolen" not in (await browser.get("/topics")).text
+
+    run(main, kit, allow_changes=True)
+
+
+def test_a_topic_is_created_and_changed(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/new-topic")
+        page = await browser.follow(await browser.post("/create-topic", {"name": "Bills", "queues": "2"}))
+        assert "was created with 2 queues" in page.text
+        again = await browser.post("/create-topic", {"name": "Bills", "queues": "3"})
+        assert (again.status, "exists already" in again.text) == (400, True)
+        fewer = await browser.post("/change-topic", {"name": "Bills", "queues": "1", "access": ["read", "write"]})
+        assert (fewer.status, "would hide messages" in fewer.text) == (400, True)
+        changed = await browser.post("/change-topic", {"name": "Bills", "queues": "4", "access": ["read"]})
+        page = await browser.follow(changed)
+        assert "<dd>read</dd>" in page.text
+        assert "<dd>4</dd>" in page.text
+        for wrong in ("0", "1025", "-1", "x", "", "٣"):
+            assert (await browser.post("/create-topic", {"name": "Other", "queues": wrong})).status == 400
+        for name in ("a b", "x" * 128, "<b>", "../x"):
+            assert (await browser.post("/create-topic", {"name": name, "queues": "1"})).status == 400
+        record = (await browser.get("/changes")).text
+        assert "Bills: 2 queues, access 6 to 4, 4" in record
+        assert "exists already" in record
+
+    run(main, kit, allow_changes=True)
+
+
+def test_a_group_is_reset_after_a_preview(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        preview = await browser.get("/reset?name=mail&topic=Orders&to=first")
+        assert "Nothing is changed yet" in preview.text
+        assert "messages again" in preview.text
+        page = await browser.follow(
+            await browser.post("/reset", {"name": "mail", "topic": "Orders", "to": "first", "time": ""})
+        )
+        assert "goes on in Orders at the first message" in page.text
+        assert "<b>10</b> messages to consume" in page.text
+        bad = await browser.post("/reset", {"name": "mail", "topic": "Orders", "to": "time", "time": "noon"})
+        assert bad.status == 400
+
+    run(main, kit, allow_changes=True)
+
+
+def test_a_group_is_disabled_and_enabled(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/group?name=mail")
+        page = await browser.follow(await browser.post("/enable", {"name": "mail", "enabled": "no"}))
+        assert "This group is disabled" in page.text
+        page = await browser.follow(await browser.post("/enable", {"name": "mail", "enabled": "yes"}))
+        assert "This group is disabled" not in page.text
+
+    run(main, kit, allow_changes=True)
+
+
+def test_dead_letters_are_sent_again(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/dead-letters?group=mail")
+        assert page.text.count('name="letter"') == 10
+        none = await browser.post("/requeue", {"group": "mail", "which": "chosen"})
+        assert (none.status, "no dead letter was chosen" in none.text) == (400, True)
+        form = {"group": "mail", "which": "chosen", "letter": ["broker-a/0 1", "broker-a/0 99"]}
+        job = await ended(browser, (await browser.post("/requeue", form)).to)
+        assert "<b>1</b> done, <b>1</b> failed" in job
+        assert "broker-a/0 99: there is no such dead letter" in job
+        all_of_them = {"group": "mail", "which": "all", "to": "group"}
+        job = await ended(browser, (await browser.post("/requeue", all_of_them)).to)
+        assert "<b>10</b> done, <b>0</b> failed" in job
+        assert 'name="letter"' not in (await browser.get("/dead-letters?group=mail")).text
+        assert (await browser.get("/dead-letters?group=mail&all=yes")).text.count('name="letter"') == 10
+        record = (await browser.get("/changes")).text
+        assert "1 sent, 1 failed" in record
+        assert "10 sent, 0 failed" in record
+
+    run(main, kit, allow_changes=True)
+
+
+async def ended(browser: Browser, address: str) -> str:
+    """The page of a job when it has ended."""
+    content = ""
+
+    async def has_ended() -> bool:
+        nonlocal content
+        content = (await browser.get(address)).content
+        return "It has ended" in content
+
+    await until(has_ended, seconds=20)
+    return content
+
+
+async def has_looked(browser: Browser) -> bool:
+    return "looking" not in (await browser.get("/alarms")).text
+
+
+def test_dead_letters_are_exported_line_by_line(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        answer = await browser.get("/export-dead-letters?group=mail&all=yes")
+        rows = [json.loads(line) for line in answer.text.splitlines()]
+        assert sorted(json.loads(row["body"])["order"] for row in rows) == list(range(10))
+        assert answer.headers["content-disposition"] == 'attachment; filename="dead-letters-mail.jsonl"'
+        assert (await browser.get("/export-dead-letters?group=nobody")).text == ""
+        bad = await browser.get("/export-dead-letters?group=%0d%0aset-cookie:%20a")
+        assert "\n" not in bad.headers.get("content-disposition", "")
+
+    run(main, kit)
+
+
+def test_hidden_bodies_are_nowhere(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        for address in (*PAGES, "/export-dead-letters?group=mail&all=yes"):
+            answer = await browser.get(address)
+            assert answer.status == 200
+            for secret in ("order&#34;", '\\"order', "no such address"):
+                assert secret not in answer.text, (address, secret)
+
+    run(main, kit, hide_bodies=True)
+
+
+def count_requests(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """From now on, the requests to brokers by code."""
+    counts: Counter[int] = Counter()
+    call = ClientCore.call
+
+    async def counted(self: ClientCore, address: str, code: int, *arguments: Any, **more: Any) -> Any:
+        counts[code] += 1
+        return await call(self, address, code, *arguments, **more)
+
+    monkeypatch.setattr(ClientCore, "call", counted)
+    return counts
+
+
+def test_fifty_tabs_cost_the_brokers_what_one_costs(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = count_requests(monkeypatch)
+
+    async def main(browser: Browser) -> None:
+        await browser.get("/")
+        await browser.get("/alarms")
+        await until(partial(has_looked, browser), seconds=20)
+        counts.clear()
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(browser.events, "/?live=1", 1)
+        assert counts[RequestCode.GET_BROKER_RUNTIME_INFO] <= 2
+
+    run(main, kit)
+
+
+def test_lists_ask_each_broker_group_once_however_long_they_are(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = count_requests(monkeypatch)
+
+    async def main(browser: Browser) -> None:
+        await browser.get("/topics?kind=all")
+        assert counts == {RequestCode.GET_ALL_TOPIC_CONFIG: 1, RequestCode.ASK_TOPIC_ENDS: 1}
+        counts.clear()
+        await browser.get("/groups")
+        assert counts == {
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: 1,
+            RequestCode.GET_BROKER_CONSUME_STATS: 2,  # of unordered and of ordered topics
+        }
+
+    run(main, kit)
+
+
+def test_an_open_page_shows_what_changes(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/")
+        [event] = await browser.events("/topic?name=Orders&live=1", 1)
+        assert "<b>10</b> messages" in event
+        assert "<!doctype" not in event
+
+    run(main, kit)
+
+
+def test_more_open_pages_than_allowed_are_refused(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/")
+        async with trio.open_nursery() as nursery:
+            opened = trio.Event()
+            nursery.start_soon(partial(browser.events, "/?live=1", 99, opened=opened))
+            await opened.wait()
+            assert await browser.events("/changes?live=1", 1) == []
+            nursery.cancel_scope.cancel()
+
+    run(main, kit, streams_max=1)
+
+
+def test_a_survey_takes_any_retention(kit: SyncKit) -> None:
+    """Brokers in memory keep messages for a time that begins before the year 1."""
+
+    async def main() -> None:
+        found = await survey(kit.namesrv, watch_seconds=0.0)
+        assert found.consumers is not None
+        assert found.consumers.at_risk == {}
+
+    trio.run(main)
+
+
+@pytest.mark.trio
+async def test_pages_say_that_no_name_server_answers() -> None:
+    async with console("127.0.0.1:1") as browser:
+        for address in ("/", "/topics", "/groups", "/dead-letter-groups"):
+            answer = await browser.get(address)
+            assert (answer.status, 'role="alert"' in answer.text) == (200, True), address
+        assert (await browser.get("/topic?name=T")).status == 502
+        assert (await browser.get("/healthz")).status == 200
