@@ -249,8 +249,8 @@ class Offsets(Service):
         """
         for each in consumed:
             group, topic, queue_id = key = each.group, each.topic, each.queue_id
-            if not self._plausible(*key):
-                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no queue {queue_id} of topic {topic}")
+            if (obstacle := self._obstacle(*key)) is not None:
+                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, obstacle)
             if each.end > (end := self._end(topic, queue_id)):
                 raise RequestRefused(ResponseCode.INVALID_PARAMETER, beyond_end(topic, queue_id, each.end, end))
             if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
@@ -293,7 +293,7 @@ class Offsets(Service):
 
     def gather(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Batch a commit."""
-        if not self._appender.is_open or not self._plausible(group, topic, queue_id):
+        if not self._appender.is_open or self._obstacle(group, topic, queue_id) is not None:
             return
         key = (group, topic, queue_id)
         if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
@@ -360,8 +360,8 @@ class Offsets(Service):
             check_topic(ext.topic)
         except NameRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
-        if not self._plausible(ext.consumer_group, ext.topic, ext.queue_id):
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no queue {ext.queue_id} of topic {ext.topic}")
+        if (obstacle := self._obstacle(ext.consumer_group, ext.topic, ext.queue_id)) is not None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, obstacle)
         if call.request.flag & 2:
             self.commit(call.connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
             return None
@@ -558,16 +558,22 @@ class Offsets(Service):
         group, topic, queue_id = key
         return self._metadata.consumer_offsets.get((group, topic), {}).get(queue_id, NO_OFFSET)
 
-    def _plausible(self, group: str, topic: str, queue_id: int) -> bool:
+    def _obstacle(self, group: str, topic: str, queue_id: int) -> str | None:
+        """Why an offset of this queue cannot be stored."""
         config = self._metadata.topics.get(topic)
+        if config is None or not 0 <= queue_id < max(config.read_queues, config.write_queues):
+            return f"there is no queue {queue_id} of topic {topic}"
         if (group, topic) not in self._metadata.consumer_offsets:
             try:
                 check_group(group)  # a pull with a commit may name an invalid group
-            except NameRefused:
-                return False
+            except NameRefused as error:
+                return str(error)
             if not self._metadata.has_room_for_offsets(group, topic):
-                return False
-        return config is not None and 0 <= queue_id < max(config.read_queues, config.write_queues)
+                return (
+                    f"no room for offsets of {group} in {topic}: {self._metadata.limits.offset_tables_max} pairs of a "
+                    "group and a topic have offsets already; delete consumer groups that are not used any more"
+                )
+        return None
 
 
 def beyond_end(topic: str, queue_id: int, offset: QueueOffset, end: QueueOffset) -> str:
