@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,8 +16,9 @@ from rich.console import Console
 
 from mq.cli.dev_cluster import HOST, WATCH_SECONDS, DevCluster, DevClusterFailed, Ports
 from mq.cli.dev_disk import check_disk, watch_disk
-from mq.cli.dev_groups import GROUPS_MAX, count_groups, open_groups
-from mq.cli.errors import CommandFailed, run_trio
+from mq.cli.dev_groups import GROUPS_MAX, count_groups, group_directory, group_name, open_groups
+from mq.cli.dev_restart import ask_restart, find_group, serve_restarts
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json
 from mq.cli.servers import WithParent, cancel_on_signal, cancel_on_stdin_end, checked, split_settings
 from mq.settings import metrics_address_beside
@@ -68,6 +70,14 @@ def dev(
         bool,
         typer.Option("--proxy", help="Also run a proxy for gRPC clients, on port 8081; with --port 0 on any free one."),
     ] = False,
+    restart: Annotated[
+        str | None,
+        typer.Option(
+            "--restart",
+            help="Restart this replica of the `raftmq dev` that runs in the directory, and exit when it serves again.",
+            metavar="[GROUP:]NODE",
+        ),
+    ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of all brokers; may be repeated.", metavar="NAME=VALUE"),
@@ -81,6 +91,11 @@ def dev(
     """
     if ephemeral != (directory is None):
         raise CommandFailed("give a directory with --dir, or --ephemeral for one that is removed at the end")
+    if restart is not None:
+        if directory is None:
+            raise CommandFailed("give the directory in which raftmq dev runs with --dir")
+        _restart(directory, restart)
+        return
     nodes = nodes or (1 if ephemeral else 3)
     if nodes not in (1, 3, 5):
         raise CommandFailed(f"--nodes {nodes}: a group has 1, 3 or 5 replicas")
@@ -98,6 +113,18 @@ def dev(
         raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}") from error
     if not ephemeral:
         console.print("stopped; all data is kept in", str(directory))
+
+
+def _restart(directory: Path, wanted: str) -> None:
+    groups = [(group_name(number), group_directory(directory, number)) for number in range(count_groups(directory))]
+    try:
+        home, node_id = find_group(directory, groups, wanted)
+        run_trio(partial(ask_restart, home.resolve(), node_id))
+    except DevClusterFailed as failed:
+        raise CommandFailed(str(failed), EXIT_FAILED) from failed
+    except OSError as error:
+        raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}", EXIT_FAILED) from error
+    print(f"{wanted} is restarted and serves")
 
 
 @contextmanager
@@ -151,7 +178,8 @@ def _run(
                 else:
                     await _announce(clusters, proxy_address, console)
                 async with trio.open_nursery() as watchers:
-                    watchers.start_soon(_say_who_ends, clusters, console)
+                    watchers.start_soon(_say_who_ends, directory, clusters, console)
+                    watchers.start_soon(serve_restarts, clusters)
                     watchers.start_soon(watch_disk, directory, ratios, warn)
                     if until_stdin_closes:
                         watchers.start_soon(cancel_on_stdin_end, nursery.cancel_scope)
@@ -167,18 +195,26 @@ def _checked_settings(settings: dict[str, str]) -> BrokerSettings:
     return checked(lambda: BrokerSettings.load(**(ours | settings)))
 
 
-async def _say_who_ends(clusters: list[DevCluster], console: Console) -> None:
+async def _say_who_ends(directory: Path, clusters: list[DevCluster], console: Console) -> None:
     """Runs until cancelled. The others run on: a user may kill a replica to see what happens."""
     said = set[tuple[str, str]]()
     while True:
         for cluster in clusters:
-            for name, code in cluster.ended().items():
+            ended = cluster.ended()
+            said -= {(cluster.group, name) for _, name in said if name not in ended}  # restarted
+            for name, code in ended.items():
                 if (cluster.group, name) not in said:
                     said.add((cluster.group, name))
                     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                    replica = name if len(clusters) == 1 else f"{cluster.group}:{name}"
+                    remedy = (
+                        f"raftmq dev --dir {directory} --restart {replica}"
+                        if name in cluster.node_ids
+                        else "stop raftmq dev with ctrl-C and start it again"
+                    )
                     console.print(
-                        f"{name} {how}; its log is {cluster.log_path(name)}. The others continue. To start it again, "
-                        "stop raftmq dev with ctrl-C and start it again",
+                        f"{name} {how}; its log is {cluster.log_path(name)}. The others continue. To start it again: "
+                        f"{remedy}",
                         highlight=False,
                     )
         await trio.sleep(WATCH_SECONDS)

@@ -2,7 +2,7 @@
 
 Theory of operation. Each server runs in its own session, so that ctrl-C on the terminal reaches only the parent, which
 stops servers in order. Each server holds the reading end of a pipe from the parent: if the parent is killed, the kernel
-closes it and the servers stop by themselves. Nothing is restarted automatically.
+closes it and the servers stop by themselves. Nothing is restarted without a request.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ STOP_SECONDS_MAX = 10.0
 _DISK_MENTIONED = 0.8
 _LISTENS = re.compile(r'"port": (\d+), "event": "listening"')
 
+LOCK_FILE = "lock"
+"""File in the directory of a group that the process which runs it holds locked."""
 PORTS_FILE = "cluster.json"
 """File in the directory of a group with its ports. Without it the directory is new."""
 GROUP_PORTS = BLOCK_PORTS
@@ -452,7 +454,7 @@ def _made(directory: Path) -> Path:
 @contextmanager
 def _held(directory: Path) -> Iterator[None]:
     """Lock ``directory`` until the block or this process ends. Raises DevClusterFailed, OSError."""
-    with (directory / "lock").open("a+") as file:
+    with (directory / LOCK_FILE).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

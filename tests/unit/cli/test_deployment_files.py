@@ -34,7 +34,7 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="need
 
 def made(directory: Path, *servers: str) -> list[str]:
     """The files that the script made."""
-    done = subprocess.run([SCRIPT, directory, *servers], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(SCRIPT), str(directory), *servers], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return [line.removeprefix(f"raftmq: made {directory}/") for line in done.stdout.splitlines()]
 
@@ -62,7 +62,7 @@ def test_made_credentials_are_usable(tmp_path: Path) -> None:
         Certificate(pem, key, ca, structlog.get_logger("test"), lambda: 1_000_000_000_000)
         for address in addresses:
             kind = "-verify_ip" if address[-1].isdigit() else "-verify_hostname"
-            check = ["openssl", "verify", "-x509_strict", "-CAfile", ca, kind, address, pem]
+            check = ["openssl", "verify", "-x509_strict", "-CAfile", str(ca), kind, address, str(pem)]
             assert subprocess.run(check, capture_output=True, timeout=60).returncode == 0, address
 
 
@@ -78,7 +78,7 @@ def test_a_second_run_keeps_what_is_there_and_adds_what_is_new(tmp_path: Path) -
 @needs_openssl
 @pytest.mark.parametrize("server", ["n0", "n0=", "=10.0.0.1", "n0=a,,b", "n0=a b", "../n0=a", "ca=a", "n0=$(id)"])
 def test_a_wrong_argument_is_one_line_and_makes_nothing(tmp_path: Path, server: str) -> None:
-    done = subprocess.run([SCRIPT, tmp_path / "c", server], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(SCRIPT), str(tmp_path / "c"), server], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert re.fullmatch(r"raftmq: .*\n", done.stderr)
     assert not (tmp_path / "c").exists()
@@ -113,7 +113,7 @@ def test_a_unit_is_not_restarted_with_settings_that_cannot_work() -> None:
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
 def test_the_kubernetes_file_is_what_the_chart_makes() -> None:
-    command = ["helm", "template", "raftmq", DEPLOY / "helm" / "raftmq"]
+    command = ["helm", "template", "raftmq", str(DEPLOY / "helm" / "raftmq")]
     rendered = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert (DEPLOY / "kubernetes" / "raftmq.yaml").read_text().endswith(rendered)
 
@@ -126,7 +126,7 @@ def test_an_installation_gets_the_hashes_of_the_lock(tmp_path: Path) -> None:
     lock = "other==1 \\\n    --hash=sha256:00\nruamel-yaml-x==2 \\\n    --hash=sha256:11\n    # via y\nzlib-ng==1\n"
     report, path = tmp_path / "report", tmp_path / "lock"
     path.write_text(lock)
-    command = [sys.executable, DEPLOY / "locked.py", report, path]
+    command = [sys.executable, str(DEPLOY / "locked.py"), str(report), str(path)]
     report.write_text(json.dumps({"install": installed}))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout == "ruamel-yaml-x==2 \\\n    --hash=sha256:11\n    # via y\n"

@@ -18,6 +18,7 @@ class SomeServers:
     """A group whose servers end when the test says so."""
 
     group = "broker-a"
+    node_ids = ("n0", "n1", "n2")
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {}
@@ -35,14 +36,21 @@ async def test_a_server_that_ends_is_named_once(autojump_clock: Any) -> None:
     servers, out = SomeServers(), io.StringIO()
     async with trio.open_nursery() as nursery:
         clusters = [cast("DevCluster", servers)]
-        nursery.start_soon(_say_who_ends, clusters, Console(file=out, soft_wrap=True))
+        nursery.start_soon(_say_who_ends, Path("data"), clusters, Console(file=out, soft_wrap=True))
         await trio.sleep(10)
         assert not out.getvalue()
         servers.codes["n1"] = -9
         await trio.sleep(10)
         servers.codes["n2"] = 1
         await trio.sleep(10)
+        del servers.codes["n1"]  # it was restarted
+        await trio.sleep(10)
+        servers.codes |= {"n1": -9, "proxy": 1}
+        await trio.sleep(10)
         nursery.cancel_scope.cancel()
-    first, second = out.getvalue().splitlines()
+    first, second, again, proxy = out.getvalue().splitlines()
+    assert first == again
+    assert first.endswith("To start it again: raftmq dev --dir data --restart n1")
+    assert proxy.endswith("To start it again: stop raftmq dev with ctrl-C and start it again")
     assert first.startswith("n1 was killed by signal 9; its log is logs/n1.log")
     assert second.startswith("n2 ended with exit code 1; its log is logs/n2.log")

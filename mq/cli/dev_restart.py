@@ -1,0 +1,105 @@
+"""Restarts one replica of a running `raftmq dev`, on request of another process.
+
+The request is a file in the directory of its group, and so is the answer. Whoever may write there may ask.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from mq.cli.dev_cluster import LOCK_FILE, WATCH_SECONDS, DevCluster, DevClusterFailed
+from mq.durable_files import replace_file
+
+ANSWER_SECONDS_MAX: Final = 90.0
+"""The longest wait for a replica that stops, starts, and catches up."""
+_DIRECTORY: Final = "restarts"
+_DONE: Final = "done"
+
+
+def find_group(directory: Path, groups: list[tuple[str, Path]], wanted: str) -> tuple[Path, str]:
+    """The directory of the group, and the id of the replica, that NODE or GROUP:NODE names.
+
+    ``groups`` are the names and directories of the groups in ``directory``. Raises DevClusterFailed.
+    """
+    group, colon, node_id = wanted.rpartition(":")
+    homes = dict(groups)
+    if not homes:
+        raise DevClusterFailed(f"{directory} has no broker group: start raftmq dev --dir {directory} first")
+    home = homes.get(group) if colon else groups[0][1]
+    if home is None:
+        raise DevClusterFailed(f"{directory} has no group {group}; it has {', '.join(homes)}")
+    if not (home / node_id).is_dir() or not node_id:
+        raise DevClusterFailed(f"{home} has no replica {node_id or wanted!r}")
+    return home, node_id
+
+
+async def ask_restart(home: Path, node_id: str) -> None:
+    """Have the process that runs the group in ``home`` restart a replica, and wait until it serves again.
+
+    If cancelled, the restart may still happen. Raises DevClusterFailed, OSError.
+    """
+    await trio.lowlevel.checkpoint()
+    if not _is_held(home):
+        raise DevClusterFailed(f"no raftmq dev runs in {home}")
+    request, answer = _files(home, node_id)
+    request.parent.mkdir(exist_ok=True)
+    answer.unlink(missing_ok=True)
+    request.touch()
+    try:
+        with trio.move_on_after(ANSWER_SECONDS_MAX):
+            while not answer.exists():
+                if not _is_held(home):
+                    raise DevClusterFailed(f"the raftmq dev in {home} ended meanwhile")
+                await trio.sleep(WATCH_SECONDS / 5)
+        said = answer.read_text() if answer.exists() else f"no answer within {ANSWER_SECONDS_MAX:g} s"
+    finally:
+        request.unlink(missing_ok=True)
+        answer.unlink(missing_ok=True)
+    if said != _DONE:
+        raise DevClusterFailed(f"{node_id} was not restarted: {said}")
+
+
+async def serve_restarts(clusters: list[DevCluster]) -> None:
+    """Restart replicas as they are asked for, one after the other. Runs until cancelled."""
+    while True:
+        for cluster in clusters:
+            for node_id in cluster.node_ids:
+                request, answer = _files(cluster.directory, node_id)
+                if request.exists():
+                    said = await _restarted(cluster, node_id)
+                    with suppress(OSError):
+                        request.unlink(missing_ok=True)
+                        replace_file(answer, said.encode())
+        await trio.sleep(WATCH_SECONDS)
+
+
+async def _restarted(cluster: DevCluster, node_id: str) -> str:
+    try:
+        await cluster.stop(node_id)
+        await cluster.start(node_id)
+        await cluster.wait_ready()
+    except (DevClusterFailed, OSError) as error:
+        return str(error)
+    return _DONE
+
+
+def _files(home: Path, node_id: str) -> tuple[Path, Path]:
+    directory = home / _DIRECTORY
+    return directory / node_id, directory / f"{node_id}.answer"
+
+
+def _is_held(home: Path) -> bool:
+    """Whether a process runs a group in this directory."""
+    try:
+        with (home / LOCK_FILE).open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

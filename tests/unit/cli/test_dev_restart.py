@@ -1,0 +1,97 @@
+"""`raftmq dev --restart`: another process asks the one that runs a group to restart a replica."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import LOCK_FILE, DevCluster, DevClusterFailed
+from mq.cli.dev_restart import ask_restart, find_group, serve_restarts
+
+
+class Group:
+    """A group that a process runs: it keeps what was done with its replicas."""
+
+    node_ids = ("n0", "n1", "n2")
+
+    def __init__(self, directory: Path, fails: str = "") -> None:
+        self.directory = directory
+        self.fails = fails
+        self.done: list[str] = []
+
+    async def stop(self, node_id: str) -> None:
+        await trio.sleep(1)
+        self.done.append(f"stop {node_id}")
+
+    async def start(self, node_id: str) -> None:
+        await trio.sleep(1)
+        self.done.append(f"start {node_id}")
+
+    async def wait_ready(self) -> None:
+        await trio.sleep(1)
+        if self.fails:
+            raise DevClusterFailed(self.fails)
+        self.done.append("ready")
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """The directory of a group that runs."""
+    for node_id in Group.node_ids:
+        (tmp_path / node_id).mkdir()
+    with (tmp_path / LOCK_FILE).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield tmp_path
+
+
+@pytest.mark.trio
+async def test_a_replica_is_stopped_started_and_waited_for(held: Path, autojump_clock: Any) -> None:
+    group = Group(held)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_restarts, [cast("DevCluster", group)])
+        await ask_restart(held, "n1")
+        await ask_restart(held, "n1")
+        nursery.cancel_scope.cancel()
+    assert group.done == ["stop n1", "start n1", "ready"] * 2
+    assert list((held / "restarts").iterdir()) == []
+    assert set(os.listdir(held)) == {*Group.node_ids, LOCK_FILE, "restarts"}, "nothing else is touched"
+
+
+@pytest.mark.trio
+async def test_the_reason_reaches_who_asked(held: Path, autojump_clock: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_restarts, [cast("DevCluster", Group(held, fails="n1 stopped with exit code 2"))])
+        with pytest.raises(DevClusterFailed, match=r"n1 was not restarted: n1 stopped with exit code 2"):
+            await ask_restart(held, "n1")
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_nobody_answers(held: Path, tmp_path_factory: pytest.TempPathFactory, autojump_clock: Any) -> None:
+    with pytest.raises(DevClusterFailed, match="no raftmq dev runs in"):
+        await ask_restart(tmp_path_factory.mktemp("idle"), "n1")
+    with pytest.raises(DevClusterFailed, match="no answer within"):
+        await ask_restart(held, "n1")
+    assert not (held / "restarts" / "n1").exists(), "the next raftmq dev must not restart it"
+
+
+def test_which_replica_is_meant(held: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    groups = [("broker-a", held), ("broker-b", held)]
+    assert find_group(held, groups, "n1") == (held, "n1")
+    assert find_group(held, groups, "broker-b:n2") == (held, "n2")
+    for wanted, reason in (
+        ("n7", "no replica"),
+        ("broker-c:n0", "no group broker-c"),
+        ("", "no replica"),
+        ("a:", "no"),
+    ):
+        with pytest.raises(DevClusterFailed, match=reason):
+            find_group(held, groups, wanted)
+    with pytest.raises(DevClusterFailed, match="start raftmq dev"):
+        find_group(held, [], "n1")
