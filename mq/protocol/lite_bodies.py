@@ -112,7 +112,7 @@ class ParentTopicInfo(Body, rename=wire(expiration_minutes="ttl", broker_count="
     topic_count: int = 0
 
 
-class LiteSubscriber(Body):
+class LiteSubscriber(Body, rename=wire()):
     """A client of a group; ``*`` stands for the clients of a group that reads all lite topics."""
 
     client_id: str
