@@ -108,19 +108,19 @@ async def send_by_level(
         name = names[(turn + at) % len(names)]
         level = min(priority, levels[name])
         [queue] = [each for each in queues if each.broker_name == name and each.queue_id == level]
-        left = max(deadline - anyio.current_time(), 0.1)
-        if may_be_stored:
-            return await _send_again(producer, message, queue, left)
-        try:
-            return await producer.send(message, queue=queue, timeout=left / (len(names) - at))
-        except TopicNotFound:
-            raise
-        except ClientError as error:
-            if error.stored != "no" and (left := deadline - anyio.current_time()) > 0:
-                return await _send_again(producer, message, queue, left)
-            if error.stored != "no" or at == len(names) - 1:
+        if not may_be_stored:
+            left = max(deadline - anyio.current_time(), 0.1) / (len(names) - at)
+            try:
+                return await producer.send(message, queue=queue, timeout=left)
+            except TopicNotFound:
                 raise
-            log.info("sent_elsewhere", topic=topic, broker_name=name, reason=str(error))
+            except ClientError as error:
+                may_be_stored = error.stored != "no"
+                if anyio.current_time() >= deadline if may_be_stored else at == len(names) - 1:
+                    raise
+                log.info("sent_again", topic=topic, broker_name=name, reason=str(error))
+        if may_be_stored:
+            return await _send_again(producer, message, queue, max(deadline - anyio.current_time(), 0.1))
     raise AssertionError("the last attempt returns or raises")
 
 
