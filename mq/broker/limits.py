@@ -123,6 +123,8 @@ class WaitingLimits:
     """Number of half messages before the first open one for which is known whether they were discarded, at least; takes
     at most 250 KB.
     """
+    schedules_page_max: int = 100
+    """Schedules in one answer, whose next ticks are computed in some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +245,12 @@ TEST_MIN: Final = BrokerLimits(
     ),
     pop=PopLimits(checkpoints_max=8, checkpoints_per_queue_max=2, read_bytes_max=512),
     waiting=WaitingLimits(
-        passed_over_max=1, recall_bytes_max=1, recall_entries_max=1, put_off_max=1, discarded_known=8
+        passed_over_max=1,
+        recall_bytes_max=1,
+        recall_entries_max=1,
+        put_off_max=1,
+        discarded_known=8,
+        schedules_page_max=2,
     ),
     bulk=BulkLimits(waiting_factor=1, unread_bytes_max=512, plan_offsets_max=4, plan_queues_max=2, ends_queues_max=2),
     state=StateLimits(

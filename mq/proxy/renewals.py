@@ -90,9 +90,20 @@ class Renewals:
     Args:
         defer: hides a message of a group and topic for so many milliseconds; returns its new handle.
         is_here: whether a client still is.
+        held_max, held_by_client_max: messages of all clients, and of one.
     """
 
-    def __init__(self, defer: Defer, is_here: Callable[[str], bool], log: Log) -> None:
+    def __init__(
+        self,
+        defer: Defer,
+        is_here: Callable[[str], bool],
+        log: Log,
+        *,
+        held_max: int = HELD_MAX,
+        held_by_client_max: int = HELD_BY_CLIENT_MAX,
+    ) -> None:
+        self._held_max = held_max
+        self._held_by_client_max = held_by_client_max
         self._defer = defer
         self._is_here = is_here
         self._log = log
@@ -101,10 +112,11 @@ class Renewals:
 
     def check_room(self, client_id: str) -> None:
         """Raises Refused if a client can have no further message that is kept hidden for it, before it settles some."""
-        if self._of_client[client_id] >= HELD_BY_CLIENT_MAX:
-            raise Refused(pb.TOO_MANY_REQUESTS, f"this client handles {HELD_BY_CLIENT_MAX} messages, and settles none")
-        if len(self._held) >= HELD_MAX:
-            raise Refused(pb.TOO_MANY_REQUESTS, f"clients of this proxy handle {HELD_MAX} messages")
+        own_max = self._held_by_client_max
+        if self._of_client[client_id] >= own_max:
+            raise Refused(pb.TOO_MANY_REQUESTS, f"this client handles {own_max} messages, and settles none")
+        if len(self._held) >= self._held_max:
+            raise Refused(pb.TOO_MANY_REQUESTS, f"clients of this proxy handle {self._held_max} messages")
 
     @property
     def count(self) -> int:

@@ -60,6 +60,9 @@ class _Blocked(Exception):
 class Copier:
     """Copies the queues of a state; see the module.
 
+    Args:
+        looks_max: how often a queue whose source lacks what was copied is looked at again, before it is blocked.
+
     Attributes:
         started: the numbers of the queues that are copied, or blocked.
         copied: messages copied since the start.
@@ -79,7 +82,9 @@ class Copier:
         *,
         on_refused: OnRefused | None = None,
         on_copied: OnCopied | None = None,
+        looks_max: int = LOOKS_MAX,
     ) -> None:
+        self._looks_max = looks_max
         self._source, self._target = source, target
         self._state, self._path = state, path
         self._on_refused = on_refused
@@ -238,7 +243,7 @@ class Copier:
     def _doubt(self, queue: MirroredQueue, what: str) -> NoReturn:
         """The source lacks what was copied. A broker that has just started may not have all again yet."""
         looks = self._doubts[queue.number] = self._doubts.get(queue.number, 0) + 1
-        if looks <= LOOKS_MAX:
+        if looks <= self._looks_max:
             raise UnreadableAnswer(what)
         raise _Blocked(
             f"{queue}: {what}: was the topic deleted and created again, or did the source lose messages? To copy it "

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 import trio
 
-import mq.cli.mirror.copier
 from mq.cli.errors import CommandFailed, lone_errors
 from mq.cli.mirror.clusters import ClusterAdmin, Pulled, check_different
 from mq.cli.mirror.commands import open_state
@@ -277,8 +276,7 @@ async def test_a_topic_that_was_deleted_and_created_again_at_the_source_blocks_i
         [queue] = [each for each in state.queues if each.topic == "Orders"]
         queue.stretches, queue.next_offset = [(0, 0, 5), (5, 5, 95)], 100
         save(path, state)
-        with mock.patch.object(mq.cli.mirror.copier, "LOOKS_MAX", 1):
-            copier = await copy_all(source, target, path)
+        copier = await copy_all(source, target, path, looks_max=1)
         [why] = copier.blocked.values()
         assert "the source ends at 5, and 100 messages were there before" in why
 

@@ -196,8 +196,7 @@ async def test_a_topic_that_was_created_again_and_has_grown_past_its_copies_bloc
         if is_state_lost:
             path.unlink()
         async with created_again(tmp_path / "again", message_count) as again:
-            with mock.patch.object(mq.cli.mirror.copier, "LOOKS_MAX", 1):
-                copier = await copy_all(again, target, path)
+            copier = await copy_all(again, target, path, looks_max=1)
         [why] = copier.blocked.values()
         assert "the source has another message at offset 2 than the one that was copied" in why
         assert "delete topic Orders at the target" in why

@@ -40,12 +40,8 @@ SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
-    clock = WallClock()
+def clock(clock: WallClock) -> WallClock:
     clock.now_ms += HOUR - clock.now_ms % HOUR  # so that slots are where the tests say
-    monkeypatch.setattr("raftlog.Machine.wall_clock_ms", clock)
-    # Tests set it between two requests: what rests looks at it at each of its intervals, not once a second.
-    monkeypatch.setattr("mq.broker.base.periodic_task.REST_SECONDS_MAX", 0.001)
     return clock
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import structlog
 import trio
 import trio.testing
@@ -57,10 +56,7 @@ def test_a_broker_that_does_not_answer_delays_no_other_and_its_messages_are_give
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_a_client_that_settles_nothing_gets_no_more_and_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.proxy.renewals.HELD_BY_CLIENT_MAX", 3)
-    monkeypatch.setattr("mq.proxy.renewals.HELD_MAX", 5)
-
+def test_a_client_that_settles_nothing_gets_no_more_and_others_do() -> None:
     def may(renewals: Renewals, client_id: str) -> bool:
         try:
             renewals.check_room(client_id)
@@ -69,7 +65,8 @@ def test_a_client_that_settles_nothing_gets_no_more_and_others_do(monkeypatch: p
         return True
 
     async def main() -> None:
-        renewals = Renewals(Broker().defer, lambda client_id: True, structlog.get_logger("test"))
+        log = structlog.get_logger("test")
+        renewals = Renewals(Broker().defer, lambda client_id: True, log, held_max=5, held_by_client_max=3)
         for offset in range(3):
             assert may(renewals, "c1")
             renewals.hold("c1", "billing", "Orders", handle("fast", offset), {}, Call("c1"))
