@@ -7,6 +7,7 @@ import re
 import struct
 from typing import Any
 
+from mq.protocol.properties import LITE_TOPIC
 from mq.protocol.signing import signed
 
 OPAQUE = re.compile(rb'"opaque":(\d+)')
@@ -25,6 +26,11 @@ def topic_name(number: int) -> str:
     return f"{TOPIC}{number}" if number else TOPIC
 
 
+def lite_name(number: int) -> str:
+    """The lite topics of loads that send to some; all names are equally long."""
+    return f"lite-{number:07d}"
+
+
 def send_frame(
     opaque: int,
     body_bytes: int,
@@ -33,6 +39,7 @@ def send_frame(
     topic: str = TOPIC,
     batch: int = 1,
     keys: tuple[str, str] | None = None,
+    lite_topic: str | None = None,
 ) -> bytes:
     """A whole frame: length, header length, a JSON header of about 360 bytes, and a body.
 
@@ -41,6 +48,8 @@ def send_frame(
     is signed.
     """
     properties = f"UNIQ_KEY\x017F0000010000{opaque:020X}\x02WAIT\x01true\x02TAGS\x01TagA"
+    if lite_topic is not None:
+        properties += f"\x02{LITE_TOPIC}\x01{lite_topic}"
     header: dict[str, Any] = {
         "code": SEND_MESSAGE_V2 if batch == 1 else SEND_BATCH_MESSAGE,
         "extFields": {

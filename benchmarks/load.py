@@ -49,7 +49,7 @@ class Job:
     without batches. ``wire``: what the server speaks, a name of `WIRES`. ``cores``: run on these only; none for all.
     ``keys``: sign requests with this access key and secret key. ``tls_ca``: use TLS; the authority of the server's
     certificate. ``must_be_in_time``: end with `STARTED_LATE` if the first window began before all connections were
-    there; else that window counts less.
+    there; else that window counts less. ``lite_topics``: slots take turns in so many lite topics; 0 for none.
     """
 
     address: tuple[str, int]
@@ -68,6 +68,7 @@ class Job:
     keys: tuple[str, str] | None = None
     tls_ca: str | None = None
     must_be_in_time: bool = False
+    lite_topics: int = 0
 
     def at(self, begin: float) -> Job:
         """The same at another time."""
@@ -112,7 +113,7 @@ class Connection:
             self.sock = context.wrap_socket(self.sock, server_hostname=job.address[0])
         first = job.first_slot + number * job.in_flight
         self.wire = WIRES[job.wire](
-            Slots(first, job.in_flight, job.body_bytes, job.batch, job.topics, job.queues, job.keys)
+            Slots(first, job.in_flight, job.body_bytes, job.batch, job.topics, job.queues, job.keys, job.lite_topics)
         )
         self.wire.open(self.sock)
         self.sock.setblocking(False)

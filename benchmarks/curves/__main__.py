@@ -4,6 +4,7 @@
 - ``idle``: 0 to 10,000 connections that do nothing, beside the load of 4 others.
 - ``queues``: 1 to 10,000 queues.  - ``size``: bodies of 64 B to 1 MiB.  - ``log``: a log of 0 to 20 GB.
 - ``consumers``: 1 to 1,000 consumers.  - ``replicas``: 1, 3 and 5.  - ``groups``: 1, 2 and 4 broker groups.
+- ``lite``: 10 to 1,000,000 lite topics.
 
 Real processes and files, the default durability; each curve takes less than six minutes and is written when it is done.
 ``python -m benchmarks.curves`` (``make bench-curves``), ``make bench-curves ARGS="--curve queues"``.
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.curves import consuming, producing
+from benchmarks.curves import consuming, lite, producing
 from benchmarks.curves.group_load import Note, Plan
 from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.sample import Curve, Measured, Sample, samples_of
@@ -47,6 +48,7 @@ CURVES: dict[str, tuple[Curve, Measure]] = {
         (consuming.CONSUMERS, consuming.consumers),
         (producing.REPLICAS, producing.replicas),
         (producing.GROUPS, producing.groups),
+        (lite.LITE, lite.lite_topics),
     )
 }
 

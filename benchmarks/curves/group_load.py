@@ -51,6 +51,7 @@ class Shape:
     topics: int = 1
     queues: int = QUEUES
     batch: int = 1
+    lite_topics: int = 0
 
 
 Note = Callable[[Measured], None]
@@ -130,6 +131,7 @@ async def _measure(clusters: Sequence[DevCluster], shape: Shape, plan: Plan, at:
         topics=shape.topics,
         queues=shape.queues,
         batch=shape.batch,
+        lite_topics=shape.lite_topics,
     )
     shares = share_out(job, max(2, len(clusters)))
     jobs = [replace(each, address=replicas.addresses[n % len(clusters)]) for n, each in enumerate(shares)]

@@ -32,8 +32,22 @@ def section(curve: Curve, samples: Sequence[Sample], *, machine: str, date: str)
             "| leader RSS MiB | generator, core |",
             "|---|---:|---:|---:|---:|---:|---:|---:|",
             *(_row(sample) for sample in samples),
+            *_of_each(curve, samples),
         ]
     )
+
+
+def _of_each(curve: Curve, samples: Sequence[Sample]) -> list[str]:
+    """What one of those takes by which the last two points differ."""
+    if not curve.each or len(samples) < 2:
+        return []
+    one, other = samples[-2:]
+    count = int(other.at.replace(",", "")) - int(one.at.replace(",", ""))
+    memory = (other.rss_mib - one.rss_mib) * 2**20 / count
+    text = f"From {one.at} to {other.at}, {curve.each} takes {memory:,.0f} bytes of the leader's memory"
+    if one.state_mib is not None and other.state_mib is not None:
+        text += f", and {(other.state_mib - one.state_mib) * 2**20 / count:,.0f} bytes of its disk besides the log"
+    return ["", f"{text}."]
 
 
 def _row(sample: Sample) -> str:

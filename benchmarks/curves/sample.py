@@ -20,6 +20,7 @@ class Measured:
             replica.
         rss_mib: resident memory of the leader.
         load_average: of the machine, before the point.
+        state_mib: of its files that are not the log; None where that is not of interest.
     """
 
     at: str
@@ -27,6 +28,7 @@ class Measured:
     rss_mib: float
     load_average: float
     has_followers: bool
+    state_mib: float | None = None
 
 
 class Spread(NamedTuple):
@@ -58,16 +60,21 @@ class Sample:
     rss_mib: float
     generator_cores: float
     load_average: float
+    state_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """``name`` as for ``--curve``; ``title`` and ``axis`` for people; ``load`` says what is held fixed."""
+    """``name`` as for ``--curve``; ``title`` and ``axis`` for people; ``load`` says what is held fixed.
+
+    ``each``: one of what there is more of, for curves that say how much memory and disk it takes.
+    """
 
     name: str
     title: str
     axis: str
     load: str
+    each: str = ""
 
 
 def samples_of(measured: Sequence[Measured]) -> list[Sample]:
@@ -93,6 +100,7 @@ def _sample_of(at: str, passes: Sequence[Measured]) -> Sample:
         rss_mib=passes[0].rss_mib,
         generator_cores=max(window.generator_cores_max for window in windows),
         load_average=max(each.load_average for each in passes),
+        state_mib=passes[0].state_mib,
     )
 
 

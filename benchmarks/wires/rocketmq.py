@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 
-from benchmarks.frames import CODE, OPAQUE, REMARK, complete_bytes, send_frame, topic_name
+from benchmarks.frames import CODE, OPAQUE, REMARK, complete_bytes, lite_name, send_frame, topic_name
 from benchmarks.wires.wire import LoadFailed, Slots
 
 
@@ -21,6 +21,7 @@ class RocketMQWire:
                 topic=topic_name(slot // slots.queues % slots.topics),
                 batch=slots.batch,
                 keys=slots.keys,
+                lite_topic=lite_name(slot % slots.lite_topics) if slots.lite_topics else None,
             )
             for slot in slots.numbers
         }

@@ -20,7 +20,7 @@ class Slots:
 
     ``body_bytes``: of each message. ``batch``: messages in each request. ``topics``: RocketMQ's protocol only; slots
     take turns in the queues of so many topics, ``queues`` in each. ``keys``: as ``topics``; sign with this access key
-    and secret key.
+    and secret key. ``lite_topics``: as ``topics``; slots take turns in so many lite topics, 0 for none.
     """
 
     first: int
@@ -30,6 +30,7 @@ class Slots:
     topics: int = 1
     queues: int = QUEUES
     keys: tuple[str, str] | None = None
+    lite_topics: int = 0
 
     @property
     def numbers(self) -> range:

@@ -12,9 +12,11 @@ import pytest
 
 from benchmarks.cases import Window
 from benchmarks.curves.__main__ import CURVES, parse_arguments
+from benchmarks.curves.lite import BODY_BYTES, filling
 from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.polling import due_times
 from benchmarks.curves.sample import Curve, Measured, Sample, Spread, bytes_name, samples_of
+from benchmarks.frames import lite_name, send_frame
 from benchmarks.wires.rocketmq import RocketMQWire
 from benchmarks.wires.wire import Slots
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
@@ -66,6 +68,23 @@ def test_one_replica_has_no_line_of_followers() -> None:
     samples = [sample("1", 10.0, None), sample("2", 20.0, None)]
     assert "follower" not in picture(CURVE, samples)
     assert "| 1 | 12,345 | 1.5 / 9.0 | 10.0 (9.5 to 10.5) | - |" in section(CURVE, samples, machine="", date="")
+
+
+def test_a_curve_says_what_one_of_its_things_takes() -> None:
+    curve = replace(CURVE, each="a queue")
+    few, many = replace(sample("1,000", 1.0), rss_mib=10.0), replace(sample("1,049,576", 1.0), rss_mib=510.0)
+    text = section(curve, [few, many], machine="", date="")
+    assert "From 1,000 to 1,049,576, a queue takes 500 bytes of the leader's memory." in text
+    on_disk = [replace(each, state_mib=each.rss_mib / 5) for each in (few, many)]
+    assert "and 100 bytes of its disk besides the log." in section(curve, on_disk, machine="", date="")
+
+
+def test_slots_take_turns_in_lite_topics_and_frames_to_fill_differ_in_the_name_only() -> None:
+    _, data = RocketMQWire(Slots(0, 4, 1, lite_topics=3)).first()
+    assert [data.count(lite_name(number).encode()) for number in range(4)] == [2, 1, 1, 0]
+    chunks = list(filling(range(7, 510)))
+    assert [len(chunk) for chunk in chunks] == [500, 3, 0]
+    assert chunks[0][0] == send_frame(1, BODY_BYTES, 0, lite_topic=lite_name(7))
 
 
 def test_each_curve_has_its_section_in_the_documents() -> None:

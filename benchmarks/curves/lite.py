@@ -1,0 +1,98 @@
+"""The curve of lite topics: what a send to one of them costs, and what an idle one takes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.curves.group_load import SETTINGS, Note, Plan, Shape, measure
+from benchmarks.curves.sample import Curve
+from benchmarks.frames import CODE, QUEUES, TOPIC, complete_bytes, lite_name, send_frame
+from benchmarks.workers import GeneratorFailed
+from mq.cli.dev_cluster import HOST, DevCluster, Ports
+from mq.client import Admin, ClientError
+from mq.protocol.lite_attributes import LITE as OF_LITE_TOPICS
+from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
+
+BODY_BYTES = 128
+COUNTS = (10, 1_000, 10_000, 100_000, 1_000_000)
+FILL_SECONDS_MAX = 200.0
+LITE = Curve(
+    "lite",
+    "Lite topics",
+    "lite topics",
+    f"{BODY_BYTES} B, 4x250 to as many of the lite topics; each of the others has one message; one replica",
+    each="a lite topic with one message",
+)
+_IN_FLIGHT = 2000
+_CHUNK = 500
+_REST_SECONDS = 6.0
+"""After filling: a checkpoint is written."""
+
+
+async def lite_topics(plan: Plan, directory: Path, note: Note) -> None:
+    """More and more lite topics in one topic. Those points come that can be filled in time."""
+    counts = (10, 1000) if plan.quick else COUNTS
+    async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=SETTINGS) as cluster:
+        await _create_topic(cluster)
+        address, there, seconds_each = (HOST, cluster.port("n0")), 0, 0.0
+        for count in counts:
+            if seconds_each * (count - there) > FILL_SECONDS_MAX:
+                return
+            began = trio.current_time()
+            await trio.to_thread.run_sync(partial(_fill, address, range(there, count)))
+            seconds_each = (trio.current_time() - began) / (count - there)
+            there = count
+            await trio.sleep(1.0 if plan.quick else _REST_SECONDS)
+            shape = Shape(in_flight=250, body_bytes=BODY_BYTES, lite_topics=count)
+            measured = await measure([cluster], shape, plan, f"{count:,}")
+            note(replace(measured, state_mib=_state_bytes(directory / "n0") / 2**20))
+
+
+async def _create_topic(cluster: DevCluster) -> None:
+    async with Admin(cluster.namesrv) as admin:
+        with trio.fail_after(30):
+            while True:
+                try:
+                    await admin.create_topic(TOPIC, QUEUES, attributes={MESSAGE_TYPE_ATTRIBUTE: OF_LITE_TOPICS})
+                    return
+                except ClientError:
+                    await trio.sleep(0.1)  # the group is just being formed
+
+
+def _fill(address: tuple[str, int], numbers: range) -> None:
+    """Send a message to each of these lite topics. Blocks. Raises GeneratorFailed, OSError."""
+    with socket.create_connection(address) as sock:
+        received, waiting = b"", 0
+        for frames in filling(numbers):
+            sock.sendall(b"".join(frames))
+            waiting += len(frames)
+            while waiting > (_IN_FLIGHT - _CHUNK if frames else 0):
+                chunk = sock.recv(1 << 20)
+                if not chunk:
+                    raise GeneratorFailed("the broker closed the connection while lite topics were made")
+                received += chunk
+                answered, end = complete_bytes(received)
+                if CODE.findall(received[:end]).count(b"0") != answered:
+                    raise GeneratorFailed(f"a message was refused: {received[:500]!r}")
+                received, waiting = received[end:], waiting - answered
+
+
+def filling(numbers: range) -> Iterator[list[bytes]]:
+    """A frame to each of these lite topics, in chunks; at last an empty one, for the answers that are still missing."""
+    sample = send_frame(1, BODY_BYTES, 0, lite_topic=lite_name(0))
+    head, _, tail = sample.partition(lite_name(0).encode())
+    for at in range(0, len(numbers), _CHUNK):
+        yield [head + lite_name(number).encode() + tail for number in numbers[at : at + _CHUNK]]
+    yield []
+
+
+def _state_bytes(directory: Path) -> int:
+    """Of all files of a replica but the log."""
+    files = [path for path in directory.rglob("*") if "commitlog" not in path.parts and path.is_file()]
+    return sum(path.stat().st_size for path in files if path.exists())
