@@ -20,7 +20,7 @@ JEPSEN := matrix --profile ci
 ASYNC_RULES_OFF := ASYNC109,ASYNC119,ASYNC124,ASYNC128,ASYNC912,ASYNC913
 # Each pass over the syntax tree costs 0.1 s for each file. Ruff has these two rules, the second one as RUF006.
 ASYNC_RULES_OF_RUFF := ASYNC100,ASYNC300
-SERVERS := raftlog mq/namesrv mq/broker
+SERVERS := raftlog mq/namesrv mq/broker mq/proxy
 # flake8_async takes 0.4 s for each file: two processes, and no file in which none of its rules can apply.
 ASYNC_TEXT := async (def|with|for)|[^a-z](trio|anyio)[^a-z]|BaseException
 ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async --startable-in-context-manager=$(STARTABLE)

@@ -4,12 +4,13 @@ Each proxy has a broker of its own system behind it, a single one that syncs bef
 (`benchmarks.proxy_load`) sends messages of 1 KiB to both by turns, and receives and acknowledges them, with 1 and with
 64 in flight. CPU is that of the proxy's process, and in brackets the broker's.
 
-``python -m benchmarks.proxy`` (``make bench-proxy``) prints a table.
+``python -m benchmarks.proxy`` (``make bench-proxy``) prints a table, and puts it into docs/grpc-clients.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import sys
 import tempfile
@@ -25,6 +26,7 @@ import trio
 from benchmarks.peers.rocketmq import BROKER, NAMESRV, OPENED, start_java
 from benchmarks.peers.servers import Servers, open_servers
 from benchmarks.procfs import load_average, machine, own_cpu_seconds, rss_bytes
+from benchmarks.report import replace_section
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin
@@ -32,6 +34,9 @@ from mq.client.errors import ClientError
 from tests.interop.clients import build_servers, servers_built, servers_lib, tools_missing
 
 VERSION = "5.5.0"
+PAGE = Path(__file__).parent.parent / "docs" / "grpc-clients.md"
+BEGIN = "<!-- measured by `make bench-proxy`: begin -->"
+END = "<!-- measured by `make bench-proxy`: end -->"
 TOPIC, QUEUES = "BenchmarkProxy", 8
 WORK = (("send", 1), ("send", 64), ("receive", 1), ("receive", 64))
 _MIB = 1024 * 1024
@@ -192,11 +197,17 @@ async def measure(directory: Path, messages: int, rounds: int, warm_up: int) -> 
                 for system in systems:
                     figures = await turn(system, work, in_flight, count)
                     system.figures.setdefault((work, in_flight), []).append(figures)
-        lines = [f"{machine()}; load average {before:.1f} before, {load_average():.1f} after.", "", table(systems), ""]
+        lines = [
+            f"On {dt.datetime.now(tz=dt.UTC):%Y-%m-%d}, {machine()}, with other work: load average {before:.1f} before"
+            f" and {load_average():.1f} after. Medians of {rounds} rounds, by turns.",
+            "",
+            table(systems),
+            "",
+        ]
         for system in systems:
             used = rss_bytes(system.proxy) / _MIB
             lines.append(
-                f"Memory of the proxy of {system.name}: {idle[system.name]:.0f} MiB warm, {used:.0f} MiB after."
+                f"Memory of the proxy of {system.name}: {idle[system.name]:.0f} MiB warm, {used:.0f} MiB after.  "
             )
     return "\n".join(lines)
 
@@ -212,7 +223,9 @@ def main() -> None:
     if not servers_built(VERSION):
         build_servers(VERSION)
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-") as directory:
-        print(run_trio(partial(measure, Path(directory), options.messages, options.rounds, options.warm_up)))
+        told = run_trio(partial(measure, Path(directory), options.messages, options.rounds, options.warm_up))
+    print(told)
+    PAGE.write_text(replace_section(PAGE.read_text(), told, BEGIN, END))
 
 
 if __name__ == "__main__":

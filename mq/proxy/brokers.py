@@ -142,7 +142,7 @@ class Brokers:
         code = RequestCode.CHECK_CLIENT_CONFIG
         await self.ask(AUTO_CREATE_TEMPLATE, _first(route), code, user.fields(), body)
 
-    async def authorize(self, topic: str, extra: Fields) -> None:
+    async def authorize(self, topic: str, extra: Fields) -> None:  # noqa: ASYNC910 - without accounts nobody is asked
         """Let a broker check that a user may do anything with a topic; without a user, everybody may.
 
         Raises ClientError if not.
@@ -158,7 +158,7 @@ class Brokers:
         Raises ClientError if not.
         """
         if not extra:
-            return
+            return  # noqa: ASYNC910 - without accounts nobody is asked
         for topic in topics:
             await self.authorize(topic, extra)
         route = await self._core.route(AUTO_CREATE_TEMPLATE)
@@ -192,7 +192,7 @@ class Brokers:
             for number in numbers:
                 self._pipeline.abandon(number)
             raise
-        return outcomes
+        return outcomes  # noqa: ASYNC910 - there is a message, so there is an outcome to wait for
 
     async def ask(
         self,
@@ -233,7 +233,7 @@ class Brokers:
             if left <= 0:
                 if error is not None:
                     self._log.info("held_request_failed", topic=topic, broker=broker_name, reason=str(error))
-                return None
+                return None  # noqa: ASYNC910 - the time was over before the first question
             try:
                 address = await leader_address(self._core, topic, broker_name, refresh=refresh)
                 connection = await self._core.connection(address)

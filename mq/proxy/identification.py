@@ -37,7 +37,7 @@ class Identification:
         caller = caller_of(call)
         if self._age_seconds_max is None:
             self._clients.heard(caller.client_id)
-            return caller
+            return caller  # noqa: ASYNC910 - without accounts nobody is asked
         address = call.peer.rpartition(":")[0].strip("[]")
         age_ms_max = int(1000 * self._age_seconds_max)
         user = user_of(call.metadata, address, self._wall_clock_ms(), age_ms_max=age_ms_max)

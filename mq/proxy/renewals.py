@@ -160,7 +160,7 @@ class Renewals:
             if self._held.get(key) is held:
                 self._drop(key)
 
-    async def release(self, client_id: str) -> None:
+    async def release(self, client_id: str) -> None:  # noqa: ASYNC910 - a client may have nothing
         """The client has gone: give its messages back."""
         for key, held in [each for each in self._held.items() if each[0][0] == client_id]:
             self._drop(key)
@@ -170,7 +170,7 @@ class Renewals:
         """Keep messages hidden, until cancelled. A broker that does not answer delays those of no other one."""
         busy: set[str] = set()
 
-        async def renew(broker: str, due: list[tuple[_Key, _Held]]) -> None:
+        async def renew(broker: str, due: list[tuple[_Key, _Held]]) -> None:  # noqa: ASYNC910 - something is due
             for at in range(0, len(due), _AT_ONCE):
                 async with trio.open_nursery() as nursery:
                     for key, held in due[at : at + _AT_ONCE]:
@@ -195,7 +195,7 @@ class Renewals:
 
     async def _renew(self, key: _Key, held: _Held) -> None:
         if held.lock.locked():
-            return  # it is being settled
+            return  # noqa: ASYNC910 - it is being settled
         async with held.lock:
             if held.settled or self._held.get(key) is not held:
                 return

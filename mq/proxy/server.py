@@ -164,6 +164,6 @@ async def _monitoring_listeners(settings: ProxySettings, log: Log) -> list[trio.
         if settings.metrics_listen is not None:
             raise OSError(error.errno, error.strerror, f"metrics address {host}:{port}") from error
         log.warning("metrics_not_served", reason=f"{host}:{port}: {error.strerror}")
-        return []
+        return []  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
     log.info("metrics_served", host=host, port=listeners[0].socket.getsockname()[1])
     return listeners

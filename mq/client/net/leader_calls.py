@@ -58,6 +58,13 @@ async def leader_address(remoting: ClientCore, topic: str, broker_name: str, *, 
     return leader_in(await remoting.route(topic, refresh=refresh), broker_name)
 
 
+def _connected_leader(remoting: ClientCore, topic: str, broker_name: str) -> Connection | None:
+    """The connection to the leader that is known already, as nearly always: then nothing must be waited for."""
+    route = remoting.known_route(topic)
+    address = None if route is None else route.leader_address(broker_name)
+    return None if address is None else remoting.connected(address)
+
+
 async def call_leader(
     remoting: ClientCore,
     topic: str,
@@ -84,11 +91,12 @@ async def call_leader(
     refresh = False
     while True:
         try:
-            connection: Connection | None = None
-            with anyio.move_on_at(deadline):
-                connection = await remoting.connection(
-                    await leader_address(remoting, topic, broker_name, refresh=refresh)
-                )
+            connection = None if refresh else _connected_leader(remoting, topic, broker_name)
+            if connection is None:
+                with anyio.move_on_at(deadline):
+                    connection = await remoting.connection(
+                        await leader_address(remoting, topic, broker_name, refresh=refresh)
+                    )
             if connection is None:
                 raise NoRoute(topic, f"the leader of broker group {broker_name} was not reached within {seconds:g} s")
             left = max(deadline - anyio.current_time(), 0.001)

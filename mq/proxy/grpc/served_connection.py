@@ -128,22 +128,22 @@ class ServedConnection:
             try:
                 data = await self._stream.receive_some(RECEIVE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return
+                return  # noqa: ASYNC910 - receiving is a checkpoint, also when it fails
             if not data:
-                return
+                return  # noqa: ASYNC910 - receiving is a checkpoint
             counters.received_bytes += len(data)
             try:
                 connection.receive(bytes(data), trio.current_time())
             except ConnectionFailed as error:
                 self._failed(error)
-                return
+                return  # noqa: ASYNC910 - receiving is a checkpoint
             self.wake_writer()
             # Answers to frames of the client itself, such as pings, wait for no method.
             while connection.unsent_bytes > 2 * self._shared.limits.output_bytes_max:
                 self._written = trio.Event()
                 await self._written.wait()
 
-    async def _discard_rest(self) -> None:
+    async def _discard_rest(self) -> None:  # noqa: ASYNC910 - both are checkpoints, also when they fail
         """Read what the client still sends: a socket that is closed with unread bytes loses those that it sent."""
         try:
             if isinstance(self._stream, ReadAhead):
@@ -154,7 +154,7 @@ class ServedConnection:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
 
-    async def _write(self) -> None:
+    async def _write(self) -> None:  # noqa: ASYNC910 - ends at once if there is nothing to write
         connection, shared = self._connection, self._shared
         while True:
             connection.pump()
@@ -162,7 +162,7 @@ class ServedConnection:
             if not data:
                 if self._closing:
                     self._flushed.set()
-                    return
+                    return  # noqa: ASYNC910 - ends at once if there is nothing to write
                 self._to_write = trio.Event()
                 await self._to_write.wait()
                 continue
@@ -202,7 +202,7 @@ class ServedConnection:
         self._shared.counters.streams += 1
         self._nursery.start_soon(self._run_call, method, stream, scope)
 
-    async def _run_call(self, method: Method, stream: CallStream, scope: trio.CancelScope) -> None:
+    async def _run_call(self, method: Method, stream: CallStream, scope: trio.CancelScope) -> None:  # noqa: ASYNC910 - a method receives its request
         assert stream.head is not None, "what is no call has no method"
         accepted, shared, path = self._accepted, self._shared, stream.head.path
         status, reason = Status.OK, ""

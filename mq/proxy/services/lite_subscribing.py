@@ -138,7 +138,7 @@ class LiteSubscribing:
         """A broker group does not know what a client subscribes to. Raises Refused, ClientError."""
         lites = self._subscribed.get(caller.client_id, group, topic)
         if lites is None:
-            return  # it has left meanwhile
+            return  # noqa: ASYNC910 - it has left meanwhile
         entry = _entry(caller, group, topic, Action.COMPLETE_ADD, lites, None)
         await self._control(topic, broker_name, entry, caller.extra, _SECONDS)
 
@@ -158,7 +158,7 @@ class LiteSubscribing:
             self._notices += 1
             self._nursery.start_soon(self._notify, ext.client_id, command)
 
-    async def _notify(self, client_id: str, command: pb.TelemetryCommand) -> None:
+    async def _notify(self, client_id: str, command: pb.TelemetryCommand) -> None:  # noqa: ASYNC910 - a client without a stream is told nothing
         try:
             for stream in self._clients.streams(client_id):
                 try:
@@ -168,7 +168,7 @@ class LiteSubscribing:
         finally:
             self._notices -= 1
 
-    async def _end(self, caller: Caller, group: str, topic: str) -> None:
+    async def _end(self, caller: Caller, group: str, topic: str) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
         try:
             await self._tell(caller, group, topic, Action.COMPLETE_REMOVE, set(), None, _AT_LEAVE_SECONDS)
         except (Refused, ClientError) as error:  # brokers forget it after some minutes
@@ -188,7 +188,7 @@ class LiteSubscribing:
         entry = _entry(caller, group, topic, action, lites, option)
         errors: list[Refused | ClientError] = []
 
-        async def tell(broker_name: str) -> None:
+        async def tell(broker_name: str) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
             try:
                 await self._control(topic, broker_name, entry, caller.extra, seconds)
             except (Refused, ClientError) as error:

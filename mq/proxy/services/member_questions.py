@@ -67,7 +67,7 @@ class MemberQuestions:
         self._nursery.start_soon(self._answer, question, bytes(body), answer_later)
         return None
 
-    async def _answer(self, question: Question, body: bytes, answer_later: AnswerLater) -> None:
+    async def _answer(self, question: Question, body: bytes, answer_later: AnswerLater) -> None:  # noqa: ASYNC910 - answers at once what the client need not be asked
         ext = question.ext
         try:
             stream = self._clients.member(ext.consumer_group, ext.client_id or "")
@@ -93,7 +93,7 @@ async def _running_info(stream: TelemetryStream, *, stacks: bool) -> bytes:
     if stacks:
         answer = await stream.ask(_print_stacks, ANSWER_SECONDS)
         told = "the client did not answer" if answer is None else answer.thread_stack_trace.thread_stack_trace
-    return running_info(
+    return running_info(  # noqa: ASYNC910 - without stacks the client need not be asked
         (),
         [
             SubscriptionData(topic=topic, expression=expression, expression_type=kind)

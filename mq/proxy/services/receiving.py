@@ -258,7 +258,7 @@ class Receiving:
             if not delivery.messages:
                 return []
 
-    async def _pop_for(self, delivery: _Delivery, wanted: _Wanted, in_order: bool, seconds: float) -> None:
+    async def _pop_for(self, delivery: _Delivery, wanted: _Wanted, in_order: bool, seconds: float) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
         def ext_for(left_ms: int) -> Fields:
             if wanted.lite:
                 return {**self._lite_ext(wanted, left_ms).fields(), **wanted.caller.extra}
@@ -336,7 +336,7 @@ class Receiving:
             says_subscriptions=self._lite.knows(wanted.caller, wanted.group, wanted.topic),
         )
 
-    async def _give_back(self, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:
+    async def _give_back(self, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:  # noqa: ASYNC910 - each message is a question
         """Messages that did not reach the client."""
         for message in messages:
             handle = wanted.handle_of(message)
@@ -347,7 +347,7 @@ class Receiving:
             except (ClientError, Refused) as error:
                 self._log.info("message_not_given_back", group=wanted.group, topic=wanted.topic, reason=str(error))
 
-    async def _pass_over(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:
+    async def _pass_over(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
         """Another tag with the same hash code: nobody in this group wants it."""
         handle = wanted.handle_of(message)
         try:
@@ -355,7 +355,7 @@ class Receiving:
         except (ClientError, Refused) as error:  # it comes again, and is passed over then
             self._log.info("message_not_passed_over", group=wanted.group, topic=wanted.topic, reason=str(error))
 
-    async def _bury(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:
+    async def _bury(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
         """A message has failed too often."""
         handle = wanted.handle_of(message)
         try:

@@ -132,7 +132,7 @@ class Settling:
             raise Refused(pb.BAD_REQUEST, "the request acknowledges no message")
         seconds = caller.seconds_left(SETTLE_SECONDS)
 
-        async def acknowledge(entry: pb.AckMessageResultEntry) -> None:
+        async def acknowledge(entry: pb.AckMessageResultEntry) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
             try:
                 async with self._renewals.taken(caller.client_id, group, entry.receipt_handle) as handle:
                     await self._popped.acknowledge(group, topic, handle, caller.extra, seconds)
@@ -142,9 +142,12 @@ class Settling:
             except ClientError as error:
                 entry.status.CopyFrom(refusal_of(error).status)
 
-        async with trio.open_nursery() as nursery:
-            for entry in entries:
-                nursery.start_soon(acknowledge, entry)
+        if len(entries) == 1:
+            await acknowledge(entries[0])  # as most clients do: a task of its own would cost more than the rest
+        else:
+            async with trio.open_nursery() as nursery:
+                for entry in entries:
+                    nursery.start_soon(acknowledge, entry)
         return pb.AckMessageResponse(status=together(entry.status for entry in entries), entries=entries)
 
     async def change_invisible(
@@ -157,10 +160,15 @@ class Settling:
             raise Refused(
                 pb.ILLEGAL_INVISIBLE_TIME, f"an invisible time of {invisible_ms} ms; allowed: 0 to {INVISIBLE_MS_MAX}"
             )
-        async with self._renewals.taken(caller.client_id, group, request.receipt_handle) as handle:
-            changed = await self._popped.defer(
-                group, topic, handle, invisible_ms, caller.extra, caller.seconds_left(SETTLE_SECONDS)
-            )
+        try:
+            async with self._renewals.taken(caller.client_id, group, request.receipt_handle) as handle:
+                changed = await self._popped.defer(
+                    group, topic, handle, invisible_ms, caller.extra, caller.seconds_left(SETTLE_SECONDS)
+                )
+        except (Refused, ClientError) as error:
+            # With the handle that the client has: some take what is here without looking at the status.
+            status = (error if isinstance(error, Refused) else refusal_of(error)).status
+            return pb.ChangeInvisibleDurationResponse(status=status, receipt_handle=request.receipt_handle)  # noqa: ASYNC910 - the handle was refused unasked
         return pb.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.encode())
 
     async def forward_to_dead_letters(

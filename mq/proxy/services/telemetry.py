@@ -112,6 +112,7 @@ class Telemetry:
 
     async def _settings(self, stream: TelemetryStream, told: pb.Settings, caller: Caller) -> pb.TelemetryCommand:
         """The answer to the settings of a client."""
+        await trio.lowlevel.checkpoint()
         try:
             if told.HasField("subscription"):
                 group = await self._brokers.group(group_of(told.subscription.group))
@@ -133,6 +134,7 @@ class Telemetry:
         """Note the topics to which a producer may send transactional messages: brokers ask about these, and show the
         messages. So its user must have a permission for them.
         """
+        await trio.lowlevel.checkpoint()
         found: set[str] = set()
         for topic in topics:
             try:
@@ -152,6 +154,7 @@ class Telemetry:
 
     async def _consumes(self, stream: TelemetryStream, told: pb.Settings, caller: Caller) -> None:
         """Note of which group a consumer is a member: brokers show it as one. So its user must have the permissions."""
+        await trio.lowlevel.checkpoint()
         try:
             member = member_of(told, caller)
             await self._brokers.authorize_member(member.group, (row[0] for row in member.subscriptions), caller.extra)
@@ -175,6 +178,7 @@ class Telemetry:
 
     async def heartbeat(self, request: pb.HeartbeatRequest, caller: Caller) -> pb.HeartbeatResponse:
         """The client is still here. Raises Refused for a kind of client that is none."""
+        await trio.lowlevel.checkpoint()
         if request.client_type not in PRODUCERS | CONSUMERS | LITE:
             raise Refused(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {request.client_type} is unknown")
         return pb.HeartbeatResponse(status=OK)
@@ -183,6 +187,7 @@ class Telemetry:
         self, request: pb.NotifyClientTerminationRequest, caller: Caller
     ) -> pb.NotifyClientTerminationResponse:
         """The client leaves, and gets no messages any more."""
+        await trio.lowlevel.checkpoint()
         self._clients.gone(caller.client_id)
         self._lite.leave(caller)
         self._nursery.start_soon(self._renewals.release, caller.client_id)
@@ -208,13 +213,13 @@ class Telemetry:
             self._nursery.start_soon(self._check, request, bytes(body))
         return None
 
-    async def _check(self, request: CheckTransactionState, body: bytes) -> None:
+    async def _check(self, request: CheckTransactionState, body: bytes) -> None:  # noqa: ASYNC910 - without a stream nobody is told
         try:
             [message] = received_messages("", memoryview(body))
             stream = self._clients.producer_of(message.topic)
             broker_name = request.ext.broker_name
             if stream is None or broker_name is None:
-                return  # the client has gone meanwhile; or the broker is of an older release
+                return  # noqa: ASYNC910 - the client has gone, or the broker is of an older release
             transaction = TransactionId(
                 broker_name,
                 request.ext.half_queue_offset,

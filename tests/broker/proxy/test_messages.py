@@ -156,6 +156,45 @@ def test_an_invisible_time_is_changed_and_the_new_handle_counts() -> None:
     run(test)
 
 
+def change(got: pb.Message, seconds: int) -> pb.ChangeInvisibleDurationRequest:
+    return pb.ChangeInvisibleDurationRequest(
+        group=pb.Resource(name="billing"),
+        topic=got.topic,
+        receipt_handle=got.system_properties.receipt_handle,
+        invisible_duration=Duration(seconds=seconds),
+    )
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_client_that_keeps_its_former_handle_after_a_change_can_acknowledge(renewed: bool) -> None:
+    """RocketMQ's client for C# does not tell its user the new handle."""
+
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one")
+        _, [got] = await proxy.receive("billing", "Orders", auto_renew=renewed)
+        answer = await proxy.ask("ChangeInvisibleDuration", change(got, 20), pb.ChangeInvisibleDurationResponse)
+        assert answer.status.code == pb.OK
+        assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
+        await kit.advance(seconds=70)
+        await begin(proxy, "billing", "Orders")
+
+    run(test)
+
+
+def test_a_refused_change_returns_the_handle_that_the_client_has() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one")
+        _, [got] = await proxy.receive("billing", "Orders")
+        await kit.advance(seconds=31)
+        answer = await proxy.ask("ChangeInvisibleDuration", change(got, 20), pb.ChangeInvisibleDurationResponse)
+        assert answer.status.code == pb.INVALID_RECEIPT_HANDLE
+        assert answer.receipt_handle == got.system_properties.receipt_handle
+
+    run(test)
+
+
 def test_a_client_gives_a_message_up() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await begin(proxy, "billing", "Orders")

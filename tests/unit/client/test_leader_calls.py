@@ -81,6 +81,9 @@ class Brokers:
             raise TopicNotFound(topic)
         return route
 
+    def connected(self, address: str) -> Connection | None:
+        return None if address in self.silent else Connection(self, address)
+
     async def connection(self, address: str) -> Connection:
         await trio.lowlevel.checkpoint()
         if address in self.silent:

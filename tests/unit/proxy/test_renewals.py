@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import structlog
 import trio
 import trio.testing
@@ -85,5 +86,33 @@ def test_a_client_that_settles_nothing_gets_no_more_and_others_do() -> None:
         await renewals.release("c2")
         assert renewals.count == 0
         assert may(renewals, "c2")
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_settlement_that_fails_leaves_the_newest_handle_to_the_next_one() -> None:
+    """The client knows the handle of its pop only, which is outdated once the proxy has hidden the message again."""
+
+    class Renewing(Broker):
+        async def defer(self, group: str, topic: str, handle: Handle, invisible_ms: int, extra: Fields) -> Handle:
+            await trio.lowlevel.checkpoint()
+            self.asked += 1
+            return Handle.decode(f"{handle.receipt.offset} {1 + self.asked} 60000 0 0 fast 0 {handle.receipt.offset} 7")
+
+    async def main() -> None:
+        broker = Renewing()
+        renewals = Renewals(broker.defer, lambda client_id: True, structlog.get_logger("test"))
+        popped = handle("fast", 7)
+        renewals.hold("c1", "billing", "Orders", popped, {}, Call("c1"))
+        with trio.move_on_after(45):
+            await renewals.run()
+        assert broker.asked == 1
+        with pytest.raises(BrokerError):
+            async with renewals.taken("c1", "billing", popped.encode()):
+                raise BrokerError(ResponseCode.SYSTEM_ERROR, "no leader", "fast")
+        assert renewals.count == 1
+        async with renewals.taken("c1", "billing", popped.encode()) as newest:
+            assert newest.receipt.pop_time_ms == 2
+        assert renewals.count == 0
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
