@@ -84,9 +84,12 @@ def demo(
     if not outcome.is_good:
         console.print(f"FAILED; data and logs are kept in {base}", style="bold red")
         raise typer.Exit(EXIT_FAILED)
+    console.print("All acknowledged messages arrived, unchanged and in order.", style="bold green")
     if directory is None and not keep:
         _remove(base)
-    console.print("All acknowledged messages arrived, unchanged and in order.", style="bold green")
+        console.print("To look at such messages in a browser, run it again with --dir DIRECTORY.")
+    else:
+        console.print(f"To look at them in a browser: raftmq dev --dir {base} --console", soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)

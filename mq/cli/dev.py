@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PORT_MIN: Final = 1024
 PROXY_PORT: Final = 8081
+CONSOLE_PORT: Final = 8090
 _EPHEMERAL: Final = {
     "segment_bytes": str(16 * 1024 * 1024),
     # Whatever else is on this disk: nothing is kept, and nothing is refused.
@@ -78,6 +79,10 @@ def dev(
             metavar="[GROUP:]NODE",
         ),
     ] = None,
+    console: Annotated[
+        bool,
+        typer.Option("--console", help="Also run a web console, on port 8090; with --port 0 on any free one."),
+    ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of all brokers; may be repeated.", metavar="NAME=VALUE"),
@@ -103,16 +108,18 @@ def dev(
         raise CommandFailed(f"--port {base_port}: a port from {_PORT_MIN} on, or 0 for any free ones")
     settings = (_EPHEMERAL if ephemeral else {}) | split_settings(setting or [])
     ratios = _checked_settings(settings)
-    console = Console(soft_wrap=True, stderr=as_json)
+    terminal = Console(soft_wrap=True, stderr=as_json)
+    servers = {"proxy": PROXY_PORT} if proxy else {}
+    servers |= {"console": CONSOLE_PORT} if console else {}
     try:
         with nullcontext(directory) if directory is not None else _new_directory() as home:
-            _run(home, nodes, groups, base_port, proxy, settings, ratios, console, as_json, until_stdin_closes)
+            _run(home, nodes, groups, base_port, servers, settings, ratios, terminal, as_json, until_stdin_closes)
     except DevClusterFailed as failed:
         raise CommandFailed(str(failed)) from failed
     except OSError as error:
         raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}") from error
     if not ephemeral:
-        console.print("stopped; all data is kept in", str(directory))
+        terminal.print("stopped; all data is kept in", str(directory))
 
 
 def _restart(directory: Path, wanted: str) -> None:
@@ -138,7 +145,7 @@ def _run(
     nodes: int,
     groups: int | None,
     base_port: int | None,
-    proxy: bool,
+    servers: dict[str, int],
     settings: dict[str, str],
     ratios: BrokerSettings,
     console: Console,
@@ -168,15 +175,15 @@ def _run(
                 settings=settings,
                 on_progress=lambda text: console.print(f"{text} ..."),
             ) as clusters:
-                proxy_address = None
-                if proxy:
-                    console.print("starting the proxy ...")
-                    proxy_port = await clusters[0].start_proxy(0 if base_port == 0 else PROXY_PORT)
-                    proxy_address = f"{HOST}:{proxy_port}"
+                start = {"proxy": clusters[0].start_proxy, "console": clusters[0].start_console}
+                addresses = {}
+                for name, usual_port in servers.items():
+                    console.print(f"starting the {name} ...")
+                    addresses[name] = f"{HOST}:{await start[name](0 if base_port == 0 else usual_port)}"
                 if as_json:
-                    print(json.dumps(await _announcement(clusters, proxy_address)), flush=True)
+                    print(json.dumps(await _announcement(clusters, addresses)), flush=True)
                 else:
-                    await _announce(clusters, proxy_address, console)
+                    await _announce(clusters, addresses, console)
                 async with trio.open_nursery() as watchers:
                     watchers.start_soon(_say_who_ends, directory, clusters, console)
                     watchers.start_soon(serve_restarts, clusters)
@@ -220,11 +227,11 @@ async def _say_who_ends(directory: Path, clusters: list[DevCluster], console: Co
         await trio.sleep(WATCH_SECONDS)
 
 
-async def _announcement(clusters: list[DevCluster], proxy_address: str | None) -> dict[str, object]:
+async def _announcement(clusters: list[DevCluster], addresses: dict[str, str]) -> dict[str, object]:
     """What programs need to know of running servers."""
     return {
         "namesrv": clusters[0].namesrv,
-        **({} if proxy_address is None else {"proxy": proxy_address}),
+        **addresses,
         "broker_groups": [
             {
                 "name": cluster.group,
@@ -240,11 +247,13 @@ async def _announcement(clusters: list[DevCluster], proxy_address: str | None) -
     }
 
 
-async def _announce(clusters: list[DevCluster], proxy_address: str | None, console: Console) -> None:
+async def _announce(clusters: list[DevCluster], addresses: dict[str, str], console: Console) -> None:
     first = clusters[0]
     console.print(f"name server   {first.namesrv}")
-    if proxy_address is not None:
-        console.print(f"proxy         {proxy_address}  (gRPC)")
+    if "proxy" in addresses:
+        console.print(f"proxy         {addresses['proxy']}  (gRPC)")
+    if "console" in addresses:
+        console.print(f"console       http://{addresses['console']}")
     for cluster in clusters:
         leader = await cluster.leader()
         if len(clusters) > 1:

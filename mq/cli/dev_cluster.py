@@ -213,7 +213,7 @@ class DevCluster:
         return self._children[node_id].process.pid
 
     def log_path(self, name: str) -> Path:
-        """Log file of a replica, of "namesrv", or of "proxy"."""
+        """Log file of a replica, of "namesrv", "proxy" or "console"."""
         return self.directory / "logs" / f"{name}.log"
 
     def is_running(self, name: str) -> bool:
@@ -307,11 +307,16 @@ class DevCluster:
 
         Raises DevClusterFailed.
         """
-        name = "proxy"
+        return await self._start_beside("proxy", port, "--set", "metrics_listen=off")
+
+    async def start_console(self, port: int) -> int:
+        """Start a web console that may change everything; as `start_proxy`."""
+        return await self._start_beside("console", port, "--allow-changes")
+
+    async def _start_beside(self, name: str, port: int, *options: str) -> int:
+        """Start another server, whose command has this name, and wait until it listens. Raises DevClusterFailed."""
         begin = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
-        await self._spawn(
-            name, ["proxy", "--namesrv", self.namesrv, "--listen", f"{HOST}:{port}", "--set", "metrics_listen=off"]
-        )
+        await self._spawn(name, [name, "--namesrv", self.namesrv, "--listen", f"{HOST}:{port}", *options])
         with trio.move_on_after(READY_SECONDS_MAX):
             while self.is_running(name):
                 said = self.log_path(name).read_bytes()[begin:].decode(errors="replace")
@@ -319,7 +324,7 @@ class DevCluster:
                     return int(listens[1])
                 await trio.sleep(POLL_SECONDS)
         self.check()
-        raise DevClusterFailed(f"the proxy does not listen: {_last_words(self.log_path(name))}")
+        raise DevClusterFailed(f"the {name} does not listen: {_last_words(self.log_path(name))}")
 
     async def _spawn_namesrv(self) -> None:
         await self._spawn(

@@ -66,9 +66,10 @@ async def serve(
             await serve_http(app, config, shutdown_trigger=stop, task_status=task_status)
 
         [address] = await nursery.start(run)
-        log.info("listening", address=address, login=settings.login, allow_changes=settings.allow_changes)
+        port = int(address.rpartition(":")[2])
+        log.info("listening", host=settings.listen_host, port=port)
         task_status.started(address)
         try:
             await trio.sleep_forever()
         finally:
-            log.info("stopped", address=address)
+            log.info("stopped", host=settings.listen_host, port=port)
