@@ -17,6 +17,7 @@ from mq.client.net.client_core import RemotingSettings
 from mq.client.users import UserAdmin
 from mq.inspection.cluster import GroupStatus, ask_brokers
 from mq.inspection.looking import LookingAdmin
+from mq.inspection.members import Member, members_of
 from mq.inspection.survey import Survey, survey
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 from mq.protocol.registration import TopicConfig
@@ -24,6 +25,10 @@ from mq.protocol.registration import TopicConfig
 CLUSTER_SECONDS: Final = 2.0
 CATALOGUE_SECONDS: Final = 5.0
 SURVEY_SECONDS: Final = 30.0
+MEMBERS_SECONDS: Final = 10.0
+"""Each member of a group is asked for its queues, so a group is asked less often than brokers."""
+GROUPS_KEPT_MAX: Final = 100
+"""Groups whose members are remembered."""
 WATCHED_SECONDS: Final = 3.0
 """How long a survey watches whether consumer groups go on."""
 
@@ -126,6 +131,7 @@ class Watch:
         self.names: Shared[list[str]] = Shared(looking.topics, CATALOGUE_SECONDS)
         self.groups: Shared[Groups] = Shared(looking.consumer_groups, CATALOGUE_SECONDS)
         self.progress: Shared[Progress] = Shared(looking.all_progress, CATALOGUE_SECONDS)
+        self._members: dict[str, Shared[list[Member]]] = {}
         self.survey: Shared[Survey] = Shared(
             partial(survey, namesrv, watch_seconds=WATCHED_SECONDS, remoting=remoting), SURVEY_SECONDS
         )
@@ -142,10 +148,19 @@ class Watch:
             yield cls(namesrv, remoting, looking, changing, nursery)
             nursery.cancel_scope.cancel()
 
+    def members(self, group: str) -> Shared[list[Member]]:
+        """The members of a consumer group."""
+        if group not in self._members:
+            self._members[group] = Shared(partial(members_of, self.looking, group), MEMBERS_SECONDS)
+            if len(self._members) > GROUPS_KEPT_MAX:
+                del self._members[next(iter(self._members))]
+        return self._members[group]
+
     def changed(self) -> None:
         """Something was changed through this console: pages show it at once."""
         shared: tuple[Shared[Any], ...] = (
             *(self.cluster, self.topics, self.names, self.groups, self.progress, self.survey),
+            *self._members.values(),
         )
         for each in shared:
             each.forget()

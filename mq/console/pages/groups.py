@@ -8,7 +8,6 @@ import msgspec
 
 from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
-from mq.client.errors import ClientError
 from mq.client.message import MessageQueue
 from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, integer, one, required
 from mq.console.views.groups import (
@@ -24,7 +23,6 @@ from mq.console.views.groups import (
 from mq.console.views.links import link
 from mq.console.views.resets import preview_rows
 from mq.console.views.text import duration, matching, number, paged
-from mq.inspection.members import Member, members_of
 
 
 async def group_list(visit: Visit) -> Page:
@@ -54,12 +52,8 @@ async def group(visit: Visit) -> Page:
     name = visit.name()
     progress = await visit.watch.looking.group_progress(name)
     configs = (await visit.watch.groups.get()).value
-    members: list[Member] = []
-    fault = ""
-    try:
-        members = await members_of(visit.watch.looking, name)
-    except ClientError as error:
-        fault = str(error)
+    seen = await visit.watch.members(name).get()
+    members = seen.value or []
     if not progress and not members and configs is not None and name not in configs:
         raise NotFound(f"there is no consumer group {name}")
     own = (configs or {}).get(name, {})
@@ -72,7 +66,7 @@ async def group(visit: Visit) -> Page:
         "settings": settings_of(own),
         "enabled": all(each.consume_enable for each in own.values()),
         "topics": sorted({queue.topic for queue in progress}),
-        "fault": fault,
+        "fault": seen.fault,
     }
     return Page("group.html", name, values)
 

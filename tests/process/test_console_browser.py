@@ -1,0 +1,324 @@
+"""The console in a real browser, in front of real brokers: every page, every change, a leader that is killed.
+
+REWRITE=1 writes the pictures of docs/console.md. Without Chromium and its driver these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from mq.client import Message
+from mq.client.sync import SyncAdmin, SyncProducer
+from tests.support.waiting import wait_until
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+PICTURES = Path(__file__).parents[2] / "docs" / "images" / "console"
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.nightly,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None, reason="no Chromium here: apt-get install chromium chromium-driver"
+    ),
+]
+
+HOSTILE = "<img src=x onerror=document.title='harm'>"
+PAGES = {
+    "overview": "/",
+    "alarms": "/alarms",
+    "broker-group": "/broker-group?name=broker-a",
+    "settings": "",
+    "topics": "/topics",
+    "topic": "/topic?name=Orders",
+    "new-topic": "/new-topic",
+    "messages": "/messages?topic=Orders",
+    "message": "",
+    "groups": "/groups?order=behind",
+    "group": "/group?name=mail",
+    "reset": "/reset?name=mail&topic=Orders&to=first",
+    "dead-letter-groups": "/dead-letter-groups",
+    "dead-letters": "/dead-letters?group=mail",
+    "changes": "/changes",
+}
+IN_THE_PAGE = ("overview", "message", "group", "dead-letters")
+"""Those whose pictures docs/console.md has."""
+
+FAILING = """
+import sys, trio
+from mq.client import PushConsumer
+
+async def main():
+    consumer = PushConsumer(sys.argv[1], group="mail", ordered=False, max_reconsume_times=0, consume_from="first")
+    count = 0
+
+    @consumer.on("Orders")
+    async def handle(message):
+        nonlocal count
+        count += 1
+        if count == 12:
+            consumer.stop()
+        raise LookupError("no such address: <nobody@example.com>")
+
+    async with consumer:
+        await consumer.run()
+
+trio.run(main)
+"""
+
+
+class Running:
+    """Brokers and a console as `raftmq dev` starts them."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        self.namesrv: str = said["namesrv"]
+        self.address = f"http://{said['console']}"
+        [self.group] = said["broker_groups"]
+
+    def leader(self) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "mq.cli", "status", "--json", "--namesrv", self.namesrv],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        [group] = json.loads(done.stdout)
+        return str(group["leader"])
+
+    def kill(self, node: str) -> None:
+        [pid] = [each["pid"] for each in self.group["replicas"] if each["node_id"] == node]
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Three replicas with 40 orders, of which a consumer failed at some, and a console that may change everything."""
+    command = [sys.executable, "-m", "mq.cli", "dev", "--dir", str(tmp_path_factory.mktemp("dev")), "--port", "0"]
+    more = ["--console", "--json", *("--set", "segment_bytes=16777216")]
+    ratios = [part for name in ("warn", "expire", "full") for part in ("--set", f"disk_{name}_ratio=1")]
+    process = subprocess.Popen([*command, *more, *ratios], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    try:
+        found = Running(json.loads(process.stdout.readline()))
+        with SyncAdmin(found.namesrv) as admin, SyncProducer(found.namesrv) as producer:
+            admin.create_topic("Orders", queues=4)
+            for number in range(40):
+                body = json.dumps({"order": number, "price": 12.50, "note": HOSTILE}).encode()
+                keys = [f"order-{number}"]
+                producer.send(Message("Orders", body, tags="new", keys=keys, properties={"customer": HOSTILE}))
+        subprocess.run([sys.executable, "-c", FAILING, found.namesrv], check=True, timeout=120, capture_output=True)
+        yield found
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[webdriver.Chrome]:
+    assert CHROMIUM is not None
+    assert DRIVER is not None
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--disable-dev-shm-usage",
+        "--force-color-profile=srgb",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def browser(started: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
+    """A window of 1,000 pixels; afterwards nothing may have gone wrong in it, such as a script that was not allowed."""
+    started.set_window_size(1000, 800)
+    yield started
+    faults = [each for each in cast("Any", started).get_log("browser") if each["level"] == "SEVERE"]
+    assert [each for each in faults if "/?live" not in each["message"] and "favicon" not in each["message"]] == []
+
+
+def text_of(browser: webdriver.Chrome) -> str:
+    return str(browser.execute_script("return document.querySelector('main').innerText"))
+
+
+def click(browser: webdriver.Chrome, by: str, value: str) -> None:
+    """Click at an element, which may be replaced by the same one at that moment."""
+
+    def clicked() -> bool:
+        try:
+            browser.find_element(by, value).click()
+        except StaleElementReferenceException:
+            return False
+        return True
+
+    wait_until(clicked)
+
+
+def addresses(browser: webdriver.Chrome, running: Running) -> dict[str, str]:
+    """The pages, with those that are reached by a link only."""
+    browser.get(running.address)
+    first_link = "return document.querySelector('td a').href"
+    settings = browser.execute_script(first_link)
+    browser.get(running.address + PAGES["messages"])
+    message = browser.execute_script(first_link)
+    found = {name: running.address + path for name, path in PAGES.items()}
+    return found | {"settings": str(settings), "message": str(message)}
+
+
+def test_every_page_fits_into_a_window_and_a_phone(browser: webdriver.Chrome, running: Running) -> None:
+    for name, address in addresses(browser, running).items():
+        for width in (1000, 390):
+            browser.execute_cdp_cmd(
+                "Emulation.setDeviceMetricsOverride",
+                {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500},
+            )
+            browser.get(address)
+            assert browser.find_element(By.TAG_NAME, "h1").text
+            assert browser.title.endswith(" - raftmq"), "nothing of an application ran"
+            assert not browser.find_elements(By.CSS_SELECTOR, "[role=alert]"), (name, text_of(browser))
+            is_wide = "return document.documentElement.scrollWidth > document.documentElement.clientWidth"
+            assert not browser.execute_script(is_wide), (name, width)
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_pictures_of_the_page_about_the_console(browser: webdriver.Chrome, running: Running) -> None:
+    found = addresses(browser, running)
+    browser.get(running.address + "/alarms")
+    wait_until(lambda: "looking" not in text_of(browser))
+    for name in IN_THE_PAGE:
+        browser.get(found[name])
+        wait_until(lambda: not browser.find_elements(By.ID, "live-state") or "Live." in text_of(browser))
+        height = int(browser.execute_script("return document.documentElement.scrollHeight"))
+        browser.set_window_size(1000, min(height + 150, 620))
+        picture = browser.get_screenshot_as_png()
+        assert len(picture) < 120_000, name
+        if os.environ.get("REWRITE"):
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            (PICTURES / f"{name}.png").write_bytes(picture)
+        assert (PICTURES / f"{name}.png").exists(), "REWRITE=1 writes it"
+
+
+def test_dark_where_the_system_is_dark(browser: webdriver.Chrome, running: Running) -> None:
+    color = "return getComputedStyle(document.body).backgroundColor"
+    for scheme, expected in (("dark", "rgb(18, 23, 30)"), ("light", "rgb(255, 255, 255)")):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        browser.get(running.address)
+        assert browser.execute_script(color) == expected
+
+
+def test_the_keyboard_reaches_the_content_and_a_form(browser: webdriver.Chrome, running: Running) -> None:
+    browser.get(running.address + "/topics")
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    focused = browser.switch_to.active_element
+    assert focused.text == "Skip to the content"
+    focused.send_keys(Keys.ENTER)
+    assert browser.switch_to.active_element.get_attribute("id") == "main"
+    browser.switch_to.active_element.send_keys(Keys.TAB)
+    browser.switch_to.active_element.send_keys("Order" + Keys.ENTER)
+    wait_until(lambda: "part=Order" in browser.current_url)
+    assert "Orders" in text_of(browser)
+
+
+def test_pages_can_be_read_without_scripts(browser: webdriver.Chrome, running: Running) -> None:
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.get(running.address)
+        assert "broker-a" in text_of(browser)
+        assert "Not refreshed by itself." in text_of(browser)
+        assert browser.find_elements(By.LINK_TEXT, "Refresh")
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_an_open_page_shows_a_message_that_comes(browser: webdriver.Chrome, running: Running) -> None:
+    browser.get(running.address + "/topic?name=Orders")
+    before = browser.execute_script("return document.querySelector('.figures b').innerText")
+    with SyncProducer(running.namesrv) as producer:
+        producer.send(Message("Orders", b"one more"))
+    after = str(int(before) + 1)
+    wait_until(lambda: f"{after} messages" in text_of(browser))
+
+
+def test_a_form_that_is_filled_in_is_not_replaced(browser: webdriver.Chrome, running: Running) -> None:
+    browser.get(running.address + "/topic?name=Orders")
+    wait_until(lambda: "Live." in text_of(browser))
+    click(browser, By.XPATH, "//summary[.='Change queues or access']")
+    field = browser.find_element(By.NAME, "queues")
+    field.clear()
+    field.send_keys("5")
+    with SyncProducer(running.namesrv) as producer:
+        producer.send(Message("Orders", b"another one"))
+    wait_until(lambda: "Waits until you are done." in text_of(browser))
+    assert browser.find_element(By.NAME, "queues").get_attribute("value") == "5"
+
+
+def test_dead_letters_are_sent_again_by_clicks(browser: webdriver.Chrome, running: Running) -> None:
+    browser.get(running.address + "/dead-letters?group=mail")
+    boxes = browser.find_elements(By.NAME, "letter")
+    assert len(boxes) >= 12
+    for box in boxes[:2]:
+        box.click()
+    click(browser, By.CSS_SELECTOR, "button[value=chosen]")
+    wait_until(lambda: "2 done, 0 failed. It has ended." in text_of(browser))
+    click(browser, By.LINK_TEXT, "Back")
+    click(browser, By.CSS_SELECTOR, "button[value=all]")
+    wait_until(lambda: "It has ended." in text_of(browser))
+    assert ", 0 failed" not in text_of(browser) or f"{len(boxes)} done" in text_of(browser)
+
+
+def test_a_topic_and_a_group_are_changed_by_clicks(browser: webdriver.Chrome, running: Running) -> None:
+    browser.get(running.address + "/new-topic")
+    browser.find_element(By.NAME, "name").send_keys("Bills")
+    click(browser, By.XPATH, "//button[.='Create']")
+    wait_until(lambda: "Topic Bills was created" in text_of(browser))
+    browser.get(running.address + "/reset?name=mail&topic=Orders&to=first")
+    assert "Nothing is changed yet" in text_of(browser)
+    click(browser, By.XPATH, "//button[.='Reset']")
+    wait_until(lambda: "goes on in Orders at the first message" in text_of(browser))
+    click(browser, By.XPATH, "//summary[.='Disable the group']")
+    click(browser, By.XPATH, "//button[.='Disable']")
+    wait_until(lambda: "mail is disabled" in text_of(browser))
+    browser.get(running.address + "/changes")
+    assert "create topic" in text_of(browser)
+
+
+def test_leadership_is_handed_over_by_clicks(browser: webdriver.Chrome, running: Running) -> None:
+    before = running.leader()
+    browser.get(running.address + "/broker-group?name=broker-a")
+    click(browser, By.XPATH, "//summary[.='Hand over the leadership']")
+    click(browser, By.XPATH, "//button[.='Hand over']")
+    wait_until(lambda: " leads in term " in text_of(browser))
+    assert running.leader() != before
+
+
+def test_an_open_page_goes_on_when_the_leader_is_killed(browser: webdriver.Chrome, running: Running) -> None:
+    leader = running.leader()
+    browser.get(running.address)
+    wait_until(lambda: f"led by {leader}" in text_of(browser))
+    browser.execute_script("window.isSameWindow = true")
+    running.kill(leader)
+    wait_until(lambda: "led by n" in text_of(browser) and f"led by {leader}" not in text_of(browser))
+    wait_until(lambda: f"{leader} of broker-a does not answer" in text_of(browser))
+    assert browser.execute_script("return window.isSameWindow"), "nobody loaded it again"
+    browser.get(running.address + "/messages?topic=Orders")
+    assert len(browser.find_elements(By.CSS_SELECTOR, "tbody tr")) >= 20
