@@ -28,6 +28,8 @@ POINTS: Final[dict[str, float]] = {
     "turn-with-many-inputs": 0.1,
     # Behind the others, so that the draws for those stay the same.
     "evicted-cache": 0.3,
+    "no-link": 0.1,
+    "socket-full": 0.1,
 }
 """Every point with its chance to trigger at each evaluation, in a run that has it switched on."""
 

@@ -29,10 +29,18 @@ class DiskCalls(ThreadCalls):
     Args:
         on_done: called with each reported ticket.
         faults: draws which writes are short or interrupted; None: none of them.
+        on_send: called with what is sent; returns how many bytes of it the network took.
     """
 
-    def __init__(self, disk: MemoryDisk, on_done: Callable[[int], None], faults: Random | None = None) -> None:
+    def __init__(
+        self,
+        disk: MemoryDisk,
+        on_done: Callable[[int], None],
+        faults: Random | None = None,
+        on_send: Callable[[bytes], int] = len,
+    ) -> None:
         super().__init__()
+        self._on_send = on_send
         self._disk = disk
         self._on_done = on_done
         self._faults = faults
@@ -51,6 +59,10 @@ class DiskCalls(ThreadCalls):
         """See `SystemCalls.report`."""
         self._on_done(ticket)
 
+    def send(self, fd: int, data: bytes) -> int:
+        """See `SystemCalls.send`."""
+        return self._on_send(data)
+
 
 class SteppedCalls(DiskCalls):
     """For a writer without a thread, which a simulation calls whenever its thread would go on.
@@ -59,6 +71,7 @@ class SteppedCalls(DiskCalls):
         clock: seconds of the simulation.
         on_wait: called with the seconds that the writer waits for, at most; it waits when the call has returned.
         on_wake: called when an operation was queued for a writer that waits.
+        on_send: as for `DiskCalls`.
     """
 
     def __init__(
@@ -70,8 +83,9 @@ class SteppedCalls(DiskCalls):
         clock: Callable[[], float],
         on_wait: Callable[[float | None], None],
         on_wake: Callable[[], None],
+        on_send: Callable[[bytes], int],
     ) -> None:
-        super().__init__(disk, on_done, faults)
+        super().__init__(disk, on_done, faults, on_send)
         self._clock = clock
         self._on_wait = on_wait
         self._on_wake = on_wake

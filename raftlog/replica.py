@@ -21,6 +21,7 @@ from raftlog.consensus.messages import AppendReq, AppendResp, Message
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import Beginning, ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange, Span
 from raftlog.consensus.validation import MessageRefused
+from raftlog.finished_writes import FinishedWrites, SenderOfWriter
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term, index_range
 from raftlog.net import frames
 from raftlog.net.frames import Kind, WireError
@@ -90,7 +91,7 @@ class Application(Protocol):
         """Leadership was lost: entries appended from ``first_index`` on may or may not become committed."""
 
 
-class PeerSender(Protocol):
+class PeerSender(SenderOfWriter, Protocol):
     """The part of a transport that a replica needs."""
 
     def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool: ...
@@ -167,9 +168,8 @@ class Replica:
         self._late_seconds = _LATE_SHARE * self._turn_seconds
         self._turn_at = clock()
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_MAX)
-        self._to_record: list[Callable[[], None]] = []
-        self._recording: deque[tuple[int, list[Callable[[], None]]]] = deque()
         self._received = ReceivedEntries(core, log, check_body)
+        self._writes = FinishedWrites(core, log, transport, clock, wake)
 
     @property
     def applied_index(self) -> LogIndex:
@@ -299,7 +299,7 @@ class Replica:
     def remember(self, key: str, value: bytes | None, then: Callable[[], None] = lambda: None) -> None:
         """Set or remove a note of the log, and call ``then`` once that is durable."""
         self.log.set_note(key, value)
-        self._to_record.append(then)
+        self._writes.call_after_next(then)
         self.core.persist(self._clock())
         self._wake()
 
@@ -337,12 +337,18 @@ class Replica:
         """The process of ``peer`` has ended; if it led, an election starts now."""
         self.core.peer_lost(peer, self._clock())
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether anything is in flight that ends in an event here soon."""
+        return self._writes.in_flight
+
+    def note_writes(self) -> None:
+        """Note which writes are durable by now: in each turn, as not all of them are signalled."""
+        self._writes.note()
+
     def storage_done(self, ticket: int) -> None:
         """Everything up to ``ticket`` is durable."""
-        self.core.storage_done(ticket, self._clock())
-        while self._recording and self._recording[0][0] <= ticket:
-            for then in self._recording.popleft()[1]:
-                then()
+        self._writes.done(ticket)
 
     def begin_turn(self) -> None:
         """A turn of the event loop begins: the sockets are about to be read.
@@ -353,6 +359,7 @@ class Replica:
         now = self._clock()
         self._note_stall(now)
         self._turn_at = now
+        self.note_writes()
 
     def tick(self) -> None:
         """Handle expired timeouts; called in a turn, after its input.
@@ -402,6 +409,7 @@ class Replica:
             self.remember(ABSTAINING, None)
         if self._barriers:
             self._barriers.applied(self._applied_index)
+        self._writes.choose_signals()
 
     def _carry_out(self, effects: Effects) -> None:
         if effects.failed_from is not None:
@@ -414,6 +422,8 @@ class Replica:
             self._fetched.clear()
         for message in effects.send:
             self._send(message)
+        if effects.acknowledgement is not None and effects.storage is not None:
+            self._writes.acknowledge(effects.storage.ticket, effects.acknowledgement)
         for fetch in effects.fetch:
             self._fetch(fetch)
         for ctx, index in effects.reads:
@@ -493,9 +503,7 @@ class Replica:
             voted_for=None if hard_state is None else hard_state.voted_for,
             commit_hint=self._commit_index if commit is None else commit,
         )
-        if self._to_record:
-            self._recording.append((op.ticket, self._to_record))
-            self._to_record = []
+        self._writes.submitted(op.ticket)
 
     def _configure(self, index: LogIndex, conf: ConfState) -> None:
         self._removed |= self._confs[-1][1].members - conf.members

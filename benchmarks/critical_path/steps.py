@@ -27,11 +27,12 @@ class Point(enum.IntEnum):
     ENTRIES_RECEIVED = 9
     ACKNOWLEDGEMENT_RECEIVED = 10
     APPLIED = 11
+    ENTRIES_SENT = 12
 
 
 class Event(msgspec.Struct, array_like=True, gc=False):
     """``at``: seconds of CLOCK_MONOTONIC. ``index``: everything up to this entry has passed the point; 0 for points
-    without. ``peer``: the replica that sent something.
+    without. ``peer``: the replica that sent something, or got it.
     """
 
     at: float
@@ -148,21 +149,22 @@ def _path(index: int, leader: _Turns, followers: Mapping[str, _Turns]) -> Path:
     appended = leader.passed(Point.APPENDED, index)
     begin = leader.turn_of(appended)
     queued = leader.passed(Point.WRITE_QUEUED, index)
-    _, sent = leader.sending_after(queued)
     came = sorted((leader.passed(Point.ACKNOWLEDGEMENT_RECEIVED, index, name), name) for name in followers)
     applied = leader.passed(Point.APPLIED, index)
     _, replied = leader.sending_after(applied)
+    sent = {name: leader.passed(Point.ENTRIES_SENT, index, name) for name in followers}
+    to_faster = sent[came[0][1]]
     steps = [
         Step(Lane.LEADER, "receive, check, frame", begin, appended, True),
         Step(Lane.LEADER, "queue the write", appended, queued, True),
-        Step(Lane.LEADER, "build and send to followers", queued, sent, True),
+        Step(Lane.LEADER, "build and send to the faster follower", queued, to_faster, True),
         *_write(leader, index, Lane.LEADER_WRITER, queued, is_critical=False),
     ]
     # A majority of three is the leader and one follower, or both followers.
     for (acknowledged, name), (lane, writer) in zip(
         came, ((Lane.FOLLOWER, Lane.FOLLOWER_WRITER), (Lane.OTHER, Lane.OTHER_WRITER)), strict=False
     ):
-        steps += _of_follower(index, followers[name], lane, writer, sent, leader.turn_of(acknowledged))
+        steps += _of_follower(index, followers[name], lane, writer, sent[name], leader.turn_of(acknowledged))
     first = came[0][0]
     turn = leader.turn_of(first)
     steps += [
@@ -201,13 +203,17 @@ def _of_follower(index: int, replica: _Turns, lane: Lane, writer: Lane, sent: fl
         Step(lane, "queue the write", received, queued, is_critical),
         *_write(replica, index, writer, queued, is_critical=is_critical),
     ]
-    answered = replica.sending_after(durable)[1]
-    steps += [
-        Step(lane, "wake up after the write", ended, woke, is_critical),
-        Step(lane, "build and send the acknowledgement", woke, answered, is_critical),
-    ]
+    name, answered = "the leader wakes up", ended
+    if woke < taken:
+        answered = replica.sending_after(durable)[1]
+        steps += [
+            Step(lane, "wake up after the write", ended, woke, is_critical),
+            Step(lane, "build and send the acknowledgement", woke, answered, is_critical),
+        ]
+    else:
+        name = "the writer sends the acknowledgement, the leader wakes up"  # the event loop noted the write later
     if is_critical:
-        steps.append(Step(Lane.WIRE, "the leader wakes up", answered, max(taken, answered), True))
+        steps.append(Step(Lane.WIRE, name, answered, max(taken, answered), True))
     return steps
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from benchmarks.critical_path.steps import Event, Point
 from mq.cli import main as run_raftmq
+from raftlog.consensus.messages import AppendReq
 from raftlog.net import reactor
 from raftlog.net.frames import Kind
 from raftlog.net.reactor import Reactor
@@ -78,6 +79,15 @@ def _submit(inner: Callable[..., Any]) -> Callable[..., Any]:
     return submit
 
 
+def _entries_sent(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def send(self: Replica, message: Any) -> None:
+        inner(self, message)
+        if type(message) is AppendReq and message.spans:
+            _note(Point.ENTRIES_SENT, message.spans[-1].last, message.dst)
+
+    return send
+
+
 def _receive(inner: Callable[..., Any]) -> Callable[..., Any]:
     def receive(self: Replica, source: str, kind: Kind, payload: memoryview) -> None:
         inner(self, source, kind, payload)
@@ -126,6 +136,7 @@ def install() -> None:
     _wrap(reactor, "flush_streams", _sending)
     _wrap(Replica, "append", _append)
     _wrap(SegmentLog, "submit", _submit)
+    _wrap(Replica, "_send", _entries_sent)
     _wrap(Replica, "receive", _receive)
     _wrap(Replica, "storage_done", _storage_done)
     _wrap(Replica, "_apply", _apply)

@@ -70,6 +70,14 @@ class _Member:
         self.sent.append(b"".join(buffers))
         return True
 
+    def send_after(self, ticket: int, peer: NodeId, frame: bytes) -> bool:
+        """See `raftlog.replica.PeerSender`: the writer has no thread that could send."""
+        return False
+
+    def has_left(self) -> bool:
+        """See `raftlog.replica.PeerSender`."""
+        return False
+
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
         """See `raftlog.replica.Application`."""
 

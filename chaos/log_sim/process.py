@@ -60,7 +60,8 @@ class LogProcess:
             later=lambda seconds, step: world.later(node, seconds, step),
             latency=node.disk_latency,
             clock=node.clock,
-            on_done=lambda ticket: self.replica.storage_done(ticket),
+            on_done=lambda: self.replica.note_writes(),
+            on_send=self._sent_by_writer,
             on_failed=lambda error: world.process_ends(node, error),
             buggify=world.buggify,
             faults=node.short_writes,
@@ -115,6 +116,8 @@ class LogProcess:
             on_reset=lambda peer: world.offers(self, peer),
             check_body=self.check_body,
         )
+        self._waiting_for: NodeId | None = None
+        self._has_left = False
         self._applied = node.checkpoint
         self._pending: dict[int, int] = {}
         self._led_term = 0
@@ -332,7 +335,32 @@ class LogProcess:
             raise Violation(f"{self.node_id} announces a frame of {nbytes} bytes and sends {len(frame)}")
         if frame[4] in (Kind.VOTE, Kind.VOTE_RESPONSE):
             self._check_vote(frame)
+        if lane is Lane.CONTROL and peer == self._waiting_for:
+            self._settle()
         return self._world.wires.send(self.node_id, peer, lane, frame)
+
+    def send_after(self, ticket: int, peer: NodeId, frame: bytes) -> bool:
+        """See `raftlog.replica.PeerSender`; like `raftlog.net.after_sync.AfterSync`."""
+        self._has_left = False
+        if self._world.buggify("no-link") or not self.writer.send_after(ticket, -1, frame):
+            return False
+        self._waiting_for = peer
+        return True
+
+    def has_left(self) -> bool:
+        """See `raftlog.replica.PeerSender`."""
+        self._settle()
+        return self._has_left
+
+    def _settle(self) -> None:
+        if self._waiting_for is not None:
+            self._waiting_for = None
+            self._has_left = self.writer.take_back() > 0
+
+    def _sent_by_writer(self, frame: bytes) -> int:
+        assert self._waiting_for is not None
+        self._world.wires.send(self.node_id, self._waiting_for, Lane.CONTROL, frame)
+        return len(frame)
 
     def _check_vote(self, frame: bytes) -> None:
         ((kind, payload),), _ = wire.split_frames(memoryview(frame))

@@ -8,6 +8,7 @@ which it waits. Whatever the queue reports must be on the disk at that moment.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable
 from random import Random
@@ -35,7 +36,8 @@ class SimWriter:
     Args:
         disk: where the files are.
         latency: seconds that the next write takes.
-        on_done: called in a turn of the node with the newest durable ticket.
+        on_done: called in a turn of the node when the queue has signalled that a ticket is durable.
+        on_send: called with the frame of `send_after`; returns how many bytes of it the network took.
         on_failed: called in a turn of the node, once, with the error; nothing is written after it.
         faults: draws which writes are short or interrupted.
         sync_bytes_max: bytes that are taken together, as of the log.
@@ -48,29 +50,46 @@ class SimWriter:
         later: Later,
         latency: Callable[[], float],
         clock: Callable[[], float],
-        on_done: Callable[[int], None],
+        on_done: Callable[[], None],
+        on_send: Callable[[bytes], int],
         on_failed: Callable[[Exception], None],
         buggify: Buggify,
         faults: Random,
         sync_bytes_max: int,
     ) -> None:
-        self.done_ticket = 0
+        self._checked_ticket = 0
+        self._frame_ticket = 0
+        self._is_signalled = False
         self._disk = disk
         self._later = later
         self._latency = latency
         self._clock = clock
         self._on_done = on_done
+        self._on_send = on_send
         self._on_failed = on_failed
         self._buggify = buggify
         self._queue: deque[WriteOp] = deque()
         self._batch: list[WriteOp] = []
-        calls = SteppedCalls(disk, self._reported, faults, clock=clock, on_wait=self._waits, on_wake=self._woken)
+        calls = SteppedCalls(
+            disk,
+            self._reported,
+            faults,
+            clock=clock,
+            on_wait=self._waits,
+            on_wake=self._woken,
+            on_send=self._sends,
+        )
         self._sync_bytes_max = sync_bytes_max
         self._writes = (PlainWrites if IS_COMPILED else PythonPlainWrites)(-1, sync_bytes_max, calls)
         self._turns: QueueTurns | None = None
         self._store: Store | None = None
         self._is_waiting = False
         self._is_timer_set = False
+
+    @property
+    def done_ticket(self) -> int:
+        """See `raftlog.segment.writer.LogWriter`."""
+        return self._writes.done_ticket
 
     @property
     def busy(self) -> bool:
@@ -88,6 +107,19 @@ class SimWriter:
         self._queue.append(op)
         if not self._batch:
             self._begin()
+
+    def signal_from(self, ticket: int) -> int:
+        """See `LogWriter.signal_from`."""
+        return self._writes.signal_from(ticket)
+
+    def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
+        """See `LogWriter.send_after`."""
+        self._frame_ticket = ticket
+        return self._writes.send_after(ticket, fd, frame)
+
+    def take_back(self) -> int:
+        """See `LogWriter.take_back`."""
+        return self._writes.take_back()
 
     def close(self, *, clean: bool) -> None:
         """See `LogWriter.close`."""
@@ -137,17 +169,23 @@ class SimWriter:
         turns = self._turns
         if turns is None:
             return
-        before = self.done_ticket
         try:
             self._run(turns)
         except StorageFailed as error:
-            if self.done_ticket > before:
-                self._on_done(self.done_ticket)
+            self._check_up_to(self.done_ticket)
+            self._tell()
             self._fail(error)
             return
+        self._check_up_to(self.done_ticket)
         if self._queue and not self._batch:
             self._begin()
-        self._on_done(self.done_ticket)
+        self._tell()
+
+    def _tell(self) -> None:
+        """What the queue has signalled wakes the node."""
+        if self._is_signalled:
+            self._is_signalled = False
+            self._on_done()
 
     def _run(self, turns: QueueTurns) -> None:
         """Go on until the writer waits. Raises `StorageFailed`."""
@@ -178,9 +216,27 @@ class SimWriter:
 
     def _reported(self, ticket: int) -> None:
         """The queue says that everything up to ``ticket`` is durable."""
-        assert self._store is not None
-        if ticket <= self.done_ticket or ticket not in {op.ticket for op in self._batch}:
+        if ticket < self._checked_ticket or ticket != self.done_ticket:
             raise Violation(f"the log writer reports ticket {ticket}, done is {self.done_ticket}")
+        self._check_up_to(ticket)
+        self._is_signalled = True
+
+    def _sends(self, frame: bytes) -> int:
+        """The queue sends what may leave when a ticket is durable."""
+        self._check_up_to(self.done_ticket)
+        if self._frame_ticket > self._checked_ticket:
+            raise Violation(f"sent after ticket {self._frame_ticket}, and {self._checked_ticket} is durable")
+        if self._turns is None or self._buggify("socket-full"):
+            raise BlockingIOError(errno.EAGAIN, "the peer does not read")
+        return self._on_send(frame)
+
+    def _check_up_to(self, ticket: int) -> None:
+        """Everything up to ``ticket`` is said to be durable."""
+        assert self._store is not None
+        if ticket == self._checked_ticket:
+            return
+        if ticket < self._checked_ticket or ticket not in {op.ticket for op in self._batch}:
+            raise Violation(f"the log writer says that ticket {ticket} is done, {self._checked_ticket} was")
         count = next(number for number, op in enumerate(self._batch) if op.ticket == ticket) + 1
         ops, self._batch = self._batch[:count], self._batch[count:]
         files, disk = self._store.files, self._disk
@@ -195,7 +251,7 @@ class SimWriter:
                     raise Violation(f"durability: ticket {ticket} is reported, entry {entry.index} is not on the disk")
             if op.cut is not None:
                 end = op.cut.pos if end is None else min(end, op.cut.pos)
-        self.done_ticket = ticket
+        self._checked_ticket = ticket
 
     def _fail(self, error: StorageFailed) -> None:
         self._turns = None

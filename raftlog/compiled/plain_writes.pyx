@@ -10,8 +10,9 @@ out all other operations.
 A simulation runs this module, too, and so does a test that tries all orders in which threads may run. They give an
 object for the calls of the system that this module makes; see `raftlog.segment.plain_writes.SystemCalls`.
 
-Who may touch what: operations are appended by any thread with the interpreter's lock, and removed by the writer's
-thread. The mutex protects both lists; nobody holds it while waiting for anything else. References to objects are
+Who may touch what: the frame of `send_after` and the number of `signal_from` are protected by a second mutex, which the
+writer's thread holds while it reports and sends. Operations are appended by any thread with the interpreter's lock, and removed by the writer's
+thread. The first mutex protects both lists; nobody holds it while waiting for anything else. References to objects are
 released with the interpreter's lock, by the next `submit` or when `run` returns. An operation that is being written is
 in neither list, and keeps its reference.
 """
@@ -47,6 +48,7 @@ cdef extern from *:
         pass
     int pthread_mutex_init(pthread_mutex_t *mutex, void *attributes) nogil
     int pthread_mutex_lock(pthread_mutex_t *mutex) nogil
+    int pthread_mutex_trylock(pthread_mutex_t *mutex) nogil
     int pthread_mutex_unlock(pthread_mutex_t *mutex) nogil
     int pthread_mutex_destroy(pthread_mutex_t *mutex) nogil
     int pthread_condattr_init(pthread_condattr_t *attributes) nogil
@@ -110,6 +112,14 @@ cdef class PlainWrites:
 
     cdef pthread_mutex_t _mutex
     cdef pthread_cond_t _changed
+    cdef pthread_mutex_t _reporting
+    cdef int64_t _signal_from
+    cdef bytes _frame  # keeps the memory of the next ones; only touched with the interpreter's lock
+    cdef const char *_frame_at  # NULL: nothing is to be sent
+    cdef size_t _frame_bytes
+    cdef int64_t _frame_ticket
+    cdef int _frame_fd
+    cdef ssize_t _frame_sent
     cdef bint _is_usable
     cdef bint _is_waiting
     cdef bint _is_running
@@ -140,14 +150,20 @@ cdef class PlainWrites:
         self._calls = calls
         if calls is None:
             self._system = SystemCalls(
-                kernel_monotonic, kernel_lock, kernel_wait, kernel_wake, kernel_write, kernel_report
+                kernel_monotonic, kernel_lock, kernel_wait, kernel_wake, kernel_write, kernel_report, kernel_send
             )
         else:
-            self._system = SystemCalls(given_monotonic, given_lock, given_wait, given_wake, given_write, given_report)
+            self._system = SystemCalls(
+                given_monotonic, given_lock, given_wait, given_wake, given_write, given_report, given_send
+            )
         self._first = self._last = self._finished = NULL
         self._done_fd = done_fd
         self._sync_bytes_max = sync_bytes_max
-        if pthread_mutex_init(&self._mutex, NULL) or pthread_condattr_init(&attributes):
+        if (
+            pthread_mutex_init(&self._mutex, NULL)
+            or pthread_mutex_init(&self._reporting, NULL)
+            or pthread_condattr_init(&attributes)
+        ):
             raise MemoryError("no mutex for the log writer")
         if pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) or pthread_cond_init(&self._changed, &attributes):
             raise MemoryError("no condition variable for the log writer")
@@ -161,6 +177,7 @@ cdef class PlainWrites:
             release(self._first)
             pthread_cond_destroy(&self._changed)
             pthread_mutex_destroy(&self._mutex)
+            pthread_mutex_destroy(&self._reporting)
 
     @property
     def done_ticket(self):
@@ -233,6 +250,50 @@ cdef class PlainWrites:
         """Everything up to ``ticket`` is durable."""
         self._report(ticket)
         self._raise()
+
+    def signal_from(self, int64_t ticket):
+        """Signal reports only from ``ticket`` on; the others are only published. Returns the ticket that is done."""
+        self._lock_reporting()
+        self._signal_from = ticket
+        pthread_mutex_unlock(&self._reporting)
+        return load_acquire(&self._done_ticket)
+
+    def send_after(self, int64_t ticket, int fd, bytes frame):
+        """Send ``frame`` on the writer's thread, as soon as everything up to ``ticket`` is durable. A report of exactly
+        this ticket is not signalled then. ``fd`` must stay open until `take_back` returns.
+
+        Returns False, and sends nothing, if that is durable already.
+        """
+        cdef bint is_early
+        assert self._frame is None, "a frame waits already"
+        self._lock_reporting()
+        is_early = self._done_ticket < ticket
+        if is_early:
+            self._frame = frame
+            self._frame_ticket = ticket
+            self._frame_fd = fd
+            self._frame_bytes = <size_t>PyBytes_GET_SIZE(frame)
+            self._frame_sent = 0
+            self._frame_at = PyBytes_AS_STRING(frame)
+        pthread_mutex_unlock(&self._reporting)
+        return is_early
+
+    def take_back(self):
+        """Send the frame of `send_after` no more. Returns how many bytes of it were sent before."""
+        cdef ssize_t sent
+        self._lock_reporting()
+        self._frame_at = NULL
+        sent = self._frame_sent
+        self._frame_sent = 0
+        pthread_mutex_unlock(&self._reporting)
+        self._frame = None
+        return max(0, sent)
+
+    cdef void _lock_reporting(self):
+        # The writer's thread may need the interpreter's lock to send, if an object does that.
+        if pthread_mutex_trylock(&self._reporting):
+            with nogil:
+                pthread_mutex_lock(&self._reporting)
 
     def run(
         self,
@@ -414,8 +475,20 @@ cdef class PlainWrites:
         return changed
 
     cdef void _report(self, int64_t ticket) noexcept nogil:
+        cdef bint is_signalled
+        pthread_mutex_lock(&self._reporting)
         store_release(&self._done_ticket, ticket)
-        self._system.report(<void *>self, ticket)
+        is_signalled = ticket >= self._signal_from
+        if self._frame_at != NULL and self._frame_ticket <= ticket:
+            self._frame_sent = self._system.send(<void *>self, self._frame_fd, self._frame_at, self._frame_bytes)
+            self._frame_at = NULL
+            if self._frame_sent != <ssize_t>self._frame_bytes:
+                is_signalled = True
+            elif self._frame_ticket == ticket:
+                is_signalled = False
+        pthread_mutex_unlock(&self._reporting)
+        if is_signalled:
+            self._system.report(<void *>self, ticket)
 
 
 cdef Operation *new_operation(op, int64_t sync_bytes_max) except NULL:

@@ -17,6 +17,12 @@ ctypedef ssize_t (*Write)(
     void *writes, int fd, const iovec *buffers, int count, int64_t offset, int flags
 ) noexcept nogil
 ctypedef void (*Report)(void *writes, int64_t ticket) noexcept nogil
+ctypedef ssize_t (*Send)(void *writes, int fd, const char *data, size_t size) noexcept nogil
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t send(int fd, const void *data, size_t size, int flags)
+    int MSG_DONTWAIT
+    int MSG_NOSIGNAL
 
 cdef struct SystemCalls:
     Monotonic monotonic
@@ -25,6 +31,7 @@ cdef struct SystemCalls:
     Wake wake
     Write write
     Report report
+    Send send
 
 
 cdef double kernel_monotonic(void *writes) noexcept nogil:
@@ -66,6 +73,10 @@ cdef void kernel_report(void *writes, int64_t ticket) noexcept nogil:
     cdef uint64_t one = 1
     # It can only fail if somebody closed it, and then nobody waits for it.
     write((<PlainWrites>writes)._done_fd, &one, sizeof(one))
+
+
+cdef ssize_t kernel_send(void *writes, int fd, const char *data, size_t size) noexcept nogil:
+    return send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
 
 
 # The same calls, of an object that was given. They keep what it raises until `run` returns; see `_raise`.
@@ -138,3 +149,14 @@ cdef void given_report(void *writes, int64_t ticket) noexcept with gil:
         self._calls.report(ticket)
     except BaseException as error:
         self._raised = error
+
+
+cdef ssize_t given_send(void *writes, int fd, const char *data, size_t size) noexcept with gil:
+    cdef PlainWrites self = <PlainWrites>writes
+    try:
+        return self._calls.send(fd, PyBytes_FromStringAndSize(data, <Py_ssize_t>size))
+    except OSError:
+        return -1
+    except BaseException as error:
+        self._raised = error
+        return -1

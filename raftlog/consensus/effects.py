@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from raftlog.consensus.messages import Message
+from raftlog.consensus.messages import AppendResp, Message
 from raftlog.consensus.types import ConfState, HardState, NodeId, RoleChange, Span
 from raftlog.log_numbers import LogIndex
 
@@ -40,6 +40,8 @@ class Effects:
     - ``send``: may leave now, even before ``storage`` is done. Messages that must wait are held inside the core:
       everything while a changed term or vote is not durable, and every acknowledgement of durable entries. A leader
       sends entries while its own disk is still writing them; it counts as one more follower.
+    - ``acknowledgement``: may leave as soon as ``storage`` and all before it are durable, or at any later time. If it
+      has left, call `RaftCore.acknowledged` before `RaftCore.storage_done`; otherwise the core sends another one.
     - ``commit``: entries up to here are committed, even if this replica's own disk does not have them yet.
     - ``role``: role, term or known leader changed.
     - ``failed_from``: this replica stopped leading; the outcome of proposals from this index on is unknown.
@@ -50,11 +52,23 @@ class Effects:
     - ``conf``: another configuration is in force. It may be replaced again before it is committed.
     """
 
-    __slots__ = ("commit", "conf", "failed_from", "fetch", "reads", "reset", "role", "send", "storage")
+    __slots__ = (
+        "acknowledgement",
+        "commit",
+        "conf",
+        "failed_from",
+        "fetch",
+        "reads",
+        "reset",
+        "role",
+        "send",
+        "storage",
+    )
 
     def __init__(self) -> None:
         self.storage: StorageOp | None = None
         self.send: Sequence[Message] = ()
+        self.acknowledgement: AppendResp | None = None
         self.commit: LogIndex | None = None
         self.role: RoleChange | None = None
         self.failed_from: LogIndex | None = None

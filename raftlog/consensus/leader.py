@@ -259,17 +259,22 @@ class Leading(LeadershipTransfer, Reading):
     def _advance_commit(self) -> None:
         """Commit what a majority has, including the own log, if that reaches into the current term (thesis 3.6.2)."""
         own = self._tickets.durable if self.config.durable_commit else self._log.last_index
+        index = self._committable(own)
+        if index > self._commit and index >= self._term_start:
+            assert self._log.term_at(index) == self._term, (
+                f"entry {index} has term {self._log.term_at(index)}, the leader's term is {self._term}"
+            )
+            self._commit_to(index)
+
+    def _committable(self, own: LogIndex) -> LogIndex:
+        """What a majority has, if this replica has everything up to ``own``."""
         # `_agreed`, inlined: this runs for each acknowledgement.
         votes, others = self._quorums[0]
         index = agreed([own, *[p.match for p in others]] if votes else [p.match for p in others])
         if len(self._quorums) > 1:
             votes, others = self._quorums[1]
             index = min(index, agreed([*[own] * votes, *[p.match for p in others]]))
-        if index > self._commit and index >= self._term_start:
-            assert self._log.term_at(index) == self._term, (
-                f"entry {index} has term {self._log.term_at(index)}, the leader's term is {self._term}"
-            )
-            self._commit_to(index)
+        return index
 
     # -- time --------------------------------------------------------------------------------------------------
 

@@ -118,6 +118,18 @@ class RaftCore(Election, Following):
             peer.match < last and peer.state is PeerState.REPLICATE for peer in self._peers.values()
         )
 
+    @property
+    def waits_for_write(self) -> bool:
+        """Whether anything happens as soon as a write in flight is durable, except for what `in_flight` says.
+
+        A leader's own write matters only if it completes a majority; otherwise it may be noticed at any later time.
+        """
+        if not self._tickets.outstanding:
+            return False
+        if self._role is not Role.LEADER or not self._tickets.hard_state_durable or self._disk_slow:
+            return True
+        return self._committable(self._log.last_index) > self._commit
+
     def beginning(self, now: float) -> tuple[Beginning, NodeId | None]:
         """How the beginning of this log compares with the logs of the others, and one that begins earlier, or that
         knows more.
@@ -311,6 +323,12 @@ class RaftCore(Election, Following):
             self._following.answer_due = True
             self._dirty = True
 
+    def acknowledged(self, message: AppendResp, now: float) -> None:
+        """`Effects.acknowledgement` has left, as its write is durable; `storage_done` need not report it again."""
+        self._now = now
+        if message.term == self._term and message.dst == self._leader_id:
+            self._note_reported(message)
+
     def tick(self, now: float) -> None:
         """Handle an expired timeout."""
         self._now = now
@@ -464,6 +482,8 @@ class RaftCore(Election, Following):
             self._ask_leader()
         output = self._output
         effects.storage = self._issue_storage()
+        if effects.storage is not None and self._role is Role.FOLLOWER and self.config.durable_commit:
+            effects.acknowledgement = self._acknowledgement_of(effects.storage)
         if output.outbox or output.released:
             effects.send = self._leaving()
         if output.offers:

@@ -412,20 +412,42 @@ class CoreState:
         self._following.answer_due = False
         if self._role is not Role.FOLLOWER or self._leader_id is None:
             return
-        self._following.reported_durable = self._verified_durable
-        self._following.unreported_bytes = 0
-        self._output.outbox.append(
-            AppendResp(
-                self.node_id,
-                self._leader_id,
-                self._term,
-                self._following.leader_seq,
-                True,
-                self._verified,
-                self._following.reported_durable,
-                self._log.last,
-            )
+        message = self._progress_report(self._leader_id, self._tickets.durable)
+        self._note_reported(message)
+        self._output.outbox.append(message)
+
+    def _acknowledgement_of(self, op: StorageOp) -> AppendResp | None:
+        """The report to send once ``op``, which was just issued, is durable; None if there is nothing new to report.
+
+        That is right also if the term is over by then. Whoever still leads in that term is told, as by a message that
+        was long under way, that this replica has accepted its entries before it took part in a later term. A leader of
+        a later term has them, or they were not committed; and it ignores the report.
+        """
+        if self._leader_id is None or not op.spans or not self._tickets.hard_state_durable:
+            return None
+        if self._abstaining:
+            return None  # it may vote again when this write is durable, so the core must learn that at once
+        message = self._progress_report(self._leader_id, self._log.last_index)
+        return message if message.durable > self._following.reported_durable else None
+
+    def _progress_report(self, leader_id: NodeId, durable: LogIndex) -> AppendResp:
+        """Tell the leader what of its log is here, if the own log is on disk up to ``durable``."""
+        return AppendResp(
+            self.node_id,
+            leader_id,
+            self._term,
+            self._following.leader_seq,
+            True,
+            self._verified,
+            min(durable, self._verified),
+            self._log.last,
         )
+
+    def _note_reported(self, message: AppendResp) -> None:
+        following = self._following
+        following.reported_durable = max(following.reported_durable, message.durable)
+        if message.accepted == self._verified:
+            following.unreported_bytes = 0
 
     def _issue_storage(self) -> StorageOp | None:
         """Everything to be written since the last ticket."""

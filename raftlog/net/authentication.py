@@ -133,6 +133,10 @@ class Seal:
             state.update(last if len(last) <= _DIRECT_BYTES_MAX else hashlib.sha256(last).digest())
         return state.digest()
 
+    def forget_last(self) -> None:
+        """The frame of the last tag is not sent: the next one gets its number."""
+        self._count -= 1
+
     def check(self, tag: Buffer, first: Buffer, last: Buffer = b"") -> None:
         """Raises `AuthenticationFailed` unless ``tag`` is that of the next frame; then the connection is unusable."""
         if not hmac.compare_digest(self.tag(first, last), tag):

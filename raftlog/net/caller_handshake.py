@@ -4,15 +4,17 @@ welcome.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import ssl
 from typing import Final, NamedTuple
 
 import trio
 
 from raftlog.net import authentication
 from raftlog.net import frames as wire
-from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, Seal
+from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Seal
 from raftlog.net.frames import Hello, Kind, Welcome, WireError
 from raftlog.net.replication_tls import TlsStream, bound_purpose
 from raftlog.net.tls import TlsSocket
@@ -23,6 +25,10 @@ PLAIN_BYTES_MAX: Final = 1024
 """Limit before the challenge, or before a proof."""
 STRANGER_BYTES_MAX = 64 * 1024
 """Limit for a hello and a welcome, with members' names and addresses."""
+
+
+class PeerRefused(Exception):
+    """The peer refused the connection, with its reason."""
 
 
 class CallerKeys(NamedTuple):
@@ -79,3 +85,20 @@ async def _one_frame(
             return frames[0]
         if len(received) > bytes_max:
             raise WireError(f"{len(received)} bytes came during the handshake")
+
+
+def failure_in_words(error: Exception) -> str:
+    """Why a peer could not be called, as text."""
+    if isinstance(error, trio.TooSlowError):
+        return "no answer"
+    if isinstance(error, AuthenticationFailed):
+        return f"authentication failed: {error}"
+    if isinstance(error, PeerRefused):
+        return f"refused: {error}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
+    if (
+        isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode
+    ):  # trio's own text repeats the address
+        return os.strerror(error.errno).lower()
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()

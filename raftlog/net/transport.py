@@ -18,7 +18,6 @@ certainly ended, and ``on_peer_gone`` is called: a dead leader is noticed in mil
 from __future__ import annotations
 
 import enum
-import errno
 import os
 import socket
 import ssl
@@ -37,8 +36,17 @@ from raftlog.log_numbers import LogIndex
 from raftlog.net import authentication
 from raftlog.net import frames as wire
 from raftlog.net.admission import Address, Admission, format_address, parse_address
+from raftlog.net.after_sync import AfterSync, SendingWriter
 from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
-from raftlog.net.caller_handshake import PLAIN_BYTES_MAX, PURPOSE, STRANGER_BYTES_MAX, CallerKeys, shake_hands
+from raftlog.net.caller_handshake import (
+    PLAIN_BYTES_MAX,
+    PURPOSE,
+    STRANGER_BYTES_MAX,
+    CallerKeys,
+    PeerRefused,
+    failure_in_words,
+    shake_hands,
+)
 from raftlog.net.frames import Hello, Kind, OtherVersion, Welcome, WireError
 from raftlog.net.listener import configure_replication_socket
 from raftlog.net.machine import this_machine
@@ -82,10 +90,6 @@ class Lane(enum.Enum):
         self.queued_bytes_max = queued_bytes_max
 
 
-class PeerRefused(Exception):
-    """The peer refused the connection, with its reason."""
-
-
 @dataclass(slots=True)
 class _Link:
     """An open connection to a peer, its frame tags, and its protocol version.
@@ -118,6 +122,7 @@ class Transport:
         incarnation: a number that differs for every start of this process.
         on_frame: gets every frame of a peer on the reactor's thread; the payload is only valid during the call.
         on_peer_gone: the process of this peer has ended.
+        writer: of the log; it sends what `send_after` is given. None: that sends nothing.
         tls: encryption of connections; None: unencrypted.
 
     Raises:
@@ -135,6 +140,7 @@ class Transport:
         on_frame: FrameHandler,
         on_peer_gone: Callable[[NodeId], None],
         log: Log,
+        writer: SendingWriter | None = None,
         tls: ReplicationTls | None = None,
         refusal_log_seconds: float = 60.0,
     ) -> None:
@@ -149,6 +155,7 @@ class Transport:
         self._nursery: trio.Nursery | None = None
         self._on_frame = on_frame
         self._on_peer_gone = on_peer_gone
+        self._after_sync = AfterSync(writer)
         self._log = log
         self._refusal_log = RefusalLog(log, trio.current_time, refusal_log_seconds)
         self._outbound: dict[tuple[NodeId, Lane], _Link] = {}
@@ -192,12 +199,32 @@ class Transport:
         link = self._outbound.get((peer, lane))
         if link is None or link.stream.out_bytes > lane.queued_bytes_max:
             return False
+        self._after_sync.before_use(link.stream)
         if link.version != HANDSHAKE_VERSION:
             buffers[0] = wire.stamped(buffers[0], link.version)
         tag = link.seal.tag(buffers[0], buffers[-1]) if len(buffers) > 1 else link.seal.tag(buffers[0])
         link.stream.send_all([*buffers, tag], nbytes + TAG_BYTES)
+        if lane is Lane.BULK:
+            link.stream.flush()  # the peer begins while this replica does the rest of its turn
         link.is_used = True
         return True
+
+    def send_after(self, ticket: int, peer: NodeId, frame: bytes) -> bool:
+        """Have a frame sent on the control lane as soon as the log is durable up to ``ticket``, but not behind another
+        one on that lane. Returns False if that is not possible, and sends nothing; after True, call `has_left`.
+        """
+        link = self._outbound.get((peer, Lane.CONTROL))
+        if link is None:
+            return False
+        if link.version != HANDSHAKE_VERSION:
+            frame = bytes(wire.stamped(frame, link.version))
+        waits = self._after_sync.put(link.stream, link.seal, frame, ticket)
+        link.is_used |= waits
+        return waits
+
+    def has_left(self) -> bool:
+        """Whether the frame of the last `send_after` was sent. If not, it is not sent any more."""
+        return self._after_sync.has_left()
 
     def set_members(self, conf_index: LogIndex, addresses: Mapping[NodeId, str]) -> None:
         """From now on keep connections to exactly these nodes (``HOST:PORT`` each, including this one).
@@ -260,6 +287,7 @@ class Transport:
         if not self._listener.closed:
             self._listener.close()
         for link in list(self._outbound.values()):
+            self._after_sync.forget(link.stream)
             link.stream.close("replica stops")
         for inbound in list(self._inbound):
             inbound.stream.close("replica stops")
@@ -277,7 +305,7 @@ class Transport:
                 use_tls = self._next_uses_tls(error, used=use_tls)
                 if isinstance(error, ConnectionRefusedError):
                     self._gone(peer)
-                text = _words(error)
+                text = failure_in_words(error)
                 self.failures[peer] = text
                 if text not in reported and text != _WAITS:
                     reported.append(text)
@@ -345,12 +373,14 @@ class Transport:
                     await closed.wait()
                     return
                 if not link.is_used:
+                    self._after_sync.before_use(stream)
                     # Unacknowledged data lets TCP_USER_TIMEOUT detect a dead link before it is needed.
                     stream.send(ping + keys.seal.tag(ping))
                     stream.flush()
                 link.is_used = False
         finally:
             del self._outbound[peer, lane]
+            self._after_sync.forget(stream)
             stream.close("replica stops")
 
     async def _follow_secret(self) -> None:
@@ -558,20 +588,3 @@ _DIAL_ERRORS = (
 
 
 _WAITS: Final = f"refused: {NOT_RECORDED}"
-
-
-def _words(error: Exception) -> str:
-    """Why a peer could not be called, as text."""
-    if isinstance(error, trio.TooSlowError):
-        return "no answer"
-    if isinstance(error, AuthenticationFailed):
-        return f"authentication failed: {error}"
-    if isinstance(error, PeerRefused):
-        return f"refused: {error}"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
-    if (
-        isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode
-    ):  # trio's own text repeats the address
-        return os.strerror(error.errno).lower()
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()

@@ -414,6 +414,11 @@ class SegmentLog(LogReads):
         if self._tail.is_full:
             self._tail.evict(self.durable_index)
 
+    @property
+    def writer(self) -> LogWriter:
+        """What makes submitted operations durable, in order."""
+        return self._writer
+
     def close(self, clean: bool = True) -> None:
         """Finish what was submitted and release the directory; anything not submitted is lost.
 

@@ -59,6 +59,11 @@ class SystemCalls(Protocol):
     def report(self, ticket: int) -> None:
         """Everything up to ``ticket`` is durable. Called on the writer's thread."""
 
+    def send(self, fd: int, data: bytes) -> int:
+        """As `socket.socket.send`, without waiting, for the socket with this descriptor. Called on the writer's thread;
+        it must not call the queue. Raises `OSError`.
+        """
+
 
 class PlainQueue(Protocol):
     """The queue of one writer, compiled or not.
@@ -93,6 +98,20 @@ class PlainQueue(Protocol):
 
     def report(self, ticket: int) -> None:
         """Everything up to ``ticket`` is durable."""
+
+    def signal_from(self, ticket: int) -> int:
+        """Signal reports only from ``ticket`` on; the others are only published. Returns the ticket that is done."""
+
+    def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
+        """Send ``frame`` on the writer's thread, as soon as everything up to ``ticket`` is durable. A report of exactly
+        this ticket is not signalled then, unless the frame was not sent whole. ``fd`` must stay open until `take_back`
+        returns, which must be called before the next frame.
+
+        Returns False, and sends nothing, if that is durable already.
+        """
+
+    def take_back(self) -> int:
+        """Send the frame of `send_after` no more. Returns how many bytes of it were sent before."""
 
     def run(
         self,
@@ -162,6 +181,10 @@ class KernelCalls(ThreadCalls):
         """See `SystemCalls.report`."""
         os.eventfd_write(self._done_fd, 1)
 
+    def send(self, fd: int, data: bytes) -> int:
+        """See `SystemCalls.send`."""
+        return os.write(fd, data)
+
 
 class PythonPlainWrites:
     """A `PlainQueue` in Python.
@@ -187,6 +210,10 @@ class PythonPlainWrites:
         self._is_waiting = False  # the next operation must wake the writer
         self._is_stopped = False
         self._durations: list[float] = []
+        self._reporting = threading.Lock()  # of the next three
+        self._signal_from = 0
+        self._frame: tuple[int, int, bytes] | None = None  # ticket, descriptor
+        self._frame_sent = 0
 
     def submit(self, op: WriteOp | None) -> None:
         """See `PlainQueue.submit`."""
@@ -221,8 +248,48 @@ class PythonPlainWrites:
 
     def report(self, ticket: int) -> None:
         """See `PlainQueue.report`."""
-        self.done_ticket = ticket
-        self._calls.report(ticket)
+        with self._reporting:
+            self.done_ticket = ticket
+            is_signalled = ticket >= self._signal_from
+            if self._frame is not None and self._frame[0] <= ticket:
+                is_signalled = self._send_frame(ticket, is_signalled=is_signalled)
+        if is_signalled:
+            self._calls.report(ticket)
+
+    def _send_frame(self, ticket: int, *, is_signalled: bool) -> bool:
+        """Send what waits for a ticket that is durable; returns whether the report is still signalled."""
+        assert self._frame is not None
+        (frame_ticket, fd, frame), self._frame = self._frame, None
+        try:
+            self._frame_sent = self._calls.send(fd, frame)
+        except OSError:
+            self._frame_sent = 0
+        if self._frame_sent < len(frame):
+            return True
+        return is_signalled and frame_ticket != ticket
+
+    def signal_from(self, ticket: int) -> int:
+        """See `PlainQueue.signal_from`."""
+        with self._reporting:
+            self._signal_from = ticket
+            return self.done_ticket
+
+    def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
+        """See `PlainQueue.send_after`."""
+        with self._reporting:
+            assert self._frame is None, "a frame waits already"
+            assert not self._frame_sent, "nobody has asked whether the last frame was sent"
+            if self.done_ticket >= ticket:
+                return False
+            self._frame = ticket, fd, frame
+            return True
+
+    def take_back(self) -> int:
+        """See `PlainQueue.take_back`."""
+        with self._reporting:
+            self._frame = None
+            sent, self._frame_sent = self._frame_sent, 0
+            return sent
 
     def run(
         self,

@@ -34,6 +34,15 @@ class LogWriter(Protocol):
     def submit(self, op: WriteOp) -> None:
         """Queue one operation. Never waits for the disk; does nothing after a failure."""
 
+    def signal_from(self, ticket: int) -> int:
+        """See `raftlog.segment.plain_writes.PlainQueue.signal_from`."""
+
+    def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
+        """See `raftlog.segment.plain_writes.PlainQueue.send_after`; also False if this writer sends nothing."""
+
+    def take_back(self) -> int:
+        """See `raftlog.segment.plain_writes.PlainQueue.take_back`."""
+
     def close(self, *, clean: bool) -> None:
         """Finish queued operations and release the writer; ``clean`` as for `SegmentLog.close`."""
 
@@ -84,6 +93,18 @@ class InlineWriter:
             return
         self.done_ticket = op.ticket
         self._on_done(op.ticket)
+
+    def signal_from(self, ticket: int) -> int:
+        """See `LogWriter.signal_from`: all of them are signalled."""
+        return self.done_ticket
+
+    def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
+        """See `LogWriter.send_after`: what was submitted is durable."""
+        return False
+
+    def take_back(self) -> int:
+        """See `LogWriter.take_back`."""
+        return 0
 
     def close(self, *, clean: bool) -> None:
         """See `LogWriter.close`."""
@@ -205,6 +226,18 @@ class Writer:
     def submit(self, op: WriteOp) -> None:
         """See `LogWriter.submit`."""
         self._queue.submit(op)
+
+    def signal_from(self, ticket: int) -> int:
+        """See `LogWriter.signal_from`."""
+        return self._queue.signal_from(ticket)
+
+    def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
+        """See `LogWriter.send_after`."""
+        return self._queue.send_after(ticket, fd, frame)
+
+    def take_back(self) -> int:
+        """See `LogWriter.take_back`."""
+        return self._queue.take_back()
 
     def close(self, *, clean: bool) -> None:
         """Finish queued operations, write the last markers, and end the thread. Waits for the disk."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from raftlog.consensus.effects import Fetch, StorageOp
 from raftlog.consensus.invariants import check_group
-from raftlog.consensus.messages import Message
+from raftlog.consensus.messages import AppendResp, Message
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import (
     NONE,
@@ -72,8 +72,11 @@ class Group:
     ``logs`` gives the terms of the entries that a node starts with, ``term`` is at least its own. Messages wait in
     ``mail`` until `deliver`; those on a link in ``cut`` are dropped. Writes finish at once,
     except on nodes in ``slow_disks``, where they wait in ``writes`` until `finish_writes`. ``offers`` lists the resets
-    that a leader wanted offered: when, the leader, the peer.
+    that a leader wanted offered: when, the leader, the peer. With ``writers_acknowledge``, every second acknowledgement
+    leaves with its write, and the core hears of it; otherwise the core sends all of them.
     """
+
+    writers_acknowledge = False
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class Group:
         self.delivered: list[Message] = []
         self.cut: set[tuple[NodeId, NodeId]] = set()
         self.slow_disks: set[NodeId] = set()
+        self.acknowledgements: dict[tuple[NodeId, int], AppendResp] = {}
         self.writes: dict[NodeId, list[StorageOp]] = {node: [] for node in self.nodes}
         self.fetches: list[Fetch] = []
         self.failed_from: dict[NodeId, int] = {}
@@ -118,6 +122,7 @@ class Group:
         """(Re)start ``node`` from its disk."""
         disk = self.disks[node]
         self.writes[node].clear()
+        self.acknowledgements = {key: kept for key, kept in self.acknowledgements.items() if key[0] != node}
         self.cores[node] = self._core_class(
             node_id=node,
             confs=[(NO_INDEX, ConfState(self.voters if node in self.voters else ())), *disk.confs.items()],
@@ -214,6 +219,8 @@ class Group:
             self.answers[ctx] = index
         if effects.storage is not None:
             self.writes[node].append(effects.storage)
+            if effects.acknowledgement is not None:
+                self.acknowledgements[node, effects.storage.ticket] = effects.acknowledgement
             if node not in self.slow_disks:
                 self.finish_writes(node)
         self.mail += effects.send
@@ -234,6 +241,10 @@ class Group:
         del self.writes[node][:count]
         for op in finished:
             self.disks[node].apply(op)
+            acknowledgement = self.acknowledgements.pop((node, op.ticket), None)
+            if acknowledgement is not None and self.writers_acknowledge and op.ticket % 2:
+                self.mail.append(acknowledgement)
+                self[node].acknowledged(acknowledgement, self.now)
             self[node].storage_done(op.ticket, self.now)
 
     def propose(self, node: NodeId, count: int = 1) -> int:

@@ -22,6 +22,7 @@ class Walk:
     def __init__(self, seed: int, config: CoreConfig) -> None:
         self.rng = random.Random(seed)
         self.group = Group(self.rng.choice((3, 5)), config=config)
+        self.group.writers_acknowledge = True
         self.relaxed = not config.durable_commit
         self.terms: dict[int, int] = {}
         self.stopped: NodeId | None = None

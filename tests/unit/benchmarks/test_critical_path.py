@@ -18,8 +18,8 @@ def leader_events(begin: float, index: int, acknowledged: tuple[tuple[str, float
         Event(begin, Point.TURN_BEGINS, 0, ""),
         Event(begin + 0.1 * MS, Point.APPENDED, index, ""),
         Event(begin + 0.2 * MS, Point.WRITE_QUEUED, index, ""),
-        Event(begin + 0.3 * MS, Point.SENDING, 0, ""),
-        Event(begin + 0.4 * MS, Point.SENT, 0, ""),
+        Event(begin + 0.3 * MS, Point.ENTRIES_SENT, index, "n1"),
+        Event(begin + 0.4 * MS, Point.ENTRIES_SENT, index, "n2"),
         Event(begin + 2.0 * MS, Point.TURN_BEGINS, 0, ""),
         Event(begin + 0.15 * MS, Point.WRITE_BEGAN, index, ""),
         Event(begin + 1.9 * MS, Point.WRITE_ENDED, index, ""),
@@ -77,6 +77,18 @@ def test_a_reply_waits_for_the_first_acknowledgement_and_not_for_the_other_follo
     # Nothing is between the steps: what one begins with is where another one has ended.
     ends = [0.0, *(step.end for step in critical)]
     assert all(any(abs(step.begin - end) < 1e-9 for end in ends) for step in critical)
+
+
+def test_an_acknowledgement_of_the_writer_waits_for_no_event_loop() -> None:
+    """The event loop of the follower notes the write only in its next turn."""
+    leader = leader_events(100.0, 7, (("n2", 3.0 * MS), ("n1", 6.0 * MS)))
+    written = [*follower_events(100.0, 7, 0.5 * MS, 1.0 * MS)[:3], *follower_events(100.0, 7, 0.5 * MS, 1.0 * MS)[4:6]]
+    noted = [Event(104.0, Point.TURN_BEGINS, 0, ""), Event(104.0, Point.DURABLE, 7, "")]
+    (path,) = paths(leader, {"n1": follower_events(100.0, 7, 0.6 * MS, 4.0 * MS), "n2": [*written, *noted]})
+    [last] = [step for step in path.steps if step.lane is Lane.WIRE]
+    assert last.name == "the writer sends the acknowledgement, the leader wakes up"
+    assert (last.begin, last.end) == pytest.approx((1.8 * MS, 3.0 * MS))
+    assert not [step for step in path.steps if step.lane is Lane.FOLLOWER and "acknowledgement" in step.name]
 
 
 def test_an_entry_that_a_trace_saw_only_in_part_is_left_out() -> None:

@@ -89,7 +89,7 @@ class Node:
         self.name = name
         self.reactor = Reactor()
         self.application = Recorder()
-        done = ThreadSignal(self.reactor, lambda: self.replica.storage_done(writer.done_ticket))
+        done = ThreadSignal(self.reactor, lambda: self.replica.note_writes())
         self.failures: list[object] = []
         failed = Mailbox(self.reactor, self.failures.append)
         writer = threaded_writer(done.fd, failed.put)
@@ -124,6 +124,7 @@ class Node:
             listen=("127.0.0.1", ports[name]),
             on_frame=self._receive,
             on_peer_gone=lambda peer: self.replica.peer_gone(peer),
+            writer=writer,
             log=structlog.get_logger("test"),
             tls=tls,
             refusal_log_seconds=refusal_log_seconds,

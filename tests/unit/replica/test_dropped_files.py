@@ -49,6 +49,12 @@ class Member:
         self.sent.append((peer, b"".join(buffers)))
         return True
 
+    def send_after(self, ticket: int, peer: NodeId, frame: bytes) -> bool:
+        return False
+
+    def has_left(self) -> bool:
+        return False
+
     def pump(self) -> None:
         while self.replica.core.has_effects:
             self.replica.pump()

@@ -78,6 +78,12 @@ class Member:
         self._group.mail.append((self.name, peer, b"".join(buffers)))
         return True
 
+    def send_after(self, ticket: int, peer: NodeId, frame: bytes) -> bool:
+        return False
+
+    def has_left(self) -> bool:
+        return False
+
     def receive(self, source: NodeId, frame: bytes) -> str:
         """Take a frame as the transport does; returns what became of it."""
         buffer = bytearray(frame)

@@ -133,6 +133,15 @@ class HangingDisk:
     def submit(self, op: object) -> None:
         self._ops.append(op)
 
+    def signal_from(self, ticket: int) -> int:
+        return self._writer.signal_from(ticket)
+
+    def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
+        return self._writer.send_after(ticket, fd, frame)
+
+    def take_back(self) -> int:
+        return self._writer.take_back()
+
     def close(self, *, clean: bool) -> None:
         self._writer.close(clean=clean)
 

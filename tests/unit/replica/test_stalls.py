@@ -21,10 +21,11 @@ class Stage:
 
     segment_bytes = 1024 * 1024
     limits = DEFAULT
+    done_ticket = 0
 
     def __init__(self) -> None:
         self.now = 50.0
-        self.files = self
+        self.files = self.writer = self
         self.submitted_at: float | None = None
         self.core = RaftCore(
             node_id=A,

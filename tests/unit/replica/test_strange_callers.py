@@ -14,8 +14,9 @@ from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, VoteReq
 from raftlog.log_numbers import NO_INDEX, Term
 from raftlog.net import authentication, frames
 from raftlog.net.authentication import CHALLENGE_BYTES, NONCE_BYTES
+from raftlog.net.caller_handshake import PeerRefused
 from raftlog.net.frames import Hello, Kind, RangeReq, Welcome, WireError
-from raftlog.net.transport import NOT_RECORDED, STRANGERS_MAX, PeerRefused
+from raftlog.net.transport import NOT_RECORDED, STRANGERS_MAX
 from raftlog.net.versions import HANDSHAKE_VERSION
 from tests.support.log_values import log_id
 from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely

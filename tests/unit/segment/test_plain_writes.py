@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -227,3 +228,75 @@ def test_waiting_thread_is_woken_and_returns_when_the_time_is_up(home: Home) -> 
     assert waiting.poll(30_000)
     thread.join(30)
     assert (found, writes.done_ticket, home.content()) == ([False], 1, HEADER + b"body")
+
+
+def test_a_frame_is_sent_behind_its_write_and_wakes_nobody(home: Home) -> None:
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    with near, far:
+        op = home.op(b"body")
+        assert home.writes.send_after(1, near.fileno(), b"acknowledged")
+        with pytest.raises(BlockingIOError):
+            far.recv(100)
+        home.writes.submit(op)
+        home.run()
+        assert (far.recv(100), home.writes.done_ticket, home.reports()) == (b"acknowledged", 1, 0)
+        assert home.writes.take_back() == len(b"acknowledged")
+        assert not home.writes.send_after(1, near.fileno(), b"too late"), "the caller knows how to send it"
+        assert home.writes.take_back() == 0
+
+
+def test_a_frame_that_was_taken_back_is_not_sent(home: Home) -> None:
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    with near, far:
+        assert home.writes.send_after(1, near.fileno(), b"taken back")
+        assert home.writes.take_back() == 0
+        home.writes.submit(home.op(b"body"))
+        home.run()
+        assert (home.writes.done_ticket, home.reports()) == (1, 1), "whoever took it back is woken instead"
+        with pytest.raises(BlockingIOError):
+            far.recv(100)
+
+
+def test_a_later_write_is_signalled_although_it_sends_the_frame_of_an_earlier_one(home: Home) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        assert home.writes.send_after(1, near.fileno(), b"of the first")
+        home.writes.submit(home.op(b"one"))
+        home.writes.submit(home.op(b"two"))
+        home.run()
+        assert (far.recv(100), home.writes.done_ticket, home.reports()) == (b"of the first", 2, 1)
+
+
+def test_a_frame_that_the_system_does_not_take_whole_is_signalled(home: Home) -> None:
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    with near, far:
+        frame = bytes(16 << 20)
+        assert home.writes.send_after(1, near.fileno(), frame)
+        home.writes.submit(home.op(b"one"))
+        home.run()
+        assert home.reports() == 1
+        assert 0 < home.writes.take_back() < len(frame), "the rest is left to the caller"
+        assert home.writes.send_after(2, near.fileno(), b"full")
+        home.writes.submit(home.op(b"two"))
+        home.run()
+        assert (home.reports(), home.writes.take_back()) == (1, 0)
+        far.close()
+        assert home.writes.send_after(3, near.fileno(), b"gone")
+        home.writes.submit(home.op(b"three"))
+        home.run()
+        assert (home.reports(), home.writes.take_back()) == (1, 0)
+
+
+def test_only_wanted_reports_are_signalled(home: Home) -> None:
+    assert home.writes.signal_from(2) == 0
+    home.writes.submit(home.op(b"one"))
+    home.run()
+    assert (home.writes.done_ticket, home.reports()) == (1, 0)
+    home.writes.submit(home.op(b"two"))
+    home.run()
+    assert (home.writes.signal_from(9), home.reports()) == (2, 1)
+    home.writes.report(3)
+    assert (home.writes.done_ticket, home.reports()) == (3, 0)

@@ -68,6 +68,15 @@ class Held:
     def submit(self, op: WriteOp) -> None:
         self.ops.append(op)
 
+    def signal_from(self, ticket: int) -> int:
+        return self.done_ticket
+
+    def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
+        return False
+
+    def take_back(self) -> int:
+        return 0
+
     def close(self, *, clean: bool) -> None:
         """The thread has closed the files already."""
 
@@ -150,6 +159,9 @@ class Threads:
             if (self.tickets[-1] if self.tickets else 0) < op.ticket <= ticket:
                 self._check_durable(op)
         self.tickets.append(ticket)
+
+    def send(self, fd: int, data: bytes) -> int:
+        return len(data)
 
     def _check_durable(self, op: WriteOp) -> None:
         files = self._store.files

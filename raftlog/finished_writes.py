@@ -1,0 +1,104 @@
+"""What a replica does when a write of its log is durable, and when the log's writer has to tell it at once.
+
+The writer's thread publishes which write is durable. It also wakes the event loop, but only for writes that somebody
+waits for; the others are noted in the next turn. An acknowledgement is sent by the writer's thread itself, where
+possible.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from raftlog.consensus.messages import AppendResp
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.types import NodeId
+from raftlog.net import frames
+from raftlog.segment.log import SegmentLog
+
+NO_SIGNALS: Final = 2**62
+"""A ticket that no write has."""
+
+
+class SenderOfWriter(Protocol):
+    """The part of a transport that sends by the log's writer; see `raftlog.net.transport.Transport`."""
+
+    def send_after(self, ticket: int, peer: NodeId, frame: bytes) -> bool: ...
+    def has_left(self) -> bool: ...
+
+
+class FinishedWrites:
+    """Tells a core which writes of its log are durable, and calls who waits for one."""
+
+    def __init__(
+        self,
+        core: RaftCore,
+        log: SegmentLog,
+        transport: SenderOfWriter,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._log = log
+        self._transport = transport
+        self._clock = clock
+        self._wake = wake
+        self._noted = 0
+        self._is_signalled = True
+        # The acknowledgement that the writer sends, with the ticket of its write.
+        self._acknowledgement: tuple[int, AppendResp] | None = None
+        self._waits_for_next: list[Callable[[], None]] = []
+        self._waiting: deque[tuple[int, list[Callable[[], None]]]] = deque()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether anything is in flight that ends in an event here soon."""
+        is_silent = self._acknowledgement is not None and self._acknowledgement[0] == self._log.last_ticket
+        return self._core.in_flight and not is_silent
+
+    def call_after_next(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once the next write to be submitted is durable."""
+        self._waits_for_next.append(then)
+
+    def submitted(self, ticket: int) -> None:
+        """A write was submitted."""
+        if self._waits_for_next:
+            self._waiting.append((ticket, self._waits_for_next))
+            self._waits_for_next = []
+
+    def acknowledge(self, ticket: int, message: AppendResp) -> None:
+        """Have the writer send an acknowledgement, unless one waits already or somebody else waits for that write."""
+        if self._acknowledgement is not None or self._waiting:
+            return
+        if self._transport.send_after(ticket, message.dst, frames.encode_appended(message)):
+            self._acknowledgement = ticket, message
+
+    def note(self) -> None:
+        """Note which writes are durable by now."""
+        ticket = self._log.writer.done_ticket
+        if ticket > self._noted:
+            self.done(ticket)
+
+    def done(self, ticket: int) -> None:
+        """Everything up to ``ticket`` is durable."""
+        self._noted = ticket
+        now = self._clock()
+        if self._acknowledgement is not None and self._acknowledgement[0] <= ticket:
+            message = self._acknowledgement[1]
+            self._acknowledgement = None
+            if self._transport.has_left():
+                self._core.acknowledged(message, now)
+        self._core.storage_done(ticket, now)
+        while self._waiting and self._waiting[0][0] <= ticket:
+            for then in self._waiting.popleft()[1]:
+                then()
+
+    def choose_signals(self) -> None:
+        """Have the writer wake the event loop only while somebody waits for a write."""
+        wanted = bool(self._waiting) or self._core.waits_for_write
+        if wanted is self._is_signalled:
+            return
+        self._is_signalled = wanted
+        if self._log.writer.signal_from(0 if wanted else NO_SIGNALS) > self._noted and wanted:
+            self._wake()

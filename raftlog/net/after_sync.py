@@ -1,0 +1,82 @@
+"""A frame to a peer that the log's writer sends, right after the write that it acknowledges.
+
+An acknowledgement of entries waits for their write. Without this, the writer's thread wakes the event loop, which then
+builds and sends the frame. Here it is sealed in advance, and the writer's thread sends it by itself.
+
+Frames of a connection are numbered by their tags. So the frame is taken back before any other one on its connection: if
+it has not been sent, its number is used again. The writer uses a descriptor of its own, since the connection may be
+closed, and its descriptor used for something else, at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+from raftlog.net.authentication import Seal
+from raftlog.net.stream import StreamSocket
+
+
+class SendingWriter(Protocol):
+    """The part of a log's writer that is needed; see `raftlog.segment.writer.LogWriter`."""
+
+    def send_after(self, ticket: int, fd: int, frame: bytes) -> bool: ...
+    def take_back(self) -> int: ...
+
+
+class AfterSync:
+    """At most one frame waits in it, for all connections of a replica; none without a ``writer``."""
+
+    def __init__(self, writer: SendingWriter | None) -> None:
+        self._writer = writer
+        self._stream: StreamSocket | None = None
+        self._seal: Seal | None = None
+        self._frame = b""
+        self._fds: dict[StreamSocket, int] = {}
+        self._has_left = False
+
+    def put(self, stream: StreamSocket, seal: Seal, frame: bytes, ticket: int) -> bool:
+        """Have ``frame`` sent once the log is durable up to ``ticket``; returns False if it must be sent otherwise.
+
+        After True, `has_left` must be called before the next one.
+        """
+        writer = self._writer
+        if writer is None or self._stream is not None or stream.closed or stream.plain_fd < 0 or stream.out_bytes:
+            return False
+        fd = self._fds.get(stream)
+        if fd is None:
+            fd = self._fds[stream] = os.dup(stream.plain_fd)
+        sealed = frame + seal.tag(frame)
+        if not writer.send_after(ticket, fd, sealed):
+            seal.forget_last()
+            return False
+        self._stream, self._seal, self._frame, self._has_left = stream, seal, sealed, False
+        return True
+
+    def before_use(self, stream: StreamSocket) -> None:
+        """Another frame is about to be sealed for ``stream``: whatever has not been sent is not sent any more."""
+        if stream is self._stream:
+            self._settle()
+
+    def has_left(self) -> bool:
+        """Whether the frame of the last `put` was sent. If not, it is not sent any more."""
+        self._settle()
+        return self._has_left
+
+    def forget(self, stream: StreamSocket) -> None:
+        """The connection is not used any more."""
+        self.before_use(stream)
+        if (fd := self._fds.pop(stream, None)) is not None:
+            os.close(fd)
+
+    def _settle(self) -> None:
+        stream, seal = self._stream, self._seal
+        if stream is None or seal is None or self._writer is None:
+            return
+        self._stream = self._seal = None
+        sent = self._writer.take_back()
+        self._has_left = sent > 0
+        if not sent:
+            seal.forget_last()
+        elif sent < len(self._frame):
+            stream.send(self._frame[sent:])
