@@ -65,6 +65,8 @@ class Measured:
     worker_pids: list[int]
     seconds: list[float] = field(default_factory=list)
     """Of each call."""
+    stages: list[tuple[float, float, float]] = field(default_factory=list)
+    """Of each call, in seconds: until `delay` returned, then until the task began, then until `get` returned."""
     rates: list[float] = field(default_factory=list)
     """Tasks per second, of each round."""
     cpu_us: dict[str, list[float]] = field(default_factory=lambda: {"client": [], "worker": [], "broker": []})
@@ -74,9 +76,13 @@ class Measured:
         """Call the task so often, one after the other."""
         noop = self.app.tasks["noop"]
         for _ in range(count):
-            began = time.perf_counter()
-            noop.delay().get(timeout=GET_SECONDS_MAX, interval=0.001)
-            self.seconds.append(time.perf_counter() - began)
+            began = time.time()  # the clock of the worker's processes, too
+            result = noop.delay()
+            sent = time.time()
+            running = result.get(timeout=GET_SECONDS_MAX, interval=0.001)
+            done = time.time()
+            self.seconds.append(done - began)
+            self.stages.append((sent - began, running - sent, done - running))
 
     def run(self, count: int) -> None:
         """Run so many at once."""
@@ -124,6 +130,7 @@ def _measure(plan: Plan, measured: list[Measured]) -> None:
     for each in measured:
         each.call(WARM_UP)
         each.seconds.clear()
+        each.stages.clear()
     for _ in range(plan.rounds):
         for each in measured:
             each.call(plan.calls)
@@ -140,17 +147,20 @@ def markdown(measured: list[Measured], *, command: str, load: float) -> str:
         f"Machine: {machine()}; servers, workers and the client share it.",
         "",
         f"A `noop` task, {calls:,} calls of `noop.delay().get()`; tasks/s and CPU are the medians of {count} rounds of",
-        "many at once. Each worker has a pool of one process. Results are in Redis, in memory, for all of them.",
+        "many at once. Each worker has a pool of one process. Results are in Redis, in memory, for all of them. A call",
+        "has three stages, each with its p50: until `delay` returns, until the task begins, until `get` returns.",
         "",
-        "| broker | when `delay` returns, a task is | p50 / p99 ms | tasks/s | CPU us/task: client + worker + broker |",
-        "|---|---|---:|---:|---:|",
+        "| broker | when `delay` returns, a task is | p50 / p99 ms | stages, ms | tasks/s "
+        "| CPU us/task: client + worker + broker |",
+        "|---|---|---:|---:|---:|---:|",
     ]
     for each in measured:
         quantiles = statistics.quantiles(each.seconds, n=100)
         cpu = " + ".join(f"{statistics.median(us):,.0f}" for us in each.cpu_us.values())
+        stages = " + ".join(f"{1e3 * statistics.median(of):.1f}" for of in zip(*each.stages, strict=True))
         lines.append(
             f"| {each.system.name} | {each.system.durability} | {1e3 * statistics.median(each.seconds):.1f} / "
-            f"{1e3 * quantiles[98]:.1f} | {statistics.median(each.rates):,.0f} | {cpu} |"
+            f"{1e3 * quantiles[98]:.1f} | {stages} | {statistics.median(each.rates):,.0f} | {cpu} |"
         )
     return "\n".join(lines)
 

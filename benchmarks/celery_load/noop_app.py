@@ -1,9 +1,13 @@
-"""The application of the comparison: a task that does nothing. The environment of a worker says which broker it has."""
+"""The application of the comparison: a task that says when it began.
+
+The environment of a worker says which broker it has.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +22,9 @@ def application(broker: str, backend: str, settings: Mapping[str, Any]) -> Celer
     made.conf.update(broker_connection_retry_on_startup=True, result_expires=600, **settings)
 
     @made.task(name="noop", shared=False)  # type: ignore[untyped-decorator]
-    def noop() -> None:
-        """Do nothing."""
+    def noop() -> float:
+        """When it began, in seconds since the epoch."""
+        return time.time()
 
     return made
 
