@@ -27,7 +27,7 @@ def console(
         bool, typer.Option("--allow-changes", help="Have buttons that change something; without it, pages only show.")
     ] = False,
     hide_bodies: Annotated[
-        bool, typer.Option("--hide-bodies", help="Show no bodies and properties of messages.")
+        bool, typer.Option("--hide-bodies", help="Show no bodies of messages, and no properties but tags and keys.")
     ] = False,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="Settings in TOML; flags override it.", metavar="FILE")

@@ -29,7 +29,9 @@ class ConsoleSettings(ProcessSettings):
         "without it, all requests are the console's own",
     )
     allow_changes: bool = Field(default=False, description="pages have buttons that change something")
-    hide_bodies: bool = Field(default=False, description="bodies and properties of messages are not shown")
+    hide_bodies: bool = Field(
+        default=False, description="bodies, properties but tag and keys, and failures of messages are not shown"
+    )
     tls_certificate: Path | None = Field(default=None, description="PEM file with the certificate chain")
     tls_key: Path | None = Field(default=None, description="PEM file with the key, without a password")
     plain_http: bool = Field(

@@ -42,16 +42,17 @@ class Users:
         self._namesrv = namesrv
         self._own = own
         self._nursery = nursery
+        self._opening = trio.Lock()
         self._open: dict[Credentials | None, _Open] = {}
         self._of_session: dict[str, Credentials | None] = {}
 
     async def enter(self, session: str, credentials: Credentials | None) -> None:
         """A session of a user begins; None is the console itself."""
-        self._of_session[session] = credentials
-        if credentials not in self._open:
-            # Without a pause before it is known: two sessions would open it twice.
-            self._open[credentials] = await self._nursery.start(self._run, credentials)
-        self._open[credentials].sessions += 1
+        async with self._opening:  # two sessions that begin at once see the same
+            if credentials not in self._open:
+                self._open[credentials] = await self._nursery.start(self._run, credentials)
+            self._open[credentials].sessions += 1
+            self._of_session[session] = credentials
 
     def leave(self, session: str) -> None:
         """A session has ended."""

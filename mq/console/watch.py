@@ -15,6 +15,7 @@ from mq.client.errors import ClientError
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings
 from mq.client.users import UserAdmin
+from mq.console.history import EVERY_SECONDS, History
 from mq.inspection.cluster import GroupStatus, ask_brokers
 from mq.inspection.looking import LookingAdmin
 from mq.inspection.members import Member, members_of
@@ -131,6 +132,7 @@ class Watch:
         self.names: Shared[list[str]] = Shared(looking.topics, CATALOGUE_SECONDS)
         self.groups: Shared[Groups] = Shared(looking.consumer_groups, CATALOGUE_SECONDS)
         self.progress: Shared[Progress] = Shared(looking.all_progress, CATALOGUE_SECONDS)
+        self.history = History()
         self._members: dict[str, Shared[list[Member]]] = {}
         self.survey: Shared[Survey] = Shared(
             partial(survey, namesrv, watch_seconds=WATCHED_SECONDS, remoting=remoting), SURVEY_SECONDS
@@ -145,8 +147,18 @@ class Watch:
             UserAdmin(namesrv, remoting=remoting) as changing,
             trio.open_nursery() as nursery,
         ):
-            yield cls(namesrv, remoting, looking, changing, nursery)
+            watch = cls(namesrv, remoting, looking, changing, nursery)
+            nursery.start_soon(watch.keep_history)
+            yield watch
             nursery.cancel_scope.cancel()
+
+    async def keep_history(self) -> None:
+        """Note the rates of all broker groups, until cancelled."""
+        while True:
+            seen = await self.cluster.get()
+            if not seen.fault:
+                self.history.add(seen.value or (), trio.current_time())
+            await trio.sleep(EVERY_SECONDS)
 
     def members(self, group: str) -> Shared[list[Member]]:
         """The members of a consumer group."""

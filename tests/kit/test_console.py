@@ -16,6 +16,7 @@ import trio
 
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
 from mq.client.net.client_core import ClientCore
+from mq.console.watch import Watch
 from mq.inspection.survey import survey
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit, running_kit
@@ -315,6 +316,9 @@ def test_lists_ask_each_broker_group_once_however_long_they_are(kit: SyncKit, mo
     counts = count_requests(monkeypatch)
 
     async def main(browser: Browser) -> None:
+        await browser.get("/changes")
+        await until(lambda: counts[RequestCode.GET_BROKER_RUNTIME_INFO])  # for the chart of rates
+        counts.clear()
         await browser.get("/topics?kind=all")
         assert counts == {RequestCode.GET_ALL_TOPIC_CONFIG: 1, RequestCode.ASK_TOPIC_ENDS: 1}
         counts.clear()
@@ -325,6 +329,35 @@ def test_lists_ask_each_broker_group_once_however_long_they_are(kit: SyncKit, mo
         }
 
     run(main, kit)
+
+
+def test_tabs_that_open_at_once_share_what_they_see(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new session opened a watch of its own, and only the last one was closed."""
+    opened: list[object] = []
+    init = Watch.__init__
+
+    def noted(self: Watch, *arguments: Any, **more: Any) -> None:
+        opened.append(self)
+        init(self, *arguments, **more)
+
+    monkeypatch.setattr(Watch, "__init__", noted)
+
+    async def main(browser: Browser) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(browser.get, "/changes")
+        assert len(opened) == 1
+
+    run(main, kit)
+
+
+def test_where_failures_are_hidden_a_search_does_not_find_them(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        found = await browser.get("/dead-letters?group=mail&all=yes&why=no+such+address")
+        missed = await browser.get("/dead-letters?group=mail&all=yes&why=something+else")
+        assert found.text.count("<tr") == missed.text.count("<tr") == 11
+
+    run(main, kit, hide_bodies=True)
 
 
 def test_an_open_page_shows_what_changes(kit: SyncKit) -> None:

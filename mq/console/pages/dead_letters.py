@@ -49,7 +49,9 @@ async def letters(visit: Visit) -> Page:
     """The dead letters of a group that nobody dealt with, the oldest first; or all of them."""
     group = visit.name("group")
     everything = visit.query.get("all") == "yes"
-    wanted = wanted_letters(None, visit.query.get("key") or None, visit.query.get("why") or None, None, None)
+    # Where reasons are hidden, a search for them would tell them all the same.
+    reason = None if visit.settings.hide_bodies else visit.query.get("why") or None
+    wanted = wanted_letters(None, visit.query.get("key") or None, reason, None, None)
     found: list[Letter] = []
     more = False
     is_complete = False

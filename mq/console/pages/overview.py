@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import trio
+
 from mq.client.errors import ClientError
 from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, one, required
 from mq.console.views.links import link
@@ -22,7 +24,7 @@ async def overview(visit: Visit) -> Page:
         "overview.html",
         "Overview",
         {
-            "cards": cards(groups),
+            "cards": cards(groups, visit.watch.history, trio.current_time()),
             "fault": seen.fault,
             "now": [words for group in groups for words in plain_words(group)],
             "alarms": alarms(None if survey is None else survey.value),
@@ -53,7 +55,12 @@ async def raft_group(visit: Visit) -> Page:
         for each in group.replicas
         if each.member == "voter" and each.node_id != group.leader and each.address is not None and each.figures
     ]
-    values = {"card": card(group), "fault": seen.fault, "now": plain_words(group), "voters": voters}
+    values = {
+        "card": card(group, visit.watch.history, trio.current_time()),
+        "fault": seen.fault,
+        "now": plain_words(group),
+        "voters": voters,
+    }
     return Page("broker_group.html", name, values)
 
 

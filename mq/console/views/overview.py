@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mq.console.history import History, rates_of
+from mq.console.views.charts import Chart, chart
 from mq.console.views.text import duration, number, percent, size
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus
 from mq.inspection.diagnosis import findings_of, summary
@@ -46,6 +48,7 @@ class GroupCard:
     durability: str
     rate_in: str
     rate_out: str
+    chart: Chart | None
     waiting: str
     connections: str
     replicas: tuple[ReplicaRow, ...]
@@ -60,17 +63,17 @@ class Alarms:
     worst: str
 
 
-def cards(groups: Sequence[GroupStatus]) -> tuple[GroupCard, ...]:
+def cards(groups: Sequence[GroupStatus], history: History, now: float) -> tuple[GroupCard, ...]:
     """All broker groups."""
-    return tuple(map(card, groups))
+    return tuple(card(group, history, now) for group in groups)
 
 
-def card(group: GroupStatus) -> GroupCard:
-    """One broker group."""
+def card(group: GroupStatus, history: History, now: float) -> GroupCard:
+    """One broker group; ``now`` is on the clock of the history."""
     leader = next((each for each in group.replicas if each.role == "leader"), None)
     if leader is None and group.is_stock:
         leader = next((each for each in group.replicas if each.broker_id == 0), None)
-    figures: Mapping[str, str] = leader.figures if leader is not None else {}
+    sent, read = rates_of(group)
     kinds = ("delayed", "timers", "transactions", "pops")
     words = ("delayed", "timed", "open transactions", "open pops")
     counts = [
@@ -83,20 +86,18 @@ def card(group: GroupStatus) -> GroupCard:
         has_leader=group.leader is not None or group.is_stock,
         is_stock=group.is_stock,
         durability=_DURABILITY.get(group.durability or "", ""),
-        rate_in=rate(figures.get("putTps")),
-        rate_out=rate(figures.get("getTransferredTps") or figures.get("getTransferedTps")),
+        rate_in=rate(sent),
+        rate_out=rate(read),
+        chart=chart(history.of(group.group, now), now),
         waiting=", ".join(f"{count:,} {word}" for count, word in counts if count),
         connections=number(leader.connections) if leader is not None else "-",
         replicas=tuple(_row(each, group) for each in group.replicas),
     )
 
 
-def rate(text: str | None) -> str:
-    """The first of RocketMQ's three rates, over 10 s."""
-    try:
-        return f"{float((text or '').split()[0]):,.1f}/s"
-    except (IndexError, ValueError):
-        return "-"
+def rate(value: float | None) -> str:
+    """Messages per second; a dash if it is not known."""
+    return "-" if value is None else f"{value:,.1f}/s"
 
 
 def alarms(survey: Survey | None) -> Alarms:

@@ -11,7 +11,6 @@ from mq.console.views.dead_letters import place_of
 from mq.console.views.groups import lag_rows, lag_seconds, most_behind, waiting
 from mq.console.views.links import link
 from mq.console.views.messages import BodyForm, begin_of, body_of
-from mq.console.views.overview import rate
 from mq.console.views.resets import preview_rows
 from mq.console.views.text import duration, matching, paged, visible
 from mq.console.views.topics import kind_of, reader_rows
@@ -159,11 +158,6 @@ def test_places_that_no_page_has_are_refused(text: str) -> None:
 
 def test_places_of_letters() -> None:
     assert place_of("broker-a/3 17") == ("broker-a", 3, 17)
-
-
-@pytest.mark.parametrize(("text", "shown"), [("1.5 2 3", "1.5/s"), (None, "-"), ("", "-"), ("x", "-")])
-def test_rates_that_a_broker_does_not_tell(text: str | None, shown: str) -> None:
-    assert rate(text) == shown
 
 
 def test_kinds_of_topics() -> None:

@@ -1,0 +1,54 @@
+"""Charts of rates as lines of an SVG picture. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mq.console.history import EVERY_SECONDS, SECONDS, Rates
+
+WIDTH: Final = 600
+HEIGHT: Final = 60
+GAP_SECONDS: Final = 3 * EVERY_SECONDS
+"""Two points that are further apart are not joined: nothing is known in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines as texts of ``x,y`` pairs; ``words`` says the same for those who do not see it."""
+
+    sent: tuple[str, ...]
+    read: tuple[str, ...]
+    highest: str
+    words: str
+
+
+def chart(points: Sequence[Rates], now: float) -> Chart | None:
+    """The rates of the last hour, the present at the right; None without two points."""
+    if len(points) < 2:
+        return None
+    known = [each for point in points for each in (point.sent, point.read) if each is not None]
+    highest = max(known, default=0.0)
+    scale = max(highest, 1.0)
+    sent = _lines([(each.at, each.sent) for each in points], now, scale)
+    read = _lines([(each.at, each.read) for each in points], now, scale)
+    minutes = max(1, round((now - points[0].at) / 60))
+    words = f"rates of the last {minutes} min, at most {highest:,.1f} messages per second"
+    return Chart(sent, read, f"{highest:,.1f}/s", words)
+
+
+def _lines(points: Sequence[tuple[float, float | None]], now: float, scale: float) -> tuple[str, ...]:
+    lines: list[list[str]] = []
+    last: float | None = None
+    for at, value in points:
+        if value is None:
+            last = None
+            continue
+        if last is None or at - last > GAP_SECONDS:
+            lines.append([])
+        x = WIDTH * (1 - (now - at) / SECONDS)
+        y = HEIGHT * (1 - value / scale)
+        lines[-1].append(f"{max(0.0, x):.1f},{y:.1f}")
+        last = at
+    return tuple(" ".join(line) for line in lines if len(line) > 1)

@@ -1,0 +1,66 @@
+"""Rates of the last hour: what is kept, and the lines of a chart."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.console.history import EVERY_SECONDS, SECONDS, History, Rates, rates_of
+from mq.console.views.charts import HEIGHT, WIDTH, chart
+from mq.inspection.cluster import GroupStatus, ReplicaStatus
+
+
+def group(name: str = "broker-a", role: str = "leader", **figures: str) -> GroupStatus:
+    return GroupStatus("C", name, None, "n0", (ReplicaStatus("n0", "10.0.0.1:10911", role, figures=figures),))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1.5 2 3", 1.5), ("0.0 0.0 0.0", 0.0), ("", None), ("x", None), ("nothing", None)]
+)
+def test_the_rate_is_that_of_ten_seconds(text: str, expected: float | None) -> None:
+    assert rates_of(group(putTps=text, getTransferredTps="7 8 9")) == (expected, 7.0)
+
+
+def test_a_group_without_a_leader_has_no_rates() -> None:
+    figures = {"raftmq.role": "follower", "putTps": "5 5 5"}
+    assert rates_of(group(role="follower", **figures)) == (None, None)
+
+
+def test_the_history_is_an_hour_long() -> None:
+    history = History()
+    for number in range(1000):
+        history.add([group(putTps="1 1 1")], number * EVERY_SECONDS)
+    now = 999 * EVERY_SECONDS
+    assert len(history.of("broker-a", now)) == SECONDS / EVERY_SECONDS
+    assert history.of("broker-a", now + SECONDS + 1) == []
+    history.add([group("broker-b")], now + 2 * SECONDS)
+    assert history.of("broker-a", now) == [], "a group that is gone is forgotten"
+
+
+def test_a_line_goes_from_left_to_right_and_the_highest_is_at_the_top() -> None:
+    found = chart([Rates(SECONDS - 10, 0.0, None), Rates(SECONDS, 50.0, None)], SECONDS)
+    assert found is not None
+    assert found.sent == (f"{WIDTH * (1 - 10 / SECONDS):.1f},{HEIGHT:.1f} {WIDTH:.1f},0.0",)
+    assert (found.read, found.highest) == ((), "50.0/s")
+    assert "at most 50.0 messages per second" in found.words
+
+
+def test_a_time_without_answers_is_a_gap() -> None:
+    times = [0, 10, 20, 200, 210, 220]
+    found = chart([Rates(float(at), 1.0, None) for at in times], 220.0)
+    assert found is not None
+    assert len(found.sent) == 2
+    without_leader = [Rates(0.0, 1.0, 1.0), Rates(10.0, 1.0, 1.0), Rates(20.0, None, 1.0), Rates(30.0, 1.0, 1.0)]
+    found = chart(without_leader, 30.0)
+    assert found is not None
+    assert (len(found.sent), len(found.read)) == (1, 1)
+
+
+def test_one_point_is_no_chart() -> None:
+    assert chart([Rates(0.0, 1.0, 1.0)], 0.0) is None
+    assert chart([], 0.0) is None
+
+
+def test_rates_of_nothing_are_a_line_at_the_bottom() -> None:
+    found = chart([Rates(0.0, 0.0, 0.0), Rates(10.0, 0.0, 0.0)], 10.0)
+    assert found is not None
+    assert all(pair.endswith(f",{HEIGHT:.1f}") for pair in found.sent[0].split())
