@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
 
 from mq.cli.definitions import group_of
 from mq.cli.errors import CommandFailed
@@ -11,12 +14,24 @@ from mq.cli.mirror.clusters import ClusterAdmin
 from mq.cli.mirror.plan import Choice, Extension, PlanRefused, extend, own_names
 from mq.cli.mirror.state import MirrorState
 from mq.client.errors import BrokerError
+from mq.protocol.codes import ResponseCode
 from mq.protocol.names import SYSTEM_GROUPS, NameRefused, check_group
+from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from mq.protocol.user_bodies import SUBJECT_PREFIX
 
 _SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_ONS", "CID_SYS_RMQ_TRANS", "GLOBAL_")
 
+_ATTRIBUTES_REFUSED = frozenset({ResponseCode.INVALID_PARAMETER, ResponseCode.VERSION_NOT_SUPPORTED})
+
 Say = Callable[[str], None]
+
+
+class Groups(Protocol):
+    """What `create_groups` needs of a cluster."""
+
+    async def consumer_groups(self) -> dict[str, dict[str, SubscriptionGroupConfig]]: ...
+
+    async def put_consumer_group(self, config: SubscriptionGroupConfig, *, cluster: str | None = None) -> None: ...
 
 
 async def extend_mirror(
@@ -28,7 +43,7 @@ async def extend_mirror(
     """
     info = await source.cluster_info()
     there = await target.topic_table()
-    await _create_groups(source, target, choice, say)
+    await create_groups(source, target, say)
     try:
         found = extend(
             state.queues,
@@ -58,7 +73,8 @@ async def extend_mirror(
     return found
 
 
-async def _create_groups(source: ClusterAdmin, target: ClusterAdmin, choice: Choice, say: Say) -> None:
+async def create_groups(source: Groups, target: Groups, say: Say) -> None:
+    """Create the consumer groups that the target lacks. Raises ClientError."""
     known = await target.consumer_groups()
     for name, configs in sorted((await source.consumer_groups()).items()):
         if name in known or is_system_group(name):
@@ -68,8 +84,15 @@ async def _create_groups(source: ClusterAdmin, target: ClusterAdmin, choice: Cho
         except NameRefused as error:
             say(f"consumer group {name} is left out: {error}")
             continue
-        await target.put_consumer_group(group_config(name, group_of(configs[min(configs)])))
-        say(f"created consumer group {name}")
+        config = group_config(name, group_of(configs[min(configs)]))
+        try:
+            await target.put_consumer_group(config)
+            say(f"created consumer group {name}")
+        except BrokerError as error:
+            if not config.attributes or error.code not in _ATTRIBUTES_REFUSED:
+                raise
+            await target.put_consumer_group(msgspec.structs.replace(config, attributes={}))
+            say(f"created consumer group {name} without its attributes: {error.remark}")
 
 
 def is_system_group(name: str) -> bool:

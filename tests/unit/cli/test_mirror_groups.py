@@ -1,0 +1,50 @@
+"""The consumer groups that `raftmq mirror` creates at the target."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.cli.mirror.setup import create_groups
+from mq.client import BrokerError, SubscriptionGroupConfig
+from mq.protocol.codes import ResponseCode
+
+pytestmark = pytest.mark.trio
+
+
+class Cluster:
+    """One broker group, which may be too old for attributes."""
+
+    def __init__(self, *groups: SubscriptionGroupConfig, is_old: bool = False) -> None:
+        self.groups = {group.group_name: group for group in groups}
+        self.is_old = is_old
+
+    async def consumer_groups(self) -> dict[str, dict[str, SubscriptionGroupConfig]]:
+        return {name: {"broker-a": group} for name, group in self.groups.items()}
+
+    async def put_consumer_group(self, config: SubscriptionGroupConfig, *, cluster: str | None = None) -> None:
+        if config.attributes and self.is_old:
+            raise BrokerError(ResponseCode.VERSION_NOT_SUPPORTED, "upgrade all replicas first", "127.0.0.1:1")
+        self.groups[config.group_name] = config
+
+
+SOURCE = Cluster(
+    SubscriptionGroupConfig(group_name="agents", attributes={"lite.bind.topic": "Sessions"}, retry_max_times=3),
+    SubscriptionGroupConfig(group_name="usual"),
+)
+
+
+async def test_groups_keep_their_attributes() -> None:
+    target, said = Cluster(), list[str]()
+    await create_groups(SOURCE, target, said.append)
+    assert target.groups["agents"].attributes == {"+lite.bind.topic": "Sessions"}
+    assert said == ["created consumer group agents", "created consumer group usual"]
+    await create_groups(SOURCE, target, said.append)
+    assert len(said) == 2, "they are there"
+
+
+async def test_a_target_that_refuses_the_attributes_of_a_group_gets_it_without_them() -> None:
+    target, said = Cluster(is_old=True), list[str]()
+    await create_groups(SOURCE, target, said.append)
+    assert (target.groups["agents"].attributes, target.groups["agents"].retry_max_times) == ({}, 3)
+    assert said[0] == "created consumer group agents without its attributes: upgrade all replicas first"
+    assert "usual" in target.groups
