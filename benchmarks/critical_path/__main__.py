@@ -27,7 +27,7 @@ from benchmarks.critical_path.steps import Event, Trace, paths, rows, turns_per_
 from benchmarks.critical_path.traced import DIRECTORY_VARIABLE
 from benchmarks.frames import QUEUES, TOPIC
 from benchmarks.load import Job, added, monotonic_seconds, quantile
-from benchmarks.procfs import load_average, machine
+from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, run_before_others
 from benchmarks.report import replace_section
 from benchmarks.suite import FAILURES
 from benchmarks.workers import ROOT, cpu_meters, drive, share_out
@@ -51,6 +51,7 @@ class Plan(argparse.Namespace):
     seconds: float
     quick: bool
     no_write: bool
+    real_time: bool
     dir: Path | None
 
 
@@ -63,6 +64,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--quick", action="store_true", help="a second of each load; docs stay as they are")
     parser.add_argument("--no-write", action="store_true", help="leave docs as they are")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+    parser.add_argument("--real-time", action="store_true", help=REAL_TIME_HELP)
     plan = parser.parse_args(arguments, namespace=Plan())
     if plan.quick:
         plan.seconds, plan.no_write = 1.0, True
@@ -117,6 +119,8 @@ def _read(path: Path, begin: float, end: float) -> Trace:
 def main() -> None:
     """Measure, print, and write docs/performance.md, the pictures and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
+    if plan.real_time:
+        run_before_others()
     found = list[Traced]()
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
         try:

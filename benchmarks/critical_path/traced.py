@@ -21,6 +21,7 @@ import msgspec
 from benchmarks.critical_path.steps import Event, Point
 from mq.cli import main as run_raftmq
 from raftlog.consensus.messages import AppendReq
+from raftlog.finished_writes import FinishedWrites
 from raftlog.net import reactor
 from raftlog.net.frames import Kind
 from raftlog.net.reactor import Reactor
@@ -100,15 +101,16 @@ def _receive(inner: Callable[..., Any]) -> Callable[..., Any]:
     return receive
 
 
-def _storage_done(inner: Callable[..., Any]) -> Callable[..., Any]:
-    def storage_done(self: Replica, ticket: int) -> None:
+def _done(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def done(self: FinishedWrites, ticket: int) -> None:
         queue = _queues[-1]
         inner(self, ticket)
-        _note(Point.WRITE_BEGAN, self.core.durable, at=queue.began_at)
-        _note(Point.WRITE_ENDED, self.core.durable, at=queue.written_at)
-        _note(Point.DURABLE, self.core.durable)
+        durable = self._core.durable
+        _note(Point.WRITE_BEGAN, durable, at=queue.began_at)
+        _note(Point.WRITE_ENDED, durable, at=queue.written_at)
+        _note(Point.DURABLE, durable)
 
-    return storage_done
+    return done
 
 
 def _apply(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,7 +140,7 @@ def install() -> None:
     _wrap(SegmentLog, "submit", _submit)
     _wrap(Replica, "_send", _entries_sent)
     _wrap(Replica, "receive", _receive)
-    _wrap(Replica, "storage_done", _storage_done)
+    _wrap(FinishedWrites, "done", _done)
     _wrap(Replica, "_apply", _apply)
     _wrap(Writer, "start", _start_writer)
 

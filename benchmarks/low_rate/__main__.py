@@ -26,7 +26,15 @@ from benchmarks.load import monotonic_seconds, quantile
 from benchmarks.low_rate.page import BEGIN, END, LowRateSample, goals, section
 from benchmarks.low_rate.systems import SYSTEMS, Running, System
 from benchmarks.peers.servers import PeerFailed
-from benchmarks.procfs import load_average, machine, process_tree, ran_seconds, wake_ups
+from benchmarks.procfs import (
+    REAL_TIME_HELP,
+    load_average,
+    machine,
+    process_tree,
+    ran_seconds,
+    run_before_others,
+    wake_ups,
+)
 from benchmarks.report import replace_section
 from benchmarks.suite import FAILURES as SUITE_FAILURES
 from benchmarks.workers import ROOT, Meter, drive
@@ -50,6 +58,7 @@ class Plan(argparse.Namespace):
     idle: float
     quick: bool
     no_write: bool
+    real_time: bool
     dir: Path | None
 
 
@@ -66,6 +75,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--quick", action="store_true", help="a second of each rate; the page stays as it is")
     parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+    parser.add_argument("--real-time", action="store_true", help=REAL_TIME_HELP)
     plan = parser.parse_args(arguments, namespace=Plan())
     if plan.quick:
         plan.seconds = plan.idle = 1.0
@@ -134,6 +144,8 @@ def _line(system: System, sample: LowRateSample) -> str:
 def main() -> None:
     """Measure, print, and write docs/performance.md and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
+    if plan.real_time:
+        run_before_others()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
     samples, left_out = dict[str, list[LowRateSample]](), dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
