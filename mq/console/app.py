@@ -25,7 +25,7 @@ from mq.client.net.credentials import Credentials, CredentialsInvalid
 from mq.console import safety
 from mq.console.jobs import Jobs
 from mq.console.live import Fragments, write_events
-from mq.console.pages import dead_letters, groups, messages, overview, topics
+from mq.console.pages import accounts, dead_letters, groups, messages, overview, topics
 from mq.console.pages.visit import Act, Build, Form, NotFound, Page, Refused, Visit
 from mq.console.records import Record, Records
 from mq.console.sessions import LoginLimit, Session, Sessions
@@ -56,6 +56,7 @@ PAGES: Final[Mapping[str, Build]] = {
     "/dead-letter-groups": dead_letters.group_list,
     "/dead-letters": dead_letters.letters,
     "/job": dead_letters.job_page,
+    "/accounts": accounts.accounts,
 }
 CHANGES: Final[Mapping[str, tuple[str, Act]]] = {
     "/create-topic": ("create topic", topics.create),
@@ -216,7 +217,8 @@ class Console:
             return self._failed(visit, name, target, str(error), 400)
         except ClientError as error:
             after = "" if error.stored == "no" else ": it may have been carried out all the same"
-            return self._failed(visit, name, target, f"{error}{after}", 502)
+            is_denied = isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
+            return self._failed(visit, name, target, f"{error}{after}", 403 if is_denied else 502)
         visit.watch.changed()
         self._records.add(Record(visit.now_ms, session.user, name, done.target, done.said or "begun", True))
         if done.said:

@@ -52,6 +52,7 @@ PAGES = {
     "reset": "/reset?name=mail&topic=Orders&to=first",
     "dead-letter-groups": "/dead-letter-groups",
     "dead-letters": "/dead-letters?group=mail",
+    "accounts": "/accounts",
     "changes": "/changes",
 }
 IN_THE_PAGE = ("overview", "message", "group", "dead-letters")

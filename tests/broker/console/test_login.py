@@ -119,10 +119,12 @@ async def test_the_broker_decides_what_a_user_may_do(tmp_path: Path) -> None:
         topics = await browser.get("/topics")
         assert '/topic?name=T"' in topics.text, "the name servers tell everybody the names"
         refused = await browser.post("/create-topic", {"name": "Mine", "queues": "1"})
-        assert (refused.status, "reader-one is not one" in refused.text) == (502, True)
+        assert (refused.status, "reader-one is not one" in refused.text) == (403, True)
         assert "Mine" not in (await browser.get("/topics")).text
         page = await browser.get("/changes")
         assert "reader-one" in page.content
+        refused = await browser.get("/accounts")
+        assert (refused.status, "for administrators" in refused.text) == (403, True)
 
 
 async def test_a_logout_ends_the_session(tmp_path: Path) -> None:
