@@ -36,10 +36,14 @@ def user_of(metadata: Mapping[str, str], address: str, now_ms: int, *, age_ms_ma
     if abs(age_ms) > age_ms_max:
         raise Refused(
             pb.UNAUTHORIZED,
-            f"the call was signed {age_ms / 1000:.0f} s ago; at most {age_ms_max / 1000:.0f} s are allowed: "
+            f"the call was signed {_distance(age_ms)}; at most {age_ms_max / 1000:.0f} s are allowed: "
             "is the clock of the client right?",
         )
     return ActsFor(found[1], time, found[2], address)
+
+
+def _distance(age_ms: int) -> str:
+    return f"{abs(age_ms) / 1000:.0f} s {'ago' if age_ms > 0 else 'from now, by the clock of the client'}"
 
 
 def _time_ms(text: str) -> int:

@@ -87,6 +87,7 @@ def test_who_has_not_signed_or_not_lately_is_refused(tmp_path: Path) -> None:
             "unknown user": signed("somebody", "orders-secret", kit.now()),
             "the proxy's own user": signed("gateway", "gateway-secret", kit.now()),
             "too old": signed("orders-service", "orders-secret", kit.now() - dt.timedelta(seconds=310)),
+            "by a clock ahead": signed("orders-service", "orders-secret", kit.now() + dt.timedelta(seconds=310)),
             "another time": right | {"x-mq-date-time": f"{kit.now() + dt.timedelta(seconds=9):%Y%m%dT%H%M%SZ}"},
             "no zone": signed("orders-service", "orders-secret", kit.now(), "%Y-%m-%dT%H:%M:%S"),
             "a day": signed("orders-service", "orders-secret", kit.now(), "%Y-%m-%d"),
@@ -104,6 +105,21 @@ def test_who_has_not_signed_or_not_lately_is_refused(tmp_path: Path) -> None:
         assert kit.messages("Orders") == []
         proxy.metadata = right
         assert (await proxy.send("Orders", "one")).status.code == pb.OK
+
+    run(tmp_path, test)
+
+
+def test_a_clock_that_is_some_minutes_wrong_is_good_enough_and_the_refusal_says_how_wrong_it_is(tmp_path: Path) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        for seconds in (-290, 290):
+            at = kit.now() + dt.timedelta(seconds=seconds)
+            proxy.metadata = signed("orders-service", "orders-secret", at)
+            assert (await proxy.send("Orders", "one")).status.code == pb.OK, seconds
+        for seconds, told in ((-400, " s ago"), (400, " s from now")):
+            at = kit.now() + dt.timedelta(seconds=seconds)
+            proxy.metadata = signed("orders-service", "orders-secret", at)
+            refused = (await proxy.send("Orders", "one")).status
+            assert (refused.code, told in refused.message) == (pb.UNAUTHORIZED, True), refused.message
 
     run(tmp_path, test)
 
