@@ -76,7 +76,7 @@ class GrpcConnection:
             ("x-mq-client-version", "5.1.2"),
         ]
 
-    async def run(self) -> None:
+    async def read(self) -> None:
         """Read answers until the connection ends; then all open calls fail."""
         try:
             await self._flush()
@@ -125,7 +125,7 @@ async def open_grpc(port: int, client_id: str) -> AsyncIterator[GrpcConnection]:
     """A connection to a proxy on this machine, until the block ends. Raises OSError."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream, trio.open_nursery() as nursery:
         connection = GrpcConnection(stream, client_id)
-        nursery.start_soon(connection.run)
+        nursery.start_soon(connection.read)
         yield connection
         nursery.cancel_scope.cancel()
 
