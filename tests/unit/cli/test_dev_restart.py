@@ -26,15 +26,15 @@ class Group:
         self.done: list[str] = []
 
     async def stop(self, node_id: str) -> None:
-        await trio.sleep(1)
+        await trio.sleep(1)  # a process takes its time, here on the clock of the test
         self.done.append(f"stop {node_id}")
 
     async def start(self, node_id: str) -> None:
-        await trio.sleep(1)
+        await trio.sleep(1)  # a process takes its time, here on the clock of the test
         self.done.append(f"start {node_id}")
 
     async def wait_ready(self) -> None:
-        await trio.sleep(1)
+        await trio.sleep(1)  # a process takes its time, here on the clock of the test
         if self.fails:
             raise DevClusterFailed(self.fails)
         self.done.append("ready")
