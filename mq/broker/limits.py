@@ -250,7 +250,6 @@ TEST_MIN: Final = BrokerLimits(
         recall_entries_max=1,
         put_off_max=1,
         discarded_known=8,
-        schedules_page_max=2,
     ),
     bulk=BulkLimits(waiting_factor=1, unread_bytes_max=512, plan_offsets_max=4, plan_queues_max=2, ends_queues_max=2),
     state=StateLimits(
