@@ -123,8 +123,6 @@ class WaitingLimits:
     """Number of half messages before the first open one for which is known whether they were discarded, at least; takes
     at most 250 KB.
     """
-    schedules_page_max: int = 100
-    """Schedules in one answer, whose next ticks are computed in some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,8 @@ from mq.protocol.schedule_requests import (
     TriggerSchedule,
 )
 
+PAGE_MAX: Final = 100
+"""Schedules in one answer, whose next ticks are computed in some milliseconds."""
 PAGE_BYTES_MAX: Final = 1024 * 1024
 TICKS_MAX: Final = 20
 _OWN_PREFIX: Final = "RAFTMQ_"
@@ -48,7 +50,6 @@ class ScheduleRequests(Service):
         self._schedules = context.metadata.schedules
         self._appender = context.appender
         self._body_bytes_max = context.settings.message_bytes_max
-        self._page_max = context.limits.waiting.schedules_page_max
         self._read = context.reads.read
         self._wall_clock_ms = context.wall_clock_ms
         self._log = context.log
@@ -147,7 +148,7 @@ class ScheduleRequests(Service):
                 names = sorted(name for name in table if name > ext.after and _is_owned(table[name], ext.owner))
             shown: list[ScheduleInfo] = []
             nbytes = 0
-            for name in names[: self._page_max]:
+            for name in names[:PAGE_MAX]:
                 nbytes += table[name].definition.nbytes
                 if shown and nbytes > PAGE_BYTES_MAX:
                     break

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,10 +25,8 @@ from mq.client import (
 )
 from mq.client.sync import SyncAdmin
 from mq.testing import Kit, open_kit, running_kit
-from mq.testing.cluster import LIMITS, Cluster
 
 MINUTE = Every(dt.timedelta(minutes=1))
-PAGES_OF_FIVE = replace(LIMITS, waiting=replace(LIMITS.waiting, schedules_page_max=5))
 
 
 def on_trio(test: Callable[[], Any]) -> None:
@@ -190,7 +187,7 @@ def test_a_single_time_is_sent_once_and_stays_listed() -> None:
 
 
 def test_many_schedules_are_listed_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cluster, "_limits", lambda _: PAGES_OF_FIVE)
+    monkeypatch.setattr("mq.broker.recurring.requests.PAGE_MAX", 5)
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)
         for number in range(12):
