@@ -98,7 +98,8 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         assert await commands.json("consumer-group", "list") == ["G"]
         await commands.run("consume", "T", "--group", "G", "--count", "3")
         group = await commands.json("consumer-group", "describe", "G")
-        assert group["brokers"] == {"broker-a": {"enabled": True, "broadcast": False, "orderly": True, "retries": 3}}
+        settings = {"enabled": True, "broadcast": False, "orderly": True, "retries": 3, "attributes": {}}
+        assert group["brokers"] == {"broker-a": settings}
         assert sum(queue["offset"] for queue in group["queues"]) == 3
         assert sum(queue["behind"] for queue in group["queues"]) == 0
 

@@ -137,7 +137,7 @@ async def test_commands_about_topics_print_documents(tmp_path: Path) -> None:
 
 
 async def test_commands_about_consumer_groups_print_documents(tmp_path: Path) -> None:
-    settings = {"enabled": True, "broadcast": True, "orderly": False, "retries": 4}
+    settings = {"enabled": True, "broadcast": True, "orderly": False, "retries": 4, "attributes": {}}
     async with cluster(tmp_path) as namesrv:
         at = ("--namesrv", namesrv)
         created = await document("consumer-group", "create", "G", "--retries", "4", *at)
