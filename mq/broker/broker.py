@@ -9,12 +9,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Collection, Sequence
 
-from mq.broker.admin.stats import local_day
-from mq.broker.base.counters import TrafficCounters
-from mq.broker.base.name_server_registration import Registration
+from mq.broker.base.counters import TrafficCounters, local_day
+from mq.broker.base.name_server_registration import LEADER_ID, Registration, broker_id_of
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
-from mq.broker.consume.follower_reads import LEADER_ID, broker_id_of
 from mq.broker.context import Environment, broker_context
 from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.net.client_limits import ClientLimits
@@ -26,16 +24,15 @@ from mq.broker.net.linearizable_reads import LinearizableReads
 from mq.broker.net.service import Task
 from mq.broker.services import Services
 from mq.broker.settings import BrokerSettings
-from mq.broker.state.commands import Command, DeleteTopic, PutReplica, decode_command, encode_command
+from mq.broker.state.commands import Command, PutReplica, decode_command, encode_command
 from mq.broker.state.format_level import RaiseLevel
-from mq.broker.state.lite_offsets import ExpireLiteTopics
-from mq.broker.state.metadata import Changes, Metadata, as_registered
+from mq.broker.state.metadata import Changes, Metadata, as_registered, dropped_by
 from mq.broker.state.table import CommandUnknown
 from mq.broker.state.topic_rules import missing_system_topics
 from mq.monitoring.event_loop_lag import EventLoopLag
 from mq.protocol import bodies
 from mq.protocol.intake import Intake
-from mq.protocol.names import NameRefused, is_lite_queue
+from mq.protocol.names import NameRefused
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.protocol.records import RecordError
 from mq.store.annotation import split_annotation
@@ -386,16 +383,14 @@ class Broker:
         for decoded in commands:
             if self._filling is not None:
                 # The metadata is ahead of the queues; only the effect of deletions on queues is still missing.
-                changed = Changes(deleted_topics=self._dropped_by(decoded))
+                changed = Changes(deleted_topics=dropped_by(decoded, self._store.ends))
             else:
                 changed = self._metadata.apply(decoded, self._store.ends)
                 if isinstance(decoded, RaiseLevel):
                     self._level_reached()
             for topic in changed.deleted_topics:
-                if is_lite_queue(topic):
-                    self.queue_offsets.lite_ended(topic, self._store.max_offset(topic, 0))
-                self._store.drop_topic(topic)
                 self.queue_offsets.deletion_applied(topic)
+                self._store.drop_topic(topic)
                 self.services.topic_deleted(topic)
             for topic, queue_id, first in changed.begun_queues:
                 if self._store.get(topic, queue_id) is None:  # a message may have come before
@@ -408,12 +403,6 @@ class Broker:
                 self.services.replicas_changed()
             for group in changed.groups:
                 self.services.consumer_group_changed(group)
-
-    def _dropped_by(self, command: Command) -> tuple[str, ...]:
-        """The topics and queues that a command ends, if its effect on the metadata is known already."""
-        if isinstance(command, ExpireLiteTopics):
-            return tuple(queue for queue, end in command.rows if self._store.max_offset(queue, 0) == end)
-        return (command.name,) if isinstance(command, DeleteTopic) else ()
 
     def _level_reached(self) -> None:
         level = self._metadata.format_level.level

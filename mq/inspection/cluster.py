@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from mq.broker.consume.follower_reads import broker_id_of
+from mq.broker.base.name_server_registration import broker_id_of
 from mq.client.admin import Admin
 from mq.client.errors import BrokerError, ClientError
 from mq.client.net.client_core import RemotingSettings

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from mq.broker.consume.follower_reads import LEADER_ID, broker_id_of
+from mq.broker.base.name_server_registration import LEADER_ID, broker_id_of
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded

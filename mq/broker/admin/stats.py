@@ -6,12 +6,11 @@ that clients do not wait and all queues are covered within seconds; a query also
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, RateOverTime
+from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, RateOverTime, local_day
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -147,8 +146,3 @@ def _shown(over: RateOverTime, sizes: bool) -> StatsOver:
     total, rate = (over.nbytes, over.bytes_per_second) if sizes else (over.nums, over.per_second)
     each = (over.nbytes / over.nums if sizes else 1.0) if over.nums else 0.0
     return StatsOver(sum=total, tps=round(rate, 3), avgpt=round(each, 3))
-
-
-def local_day(wall_clock_ms: int) -> int:
-    """A number that changes at midnight of this machine's time zone."""
-    return time.localtime(wall_clock_ms / 1000).tm_yday

@@ -10,12 +10,11 @@ import os
 import zlib
 from typing import NamedTuple
 
+from mq.broker.base.name_server_registration import LEADER_ID, broker_id_of
 from mq.broker.context import BrokerContext
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from raftlog.consensus.types import PeerState, Role
 from raftlog.segment import SegmentError
-
-LEADER_ID = 0
 
 _MEMORY_SHARE = 0.4
 _REFRESH_SECONDS = 0.25
@@ -27,11 +26,6 @@ class _Follower(NamedTuple):
 
     broker_id: int
     applied_pos: PhysicalOffset
-
-
-def broker_id_of(node_id: str) -> int:
-    """The broker id in routes of a replica that does not lead; only the leader has `LEADER_ID`."""
-    return int(node_id[1:]) + 1
 
 
 def memory_share() -> int:

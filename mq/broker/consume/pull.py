@@ -7,10 +7,11 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
+from mq.broker.base.name_server_registration import LEADER_ID
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions, scanned_max
-from mq.broker.consume.follower_reads import LEADER_ID, FollowerReads
+from mq.broker.consume.follower_reads import FollowerReads
 from mq.broker.consume.long_polling import LongPolling
 from mq.broker.consume.offsets import Offsets
 from mq.broker.consume.record_reader import RecordReader, RecordSpan, Selection

@@ -76,6 +76,17 @@ class Changes(msgspec.Struct, frozen=True):
     """Queues of a new topic (topic, queue id) with their first offset, which is not 0: see `FormerTopics`."""
 
 
+def dropped_by(command: Command, queue_ends: Callable[[str], Mapping[int, QueueOffset]]) -> tuple[str, ...]:
+    """The topics whose queues a command drops: for metadata that has everything else of it already."""
+    match command:
+        case DeleteTopic(name=name):
+            return (name,)
+        case ExpireLiteTopics(rows=rows):
+            return tuple(queue for queue, end in rows if queue_ends(queue).get(0, NO_OFFSET) == end)
+        case _:
+            return ()
+
+
 def _no_queues(_: str) -> Mapping[int, QueueOffset]:
     return {}
 
@@ -509,11 +520,11 @@ class Metadata:
     def _expire_lite(
         self, command: ExpireLiteTopics, queue_ends: Callable[[str], Mapping[int, QueueOffset]]
     ) -> Changes:
-        ended = [queue for queue, end in command.rows if queue_ends(queue).get(0, NO_OFFSET) == end]
+        ended = dropped_by(command, queue_ends)
         for queue in ended:
             self.lite.forget(queue)
             self.pops.topic_deleted(queue)
-        return Changes(deleted_topics=tuple(ended))
+        return Changes(deleted_topics=ended)
 
     def _drop_reset(self, group: str, topic: str, queue_id: int) -> None:
         key = group, topic

@@ -101,7 +101,11 @@ class QueueOffsets(Service):
                 tail.next_offset = FIRST_OFFSET
 
     def deletion_applied(self, topic: str) -> None:
-        """The store has dropped the topic's queues for a deletion in the log, possibly one of an earlier leader."""
+        """The store drops the topic's queues next, for a deletion in the log, possibly one of an earlier leader."""
+        tail = self._lite.get(topic)
+        if tail is not None and tail.next_offset == self._next_offset(topic, 0):
+            # Otherwise messages behind the end of this lite topic are in flight, and go on from there.
+            del self._lite[topic]
         if self._deletions[topic] > 1:
             self._deletions[topic] -= 1
         else:
@@ -123,12 +127,6 @@ class QueueOffsets(Service):
         """The queue offset of the next message of a lite topic, including messages that are not applied yet."""
         tail = self._lite.get(queue)
         return self._next_offset(queue, 0) if tail is None else tail.next_offset
-
-    def lite_ended(self, queue: str, end: QueueOffset) -> None:
-        """The queue of a lite topic, which ended there, was dropped here and on every replica."""
-        tail = self._lite.get(queue)
-        if tail is not None and tail.next_offset == end:
-            del self._lite[queue]
 
     def _forget_some_lite(self) -> None:
         """Forget the oldest tails, if they are too many and nothing of them is in flight."""

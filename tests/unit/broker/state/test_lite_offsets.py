@@ -16,7 +16,7 @@ from mq.broker.state.commands import (
     encode_command,
 )
 from mq.broker.state.lite_offsets import ROWS_MAX, ExpireLiteTopics, ResetLiteOffsets
-from mq.broker.state.metadata import Changes, Metadata
+from mq.broker.state.metadata import Changes, Metadata, dropped_by
 from mq.broker.state.pop_checkpoints import AckMessages, PopMessages
 from mq.broker.state.table import CommandRefused, SnapshotDamaged
 from mq.protocol.names import lite_queue
@@ -35,11 +35,11 @@ class Replica:
         self.apply(PutTopic(config=TopicConfig(name="P", read_queues=1, write_queues=1), timestamp_ms=1))
 
     def apply(self, command: Command) -> Changes:
-        changes = self.metadata.apply(decode_command(encode_command(command)), self._ends)
+        changes = self.metadata.apply(decode_command(encode_command(command)), self.queue_ends)
         self.metadata.check_invariants()
         return changes
 
-    def _ends(self, topic: str) -> Mapping[int, QueueOffset]:
+    def queue_ends(self, topic: str) -> Mapping[int, QueueOffset]:
         return {0: OFFSET(self.ends[topic])} if topic in self.ends else {}
 
     def pop(self, queue: str, start: int, *, before: int, taken: int = 1, group: str = "G") -> None:
@@ -101,7 +101,9 @@ def test_a_lite_topic_ends_with_its_offsets_and_what_is_popped_of_it() -> None:
     replica.pop(A, 0, before=-1)
     replica.pop(A, 0, before=-1, group="G2")
     replica.pop(B, 0, before=-1)
-    assert replica.apply(ExpireLiteTopics(rows=[(A, OFFSET(5))])).deleted_topics == (A,)
+    ends = ExpireLiteTopics(rows=[(A, OFFSET(5)), (B, OFFSET(4))])
+    assert dropped_by(ends, replica.queue_ends) == (A,), "what restores queues must drop the same ones"
+    assert replica.apply(ends).deleted_topics == (A,)
     assert (replica.offset(A), replica.offset(A, "G2"), replica.offset(B)) == (None, None, 0)
     assert list(replica.metadata.pops.queues) == [("G", B, 0)]
     replica.ack(A, 0)

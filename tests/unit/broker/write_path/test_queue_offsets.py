@@ -5,7 +5,10 @@ from __future__ import annotations
 from mq.broker.state.commands import DeleteTopic, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.protocol.names import lite_queue
 from mq.protocol.numbers import QueueOffset
+
+LITE = lite_queue("P", "a")
 
 
 class Applied:
@@ -24,8 +27,8 @@ class Applied:
 
     def delete(self, topic: str) -> None:
         for name in self.metadata.apply(DeleteTopic(name=topic, timestamp_ms=0)).deleted_topics:
-            self.ends = {queue: end for queue, end in self.ends.items() if queue[0] != name}
             self.tails.deletion_applied(name)
+            self.ends = {queue: end for queue, end in self.ends.items() if queue[0] != name}
 
 
 def next_offsets(applied: Applied) -> list[int]:
@@ -85,3 +88,21 @@ def test_deletions_that_a_former_leadership_began_are_forgotten_with_it() -> Non
     applied.tails.reset("T")
     applied.tails.resign()
     assert applied.tails.get("T", 0).next_offset == 7
+
+
+def test_a_lite_topic_that_ended_begins_again_where_its_queue_does() -> None:
+    applied = Applied()
+    applied.ends[LITE, 0] = 5
+    assert applied.tails.of_lite(LITE).next_offset == 5
+    applied.tails.deletion_applied(LITE)
+    del applied.ends[LITE, 0]
+    assert applied.tails.of_lite(LITE).next_offset == 0
+
+
+def test_messages_behind_the_end_of_a_lite_topic_keep_their_offsets() -> None:
+    applied = Applied()
+    applied.ends[LITE, 0] = 5
+    applied.tails.of_lite(LITE).next_offset = QueueOffset(7)
+    applied.tails.deletion_applied(LITE)
+    del applied.ends[LITE, 0]
+    assert applied.tails.of_lite(LITE).next_offset == 7
