@@ -9,10 +9,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Collection, Sequence
 
-from mq.broker.base.counters import TrafficCounters, local_day
+from mq.broker.base.counters import TrafficCounters
 from mq.broker.base.name_server_registration import LEADER_ID, Registration, broker_id_of
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
+from mq.broker.base.steady_wall_clock import local_day
 from mq.broker.context import Environment, broker_context
 from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.net.client_limits import ClientLimits

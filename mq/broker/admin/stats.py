@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, RateOverTime, local_day
+from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, RateOverTime
 from mq.broker.base.periodic_task import Periodic
+from mq.broker.base.steady_wall_clock import local_day
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused

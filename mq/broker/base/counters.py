@@ -6,7 +6,6 @@ the sample at its beginning.
 
 from __future__ import annotations
 
-import time
 from array import array
 from typing import Final, NamedTuple
 
@@ -96,11 +95,6 @@ class CounterSeries:
         # A series younger than one sample interval counts as if it had lasted that long.
         seconds = max((now_ms - then_ms) / 1000, float(SAMPLE_SECONDS))
         return RateOverTime(self.nums - nums, self.nbytes - nbytes, seconds)
-
-
-def local_day(wall_clock_ms: int) -> int:
-    """A number that changes at midnight of this machine's time zone."""
-    return time.localtime(wall_clock_ms / 1000).tm_yday
 
 
 class TrafficCounters:

@@ -9,6 +9,7 @@ machine that boots often has a wrong time until its time server answers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -18,6 +19,11 @@ JUMP_MS: Final = 1000
 """Smaller steps are followed at once: time servers make them every day."""
 PROOF_SECONDS: Final = 60.0
 """How long a time must hold to be believed."""
+
+
+def local_day(wall_clock_ms: int) -> int:
+    """A number that changes at midnight of this machine's time zone."""
+    return time.localtime(wall_clock_ms / 1000).tm_yday
 
 
 class SteadyWallClock:
