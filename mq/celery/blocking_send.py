@@ -132,14 +132,16 @@ class BlockingSends:
         self._idle: deque[_Line] = deque()
         self._is_closed = False
 
-    def send(self, message: Message, turn: int, priority: int) -> Literal["yes", "no", "unknown"]:
-        """Whether a majority has stored the message.
+    def send(
+        self, message: Message, turn: int, priority: int
+    ) -> tuple[Literal["yes", "no", "unknown"], MessageQueue | None]:
+        """Whether a majority has stored the message, and in which queue it was to be; None: in none yet.
 
         It goes to the broker group whose `turn` it is, and there to the queue of its `priority`. Raises MessageRefused.
         """
         place = self._place(message.topic, turn, priority)
         if place is None:
-            return "no"
+            return "no", None
         queue, address = place
         with self._lock:
             unique_key = self._unique_keys.next()
@@ -158,24 +160,24 @@ class BlockingSends:
         try:
             line = self._take(address)
         except OSError:  # TimeoutError and those of TLS are OSErrors
-            return "no"
+            return "no", queue
         try:
             line.opaque += 1
             answer = line.ask(encode_request(code, line.opaque, ext=fields, body=outgoing.body), deadline)
         except (OSError, FrameError, HeaderError):
             line.close()
-            return "unknown"
+            return "unknown", queue
         except BaseException:  # of a signal: its answer may still come
             line.close()
             raise
         stored = judge_answer(answer.code, answer.remark).stored
         if stored != "yes":
             line.close()
-            return stored
+            return stored, queue
         self._put_back(line)
         if FORWARDED_TO in answer.ext:
             self._on_forwarded(message.topic)
-        return "yes"
+        return "yes", queue
 
     def close(self) -> None:
         """Close what nobody uses; others close what they use after their send."""

@@ -29,7 +29,7 @@ from mq.celery.intake import Intake
 from mq.celery.topics import Binding, Topics, queues_of
 from mq.client.errors import ClientClosed, ClientError, TopicNotFound
 from mq.client.logs import log
-from mq.client.message import Message
+from mq.client.message import Message, MessageQueue
 from mq.client.net.forks import forks
 from mq.client.sync.loop_thread import LoopThread
 from mq.tasks.queue_calls import QueueCalls
@@ -198,10 +198,10 @@ class Session:
         if exchange or self.broadcasts.get(routing_key) is not None or not self.topics.is_known(topic):
             return self.call(self.publish_here, exchange, kind, routing_key, outgoing)
         numbered = self._numbered(topic, outgoing)
-        stored = self._blocking.send(*numbered)
+        stored, queue = self._blocking.send(*numbered)
         if stored != "yes":
             left = self.address.publish_timeout - self._blocking.seconds
-            self.call(self._send, numbered, left, may_be_stored=stored == "unknown")
+            self.call(self._send, numbered, left, may_be_in=queue if stored == "unknown" else None)
         return True
 
     async def publish_here(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing) -> bool:
@@ -268,25 +268,27 @@ class Session:
         )
         return _Numbered(message, next(self._turns), outgoing.priority)
 
-    async def _send(self, numbered: _Numbered, seconds: float, *, may_be_stored: bool = False) -> None:
+    async def _send(self, numbered: _Numbered, seconds: float, *, may_be_in: MessageQueue | None = None) -> None:
         missing: TopicNotFound | None = None
         try:
-            await self._send_to_leader(numbered, seconds, may_be_stored=may_be_stored)
+            await self._send_to_leader(numbered, seconds, may_be_in=may_be_in)
         except TopicNotFound as error:
             missing = error
         if missing is not None:
             if not await self.topics.declare_again(numbered.message.topic):
                 raise missing
-            await self._send_to_leader(numbered, seconds)
+            await self._send_to_leader(numbered, seconds, may_be_in=may_be_in)
 
-    async def _send_to_leader(self, numbered: _Numbered, seconds: float, *, may_be_stored: bool = False) -> None:
+    async def _send_to_leader(
+        self, numbered: _Numbered, seconds: float, *, may_be_in: MessageQueue | None = None
+    ) -> None:
         await send_by_level(
             self._producer,
             numbered.message,
             turn=numbered.turn,
             priority=numbered.priority,
             seconds=seconds,
-            may_be_stored=may_be_stored,
+            may_be_in=may_be_in,
         )
 
     def _refresh_route(self, topic: str) -> None:

@@ -87,14 +87,17 @@ async def send_by_level(
     turn: int,
     priority: int,
     seconds: float,
-    may_be_stored: bool = False,
+    may_be_in: MessageQueue | None = None,
 ) -> SendResult:
     """Send a message to the queue of its level in one of the broker groups, the first one by turns.
 
     Another group is tried if one has certainly not stored it. If one may have, only that one can recognize the message:
-    it is sent to that one until the time is up. With `may_be_stored`, the first one may have it, from an earlier
+    it is sent to the same queue until the time is up. `may_be_in` is the queue that may have it from an earlier
     attempt. Raises TopicNotFound, ClientError.
     """
+    if may_be_in is not None:
+        # The route is not asked again: it may have lost or got groups since, and the turn would mean another one.
+        return await _send_again(producer, message, may_be_in, seconds)
     topic = message.topic
     queues = await producer.queues(topic)
     levels: dict[str, int] = {}
@@ -108,17 +111,17 @@ async def send_by_level(
         name = names[(turn + at) % len(names)]
         level = min(priority, levels[name])
         [queue] = [each for each in queues if each.broker_name == name and each.queue_id == level]
-        if not may_be_stored:
-            left = max(deadline - anyio.current_time(), 0.1) / (len(names) - at)
-            try:
-                return await producer.send(message, queue=queue, timeout=left)
-            except TopicNotFound:
+        left = max(deadline - anyio.current_time(), 0.1) / (len(names) - at)
+        may_be_stored = False
+        try:
+            return await producer.send(message, queue=queue, timeout=left)
+        except TopicNotFound:
+            raise
+        except ClientError as error:
+            may_be_stored = error.stored != "no"
+            if anyio.current_time() >= deadline if may_be_stored else at == len(names) - 1:
                 raise
-            except ClientError as error:
-                may_be_stored = error.stored != "no"
-                if anyio.current_time() >= deadline if may_be_stored else at == len(names) - 1:
-                    raise
-                log.info("sent_again", topic=topic, broker_name=name, reason=str(error))
+            log.info("sent_again", topic=topic, broker_name=name, reason=str(error))
         if may_be_stored:
             return await _send_again(producer, message, queue, max(deadline - anyio.current_time(), 0.1))
     raise AssertionError("the last attempt returns or raises")

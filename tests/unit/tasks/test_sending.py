@@ -21,13 +21,16 @@ MESSAGE = Message("T", b"task")
 class _Groups:
     """A producer: each broker group answers after ``answer_at`` seconds; before that, a send ends with an error."""
 
-    def __init__(self, error: type[ClientError], answer_at: dict[str, float]) -> None:
+    def __init__(
+        self, error: type[ClientError], answer_at: dict[str, float], in_route: list[str] | None = None
+    ) -> None:
         self._error = error
         self._answer_at = answer_at
+        self._in_route = list(answer_at) if in_route is None else in_route
         self.sent: list[str] = []
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        return [MessageQueue(topic, name, 0) for name in self._answer_at]
+        return [MessageQueue(topic, name, 0) for name in self._in_route]
 
     async def send(self, message: Message[bytes], *, queue: MessageQueue, timeout: float) -> Any:
         self.sent.append(queue.broker_name)
@@ -38,9 +41,9 @@ class _Groups:
         return queue.broker_name
 
 
-async def sent_to(groups: _Groups, *, may_be_stored: bool = False) -> SendResult:
+async def sent_to(groups: _Groups, *, may_be_in: MessageQueue | None = None) -> SendResult:
     producer = cast("Producer[bytes]", groups)
-    return await send_by_level(producer, MESSAGE, turn=0, priority=0, seconds=30, may_be_stored=may_be_stored)
+    return await send_by_level(producer, MESSAGE, turn=0, priority=0, seconds=30, may_be_in=may_be_in)
 
 
 async def test_message_that_a_lost_group_may_have_is_sent_to_it_until_the_time_is_up(
@@ -71,5 +74,16 @@ async def test_message_that_an_earlier_attempt_may_have_stored_goes_to_no_other_
     began = trio.current_time()
     groups = _Groups(NoRoute, {"a": began + 40, "b": began})
     with pytest.raises(SendOutcomeUnknown, match=r"earlier attempt may have stored it; the last one: .*lost"):
-        await sent_to(groups, may_be_stored=True)
+        await sent_to(groups, may_be_in=MessageQueue("T", "a", 0))
+    assert groups.sent == ["a"]
+
+
+async def test_message_that_may_be_stored_goes_to_no_other_group_when_its_own_has_left_the_route(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Name servers forget a group that is away; the turn of the message would mean another one then."""
+    began = trio.current_time()
+    groups = _Groups(NoRoute, {"a": began + 40, "b": began}, in_route=["b"])
+    with pytest.raises(SendOutcomeUnknown, match="earlier attempt may have stored it"):
+        await sent_to(groups, may_be_in=MessageQueue("T", "a", 0))
     assert groups.sent == ["a"]
