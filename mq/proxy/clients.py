@@ -18,8 +18,9 @@ SILENT_SECONDS_MAX: Final = 60.0
 """A client without a telemetry stream that has been silent for so long is gone; it sends heartbeats every 10 s."""
 CLIENTS_MAX: Final = 100_000
 MEMBERS_MAX: Final = 2_000
-"""Members of consumer groups that a proxy names in its heartbeats, some 250 bytes each; brokers take 2 MiB at most."""
-
+"""Members of consumer groups that a proxy names in its heartbeats, some 250 bytes each."""
+MEMBERS_BYTES_MAX: Final = 1_500_000
+"""Of all of them in a heartbeat: brokers refuse one above 2 MiB, with the producers of transactions in it."""
 
 QUESTIONS_MAX: Final = 16
 """Questions of operators to one client that wait for its answer."""
@@ -148,9 +149,19 @@ class Clients:
     # Members of consumer groups.
 
     def members(self) -> list[ClientBehindProxy]:
-        """The members of consumer groups, `MEMBERS_MAX` at most; of the streams of one client, the newest counts."""
-        told = (streams[-1].member for streams in self._streams.values())
-        return list(itertools.islice((each for each in told if each is not None), MEMBERS_MAX))
+        """The members of consumer groups, `MEMBERS_MAX` and `MEMBERS_BYTES_MAX` at most; those that do not fit are left
+        out. Of the streams of one client, the newest counts.
+        """
+        found: list[ClientBehindProxy] = []
+        room = MEMBERS_BYTES_MAX
+        for streams in self._streams.values():
+            member = streams[-1].member
+            if member is not None and (nbytes := len(member.encode())) <= room:
+                found.append(member)
+                room -= nbytes
+                if len(found) == MEMBERS_MAX:
+                    break
+        return found
 
     def member(self, group: str, client_id: str) -> TelemetryStream | None:
         """The stream of a member of a group; None if there is none."""

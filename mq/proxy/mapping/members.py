@@ -8,6 +8,7 @@ from mq.filter.subscription import ALL_TAGS, SQL92, TAG
 from mq.protocol.bodies import ClientBehindProxy
 from mq.proxy.callers import Caller
 from mq.proxy.mapping.names import group_of, topic_of
+from mq.proxy.mapping.refusals import Refused
 from mq.proxy.wire import messaging_pb2 as pb
 
 _LANGUAGES: Final = {
@@ -21,11 +22,16 @@ _LANGUAGES: Final = {
     pb.NODE_JS: "NODE_JS",
     pb.RUBY: "RUBY",
 }
+SUBSCRIPTIONS_LENGTH_MAX: Final = 4_096
+"""Characters of the topics and expressions of a member; brokers leave out one with more."""
 _PULLING: Final = frozenset({pb.SIMPLE_CONSUMER, pb.PULL_CONSUMER, pb.LITE_SIMPLE_CONSUMER})
 
 
 def member_of(told: pb.Settings, caller: Caller) -> ClientBehindProxy:
-    """The member that a consumer with these settings is. Raises Refused for names that are none."""
+    """The member that a consumer with these settings is.
+
+    Raises Refused for names that are none, and for subscriptions that are too long.
+    """
     subscriptions = [
         (
             topic_of(each.topic),
@@ -34,6 +40,10 @@ def member_of(told: pb.Settings, caller: Caller) -> ClientBehindProxy:
         )
         for each in told.subscription.subscriptions
     ]
+    length = sum(len(text) for row in subscriptions for text in row)
+    if length > SUBSCRIPTIONS_LENGTH_MAX:
+        text = f"subscriptions of {length} characters; brokers show at most {SUBSCRIPTIONS_LENGTH_MAX}"
+        raise Refused(pb.BAD_REQUEST, text)
     return ClientBehindProxy(
         client_id=caller.client_id,
         group=group_of(told.subscription.group),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,19 @@ def test_clients_of_two_proxies_are_members_while_they_are_there() -> None:
             [one, _] = await admin.group_members("billing")
             assert (one.client_addr, one.language) == ("192.0.2.7:50123", "GO")
         await has_members(admin)
+
+    run(test)
+
+
+def test_clients_with_enormous_subscriptions_do_not_hide_the_others() -> None:
+    """One heartbeat names all clients of a proxy, and brokers refuse one above 2 MiB, with the producers in it."""
+
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        async with AsyncExitStack() as stack:
+            for number in range(3):
+                await stack.enter_async_context(proxy.telemetry(f"large-{number}", consumer("x" * 1_000_000)))
+            await stack.enter_async_context(proxy.telemetry("c1", consumer()))
+            await has_members(admin, "c1")
 
     run(test)
 
