@@ -6,6 +6,7 @@ The request is a file in the directory of its group, and so is the answer. Whoev
 from __future__ import annotations
 
 import fcntl
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ ANSWER_SECONDS_MAX: Final = 90.0
 """The longest wait for a replica that stops, starts, and catches up."""
 _DIRECTORY: Final = "restarts"
 _DONE: Final = "done"
+_REPLICA: Final = re.compile(r"n[0-9]+")
 
 
 def find_group(directory: Path, groups: list[tuple[str, Path]], wanted: str) -> tuple[Path, str]:
@@ -33,7 +35,7 @@ def find_group(directory: Path, groups: list[tuple[str, Path]], wanted: str) -> 
     home = homes.get(group) if colon else groups[0][1]
     if home is None:
         raise DevClusterFailed(f"{directory} has no group {group}; it has {', '.join(homes)}")
-    if not (home / node_id).is_dir() or not node_id:
+    if not _REPLICA.fullmatch(node_id) or not (home / node_id).is_dir():
         raise DevClusterFailed(f"{home} has no replica {node_id or wanted!r}")
     return home, node_id
 

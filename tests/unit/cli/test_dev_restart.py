@@ -83,6 +83,7 @@ async def test_nobody_answers(held: Path, tmp_path_factory: pytest.TempPathFacto
 
 def test_which_replica_is_meant(held: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     groups = [("broker-a", held), ("broker-b", held)]
+    (held / "restarts").mkdir()  # of an earlier restart
     assert find_group(held, groups, "n1") == (held, "n1")
     assert find_group(held, groups, "broker-b:n2") == (held, "n2")
     for wanted, reason in (
@@ -90,6 +91,8 @@ def test_which_replica_is_meant(held: Path, tmp_path_factory: pytest.TempPathFac
         ("broker-c:n0", "no group broker-c"),
         ("", "no replica"),
         ("a:", "no"),
+        ("..", "no replica"),
+        ("broker-b:restarts", "no replica"),
     ):
         with pytest.raises(DevClusterFailed, match=reason):
             find_group(held, groups, wanted)
