@@ -74,7 +74,8 @@ def decode_plain_acl(text: str) -> PlainAcl:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise AclFileInvalid(f"this is not YAML: {error}") from error
+        # Without its cause, and without the line itself: it may contain a secret key, and this goes to logs.
+        raise AclFileInvalid(f"this is not YAML{_place(error)}") from None
     data = _mapping("the file", data if data is not None else {}, _FILE_FIELDS)
     accounts: dict[str, PlainAccount] = {}
     for number, row in enumerate(_list("accounts", data.get("accounts")), 1):
@@ -84,6 +85,12 @@ def decode_plain_acl(text: str) -> PlainAcl:
         accounts[account.access_key] = account
     addresses = _list(GLOBAL_ADDRESSES, data.get(GLOBAL_ADDRESSES))
     return PlainAcl([*accounts.values()], [*map(str, addresses)])
+
+
+def _place(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or "")
+    where = "" if mark is None else f": line {mark.line + 1}, column {mark.column + 1}"
+    return where if not problem or "'" in problem else f"{where}: {problem}"  # in quotes it repeats what is there
 
 
 def _account(where: str, row: Any) -> PlainAccount:

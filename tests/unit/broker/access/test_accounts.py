@@ -136,3 +136,15 @@ def test_only_what_replicas_prove_by_themselves_is_for_anybody() -> None:
         "Forward",
         "RelayReply",
     }
+
+
+@pytest.mark.parametrize(
+    "value", ["0b4c9c2f: 0c6f", "*0b4c9c2f0c6f", "!0b4c9c2f0c6f x", "'0b4c9c2f", "[0b4c9c2f", "0b4c9c2f: ["]
+)
+def test_what_is_wrong_with_a_file_is_said_without_its_secret_keys(value: str) -> None:
+    """It goes to logs."""
+    with pytest.raises(AclFileInvalid, match=r"not YAML: line [0-9]+, column") as refused:
+        parse_accounts(f"accounts:\n- accessKey: operator\n  secretKey: {value}\n  admin: true\n")
+    assert "0b4c9c2f" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert refused.value.__suppress_context__
