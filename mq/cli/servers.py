@@ -69,7 +69,8 @@ def namesrv(
         raise CommandFailed(f"the key-value configuration cannot be read: {error}") from error
     except OSError as error:
         where = error.filename or f"cannot listen on {settings.listen_host}:{settings.listen_port}"
-        raise CommandFailed(f"{where}: {error.strerror or error}", EXIT_FAILED) from error
+        code = EXIT_REFUSED if str(where) == str(settings.acl_file) else EXIT_FAILED
+        raise CommandFailed(f"{where}: {error.strerror or error}", code) from error
 
 
 def broker(

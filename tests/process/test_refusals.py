@@ -90,6 +90,11 @@ def test_name_server_names_the_port_in_use() -> None:
         assert f"127.0.0.1:{port}" in refused("namesrv", "--listen", f"127.0.0.1:{port}", code=IN_THE_WAY)
 
 
+def test_name_server_whose_accounts_are_missing_is_not_started_again(tmp_path: Path) -> None:
+    """As for a broker: a file that a setting names is part of the settings."""
+    refused("namesrv", "--listen", "127.0.0.1:0", "--set", f"acl_file={tmp_path / 'none.yml'}")
+
+
 def test_broker_names_the_client_port_in_use(tmp_path: Path) -> None:
     ports = Ports.free(1)
     with taken_port() as port:
