@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+import math
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,11 +19,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from mq.client.errors import BrokerError, ClientError, TopicNotFound
 from mq.client.net.credentials import Credentials, CredentialsInvalid
 from mq.console import safety
+from mq.console.guard import Guard
 from mq.console.jobs import Jobs
 from mq.console.live import Fragments, write_events
 from mq.console.pages import accounts, dead_letters, groups, messages, overview, topics
@@ -62,11 +64,13 @@ CHANGES: Final[Mapping[str, tuple[str, Act]]] = {
     "/create-topic": ("create topic", topics.create),
     "/change-topic": ("change topic", topics.change),
     "/reset": ("reset offsets", groups.reset),
-    "/skip": ("skip message", groups.skip),
     "/enable": ("enable or disable group", groups.enable),
     "/requeue": ("requeue dead letters", dead_letters.requeue),
     "/transfer": ("transfer leadership", overview.transfer),
 }
+
+USER_CHARACTERS_MAX: Final = 200
+"""Of an access key that is counted and logged when a login fails: whoever tries may send more than memory can keep."""
 
 Log = structlog.stdlib.BoundLogger
 
@@ -89,8 +93,9 @@ class Console:
         self._limit = LoginLimit()
         self._sessions = Sessions(
             partial(secrets.token_urlsafe, 32),
-            settings.session_seconds,
-            settings.session_seconds_max,
+            # Without a login nothing ends: a page on the wall of an office stays live.
+            settings.session_seconds if settings.login else math.inf,
+            settings.session_seconds_max if settings.login else math.inf,
             lambda session: users.leave(session.key),
         )
         self._fragments = Fragments(settings.streams_max)
@@ -116,14 +121,14 @@ class Console:
             Route("/healthz", self._healthz, methods=["GET"]),
             *(Route(f"/static/{name}", partial(_static, *of), methods=["GET"]) for name, of in static_files().items()),
         ]
-        handlers: Any = {HTTPException: self._http_fault}
+        handlers: Any = {HTTPException: self._http_fault, Exception: _own_fault}
         return Guard(Starlette(routes=routes, exception_handlers=handlers), self.settings, self._log)
 
     # Pages.
 
     async def _page(self, build: Build, request: Request) -> Response:
         is_live = "live" in request.query_params
-        session, is_new = await self._session(request, is_use=not is_live)
+        session, is_new = await self._session(request, is_use=not is_live or not self.settings.login)
         if session is None:
             if is_live:
                 return Response(status_code=401)
@@ -138,7 +143,7 @@ class Console:
         session.notices.clear()
         response = HTMLResponse(text, status)
         if is_new:
-            response.headers["set-cookie"] = safety.cookie(session.key, secure=self.settings.is_secure)
+            self._set_cookie(response, request, session.key)
         return response
 
     async def _built(self, build: Build, visit: Visit) -> tuple[int, Page]:
@@ -176,7 +181,8 @@ class Console:
             return self._render(page.template, page, visit)
 
         def is_open() -> bool:
-            return self._sessions.find(session.key, trio.current_time(), is_use=False) is not None
+            is_use = not self.settings.login
+            return self._sessions.find(session.key, trio.current_time(), is_use=is_use) is not None
 
         if self._fragments.is_full:
             return Response("too many open pages", status_code=503, headers={"retry-after": "60"})
@@ -188,7 +194,9 @@ class Console:
         if session is None:
             return RedirectResponse("/login", status_code=303)
         visit = self._visit(session, dict(request.query_params))
-        name = dead_letters.file_name(visit.query.get("group", ""))
+        if not (group := visit.query.get("group", "")):
+            raise HTTPException(404, "the address has no group")
+        name = dead_letters.file_name(group)
         headers = {"content-disposition": f'attachment; filename="dead-letters-{name}"'}
         return Streamed(partial(dead_letters.export, visit), media_type="application/x-ndjson", headers=headers)
 
@@ -253,8 +261,7 @@ class Console:
 
     async def _session(self, request: Request, *, is_use: bool = True) -> tuple[Session | None, bool]:
         """The session of a request, and whether it is new: without a login, everybody gets one."""
-        key = request.cookies.get(safety.cookie_name(secure=self.settings.is_secure), "")
-        session = self._sessions.find(key, trio.current_time(), is_use=is_use)
+        session = self._sessions.find(self._cookie_of(request), trio.current_time(), is_use=is_use)
         if session is not None or self.settings.login:
             return session, False
         session = self._sessions.begin("", trio.current_time())
@@ -278,7 +285,8 @@ class Console:
         if (fault := safety.origin_fault(dict(request.headers), secure=self.settings.is_secure)) is not None:
             return self._login_page(to, fault, 403)
         host = request.client.host if request.client is not None else "nowhere"
-        keys = (f"host {host}", f"user {user}")
+        shown = user[:USER_CHARACTERS_MAX]
+        keys = (f"host {host}", f"user {shown}")
         wait = self._limit.wait_seconds(keys, trio.current_time())
         if wait > 0:
             response = self._login_page(to, f"too many failed logins: try again in {duration(wait)}", 429, user)
@@ -290,14 +298,17 @@ class Console:
             credentials = Credentials(user, _last(form, "secret"))
             await self._users.check(credentials)
         except (CredentialsInvalid, LoginRefused, ClientError) as error:
-            self._log.warning("console_login_failed", user=user, host=host, reason=str(error))
+            if isinstance(error, ClientError) and not isinstance(error, BrokerError):
+                self._limit.taken_back(keys, trio.current_time())  # no server said that the key is wrong
+            self._log.warning("console_login_failed", user=shown, host=host, reason=str(error))
             return self._login_page(to, str(error), 403, user)
-        self._limit.succeeded(keys)
+        self._limit.taken_back(keys, trio.current_time())
+        self._sessions.end(self._cookie_of(request))
         session = self._sessions.begin(user, trio.current_time())
         await self._users.enter(session.key, credentials)
         self._log.info("console_login", user=user, host=host)
         response = RedirectResponse(to, status_code=303)
-        response.headers["set-cookie"] = safety.cookie(session.key, secure=self.settings.is_secure)
+        self._set_cookie(response, request, session.key)
         return response
 
     async def _logout(self, request: Request) -> Response:
@@ -308,8 +319,16 @@ class Console:
                 return self._refused(self._visit(session, {}), 403, fault)
             self._sessions.end(session.key)
         response = RedirectResponse("/login" if self.settings.login else "/", status_code=303)
-        response.headers["set-cookie"] = safety.cookie("", secure=self.settings.is_secure)
+        self._set_cookie(response, request, "")
         return response
+
+    def _cookie_of(self, request: Request) -> str:
+        name = safety.cookie_name(request.headers.get("host", ""), secure=self.settings.is_secure)
+        return request.cookies.get(name, "")
+
+    def _set_cookie(self, response: Response, request: Request, key: str) -> None:
+        host = request.headers.get("host", "")
+        response.headers["set-cookie"] = safety.cookie(key, host, secure=self.settings.is_secure)
 
     async def _http_fault(self, request: Request, error: Exception) -> Response:
         del request
@@ -320,54 +339,16 @@ class Console:
         return HTMLResponse(text, error.status_code, headers=error.headers)
 
 
-class Guard:
-    """Refuses requests for other hosts, and adds the headers of every answer."""
-
-    def __init__(self, app: ASGIApp, settings: ConsoleSettings, log: Log) -> None:
-        self._app = app
-        self._loopback_only = not settings.login
-        self._headers = [(name.encode(), value.encode()) for name, value in safety.HEADERS.items()]
-        if settings.is_secure:
-            self._headers.append((b"strict-transport-security", b"max-age=31536000"))
-        self._log = log
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request; others than HTTP are passed on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        has_begun = False
-
-        async def send_safely(message: Message) -> None:
-            nonlocal has_begun
-            if message["type"] == "http.response.start":
-                own = {name for name, _ in self._headers}
-                kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in own]
-                message = {**message, "headers": [*kept, *self._headers]}
-                has_begun = True
-            await send(message)
-
-        host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-        fault = safety.host_fault(host, loopback_only=self._loopback_only)
-        app: Callable[[Scope, Receive, Send], Awaitable[None]] = self._app
-        if fault is not None:
-            app = Response(fault + "\n", 421, media_type="text/plain")
-        try:
-            await app(scope, receive, send_safely)
-        except Exception as error:
-            self._log.exception("console_request_failed", path=scope["path"], error=repr(error))
-            if has_begun:
-                raise  # the answer stays incomplete, and the browser sees that
-            text = "This page has a fault, which is in the log of the console.\n"
-            await Response(text, 500, media_type="text/plain")(scope, receive, send_safely)
-
-
 def static_files() -> dict[str, tuple[bytes, str]]:
     """The files that pages name, and the type of each."""
     types = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
     paths = [path for path in (HERE / "static").iterdir() if path.suffix in types]
     return {path.name: (path.read_bytes(), types[path.suffix]) for path in paths}
+
+
+async def _own_fault(request: Request, error: Exception) -> Response:
+    del request, error  # the log has it, see `Guard`
+    return Response("This page has a fault, which is in the log of the console.\n", 500, media_type="text/plain")
 
 
 async def _static(content: bytes, media_type: str, request: Request) -> Response:

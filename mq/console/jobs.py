@@ -28,6 +28,7 @@ class Job:
     done: int = 0
     failed: int = 0
     failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     ended: bool = False
     fault: str = ""
 
@@ -36,6 +37,10 @@ class Job:
         self.failed += 1
         if len(self.failures) < FAILURES_MAX:
             self.failures.append(what)
+
+    def note(self, what: str) -> None:
+        """Say something of those that were not tried."""
+        self.notes.append(what)
 
 
 class TooManyJobs(Exception):

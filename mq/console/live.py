@@ -80,6 +80,8 @@ async def write_events(
             text = await fragments.get(key)
             if text != last:
                 last, silent = text, 0
+                # A browser takes a carriage return for the end of a line, too, and the rest for a field of its own.
+                text = text.replace("\r", "&#13;")
                 await write("".join(f"data: {line}\n" for line in text.split("\n")) + "\n")
             else:
                 silent += 1

@@ -25,6 +25,7 @@ HEADERS: Final = {
 """Of every answer. Nothing is cached: pages show messages, and a logout must take effect in the history, too."""
 
 FORM_BYTES_MAX: Final = 256 * 1024
+PORT_DIGITS: Final = 5
 TOKEN_FIELD: Final = "token"  # noqa: S105 - the name of a field
 
 
@@ -59,12 +60,17 @@ def token_fault(session: Session, form: Mapping[str, str]) -> str | None:
     return "the form is from an earlier session: go back, reload the page, and send it again"
 
 
-def cookie_name(*, secure: bool) -> str:
-    """With HTTPS, the prefix makes browsers accept the cookie from this host alone."""
-    return "__Host-raftmq" if secure else "raftmq"
+def cookie_name(host: str, *, secure: bool) -> str:
+    """The name has the port of ``Host``: browsers give a cookie to all ports of a host, where other consoles may be.
+
+    With HTTPS, the prefix makes browsers accept the cookie from this host alone.
+    """
+    port = host.rpartition(":")[2] if not host.endswith("]") else ""
+    suffix = f"-{port}" if port.isascii() and port.isdigit() and len(port) <= PORT_DIGITS and ":" in host else ""
+    return ("__Host-raftmq" if secure else "raftmq") + suffix
 
 
-def cookie(key: str, *, secure: bool) -> str:
+def cookie(key: str, host: str, *, secure: bool) -> str:
     """The header that sets the cookie of a session; one without a key removes it."""
-    parts = [f"{cookie_name(secure=secure)}={key}", "Path=/", "HttpOnly", "SameSite=Strict"]
+    parts = [f"{cookie_name(host, secure=secure)}={key}", "Path=/", "HttpOnly", "SameSite=Strict"]
     return "; ".join(parts + (["Secure"] if secure else []) + ([] if key else ["Max-Age=0"]))

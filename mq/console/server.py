@@ -56,6 +56,11 @@ async def serve(
     config.include_server_header = False
     if settings.tls_certificate is not None:
         config.certfile, config.keyfile = str(settings.tls_certificate), str(settings.tls_key)
+        try:
+            config.create_ssl_context()
+        except OSError as error:
+            names = f"tls_certificate {settings.tls_certificate}, tls_key {settings.tls_key}"
+            raise OSError(error.errno, error.strerror or str(error), names) from error
     async with trio.open_nursery() as nursery:
         users = Users(settings.namesrv, remoting, nursery)
         console = Console(settings, users, log, wall_clock_ms)

@@ -109,10 +109,14 @@ class LoginLimit:
         while len(self._failures) > FAILING_MAX:
             self._failures.popitem(last=False)
 
-    def succeeded(self, keys: tuple[str, ...]) -> None:
-        """A login succeeded: earlier failures are forgotten."""
+    def taken_back(self, keys: tuple[str, ...], now: float) -> None:
+        """What `failed` counted last has not failed. Earlier failures count: a key of one's own is no way round."""
         for key in keys:
-            self._failures.pop(key, None)
+            recent = self._recent(key, now)[:-1]
+            if recent:
+                self._failures[key] = recent
+            else:
+                self._failures.pop(key, None)
 
     def _wait(self, key: str, now: float) -> float:
         recent = self._recent(key, now)

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import structlog
 import trio
+import trio.testing
 
-from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
+from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, RequestTimeout
 from mq.client.net.client_core import ClientCore
 from mq.console.watch import Watch
+from mq.inspection.dead_letters import read_letters
 from mq.inspection.survey import survey
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit, running_kit
@@ -145,7 +147,7 @@ def test_a_console_that_only_shows_has_no_buttons_and_refuses_forms(kit: SyncKit
             for button in ('/requeue"', "Disable</button>", "Hand over</button>", "Create</button>", "Send all"):
                 assert button not in page.text or button == '/requeue"', (address, button)
         await browser.get("/")
-        for address in ("/create-topic", "/change-topic", "/reset", "/skip", "/enable", "/requeue", "/transfer"):
+        for address in ("/create-topic", "/change-topic", "/reset", "/enable", "/requeue", "/transfer"):
             answer = await browser.post(address, {"name": "X", "queues": "1", "group": "mail", "which": "all"})
             assert (answer.status, "--allow-changes" in answer.text) == (403, True), address
 
@@ -243,6 +245,59 @@ def test_dead_letters_are_sent_again(kit: SyncKit) -> None:
     run(main, kit, allow_changes=True)
 
 
+def test_what_is_behind_a_dead_letter_that_failed_is_not_sent_twice(
+    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    refused = {4}
+
+    async def requeue(self: Admin, group: str, letter: ReceivedMessage[Any], **more: Any) -> None:
+        del self, group, more
+        if letter.queue_offset in refused:
+            raise RequestTimeout("127.0.0.1:1", RequestCode.SEND_MESSAGE, 3.0)
+        sent.append(letter.queue_offset)
+
+    async def main(browser: Browser) -> None:
+        async with read_letters(kit.namesrv, "mail", everything=True) as consumer:
+            firsts = dict.fromkeys(consumer.assignment, 0)
+            await consumer.commit(firsts)
+            job = await ended(browser, (await browser.post("/requeue", {"group": "mail", "which": "all"})).to)
+            assert "<b>4</b> done, <b>1</b> failed" in job
+            assert "it may have been sent all the same" in job
+            assert "broker-a/0: 5 behind the one that failed were not sent" in job
+            refused.clear()
+            await ended(browser, (await browser.post("/requeue", {"group": "mail", "which": "all"})).to)
+            assert sent == list(range(10)), "each once, in their order"
+            await consumer.commit(firsts)
+
+    monkeypatch.setattr(Admin, "requeue_dead_letter", requeue)
+    run_after_page(main, kit, allow_changes=True)
+
+
+def test_the_record_says_that_sending_again_stopped(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(*arguments: Any) -> Any:
+        raise RequestTimeout("127.0.0.1:1", RequestCode.PULL_MESSAGE, 3.0)
+
+    async def main(browser: Browser) -> None:
+        monkeypatch.setattr(PullConsumer, "read_to_end", silent)
+        job = await ended(browser, (await browser.post("/requeue", {"group": "mail", "which": "all"})).to)
+        assert "It stopped: no answer from 127.0.0.1:1" in job
+        record = (await browser.get("/changes")).content
+        assert re.search(r'class="bad">.*requeue ended.*0 sent, 0 failed; it stopped: no answer', record)
+
+    run_after_page(main, kit, allow_changes=True)
+
+
+def run_after_page(test: Callable[[Browser], Awaitable[None]], kit: SyncKit, **settings: Any) -> None:
+    """With the token of a page."""
+
+    async def main(browser: Browser) -> None:
+        await browser.get("/new-topic")
+        await test(browser)
+
+    run(main, kit, **settings)
+
+
 async def ended(browser: Browser, address: str) -> str:
     """The page of a job when it has ended."""
     content = ""
@@ -267,6 +322,7 @@ def test_dead_letters_are_exported_line_by_line(kit: SyncKit) -> None:
         assert sorted(json.loads(row["body"])["order"] for row in rows) == list(range(10))
         assert answer.headers["content-disposition"] == 'attachment; filename="dead-letters-mail.jsonl"'
         assert (await browser.get("/export-dead-letters?group=nobody")).text == ""
+        assert (await browser.get("/export-dead-letters")).status == 404
         bad = await browser.get("/export-dead-letters?group=%0d%0aset-cookie:%20a")
         assert "\n" not in bad.headers.get("content-disposition", "")
 
@@ -393,6 +449,38 @@ def test_a_survey_takes_any_retention(kit: SyncKit) -> None:
         assert found.consumers.at_risk == {}
 
     trio.run(main)
+
+
+@pytest.mark.trio
+async def test_without_a_login_an_open_page_stays_live(mock_clock: trio.testing.MockClock) -> None:
+    async with console("127.0.0.1:1") as browser:
+        await browser.get("/changes")
+        before = dict(browser.cookies)
+        mock_clock.jump(7 * 86_400)
+        [event] = await browser.events("/changes?live=1", 1)
+        assert "event: ended" not in event
+        await browser.get("/changes")
+        assert browser.cookies == before, "its forms are accepted, too"
+
+
+@pytest.mark.trio
+async def test_a_carriage_return_does_not_break_an_event() -> None:
+    async with console("127.0.0.1:1") as browser:
+        await browser.get("/topics")
+        [event] = await browser.events("/topics?part=a%0d%0ddata:b&live=1", 1)
+        assert "\r" not in event
+        assert "a&#13;&#13;data:b" in event
+
+
+@pytest.mark.trio
+async def test_two_consoles_of_a_machine_leave_each_other_their_sessions() -> None:
+    async with console("127.0.0.1:1") as one, console("127.0.0.1:1") as other:
+        other.host, other.cookies = "127.0.0.1:8091", one.cookies
+        await one.get("/changes")
+        await other.get("/changes")
+        before = dict(one.cookies)
+        await one.get("/changes")
+        assert (one.cookies, len(before)) == (before, 2)
 
 
 @pytest.mark.trio

@@ -16,7 +16,7 @@ from mq.console.records import Record
 from mq.console.views.dead_letters import groups_with_letters, letter_rows, place_of, place_text
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
-from mq.inspection.dead_letters import Letter, letter_fields, read_letters, wanted_letters
+from mq.inspection.dead_letters import Letter, letter_fields, queue_name, read_letters, wanted_letters
 from mq.inspection.message_fields import message_fields
 from mq.protocol.names import DEAD_LETTER_PREFIX
 
@@ -99,11 +99,17 @@ async def requeue(visit: Visit, form: Form) -> Done:
     back = link("/dead-letters", group=group)
 
     async def run(job: Job) -> None:
+        fault = "; it was stopped"
         try:
             await _send(visit, group, chosen, everybody, job)
+            fault = ""
+        except ClientError as error:
+            fault = f"; it stopped: {error}"
+            raise
         finally:
-            outcome = f"{job.done} sent, {job.failed} failed"
-            visit.records.add(Record(visit.now_ms, visit.session.user, "requeue ended", what, outcome, not job.failed))
+            outcome = f"{job.done} sent, {job.failed} failed{fault}"
+            succeeded = not job.failed and not fault
+            visit.records.add(Record(visit.now_ms, visit.session.user, "requeue ended", what, outcome, succeeded))
 
     try:
         job = visit.jobs.start(visit.watch.nursery, visit.session.user, f"Send again {what}", back, run)
@@ -116,7 +122,7 @@ async def _send(visit: Visit, group: str, chosen: set[tuple[str, int, int]] | No
     operator = f"{visit.session.user or 'console'}@console"
     done: dict[MessageQueue, int] = {}
     left = set(chosen) if chosen is not None else None
-    stopped: set[MessageQueue] = set()
+    behind: dict[MessageQueue, int] = {}  # of a queue that stopped at a failure, how many were not tried
     async with read_letters(
         visit.watch.namesrv, group, everything=chosen is not None, remoting=visit.watch.remoting
     ) as consumer:
@@ -127,13 +133,17 @@ async def _send(visit: Visit, group: str, chosen: set[tuple[str, int, int]] | No
                     if place not in left:
                         continue
                     left.discard(place)
+                elif letter.queue in behind:  # sent now, it would be sent again when the failed one is
+                    behind[letter.queue] += 1
+                    continue
                 try:
                     await visit.watch.changing.requeue_dead_letter(group, letter, operator=operator, to_topic=everybody)
                     job.done += 1
                 except ClientError as error:
-                    job.fail(f"{place_text(letter)}: {error}")
-                    stopped.add(letter.queue)
-                if letter.queue not in stopped:
+                    unknown = "" if error.stored == "no" else "; it may have been sent all the same"
+                    job.fail(f"{place_text(letter)}: {error}{unknown}")
+                    behind.setdefault(letter.queue, 0)
+                else:
                     done[letter.queue] = letter.queue_offset + 1
                 if chosen is None and job.done % COMMIT_EVERY == 0 and done:
                     await consumer.commit(done)
@@ -143,6 +153,12 @@ async def _send(visit: Visit, group: str, chosen: set[tuple[str, int, int]] | No
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
                 if chosen is None and done:
                     await consumer.commit(done)
+    for stopped, count in sorted(behind.items()):
+        if count:
+            job.note(
+                f"{queue_name(stopped)}: {count} behind the one that failed were not sent. When its cause is mended, "
+                "send all again; or choose them, to leave it out"
+            )
     for broker, queue, offset in sorted(left or ()):
         job.fail(f"{broker}/{queue} {offset}: there is no such dead letter")
 

@@ -9,7 +9,7 @@ import msgspec
 from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
-from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, integer, one, required
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, one, required
 from mq.console.views.groups import (
     lag_rows,
     lag_seconds,
@@ -94,17 +94,6 @@ async def reset(visit: Visit, form: Form) -> Done:
     offsets = await visit.watch.changing.reset_group(name, topic, position)
     said = f"{name} goes on in {topic} at the {_words(position)} in {len(offsets)} queues."
     return Done(link("/group", name=name), said, f"{name} in {topic} to the {_words(position)}")
-
-
-async def skip(visit: Visit, form: Form) -> Done:
-    """Skip the message at which a group stands in a queue; it becomes a dead letter."""
-    name, topic, broker = required(form, "name"), required(form, "topic"), required(form, "broker")
-    queue_id, offset = integer(form, "queue", 0, 2**31 - 1), integer(form, "offset", 0, 2**62)
-    queue = MessageQueue(topic, broker, queue_id)
-    operator = f"{visit.session.user or 'console'}@console"
-    after = await visit.watch.changing.skip_message(name, queue, offset, operator=operator)
-    said = f"Message {offset} of {broker}/{queue_id} is a dead letter of {name} now, which goes on at {after}."
-    return Done(link("/group", name=name), said, f"{name}: {topic} {broker}/{queue_id} at {offset}")
 
 
 async def enable(visit: Visit, form: Form) -> Done:

@@ -27,6 +27,11 @@
     if (isBusy()) { waiting = event.data; state.textContent = "Waits until you are done."; } else { waiting = null; show(event.data); }
   };
   source.addEventListener("ended", () => { source.close(); state.textContent = "The login has ended: load the page again."; });
-  source.onerror = () => { state.textContent = "The console does not answer; tries again."; };
+  // A browser tries again when a connection ends, but never after a status such as 401, 502 or 503.
+  source.onerror = () => {
+    state.textContent = source.readyState === EventSource.CLOSED
+      ? "Not refreshed any more: load the page again."
+      : "The console does not answer; tries again.";
+  };
   setInterval(() => { if (waiting !== null && !isBusy()) { show(waiting); waiting = null; } }, 1000);
 })();

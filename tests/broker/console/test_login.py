@@ -127,6 +127,16 @@ async def test_the_broker_decides_what_a_user_may_do(tmp_path: Path) -> None:
         assert (refused.status, "for administrators" in refused.text) == (403, True)
 
 
+async def test_a_login_ends_the_one_before_it(tmp_path: Path) -> None:
+    async with guarded_console(tmp_path) as browser:
+        await log_in(browser, READER)
+        before = dict(browser.cookies)
+        await log_in(browser, ADMIN)
+        assert (await browser.get("/")).status == 200
+        browser.cookies = before
+        assert (await browser.get("/")).status == 303
+
+
 async def test_a_logout_ends_the_session(tmp_path: Path) -> None:
     async with guarded_console(tmp_path) as browser:
         await log_in(browser, ADMIN)

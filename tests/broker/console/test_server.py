@@ -5,13 +5,15 @@ from __future__ import annotations
 import ssl
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 import trustme
 
 from mq.client.net.client_core import RemotingSettings
+from mq.console.app import PAGES
+from mq.console.pages.visit import Page, Visit
 from mq.console.server import serve
 from mq.console.settings import ConsoleSettings
 
@@ -84,6 +86,28 @@ async def test_requests_that_no_browser_sends_leave_it_running() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_a_page_with_a_fault_says_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(visit: Visit) -> Page:
+        raise ZeroDivisionError(visit.session.key)
+
+    monkeypatch.setitem(cast("Any", PAGES), "/changes", broken)
+    async with trio.open_nursery() as nursery:
+        port = await started(nursery)
+        answer = await exchange(port, get(port, "/changes"))
+        assert answer.startswith(b"HTTP/1.1 500")
+        assert b"x-frame-options" in answer
+        assert answer.endswith(b"This page has a fault, which is in the log of the console.\n")
+        assert (await exchange(port, get(port, "/healthz"))).endswith(b"ok\n")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+    settings = ConsoleSettings.load(listen_port=0, tls_certificate=tmp_path / "chain.pem", tls_key=tmp_path / "key.pem")
+    with pytest.raises(FileNotFoundError) as caught:
+        await serve(settings, remoting=REMOTING)
+    assert str(tmp_path / "chain.pem") in str(caught.value.filename)
+
+
 async def test_browsers_use_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
@@ -101,7 +125,7 @@ async def test_browsers_use_tls(tmp_path: Path) -> None:
                 async for part in stream:
                     answer += part
         head = answer.partition(b"\r\n\r\n")[0]
-        assert b"__Host-raftmq=" in head
+        assert b"__Host-raftmq-%d=" % port in head
         assert b"; Secure" in head
         assert b"strict-transport-security: max-age=31536000" in head
         nursery.cancel_scope.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mq.console.safety import cookie, host_fault, origin_fault, token_fault
+from mq.console.safety import cookie, cookie_name, host_fault, origin_fault, token_fault
 from mq.console.sessions import Session
 from mq.console.settings import ConsoleSettings
 
@@ -54,12 +54,31 @@ def test_a_form_without_the_token_of_the_session_is_refused(token: str) -> None:
 
 
 def test_cookies_are_for_this_site_alone() -> None:
-    plain, secure = cookie("key", secure=False), cookie("key", secure=True)
+    plain, secure = cookie("key", "a.example", secure=False), cookie("key", "a.example", secure=True)
     for each in (plain, secure):
         assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(each.split("; "))
     assert secure.startswith("__Host-raftmq=key;")
     assert "Secure" in secure.split("; ")
-    assert "Max-Age=0" in cookie("", secure=False)
+    assert "Max-Age=0" in cookie("", "a.example", secure=False)
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("127.0.0.1:8090", "raftmq-8090"),
+        ("127.0.0.1:8091", "raftmq-8091"),
+        ("[::1]:8090", "raftmq-8090"),
+        ("[::1]", "raftmq"),
+        ("console.example", "raftmq"),
+        ("console.example:", "raftmq"),
+        ("a:1; Domain=b", "raftmq"),
+        ("a:123456", "raftmq"),
+        ("8090", "raftmq"),
+    ],
+)
+def test_consoles_on_two_ports_of_a_host_have_cookies_of_their_own(host: str, name: str) -> None:
+    assert cookie_name(host, secure=False) == name
+    assert cookie_name(host, secure=True) == f"__Host-{name}"
 
 
 @pytest.mark.parametrize(

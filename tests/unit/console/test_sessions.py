@@ -69,9 +69,20 @@ def test_failed_logins_have_to_wait() -> None:
     assert limit.wait_seconds(KEYS, FAILURES_SECONDS) == 0
 
 
-def test_a_login_forgets_earlier_failures() -> None:
+def test_a_login_that_succeeds_is_no_failure() -> None:
     limit = LoginLimit()
-    for _ in range(FAILURES_MAX):
+    for _ in range(3 * FAILURES_MAX):
+        assert limit.wait_seconds(KEYS, 0.0) == 0
         limit.failed(KEYS, 0.0)
-    limit.succeeded(KEYS)
-    assert limit.wait_seconds(KEYS, 1.0) == 0
+        limit.taken_back(KEYS, 0.0)
+
+
+def test_a_key_of_ones_own_is_no_way_round_the_limit() -> None:
+    limit = LoginLimit()
+    own = ("host 10.0.0.1", "user own")
+    for number in range(FAILURES_MAX):
+        assert limit.wait_seconds(own, 0.0) == 0
+        limit.failed(own, 0.0)
+        limit.taken_back(own, 0.0)
+        limit.failed(("host 10.0.0.1", f"user victim-{number}"), 0.0)
+    assert limit.wait_seconds(("host 10.0.0.1", "user victim-9"), 1.0) > 0
