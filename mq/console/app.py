@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 import structlog
 import trio
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -100,7 +100,8 @@ class Console:
         )
         self._fragments = Fragments(settings.streams_max)
         self._environment = Environment(
-            loader=FileSystemLoader(HERE / "templates"),
+            # Read at the start: an update of the package would give this process the templates of another version.
+            loader=DictLoader({path.name: path.read_text() for path in (HERE / "templates").iterdir()}),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import structlog
 import trio
 
-from mq.client.errors import ClientError
+from mq.client.errors import BrokerError, ClientError
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings
 from mq.client.users import UserAdmin
@@ -20,6 +20,7 @@ from mq.inspection.cluster import GroupStatus, ask_brokers
 from mq.inspection.looking import LookingAdmin
 from mq.inspection.members import Member, members_of
 from mq.inspection.survey import Survey, survey
+from mq.protocol.codes import ResponseCode
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 from mq.protocol.registration import TopicConfig
 
@@ -48,6 +49,13 @@ class Seen(Generic[T]):
     fault: str = ""
 
 
+def words_of(error: ClientError) -> str:
+    """For a page whose rest is shown: why something is missing there."""
+    if isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION:
+        return f"Not all is shown, since the brokers do not allow you to see it: {error.remark or error}"
+    return str(error)
+
+
 class Shared(Generic[T]):
     """One answer for all who ask within ``seconds``. Those who ask meanwhile wait for the same request.
 
@@ -72,7 +80,7 @@ class Shared(Generic[T]):
             except ClientError as error:
                 before = self._seen
                 self._seen = Seen(
-                    None if before is None else before.value, 0 if before is None else before.at, str(error)
+                    None if before is None else before.value, 0 if before is None else before.at, words_of(error)
                 )
             else:
                 self._seen = Seen(value, trio.current_time())

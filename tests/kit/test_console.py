@@ -464,6 +464,19 @@ async def test_without_a_login_an_open_page_stays_live(mock_clock: trio.testing.
 
 
 @pytest.mark.trio
+async def test_a_running_console_reads_no_file_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object, *arguments: object, **more: object) -> object:
+        raise AssertionError(f"{path} may be of another version")
+
+    async with console("127.0.0.1:1") as browser:
+        with monkeypatch.context() as patched:
+            patched.setattr("builtins.open", refuse)
+            patched.setattr("io.open", refuse)
+            answer = await browser.get("/changes")
+    assert (answer.status, "nothing yet" in answer.text) == (200, True)
+
+
+@pytest.mark.trio
 async def test_a_carriage_return_does_not_break_an_event() -> None:
     async with console("127.0.0.1:1") as browser:
         await browser.get("/topics")

@@ -48,6 +48,10 @@ class Browser:
         self.cookies: dict[str, str] = {}
         self.token = ""
 
+    def another(self) -> Browser:
+        """A browser of somebody else, for the same console."""
+        return Browser(self._app, host=self.host, scheme=self.scheme, client=self.client)
+
     async def get(self, address: str, **headers: str) -> Answer:
         answer = await self._ask("GET", address, headers, b"")
         if (found := re.search(r'name="token" value="([^"]+)"', answer.text)) is not None:

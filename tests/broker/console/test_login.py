@@ -25,10 +25,12 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.trio
 
 READER = ("reader-one", "reader-SECRET")
+STRANGER = ("stranger", "stranger-SECRET")
 ACCOUNTS = """
 accounts:
 - {accessKey: administrator, secretKey: admin-SECRET, admin: true}
 - {accessKey: reader-one, secretKey: reader-SECRET, admin: false, defaultTopicPerm: SUB, defaultGroupPerm: SUB}
+- {accessKey: stranger, secretKey: stranger-SECRET, admin: false, defaultTopicPerm: DENY, defaultGroupPerm: SUB}
 """
 
 
@@ -45,6 +47,7 @@ async def guarded_console(directory: Path, **settings: Any) -> AsyncIterator[Bro
             client = await broker.connect()
             client.keys = ADMIN
             await client.create_topic("T", 1)
+            await client.send("T", b"BODY-of-T")
             async with console(namesrv, login=True, **settings) as browser:
                 await until(lambda: is_registered(namesrv))
                 yield browser
@@ -118,6 +121,7 @@ async def test_the_broker_decides_what_a_user_may_do(tmp_path: Path) -> None:
         await log_in(browser, READER)
         topics = await browser.get("/topics")
         assert '/topic?name=T"' in topics.text, "the name servers tell everybody the names"
+        assert "Not all is shown, since the brokers do not allow you to see it" in topics.text
         refused = await browser.post("/create-topic", {"name": "Mine", "queues": "1"})
         assert (refused.status, "reader-one is not one" in refused.text) == (403, True)
         assert "Mine" not in (await browser.get("/topics")).text
@@ -125,6 +129,22 @@ async def test_the_broker_decides_what_a_user_may_do(tmp_path: Path) -> None:
         assert "reader-one" in page.content
         refused = await browser.get("/accounts")
         assert (refused.status, "for administrators" in refused.text) == (403, True)
+
+
+async def test_what_one_user_sees_is_not_shown_to_another(tmp_path: Path) -> None:
+    async with guarded_console(tmp_path, allow_changes=True) as browser:
+        message = "/message?topic=T&broker=broker-a&queue=0&offset=0"
+        await log_in(browser, ADMIN)
+        for address in ("/", "/topics", "/groups", "/topic?name=T", "/messages?topic=T", message):
+            assert (await browser.get(address)).status == 200
+        assert "BODY-of-T" in (await browser.get(message)).text
+        other = browser.another()
+        assert (await log_in(other, STRANGER)).to == "/"
+        for address in ("/topic?name=T", "/messages?topic=T", "/messages?topic=T&by=key&value=k", message):
+            answer = await other.get(address)
+            assert (answer.status, "BODY-of-T" in answer.text) == (403, False), address
+        assert "not allow you" in (await other.get("/groups")).text
+        assert "read and write" not in (await other.get("/topics")).text, "settings that the administrator sees"
 
 
 async def test_a_login_ends_the_one_before_it(tmp_path: Path) -> None:
