@@ -45,7 +45,10 @@ class AfterSync:
             return False
         fd = self._fds.get(stream)
         if fd is None:
-            fd = self._fds[stream] = os.dup(stream.plain_fd)
+            try:
+                fd = self._fds[stream] = os.dup(stream.plain_fd)
+            except OSError:
+                return False  # this process has no descriptor left
         sealed = frame + seal.tag(frame)
         if not writer.send_after(ticket, fd, sealed):
             seal.forget_last()

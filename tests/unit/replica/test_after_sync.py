@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 from collections.abc import Iterator
 
@@ -160,3 +162,20 @@ def test_a_descriptor_that_is_used_for_something_else_is_not_written_to(pair: Pa
             with pytest.raises(BlockingIOError):
                 end.recv(100)
     after.forget(pair.stream)
+
+
+def test_without_a_free_descriptor_the_caller_sends_it(pair: Pair) -> None:
+    """The acknowledgement is the first one on a new connection, and clients have taken all descriptors."""
+    after = AfterSync(HeldWriter())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(pair.stream.plain_fd)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        assert not after.put(pair.stream, pair.seal, b"ack 1", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    pair.send(b"ack 1")
+    assert after.put(pair.stream, pair.seal, b"ack 2", 2), "there are descriptors again"
+    after.forget(pair.stream)
+    assert pair.came(5) == [b"ack 1"]
