@@ -10,11 +10,12 @@ out all other operations.
 A simulation runs this module, too, and so does a test that tries all orders in which threads may run. They give an
 object for the calls of the system that this module makes; see `raftlog.segment.plain_writes.SystemCalls`.
 
-Who may touch what: the frame of `send_after` and the number of `signal_from` are protected by a second mutex, which the
-writer's thread holds while it reports and sends. Operations are appended by any thread with the interpreter's lock, and
-removed by the writer's thread. The first mutex protects both lists; nobody holds it while waiting for anything else.
-References to objects are released with the interpreter's lock, by the next `submit` or when `run` returns. An operation
-that is being written is in neither list, and keeps its reference.
+Who may touch what: operations are appended by any thread with the interpreter's lock, and removed by the writer's
+thread. The first mutex protects both lists; nobody holds it while waiting for anything else. The frame of `send_after`
+and the number of `signal_from` are protected by a second mutex, which the writer's thread holds while it reports and
+sends. Nobody waits for that one with the interpreter's lock, which its holder may need. References to objects are
+released with the interpreter's lock, by the next `submit` or when `run` returns. An operation that is being written is
+in neither list, and keeps its reference.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
@@ -248,7 +249,9 @@ cdef class PlainWrites:
 
     def report(self, int64_t ticket):
         """Everything up to ``ticket`` is durable."""
-        self._report(ticket)
+        # Whoever has the second mutex may need the interpreter's lock to go on.
+        with nogil:
+            self._report(ticket)
         self._raise()
 
     def signal_from(self, int64_t ticket):
