@@ -48,8 +48,20 @@ async def ask_restart(home: Path, node_id: str) -> None:
     await trio.lowlevel.checkpoint()
     if not _is_held(home):
         raise DevClusterFailed(f"no raftmq dev runs in {home}")
+    directory = home / _DIRECTORY
+    directory.mkdir(exist_ok=True)
+    with (directory / f"{node_id}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # there is one answer, for one process
+        except BlockingIOError:
+            raise DevClusterFailed(f"another command is restarting {node_id}") from None
+        said = await _said(home, node_id)
+    if said != _DONE:
+        raise DevClusterFailed(f"{node_id} was not restarted: {said}")
+
+
+async def _said(home: Path, node_id: str) -> str:
     request, answer = _files(home, node_id)
-    request.parent.mkdir(exist_ok=True)
     answer.unlink(missing_ok=True)
     request.touch()
     try:
@@ -58,12 +70,10 @@ async def ask_restart(home: Path, node_id: str) -> None:
                 if not _is_held(home):
                     raise DevClusterFailed(f"the raftmq dev in {home} ended meanwhile")
                 await trio.sleep(WATCH_SECONDS / 5)
-        said = answer.read_text() if answer.exists() else f"no answer within {ANSWER_SECONDS_MAX:g} s"
+        return answer.read_text() if answer.exists() else f"no answer within {ANSWER_SECONDS_MAX:g} s"
     finally:
         request.unlink(missing_ok=True)
         answer.unlink(missing_ok=True)
-    if said != _DONE:
-        raise DevClusterFailed(f"{node_id} was not restarted: {said}")
 
 
 async def serve_restarts(clusters: list[DevCluster]) -> None:

@@ -59,7 +59,7 @@ async def test_a_replica_is_stopped_started_and_waited_for(held: Path, autojump_
         await ask_restart(held, "n1")
         nursery.cancel_scope.cancel()
     assert group.done == ["stop n1", "start n1", "ready"] * 2
-    assert list((held / "restarts").iterdir()) == []
+    assert [each.name for each in (held / "restarts").iterdir()] == ["n1.lock"], "no request, and no answer"
     assert set(os.listdir(held)) == {*Group.node_ids, LOCK_FILE, "restarts"}, "nothing else is touched"
 
 
@@ -70,6 +70,20 @@ async def test_the_reason_reaches_who_asked(held: Path, autojump_clock: Any) -> 
         with pytest.raises(DevClusterFailed, match=r"n1 was not restarted: n1 stopped with exit code 2"):
             await ask_restart(held, "n1")
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_of_two_commands_for_one_replica_the_second_says_so(held: Path, autojump_clock: Any) -> None:
+    group = Group(held)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_restarts, [cast("DevCluster", group)])
+        async with trio.open_nursery() as first:
+            first.start_soon(ask_restart, held, "n1")
+            await trio.sleep(0.1)  # on the clock of the test
+            with pytest.raises(DevClusterFailed, match="another command is restarting n1"):
+                await ask_restart(held, "n1")
+        nursery.cancel_scope.cancel()
+    assert group.done == ["stop n1", "start n1", "ready"]
 
 
 @pytest.mark.trio
