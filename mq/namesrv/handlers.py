@@ -67,6 +67,8 @@ from mq.protocol.replies import AddedTopicsReply, RegistrationReply, WipedTopics
 Log = structlog.stdlib.BoundLogger
 
 _ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX - 8
+_DENIAL_SECONDS: Final = 60.0
+"""A denied request is logged so often at most, for each request code: anybody can send them by the thousand."""
 
 
 class _Answer:
@@ -113,6 +115,8 @@ class Handlers:
         self._config = config
         self._clock = clock
         self._log = log
+        self._denied_count = 0
+        self._denials_logged: dict[int, float] = {}  # by request code
         self.close_connection: Callable[[Hashable], None] = lambda connection: None
         self._by_type: Final[dict[type[Request], Callable[[Any, memoryview, Hashable], _Answer]]] = {
             RegisterBroker: self._register_broker,
@@ -206,7 +210,13 @@ class Handlers:
         reason = denied(self._accounts(), request, serialization, header, body, address)
         if reason is None:
             return None
-        self._log.warning("request_denied", peer=connection, code=request.code, reason=reason)
+        self._denied_count += 1
+        now = self._clock()
+        if now >= self._denials_logged.get(request.code, float("-inf")) + _DENIAL_SECONDS:
+            self._denials_logged[request.code] = now
+            self._log.warning(
+                "request_denied", peer=connection, code=request.code, reason=reason, denied=self._denied_count
+            )
         return _Answer(ResponseCode.NO_PERMISSION, remark=reason)
 
     def _answer(self, request: Request | UnknownRequest, body: memoryview, connection: Hashable) -> _Answer:

@@ -174,6 +174,22 @@ async def test_nobody_puts_a_broker_into_routes_without_keys(tmp_path: Path) -> 
 
 
 @pytest.mark.trio
+async def test_denied_requests_do_not_fill_the_log(tmp_path: Path) -> None:
+    """A broker with wrong keys tries again each second, and an attacker sends as many as a connection takes."""
+    path = tmp_path / "acl.yml"
+    path.write_text(FILE)
+    with capture_logs() as logs:
+        async with name_server(acl_file=path) as server:
+            attacker = await server.connect()
+            for _ in range(50):
+                response, _ = await attacker.register()
+                assert response.code == ResponseCode.NO_PERMISSION
+            await attacker.ask(Code.UNREGISTER_BROKER, broker_fields())
+    denials = [(each["code"], each["denied"]) for each in logs if each["event"] == "request_denied"]
+    assert denials == [(Code.REGISTER_BROKER, 1), (Code.UNREGISTER_BROKER, 51)]
+
+
+@pytest.mark.trio
 async def test_a_broker_registers_with_the_keys_that_its_file_has_now(tmp_path: Path) -> None:
     """It logs the refusal once, and registers by itself once the keys are right."""
     path, keys = tmp_path / "acl.yml", tmp_path / "keys.toml"
