@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -258,6 +259,22 @@ def test_an_open_page_shows_a_message_that_comes(browser: webdriver.Chrome, runn
         producer.send(Message("Orders", b"one more"))
     after = str(int(before) + 1)
     wait_until(lambda: f"{after} messages" in text_of(browser))
+
+
+def test_a_page_that_is_not_refreshed_any_more_says_so(browser: webdriver.Chrome, running: Running) -> None:
+    """A browser never tries again after a status such as 503."""
+    command = [sys.executable, "-m", "mq.cli", "console", "--port", "0", "--namesrv", running.namesrv]
+    process = subprocess.Popen([*command, "--set", "streams_max=1"], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        port = json.loads(process.stderr.readline())["port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/changes?live=1") as stream:
+            assert stream.readline().startswith(b"data: ")
+            browser.get(f"http://127.0.0.1:{port}/")
+            wait_until(lambda: "Not refreshed any more: load the page again." in text_of(browser))
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
 
 
 def test_a_form_that_is_filled_in_is_not_replaced(browser: webdriver.Chrome, running: Running) -> None:
