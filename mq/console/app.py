@@ -36,6 +36,7 @@ from mq.console.streamed import Streamed
 from mq.console.users import LoginRefused, Users
 from mq.console.views.links import link
 from mq.console.views.text import duration, number, visible
+from mq.console.watch import words_of
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import NameRefused
 
@@ -157,7 +158,7 @@ class Console:
         except BrokerError as error:
             return _refusal(error)
         except ClientError as error:
-            return 502, _fault_page("The servers do not answer", str(error))
+            return 502, _fault_page("The servers do not answer", words_of(error))
 
     def _visit(self, session: Session, query: Mapping[str, str]) -> Visit:
         watch = self._users.watch_of(session.key)

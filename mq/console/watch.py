@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import structlog
 import trio
 
-from mq.client.errors import BrokerError, ClientError
+from mq.client.errors import BrokerError, ClientError, NameServersUnavailable
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings
 from mq.client.users import UserAdmin
@@ -50,9 +50,11 @@ class Seen(Generic[T]):
 
 
 def words_of(error: ClientError) -> str:
-    """For a page whose rest is shown: why something is missing there."""
+    """For a page whose rest is shown: why something is missing there, and what to do if that is known."""
     if isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION:
         return f"Not all is shown, since the brokers do not allow you to see it: {error.remark or error}"
+    if isinstance(error, NameServersUnavailable):
+        return f"{error}. What to do: see that name servers run, and that the console has their addresses (--namesrv)"
     return str(error)
 
 

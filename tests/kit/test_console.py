@@ -16,10 +16,13 @@ import trio
 import trio.testing
 
 from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, RequestTimeout
+from mq.client.errors import ClientError, NameServersUnavailable
 from mq.client.net.client_core import ClientCore
-from mq.console.watch import Watch
+from mq.console.pages.visit import fault_of
+from mq.console.views.overview import alarms
+from mq.console.watch import Shared, Watch
 from mq.inspection.dead_letters import read_letters
-from mq.inspection.survey import survey
+from mq.inspection.survey import Survey, survey
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit, running_kit
 from tests.support.console_browser import Browser, console
@@ -497,10 +500,33 @@ async def test_two_consoles_of_a_machine_leave_each_other_their_sessions() -> No
 
 
 @pytest.mark.trio
+async def test_what_was_seen_before_the_servers_were_gone_is_not_shown_as_present() -> None:
+    answers: list[str | ClientError] = ["so it is", NameServersUnavailable({"127.0.0.1:1": "refused"})]
+
+    async def ask() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, ClientError):
+            raise answer
+        return answer
+
+    shared = Shared(ask, 0.0)
+    assert fault_of(await shared.get()) == ""
+    seen = await shared.get()
+    assert seen.value == "so it is"
+    assert "refused. What to do: see that name servers run" in fault_of(seen)
+    assert fault_of(seen).endswith("What is shown was so 0 s ago")
+    fine = Survey([], {}, {}, {})
+    assert alarms(fine).summary != alarms(fine, "gone").summary
+    assert alarms(fine, "gone").worst in ("warning", "critical")
+    assert (alarms(None).summary, alarms(None, "gone").worst) == ("looking ...", "warning")
+
+
+@pytest.mark.trio
 async def test_pages_say_that_no_name_server_answers() -> None:
     async with console("127.0.0.1:1") as browser:
         for address in ("/", "/topics", "/groups", "/dead-letter-groups"):
             answer = await browser.get(address)
             assert (answer.status, 'role="alert"' in answer.text) == (200, True), address
-        assert (await browser.get("/topic?name=T")).status == 502
+        unknown = await browser.get("/topic?name=T")
+        assert (unknown.status, "see that name servers run" in unknown.text) == (502, True)
         assert (await browser.get("/healthz")).status == 200

@@ -11,7 +11,7 @@ import trio
 from mq.client.errors import ClientError
 from mq.client.message import MessageQueue
 from mq.console.jobs import Job, TooManyJobs
-from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, one, required
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, one, required
 from mq.console.records import Record
 from mq.console.views.dead_letters import groups_with_letters, letter_rows, place_of, place_text
 from mq.console.views.links import link
@@ -35,7 +35,7 @@ async def group_list(visit: Visit) -> Page:
     topics = matching((each for each in names.value or () if each.startswith(DEAD_LETTER_PREFIX)), "")
     page = paged(topics, visit.page)
     held = None
-    fault = names.fault
+    fault = fault_of(names)
     try:
         configs = (await visit.watch.topics.get()).value or {}
         held = await visit.watch.looking.held({name: list(configs.get(name, ())) for name in page.rows})

@@ -9,7 +9,7 @@ import msgspec
 from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
-from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, one, required
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, one, required
 from mq.console.views.groups import (
     lag_rows,
     lag_seconds,
@@ -42,7 +42,7 @@ async def group_list(visit: Visit) -> Page:
         "part": part,
         "order": order,
         "system": visit.query.get("system", ""),
-        "fault": configs.fault or progress.fault,
+        "fault": fault_of(configs) or fault_of(progress),
     }
     return Page("groups.html", "Consumer groups", values)
 
@@ -66,7 +66,7 @@ async def group(visit: Visit) -> Page:
         "settings": settings_of(own),
         "enabled": all(each.consume_enable for each in own.values()),
         "topics": sorted({queue.topic for queue in progress}),
-        "fault": seen.fault,
+        "fault": fault_of(seen),
     }
     return Page("group.html", name, values)
 

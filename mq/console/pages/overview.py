@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from mq.client.errors import ClientError
-from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, one, required
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, one, required
 from mq.console.views.links import link
 from mq.console.views.overview import alarms, card, cards, plain_words
 from mq.console.views.records import record_rows
@@ -25,9 +25,9 @@ async def overview(visit: Visit) -> Page:
         "Overview",
         {
             "cards": cards(groups, visit.watch.history, trio.current_time()),
-            "fault": seen.fault,
+            "fault": fault_of(seen),
             "now": [words for group in groups for words in plain_words(group)],
-            "alarms": alarms(None if survey is None else survey.value),
+            "alarms": alarms(*((None, "") if survey is None else (survey.value, survey.fault))),
             "alarms_fault": "" if survey is None else survey.fault,
         },
     )
@@ -38,7 +38,7 @@ async def alarm_list(visit: Visit) -> Page:
     survey = visit.watch.survey.latest(visit.watch.nursery)
     value = None if survey is None else survey.value
     fault = "" if survey is None else survey.fault
-    return Page("alarms.html", "What is wrong", {"alarms": alarms(value), "fault": fault})
+    return Page("alarms.html", "What is wrong", {"alarms": alarms(value, fault), "fault": fault})
 
 
 async def raft_group(visit: Visit) -> Page:
@@ -57,7 +57,7 @@ async def raft_group(visit: Visit) -> Page:
     ]
     values = {
         "card": card(group, visit.watch.history, trio.current_time()),
-        "fault": seen.fault,
+        "fault": fault_of(seen),
         "now": plain_words(group),
         "voters": voters,
     }

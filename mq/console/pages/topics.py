@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mq.client.errors import BrokerError, ClientError
-from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, integer, one, required
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, integer, one, required
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
 from mq.console.views.topics import age_of_last, chosen, queue_rows, reader_rows, rows, settings_of, total
@@ -17,10 +17,10 @@ async def topic_list(visit: Visit) -> Page:
     """A page of the topics, with what they have: two requests per broker group, however many topics there are."""
     seen = await visit.watch.topics.get()
     configs = seen.value
-    fault = seen.fault
+    fault = fault_of(seen)
     if configs is None:  # without the permission of an administrator: the names, which everybody may see
         names_seen = await visit.watch.names.get()
-        names, fault = names_seen.value or [], names_seen.fault or fault
+        names, fault = names_seen.value or [], fault_of(names_seen) or fault
         configs = {}
     else:
         names = list(configs)
@@ -58,7 +58,7 @@ async def topic(visit: Visit) -> Page:
         "settings": settings_of(configs),
         "config": next(iter(configs.values()), None),
         "readers": reader_rows(name, progress.value or {}),
-        "fault": fault or progress.fault,
+        "fault": fault or fault_of(progress),
         "is_system": is_system_topic(name),
     }
     return Page("topic.html", name, values)

@@ -6,11 +6,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import trio
+
 from mq.console.jobs import Jobs
 from mq.console.records import Records
 from mq.console.sessions import Session
 from mq.console.settings import ConsoleSettings
-from mq.console.watch import Watch
+from mq.console.views.text import duration
+from mq.console.watch import Seen, Watch
 
 
 class NotFound(Exception):
@@ -83,6 +86,13 @@ class Done:
 Form = Mapping[str, list[str]]
 Build = Callable[[Visit], Awaitable[Page]]
 Act = Callable[[Visit, Form], Awaitable[Done]]
+
+
+def fault_of(seen: Seen[Any]) -> str:
+    """Why there is no newer answer, and how old the one is that is shown; empty if it is new."""
+    if not seen.fault or seen.value is None:
+        return seen.fault
+    return f"{seen.fault}. What is shown was so {duration(trio.current_time() - seen.at)} ago"
 
 
 def one(form: Form, name: str, default: str = "") -> str:

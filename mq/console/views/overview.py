@@ -100,12 +100,17 @@ def rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}/s"
 
 
-def alarms(survey: Survey | None) -> Alarms:
-    """The doctor's findings."""
+def alarms(survey: Survey | None, fault: str = "") -> Alarms:
+    """The doctor's findings; ``fault`` says why there are no newer ones."""
     if survey is None:
-        return Alarms(None, "looking ...", "")
+        return Alarms(
+            None, *(("Not known: the servers could not be asked.", "warning") if fault else ("looking ...", ""))
+        )
     findings = tuple(findings_of(survey))
     worst = max((each.severity for each in findings), default=Severity.NOTICE)
+    if fault:  # it may be worse by now
+        before = f"When the servers last answered: {summary(findings)}"
+        return Alarms(findings, before, max(worst, Severity.WARNING).word)
     return Alarms(findings, summary(findings), worst.word if findings else "good")
 
 
