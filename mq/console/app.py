@@ -124,7 +124,9 @@ class Console:
             *(Route(f"/static/{name}", partial(_static, *of), methods=["GET"]) for name, of in static_files().items()),
         ]
         handlers: Any = {HTTPException: self._http_fault, Exception: _own_fault}
-        return Guard(Starlette(routes=routes, exception_handlers=handlers), self.settings, self._log)
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        app.router.redirect_slashes = False  # it would name whatever host and scheme the request has
+        return Guard(app, self.settings, self._log)
 
     # Pages.
 
@@ -300,9 +302,10 @@ class Console:
             credentials = Credentials(user, _last(form, "secret"))
             await self._users.check(credentials)
         except (CredentialsInvalid, LoginRefused, ClientError) as error:
-            if isinstance(error, ClientError) and not isinstance(error, BrokerError):
-                self._limit.taken_back(keys, trio.current_time())  # no server said that the key is wrong
             self._log.warning("console_login_failed", user=shown, host=host, reason=str(error))
+            if isinstance(error, ClientError) and not isinstance(error, BrokerError | CredentialsInvalid):
+                self._limit.taken_back(keys, trio.current_time())  # no server said that the key is wrong
+                return self._login_page(to, words_of(error), 502, user)
             return self._login_page(to, str(error), 403, user)
         self._limit.taken_back(keys, trio.current_time())
         self._sessions.end(self._cookie_of(request))

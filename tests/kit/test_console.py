@@ -13,16 +13,12 @@ from typing import Any
 import pytest
 import structlog
 import trio
-import trio.testing
 
 from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, RequestTimeout
-from mq.client.errors import ClientError, NameServersUnavailable
 from mq.client.net.client_core import ClientCore
-from mq.console.pages.visit import fault_of
-from mq.console.views.overview import alarms
-from mq.console.watch import Shared, Watch
+from mq.console.watch import Watch
 from mq.inspection.dead_letters import read_letters
-from mq.inspection.survey import Survey, survey
+from mq.inspection.survey import survey
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit, running_kit
 from tests.support.console_browser import Browser, console
@@ -452,81 +448,3 @@ def test_a_survey_takes_any_retention(kit: SyncKit) -> None:
         assert found.consumers.at_risk == {}
 
     trio.run(main)
-
-
-@pytest.mark.trio
-async def test_without_a_login_an_open_page_stays_live(mock_clock: trio.testing.MockClock) -> None:
-    async with console("127.0.0.1:1") as browser:
-        await browser.get("/changes")
-        before = dict(browser.cookies)
-        mock_clock.jump(7 * 86_400)
-        [event] = await browser.events("/changes?live=1", 1)
-        assert "event: ended" not in event
-        await browser.get("/changes")
-        assert browser.cookies == before, "its forms are accepted, too"
-
-
-@pytest.mark.trio
-async def test_a_running_console_reads_no_file_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: object, *arguments: object, **more: object) -> object:
-        raise AssertionError(f"{path} may be of another version")
-
-    async with console("127.0.0.1:1") as browser:
-        with monkeypatch.context() as patched:
-            patched.setattr("builtins.open", refuse)
-            patched.setattr("io.open", refuse)
-            answer = await browser.get("/changes")
-    assert (answer.status, "nothing yet" in answer.text) == (200, True)
-
-
-@pytest.mark.trio
-async def test_a_carriage_return_does_not_break_an_event() -> None:
-    async with console("127.0.0.1:1") as browser:
-        await browser.get("/topics")
-        [event] = await browser.events("/topics?part=a%0d%0ddata:b&live=1", 1)
-        assert "\r" not in event
-        assert "a&#13;&#13;data:b" in event
-
-
-@pytest.mark.trio
-async def test_two_consoles_of_a_machine_leave_each_other_their_sessions() -> None:
-    async with console("127.0.0.1:1") as one, console("127.0.0.1:1") as other:
-        other.host, other.cookies = "127.0.0.1:8091", one.cookies
-        await one.get("/changes")
-        await other.get("/changes")
-        before = dict(one.cookies)
-        await one.get("/changes")
-        assert (one.cookies, len(before)) == (before, 2)
-
-
-@pytest.mark.trio
-async def test_what_was_seen_before_the_servers_were_gone_is_not_shown_as_present() -> None:
-    answers: list[str | ClientError] = ["so it is", NameServersUnavailable({"127.0.0.1:1": "refused"})]
-
-    async def ask() -> str:
-        answer = answers.pop(0)
-        if isinstance(answer, ClientError):
-            raise answer
-        return answer
-
-    shared = Shared(ask, 0.0)
-    assert fault_of(await shared.get()) == ""
-    seen = await shared.get()
-    assert seen.value == "so it is"
-    assert "refused. What to do: see that name servers run" in fault_of(seen)
-    assert fault_of(seen).endswith("What is shown was so 0 s ago")
-    fine = Survey([], {}, {}, {})
-    assert alarms(fine).summary != alarms(fine, "gone").summary
-    assert alarms(fine, "gone").worst in ("warning", "critical")
-    assert (alarms(None).summary, alarms(None, "gone").worst) == ("looking ...", "warning")
-
-
-@pytest.mark.trio
-async def test_pages_say_that_no_name_server_answers() -> None:
-    async with console("127.0.0.1:1") as browser:
-        for address in ("/", "/topics", "/groups", "/dead-letter-groups"):
-            answer = await browser.get(address)
-            assert (answer.status, 'role="alert"' in answer.text) == (200, True), address
-        unknown = await browser.get("/topic?name=T")
-        assert (unknown.status, "see that name servers run" in unknown.text) == (502, True)
-        assert (await browser.get("/healthz")).status == 200
