@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -390,3 +391,42 @@ def test_killed_process_loses_nothing_that_it_called_durable(tmp_path: Path, kin
     assert all_bodies(log) == [b"%d" % index * 50 for index in range(1, log.last_index + 1)]
     log.close()
     os.close(home.done_fd)
+
+
+def test_frames_of_both_threads_lie_one_behind_the_other(home: Home) -> None:
+    """Whatever the writer's thread does meanwhile, a frame that is taken back was not sent, or is finished here."""
+    rng = random.Random(7)
+    writer = home.log.writer
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system makes it a few KiB: parts are sent, too
+        expected, received, by_writer = bytearray(), bytearray(), 0
+        for number in range(100):
+            frame = number.to_bytes(4, "big") * rng.choice((16, 1000))
+            ticket = home.ticket + 1
+            assert writer.send_after(ticket, near.fileno(), frame)
+            act(home, rng)
+            writer.signal_from(rng.choice((0, 1 << 62)))
+            if home.ticket == ticket and rng.random() < 0.7:
+                end = time.monotonic() + WAIT_MS / 1000
+                while writer.done_ticket < ticket:
+                    assert time.monotonic() < end, f"ticket {writer.done_ticket} of {ticket}"
+                    time.sleep(0.0001)
+            sent = writer.take_back()
+            writer.signal_from(0)
+            by_writer += sent > 0
+            assert not sent or writer.done_ticket >= ticket
+            expected += frame
+            while sent < len(frame):
+                try:
+                    sent += near.send(frame[sent:])
+                except BlockingIOError:
+                    received += far.recv(1 << 16)
+            if rng.random() < 0.3:
+                received += far.recv(1 << 16)
+        near.close()
+        while data := far.recv(1 << 16):
+            received += data
+    assert by_writer > 10
+    assert received == expected
