@@ -19,9 +19,9 @@ from kombu.utils.uuid import uuid
 from mq.celery import envelope
 from mq.celery.deliveries import Delivery
 from mq.celery.intake import Intake
-from mq.celery.session import Session, now_ms
+from mq.celery.session import Session, Unsure, now_ms
 from mq.celery.topics import Binding
-from mq.client.errors import ClientError, TopicNotFound
+from mq.client.errors import ClientError, SendOutcomeUnknown, TopicNotFound
 
 __all__ = ["Channel", "QoS"]
 
@@ -29,6 +29,8 @@ LEVELS_MAX: Final = envelope.PRIORITY_MAX + 1
 GET_SECONDS: Final = 0.15
 """A `basic_get` waits for so long: a message that was just given back takes a moment."""
 _BROADCAST_QUEUE: Final = "bcast."
+_UNSURE: Final = "raftmq_unsure"
+"""Where what an attempt to publish left is kept among the properties for the next one; never sent."""
 _PROPERTIES: Final = frozenset({"delivery_info", *(name for name, _ in AmqpMessage.PROPERTIES)})
 """What RabbitMQ would deliver: Celery's options that no transport knows, of any type, are among the properties."""
 
@@ -93,21 +95,26 @@ class Channel(virtual.Channel):
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
         """Returns when a majority has stored the message."""
         message["body"], body_encoding = envelope.encode_body(message["body"])
-        properties = message["properties"] = {
-            name: value for name, value in message["properties"].items() if name in _PROPERTIES
-        }
+        given = message["properties"]
+        properties = message["properties"] = {name: value for name, value in given.items() if name in _PROPERTIES}
         properties.update(body_encoding=body_encoding, delivery_tag=uuid())
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
-        self._publish(message, exchange or "", routing_key or "")
+        # kombu's retry publishes with the same properties again, also on another connection.
+        unsure: Unsure = given.pop(_UNSURE, {})
+        try:
+            self._publish(message, exchange or "", routing_key or "", unsure)
+        except SendOutcomeUnknown:
+            given[_UNSURE] = unsure
+            raise
 
-    def _publish(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+    def _publish(self, message: dict[str, Any], exchange: str, routing_key: str, unsure: Unsure) -> None:
         if self.divert is not None:
             self.divert(message, exchange, routing_key)
             return
         session = self._session
         delay_max_ms = int(session.address.delay_max * 1000)
         outgoing = envelope.encode(message, routing_key, now_ms=now_ms(), delay_max_ms=delay_max_ms)
-        if session.publish(exchange, self._kind(exchange), routing_key, outgoing):
+        if session.publish(exchange, self._kind(exchange), routing_key, outgoing, unsure):
             return
         if self.deadletter_queue:
             self._new_queue(self.deadletter_queue)
@@ -119,7 +126,7 @@ class Channel(virtual.Channel):
         return str(self.state.exchanges.get(exchange, {}).get("type", "direct"))
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        self._publish(message, "", queue)
+        self._publish(message, "", queue, {})
 
     # Queues and bindings.
 

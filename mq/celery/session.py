@@ -27,7 +27,7 @@ from mq.celery.deliveries import Delivery
 from mq.celery.envelope import Outgoing
 from mq.celery.intake import Intake
 from mq.celery.topics import Binding, Topics, queues_of
-from mq.client.errors import ClientClosed, ClientError, TopicNotFound
+from mq.client.errors import ClientClosed, ClientError, SendOutcomeUnknown, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import Message, MessageQueue
 from mq.client.net.forks import forks
@@ -54,6 +54,10 @@ class _Numbered(NamedTuple):
     message: Message
     turn: int
     priority: int
+
+
+Unsure = dict[str, tuple[_Numbered, MessageQueue]]
+"""By topic: a message of an earlier attempt to publish, whose outcome is unknown, and the queue that may have it."""
 
 
 class Session:
@@ -188,33 +192,37 @@ class Session:
 
     # Publishing.
 
-    def publish(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing) -> bool:
+    def publish(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing, unsure: Unsure) -> bool:
         """Send a message wherever its exchange sends it; False if that is nowhere. Raises ClientError.
 
-        For the application's threads. A message for one queue that is known takes the short way.
+        For the application's threads. A message for one queue that is known takes the short way. `unsure` is what
+        earlier attempts of the same call left, also those of another session: it keeps its number, and is sent to the
+        same queue.
         """
         self._check()
         topic = self.topics.of_queue(routing_key)
-        if exchange or self.broadcasts.get(routing_key) is not None or not self.topics.is_known(topic):
-            return self.call(self.publish_here, exchange, kind, routing_key, outgoing)
+        if exchange or unsure or self.broadcasts.get(routing_key) is not None or not self.topics.is_known(topic):
+            return self.call(self.publish_here, exchange, kind, routing_key, outgoing, unsure)
         numbered = self._numbered(topic, outgoing)
         stored, queue = self._blocking.send(*numbered)
         if stored != "yes":
             left = self.address.publish_timeout - self._blocking.seconds
-            self.call(self._send, numbered, left, may_be_in=queue if stored == "unknown" else None)
+            self.call(self._send, numbered, left, unsure, may_be_in=queue if stored == "unknown" else None)
         return True
 
-    async def publish_here(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing) -> bool:
+    async def publish_here(
+        self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing, unsure: Unsure | None = None
+    ) -> bool:
         """The same, in the event loop."""
         topics = await self._topics_for(exchange, kind, routing_key)
         if len(topics) == 1:
-            await self.send(topics[0], outgoing)
+            await self.send(topics[0], outgoing, unsure)
         elif topics:
             errors: list[ClientError] = []
 
             async def send(topic: str) -> None:
                 try:
-                    await self.send(topic, outgoing)
+                    await self.send(topic, outgoing, unsure)
                 except ClientError as error:
                     errors.append(error)
 
@@ -253,9 +261,10 @@ class Session:
         queues = await self._producer.queues(topics[0])
         return topics[0], 1 + max((each.queue_id for each in queues), default=0)
 
-    async def send(self, topic: str, outgoing: Outgoing) -> None:
+    async def send(self, topic: str, outgoing: Outgoing, unsure: Unsure | None = None) -> None:
         """Returns when a majority has stored the message, once. In the event loop. Raises ClientError."""
-        await self._send(self._numbered(topic, outgoing), self.address.publish_timeout)
+        numbered, queue = (unsure or {}).get(topic) or (self._numbered(topic, outgoing), None)
+        await self._send(numbered, self.address.publish_timeout, unsure, may_be_in=queue)
 
     def _numbered(self, topic: str, outgoing: Outgoing) -> _Numbered:
         numbers = {_PRODUCER: self._name, _SEQUENCE: str(next(self._numbers))}
@@ -268,16 +277,29 @@ class Session:
         )
         return _Numbered(message, next(self._turns), outgoing.priority)
 
-    async def _send(self, numbered: _Numbered, seconds: float, *, may_be_in: MessageQueue | None = None) -> None:
+    async def _send(
+        self,
+        numbered: _Numbered,
+        seconds: float,
+        unsure: Unsure | None = None,
+        *,
+        may_be_in: MessageQueue | None = None,
+    ) -> None:
+        topic = numbered.message.topic
         missing: TopicNotFound | None = None
         try:
-            await self._send_to_leader(numbered, seconds, may_be_in=may_be_in)
-        except TopicNotFound as error:
-            missing = error
-        if missing is not None:
-            if not await self.topics.declare_again(numbered.message.topic):
-                raise missing
-            await self._send_to_leader(numbered, seconds, may_be_in=may_be_in)
+            try:
+                await self._send_to_leader(numbered, seconds, may_be_in=may_be_in)
+            except TopicNotFound as error:
+                missing = error
+            if missing is not None:
+                if not await self.topics.declare_again(topic):
+                    raise missing
+                await self._send_to_leader(numbered, seconds, may_be_in=may_be_in)
+        except SendOutcomeUnknown as error:
+            if unsure is not None and (queue := error.queue or may_be_in) is not None:
+                unsure[topic] = numbered, queue
+            raise
 
     async def _send_to_leader(
         self, numbered: _Numbered, seconds: float, *, may_be_in: MessageQueue | None = None

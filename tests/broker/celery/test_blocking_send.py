@@ -11,6 +11,7 @@ import pytest
 import raftmq.celery  # noqa: F401 - makes the URLs known
 from mq.celery import blocking_send
 from mq.celery.session import Session
+from mq.client.errors import SendOutcomeUnknown
 from mq.testing import running_kit
 
 QUEUE = kombu.Queue("work")
@@ -77,6 +78,33 @@ def test_a_message_whose_answer_is_lost_is_stored_once(publishing: Publishing, m
     publishing.publish("a", "b")
     assert publishing.long_way == 2
     assert publishing.stored() == ["a", "b"]
+
+
+def test_a_message_of_unknown_outcome_that_kombu_publishes_again_is_stored_once(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`apply_async` does so by default, on a new connection; the message went to another queue under a new number."""
+    ask, to_leader = blocking_send._Line.ask, Session._send_to_leader
+    attempts = 0
+
+    def answer_is_lost(line: Any, *args: Any) -> Any:
+        ask(line, *args)
+        raise TimeoutError
+
+    async def first_is_lost(session: Session, *args: Any, **options: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise SendOutcomeUnknown("lost", options["may_be_in"])
+        await to_leader(session, *args, **options)
+
+    monkeypatch.setattr(blocking_send._Line, "ask", answer_is_lost)
+    monkeypatch.setattr(Session, "_send_to_leader", first_is_lost)
+    policy = {"max_retries": 1, "interval_start": 0}
+    publishing.producer.publish("a", routing_key=QUEUE.name, retry=True, retry_policy=policy)
+    assert attempts == 2
+    publishing.queue = QUEUE(publishing.connection.default_channel)
+    assert publishing.stored() == ["a"]
 
 
 def test_a_connection_that_has_ended_since_the_last_send_is_not_used(publishing: Publishing) -> None:
