@@ -133,6 +133,11 @@ class Delivery(Generic[K]):
         """Whether messages are being moved, or their records loaded, or the source must restart after a failure."""
         return self._failed or self._groups > 0 or self._records.is_loading
 
+    @property
+    def must_restart(self) -> bool:
+        """Whether a group was not stored, so the source restarts when the outcome of all others is known."""
+        return self._failed
+
     def check_invariants(self) -> None:
         """Assert that groups in flight are counted right: with too many, nothing would be delivered any more."""
         assert self._groups <= self._groups_max, f"{self._groups} groups are in flight; maximum: {self._groups_max}"
