@@ -6,7 +6,6 @@ import errno
 import os
 import select
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from raftlog.segment.codec import TailEntry
 from raftlog.segment.group_commit import WriteOp
 from raftlog.segment.plain_writes import PythonPlainWrites
 from tests.support.file_size_limit import file_size_limit
-from tests.support.plain_queues import FORMS, needs_compiled
+from tests.support.plain_queues import FORMS
 
 SYNC_BYTES_MAX = 1000
 FILE_POS = 10_000
@@ -301,50 +300,3 @@ def test_only_wanted_reports_are_signalled(home: Home) -> None:
     assert (home.writes.signal_from(9), home.reports()) == (2, 1)
     home.writes.report(3)
     assert (home.writes.done_ticket, home.reports()) == (3, 0)
-
-
-REPORTING_WHILE_A_FRAME_IS_SENT = """
-import sys, threading
-from raftlog.compiled.loaded import PlainWrites
-
-sending, may_end, reporting = threading.Event(), threading.Event(), threading.Event()
-
-
-class Calls:
-    def send(self, fd, data):
-        sending.set()
-        may_end.wait()
-        return len(data)
-
-    def report(self, ticket):
-        pass
-
-
-def report_another():
-    reporting.set()
-    writes.report(2)
-
-
-writes = PlainWrites(-1, 1000, Calls())
-writes.send_after(1, -1, b"frame")
-threads = [threading.Thread(target=writes.report, args=[1]), threading.Thread(target=report_another)]
-threads[0].start()
-sending.wait()
-sys.setswitchinterval(60)  # the second thread keeps the interpreter's lock until it gives it away
-threads[1].start()
-reporting.wait()
-may_end.set()
-for thread in threads:
-    thread.join()
-print(writes.done_ticket, writes.take_back())
-"""
-
-
-@needs_compiled
-def test_report_does_not_wait_with_the_interpreter_s_lock() -> None:
-    """Whoever has the mutex of reports may need that lock next: so does the event loop after it waited for the mutex.
-    Then neither thread would ever run again.
-    """
-    command = [sys.executable, "-c", REPORTING_WHILE_A_FRAME_IS_SENT]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    assert ended.stdout == "2 5\n"

@@ -430,3 +430,50 @@ def test_frames_of_both_threads_lie_one_behind_the_other(home: Home) -> None:
             received += data
     assert by_writer > 10
     assert received == expected
+
+
+REPORTING_WHILE_A_FRAME_IS_SENT = """
+import sys, threading
+from raftlog.compiled.loaded import PlainWrites
+
+sending, may_end, reporting = threading.Event(), threading.Event(), threading.Event()
+
+
+class Calls:
+    def send(self, fd, data):
+        sending.set()
+        may_end.wait()
+        return len(data)
+
+    def report(self, ticket):
+        pass
+
+
+def report_another():
+    reporting.set()
+    writes.report(2)
+
+
+writes = PlainWrites(-1, 1000, Calls())
+writes.send_after(1, -1, b"frame")
+threads = [threading.Thread(target=writes.report, args=[1]), threading.Thread(target=report_another)]
+threads[0].start()
+sending.wait()
+sys.setswitchinterval(60)  # the second thread keeps the interpreter's lock until it gives it away
+threads[1].start()
+reporting.wait()
+may_end.set()
+for thread in threads:
+    thread.join()
+print(writes.done_ticket, writes.take_back())
+"""
+
+
+@needs_compiled
+def test_report_does_not_wait_with_the_interpreter_s_lock() -> None:
+    """Whoever has the mutex of reports may need that lock next: so does the event loop after it waited for the mutex.
+    Then neither thread would ever run again.
+    """
+    command = [sys.executable, "-c", REPORTING_WHILE_A_FRAME_IS_SENT]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout == "2 5\n"
