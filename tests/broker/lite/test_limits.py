@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mq.broker.context import wall_clock_ms
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.lite_requests import NotifyUnsubscribeLiteExt
 from tests.support.lite_topics import GROUP, PARENT, control, pop, pop_ext, prepared, put_group, receipt, send, told
@@ -144,10 +145,16 @@ async def test_open_pops_of_a_group_that_is_away_make_room_for_others(
             change = receipt(first, message) | {"invisibleTime": 1}
             await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
 
+        async def is_due() -> bool:
+            await client.info()
+            states = [brokers[0]._metadata.pops.of(key).ordered for key in brokers[0]._metadata.pops.queues]
+            return all(each is not None and each.blocked_until_ms() <= wall_clock_ms() for each in states)
+
         async def has_room() -> bool:
             abandoned.run()
             return bool((await popped()).body)
 
+        await until(is_due)  # of both: there is room as soon as one is forgotten
         await until(has_room)
         assert abandoned.forgotten == 2
         await control(client, "PARTIAL_ADD", "a", "b")
