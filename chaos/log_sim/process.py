@@ -19,6 +19,7 @@ from chaos.values import body_of, value_of
 from chaos.violation import Violation
 from raftlog.bootstrap import configurations, core_for
 from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.trace import TracedCore
 from raftlog.consensus.types import ConfState, EntryKind, NodeId, Refusal, Role, RoleChange
 from raftlog.lease_clock import LeaseClock
 from raftlog.log_numbers import LogIndex
@@ -117,6 +118,7 @@ class LogProcess:
             check_body=self.check_body,
         )
         self._waiting_for: NodeId | None = None
+        self._waiting_ticket = 0
         self._has_left = False
         self._applied = node.checkpoint
         self._pending: dict[int, int] = {}
@@ -344,7 +346,7 @@ class LogProcess:
         self._has_left = False
         if self._world.buggify("no-link") or not self.writer.send_after(ticket, -1, frame):
             return False
-        self._waiting_for = peer
+        self._waiting_for, self._waiting_ticket = peer, ticket
         return True
 
     def has_left(self) -> bool:
@@ -359,6 +361,11 @@ class LogProcess:
 
     def _sent_by_writer(self, frame: bytes) -> int:
         assert self._waiting_for is not None
+        if isinstance(self.core, TracedCore):
+            ((_, payload),), _ = wire.split_frames(memoryview(frame))
+            self.core.sent_by_writer(
+                self._waiting_ticket, wire.decode_appended(payload, self.node_id, self._waiting_for)
+            )
         self._world.wires.send(self.node_id, self._waiting_for, Lane.CONTROL, frame)
         return len(frame)
 

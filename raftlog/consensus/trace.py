@@ -85,7 +85,7 @@ class Trace:
         """A `RaftCore` that writes a trace; created and used like any other."""
         trace = self
 
-        class Traced(_TracedCore):
+        class Traced(TracedCore):
             def __init__(self, **arguments: Any) -> None:
                 super().__init__(trace, **arguments)
 
@@ -121,7 +121,9 @@ class _Picture:
         self.runs: Runs = core._log.runs()
 
 
-class _TracedCore(RaftCore):
+class TracedCore(RaftCore):
+    """Made by `Trace.core_class`."""
+
     def __init__(self, trace: Trace, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._trace = trace
@@ -149,6 +151,12 @@ class _TracedCore(RaftCore):
         self._trace.event(self, "PersistDone", ticket=ticket)
         super().storage_done(ticket, now)
         self._tell_changes()
+
+    def sent_by_writer(self, ticket: int, message: AppendResp) -> None:
+        """The log's writer has sent ``message`` by itself: the log is durable up to ``ticket``."""
+        self._tell_changes()
+        self._trace.event(self, "PersistDone", ticket=ticket)
+        self._trace.event(self, "SendAppendEntriesResponse", msg=_message(message))
 
     def read(self, ctx: int, now: float) -> None:
         self._tell_changes()
