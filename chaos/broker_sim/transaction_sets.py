@@ -169,6 +169,11 @@ class SetTransactions:
         """Offsets were committed in this entry."""
         self._rows += command.offsets
 
+    @staticmethod
+    def is_told_by_offsets(half: Stored) -> bool:
+        """Whether only offsets tell that a set was committed, since it has no messages."""
+        return not TransactionSet.decode(half.record.body)[0]
+
     def outcome(self, half: Stored, visible: dict[int, list[Stored]]) -> int | None:
         """How a set ended in this entry, whose copies are taken out of ``visible``: `COMMITTED`, or None."""
         messages, consumed = TransactionSet.decode(half.record.body)
@@ -183,7 +188,9 @@ class SetTransactions:
             visible[copy.value].remove(copy)
         rows = [(each.group, each.topic, each.queue_id, each.end) for each in consumed]
         moved = [row for row in rows if row in self._rows]
-        if not found and not moved:
+        # Without its messages it was rolled back, and the offsets are those of another set from the same place; whose
+        # they are, if they are nobody's, is asked when the entry ends.
+        if not found and (keys or not moved):
             return None
         if len(found) != len(keys) or {copy.record.properties.get(props.UNIQUE_KEY) for copy in found} != keys:
             raise Violation(f"set: of {sorted(map(str, keys))} only {[copy.place for copy in found]} are visible")

@@ -225,7 +225,7 @@ class Transactions(Workload):
 
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: a half message is ended in the same entry as its visible copy."""
-        for offset in self._done:
+        for offset in sorted(self._done, key=self._is_told_by_offsets):
             half = self._open.pop(offset, None)
             if half is None:
                 raise Violation(f"transaction: half {offset} is ended a second time")
@@ -242,6 +242,10 @@ class Transactions(Workload):
         self._sets.entry_ends()
         self._done.clear()
         self._visible.clear()
+
+    def _is_told_by_offsets(self, offset: int) -> bool:
+        half = self._open.get(offset)
+        return half is not None and is_set(half) and self._sets.is_told_by_offsets(half)
 
     def _is_visible(self, half: Stored) -> bool:
         """Whether a half message became visible in this entry; its copies are taken out of those that are left."""
