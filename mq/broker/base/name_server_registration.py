@@ -32,6 +32,10 @@ LEADER_ID: Final = 0
 CONNECT_SECONDS_MAX = 3.0
 ANSWER_SECONDS_MAX = 3.0
 RETRY_SECONDS = 1.0
+CONFIRM_SECONDS = 2.0
+"""So long after changed topics, everything is registered once more: who deletes a topic, at brokers and then at name
+servers, may delete the route of one that was created again in between.
+"""
 _TOPICS_AT_ONCE = 100
 """Above this number of topics, a worker thread encodes the body."""
 
@@ -89,8 +93,10 @@ class Registrar:
         current: Callable[[Collection[str] | None], Registration | None],
         tls: ssl.SSLContext | None = None,
         credentials: Callable[[], Credentials | None] = lambda: None,
+        confirm_seconds: float = CONFIRM_SECONDS,
         log: Log,
     ) -> None:
+        self._confirm_seconds = confirm_seconds
         self._tls = tls
         self._credentials = credentials
         self._namesrv = namesrv
@@ -139,7 +145,8 @@ class Registrar:
         news.everything = True
         while True:
             changed = self._changed
-            registration = self._current(news.take())
+            topics = news.take()
+            registration = self._current(topics)
             if registration is not None:
                 opaque += 1
                 if registration.topic_count > _TOPICS_AT_ONCE:
@@ -150,7 +157,8 @@ class Registrar:
                 if told is None or told.broker_id != registration.broker_id:
                     log.info("registered", broker_id=registration.broker_id, address=registration.address)
                 told = registration
-            with trio.move_on_after(self._period_seconds) as waiting:
+            seconds = self._period_seconds if topics is None else min(self._confirm_seconds, self._period_seconds)
+            with trio.move_on_after(seconds) as waiting:
                 if not await _wait_changed(changed, stream):
                     raise _Refused("the name server closed the connection")
             if waiting.cancelled_caught or registration is None:

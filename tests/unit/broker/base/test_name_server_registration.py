@@ -1,0 +1,49 @@
+"""A broker stays registered at its name servers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+import structlog
+import trio
+import trio.lowlevel
+
+from mq.broker.base.name_server_registration import Registrar, Registration
+from mq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig
+from mq.protocol.codes import RequestCode, ResponseCode
+from tests.unit.namesrv.serving import name_server
+
+
+@pytest.mark.trio
+async def test_a_topic_that_was_created_again_while_it_was_deleted_is_registered() -> None:
+    """Who deletes a topic asks brokers first and name servers then; a consumer may create it again in between."""
+    body = RegisterBrokerBody(topics={"T1": TopicConfig("T1", 4, 4, 6)}, data_version=DataVersion(1, 2)).encode()
+    asked: list[Collection[str] | None] = []
+
+    def current(topics: Collection[str] | None) -> Registration:
+        asked.append(topics)
+        return Registration("c1", "b-a", 0, "10.0.0.1:10911", lambda: body, 1, topics is None)
+
+    async with name_server() as server, trio.open_nursery() as nursery:
+        registrar = Registrar(
+            namesrv=[server.address],
+            period_seconds=1000.0,
+            current=current,
+            confirm_seconds=0.01,
+            log=structlog.get_logger("test"),
+        )
+        nursery.start_soon(registrar.run)
+        peer = await server.connect()
+        while await peer.route() is None:  # noqa: ASYNC110 - it asks
+            await trio.sleep(0.01)
+        registrar.changed(["T1"])
+        while len(asked) < 2:
+            await trio.lowlevel.checkpoint()
+        deleted, _ = await peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "T1"})
+        assert deleted.code == ResponseCode.SUCCESS
+        while await peer.route() is None:  # noqa: ASYNC110 - it asks
+            await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert asked[:3] == [None, {"T1"}, None]
+    assert len(asked) == 3, "once more, and then only each period"
