@@ -50,7 +50,7 @@ class Users:
         """A session of a user begins; None is the console itself."""
         async with self._opening:  # two sessions that begin at once see the same
             if credentials not in self._open:
-                self._open[credentials] = await self._nursery.start(self._run, credentials)
+                self._open[credentials] = await self._nursery.start(self._serve, credentials)
             self._open[credentials].sessions += 1
             self._of_session[session] = credentials
 
@@ -71,7 +71,7 @@ class Users:
         """What the user of a session sees."""
         return self._open[self._of_session[session]].watch
 
-    async def _run(
+    async def _serve(
         self, credentials: Credentials | None, task_status: trio.TaskStatus[_Open] = trio.TASK_STATUS_IGNORED
     ) -> None:
         remoting = self._own if credentials is None else replace(self._own, credentials=credentials)
