@@ -109,7 +109,7 @@ QUICK_START := JDK_JAVA_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' PYTHO
 test-spark:
 	@if deploy/check-java.sh; then \
 	    $(MAKE) --no-print-directory $(SPARK_INSTALLED) && \
-	    $(SPARK_ENV) $(QUICK_START) $(SPARK_PY) -m pytest -o cache_dir=.pytest_cache/spark -W default $(or $(ARGS),tests/spark); \
+	    $(SPARK_ENV) $(QUICK_START) PY=$(SPARK_PY) deploy/pytest-twice.sh spark -W default $(or $(ARGS),tests/spark); \
 	else echo 'raftmq: the tests with Spark are left out'; fi
 
 # Four lanes side by side on two processors, since tests with sockets and processes wait much of the time; always the
@@ -148,7 +148,8 @@ fuzz: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh fuzz $(ARGS)
 
 # Three lanes side by side. Real processes wait for each other much of the time, and so does Spark; what only computes
-# gets the time of processors that these leave (docs/decisions/0029). No failed test runs again (docs/decisions/0041).
+# gets the time of processors that these leave (docs/decisions/0029). One or two failures of a part are run again, and told:
+# docs/decisions/0041.
 LANES := .lane-processes .lane-in-process .lane-simulation
 test-all: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going -j 3 $(LANES)
@@ -175,6 +176,7 @@ IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 PART := @deploy/part.sh
 # Parts run side by side: each has a cache of its own.
 PYTEST = $(PY) -m pytest -o cache_dir=.pytest_cache/$(1)
+TWICE := env PY=$(PY) deploy/pytest-twice.sh
 IN_CI := -m 'not nightly'
 # What compiled modules do in the tests above, the code in Python has to do in these; of tests that run both forms
 # themselves, only some are here.
@@ -182,12 +184,12 @@ IN_BOTH_FORMS := tests/broker/produce tests/broker/write_path tests/broker/net t
 IN_BOTH_FORMS += tests/unit/store/test_dispatch.py tests/unit/segment/test_threaded_writers.py tests/unit/compiled/test_checked_records.py
 IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/broker/net/test_bad_frames.py
 .part-processes:
-	$(PART) processes $(call PYTEST,processes) $(IN_CI) tests/process
+	$(PART) processes $(TWICE) processes $(IN_CI) tests/process
 .part-in-process:
-	$(PART) in-process $(call PYTEST,in-process) $(IN_CI) $(CHECKED) --ignore=tests/process --ignore=tests/simulation \
+	$(PART) in-process $(TWICE) in-process $(IN_CI) $(CHECKED) --ignore=tests/process --ignore=tests/simulation \
 	    --ignore=tests/spark
 .part-python-forms:
-	$(PART) python-forms env RAFTMQ_PURE_PYTHON=1 $(call PYTEST,python-forms) $(IN_CI) $(IN_BOTH_FORMS)
+	$(PART) python-forms env RAFTMQ_PURE_PYTHON=1 $(TWICE) python-forms $(IN_CI) $(IN_BOTH_FORMS)
 .part-spark:
 	@if ! deploy/check-java.sh || $(MAKE) --no-print-directory $(SPARK_INSTALLED); then \
 	    deploy/part.sh spark $(MAKE) --no-print-directory test-spark ARGS=; \
@@ -202,6 +204,7 @@ IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/br
 	$(PART) --last --unless-3 fuzz env PY=$(PY) deploy/sanitize.sh fuzz --seconds 30
 .part-gate:
 	$(PART) --last --unless-3 gate $(PY) -m benchmarks.gate
+# Failed seeds fail again, so there is no second run.
 .part-simulation:
 	$(PART) --last simulation $(call PYTEST,simulation) $(IN_CI) tests/simulation
 
