@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
+import trio
 import typer
 
 from mq.cli.client_errors import client_errors
 from mq.cli.errors import CommandFailed, run_trio
 from mq.cli.output import print_json
+from mq.cli.progress import Advance, progress_bar
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
-from mq.client.errors import BrokerError, TopicNotFound
+from mq.client.errors import BrokerError
 from mq.client.message import MessageQueue
 from mq.client.schedules import definition_of
+from mq.inspection.catalogue import CatalogueAdmin
 from mq.protocol.bodies import TopicConfig
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic, reply_topic
@@ -30,6 +33,7 @@ from mq.protocol.schedule_bodies import ScheduleDefinition
 
 FORMAT: Final = 4
 FORMATS: Final = (1, 2, 3, 4)
+REQUESTS_AT_ONCE: Final = 16
 
 
 class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,10 +99,10 @@ def export(
     left_out: list[str] = []
 
     async def main() -> Definitions:
-        async with Admin(namesrv) as admin:
-            return await read_definitions(admin, with_offsets=offsets, left_out=left_out)
+        async with CatalogueAdmin(namesrv) as admin:
+            return await read_definitions(admin, with_offsets=offsets, left_out=left_out, advance=advance)
 
-    with client_errors():
+    with client_errors(), progress_bar() as advance:
         found = run_trio(main)
     for each in left_out:
         print(f"not exported: {each}", file=sys.stderr)
@@ -138,35 +142,44 @@ def parse_definitions(file: Path) -> Definitions:
         raise CommandFailed(f"{file} is not a file of raftmq export: {error}") from error
 
 
-async def read_definitions(admin: Admin, *, with_offsets: bool, left_out: list[str]) -> Definitions:
+async def read_definitions(
+    admin: CatalogueAdmin, *, with_offsets: bool, left_out: list[str], advance: Advance
+) -> Definitions:
     """The existing definitions; ``left_out`` gets settings that the document cannot contain. Raises ClientError."""
     info = await admin.cluster_info()
+    advance("topics", 0, 4)
     own = {*info.clusters, *info.brokers, *map(reply_topic, info.clusters)}
-    topics: dict[str, dict[str, Topic]] = {}
-    for name in await admin.topics():
-        if name in own or is_system_topic(name) or name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
-            continue
-        try:
-            configs = await admin.topic_config(name)
-        except TopicNotFound:
-            continue  # deleted in the meantime
-        topics[name] = {broker: _topic(config) for broker, config in configs.items()}
+    configs = await admin.topic_configs()
+    topics: dict[str, dict[str, Topic]] = {
+        name: {broker: _topic(config) for broker, config in by_broker.items()}
+        for name, by_broker in sorted(configs.items())
+        if not (name in own or is_system_topic(name) or name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)))
+    }
+    advance("consumer groups", 1, 4)
     groups: dict[str, Group] = {}
-    for name, by_broker in sorted((await admin.consumer_groups()).items()):
+    for name, settings in sorted((await admin.consumer_groups()).items()):
         if name not in SYSTEM_GROUPS:
-            groups[name] = group_of(by_broker[min(by_broker)])
-            left_out += _left_out(name, by_broker, groups[name])
+            groups[name] = group_of(settings[min(settings)])
+            left_out += _left_out(name, settings, groups[name])
+    advance("offsets", 2, 4)
     offsets: dict[str, list[Offset]] = {}
-    if with_offsets:
-        for name in groups:
-            rows = [
-                Offset(queue.topic, queue.broker_name, queue.queue_id, offset)
-                for queue, offset in sorted((await stored_offsets(admin, name)).items())
-                if not queue.topic.startswith(RETRY_PREFIX)
-            ]
-            if rows:
-                offsets[name] = rows
+    stored = await stored_offsets(admin, groups) if with_offsets else {}
+    for name in groups:
+        rows = [
+            Offset(queue.topic, queue.broker_name, queue.queue_id, offset)
+            for queue, offset in sorted(stored.get(name, {}).items())
+            if not queue.topic.startswith(RETRY_PREFIX) and _has_queue(configs, queue)
+        ]
+        if rows:
+            offsets[name] = rows
+    advance("schedules", 3, 4)
     return Definitions(FORMAT, topics, groups, offsets, await _schedules(admin))
+
+
+def _has_queue(configs: Mapping[str, Mapping[str, TopicConfig]], queue: MessageQueue) -> bool:
+    """Whether there is such a queue: offsets in lite topics and in queues that a topic had are not exported."""
+    config = configs.get(queue.topic, {}).get(queue.broker_name)
+    return config is not None and queue.queue_id < max(config.read_queue_nums, config.write_queue_nums)
 
 
 async def _schedules(admin: Admin) -> dict[str, dict[str, ScheduleDefinition]]:
@@ -181,8 +194,28 @@ async def _schedules(admin: Admin) -> dict[str, dict[str, ScheduleDefinition]]:
     return found
 
 
-async def stored_offsets(admin: Admin, group: str) -> dict[MessageQueue, int]:
-    """The stored offsets of a group, also those that are 0. Raises ClientError."""
+async def stored_offsets(admin: CatalogueAdmin, groups: Iterable[str]) -> dict[str, dict[MessageQueue, int]]:
+    """The stored offsets of groups, also those that are 0. Raises ClientError."""
+    try:
+        return await admin.group_offsets()
+    except BrokerError as error:
+        if error.code != ResponseCode.SYSTEM_ERROR:
+            raise
+    # A broker has too many for one answer.
+    found: dict[str, dict[MessageQueue, int]] = {}
+    limiter = trio.CapacityLimiter(REQUESTS_AT_ONCE)
+
+    async def ask(group: str) -> None:
+        async with limiter:
+            found[group] = await _stored_offsets_of(admin, group)
+
+    async with trio.open_nursery() as nursery:
+        for group in groups:
+            nursery.start_soon(ask, group)
+    return found
+
+
+async def _stored_offsets_of(admin: Admin, group: str) -> dict[MessageQueue, int]:
     offsets: dict[MessageQueue, int] = {}
     for queue, progress in (await admin.group_progress(group)).items():
         # Progress shows 0 also where nothing is stored.

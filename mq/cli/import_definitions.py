@@ -6,25 +6,38 @@ since.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 import msgspec
+import trio
 import typer
 
 from mq.cli.attributes import as_changes
 from mq.cli.client_errors import client_errors
-from mq.cli.definitions import Definitions, Group, Offset, Topic, parse_definitions, read_definitions, stored_offsets
+from mq.cli.definitions import (
+    REQUESTS_AT_ONCE,
+    Definitions,
+    Group,
+    Offset,
+    Topic,
+    parse_definitions,
+    read_definitions,
+    stored_offsets,
+)
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
+from mq.cli.progress import Advance, progress_bar
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
-from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.errors import BrokerError
 from mq.client.message import MessageQueue
 from mq.client.schedules import schedule_of
+from mq.inspection.catalogue import CatalogueAdmin, portions
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.registration import TopicConfig
 
 LEFT: Final = "leave as it is:"
 """For an object with other settings that may not be changed."""
@@ -32,6 +45,7 @@ PASSED: Final = "keep, the group has passed the document's:"
 """For offsets."""
 REFUSED: Final = "refused:"
 
+T = TypeVar("T")
 SettingsT = TypeVar("SettingsT", Topic, Group)
 
 
@@ -59,8 +73,8 @@ def import_(
     wanted = parse_definitions(file)
 
     async def main() -> list[dict[str, object]]:
-        async with Admin(namesrv) as admin:
-            there = await read_definitions(admin, with_offsets=False, left_out=[])
+        async with CatalogueAdmin(namesrv) as admin:
+            there = await read_definitions(admin, with_offsets=False, left_out=[], advance=advance)
             brokers = {broker for each in (await admin.cluster_info()).clusters.values() for broker in each}
             named = {broker for rows in wanted.topics.values() for broker in rows}
             named |= {broker for rows in wanted.schedules.values() for broker in rows}
@@ -75,13 +89,12 @@ def import_(
                 *_schedule_steps(wanted, there, update=update),
             ]
             if not dry_run:
-                for step in steps:
-                    await _carry_out(admin, step, wanted, there)
-            for group, rows in sorted(wanted.offsets.items()) if offsets else ():
-                steps += await _import_offsets(admin, namesrv, group, rows, dry_run=dry_run)
+                await _carry_out(admin, steps, wanted, there, advance)
+            if offsets:
+                steps += await _import_offsets(admin, wanted.offsets, dry_run=dry_run, advance=advance)
         return steps
 
-    with client_errors():
+    with client_errors(), progress_bar() as advance:
         steps = run_trio(main)
     if as_json:
         print_json({"dry_run": dry_run, "steps": steps})
@@ -142,35 +155,91 @@ def _action(now: object, *, update: bool) -> str:
     return "change" if update else LEFT
 
 
-async def _carry_out(admin: Admin, step: Mapping[str, object], wanted: Definitions, there: Definitions) -> None:
-    if step["do"] not in ("create", "change"):
-        return
-    name = str(step["name"])
-    if step["what"] == "topic":
-        broker = str(step["broker"])
-        known = there.topics.get(name, {}).get(broker)
-        topic = _filled(wanted.topics[name][broker], known)
-        gone = known.attributes.keys() - topic.attributes.keys() if known is not None else ()
-        await admin.create_topic(
-            name,
-            read_queues=topic.read_queues,
-            write_queues=topic.write_queues,
-            perm=topic.perm,
-            order=topic.order,
-            filter_type=topic.filter_type or "SINGLE_TAG",
-            sys_flag=topic.sys_flag or 0,
-            attributes={**dict.fromkeys(gone), **topic.attributes},
-            broker=broker,
-        )
-        return
-    if step["what"] == "schedule":
-        broker = str(step["broker"])
-        schedule = schedule_of(wanted.schedules[name][broker])
+async def _carry_out(
+    admin: CatalogueAdmin,
+    steps: Sequence[Mapping[str, object]],
+    wanted: Definitions,
+    there: Definitions,
+    advance: Advance,
+) -> None:
+    """Create and change what the steps say: topics first, since schedules send to them. Raises ClientError."""
+    changes = [step for step in steps if step["do"] in ("create", "change")]
+    topics: dict[str, list[TopicConfig]] = {}
+    for step in changes:
+        if step["what"] == "topic":
+            name, broker = str(step["name"]), str(step["broker"])
+            known = there.topics.get(name, {}).get(broker)
+            topics.setdefault(broker, []).append(
+                _topic_config(name, _filled(wanted.topics[name][broker], known), known)
+            )
+    groups = []
+    for name in (str(step["name"]) for step in changes if step["what"] == "consumer group"):
+        now = there.consumer_groups.get(name)
+        groups.append(group_config(name, _filled(wanted.consumer_groups[name], now), now))
+    schedules = [step for step in changes if step["what"] == "schedule"]
+    total, done = len(changes), 0
+    for broker, configs in sorted(topics.items()):
+        # Name servers learn of topics in the order of their creation: when the last one is there, all are.
+        *others, last = configs
+        for some in portions(others):
+            advance("topics", done, total)
+            await _put_all(some, partial(admin.put_topics, broker), partial(_put_topic, admin, broker))
+            done += len(some)
+        await _put_topic(admin, broker, last)
+        done += 1
+    for those in portions(groups):
+        advance("consumer groups", done, total)
+        await _put_all(those, admin.put_groups, admin.put_consumer_group)
+        done += len(those)
+    for step in schedules:
+        advance("schedules", done, total)
+        name, broker = str(step["name"]), str(step["broker"])
         put = admin.schedules.create if step["do"] == "create" else admin.schedules.update
-        await put(schedule, broker=broker)
-        return
-    now = there.consumer_groups.get(name)
-    await admin.put_consumer_group(group_config(name, _filled(wanted.consumer_groups[name], now), now))
+        await put(schedule_of(wanted.schedules[name][broker]), broker=broker)
+        done += 1
+
+
+async def _put_all(
+    configs: Sequence[T], put: Callable[[Sequence[T]], Awaitable[None]], put_one: Callable[[T], Awaitable[None]]
+) -> None:
+    """Put topics or groups with one request. If it is refused, one by one: older brokers do not know it, and a refusal
+    of many does not name the wrong one.
+    """
+    try:
+        await put(configs)
+    except BrokerError:
+        for config in configs:
+            await put_one(config)
+
+
+def _topic_config(name: str, topic: Topic, known: Topic | None) -> TopicConfig:
+    """What a broker is asked for: attributes as changes of those that the topic has now."""
+    gone = known.attributes.keys() - topic.attributes.keys() if known is not None else ()
+    return TopicConfig(
+        name,
+        topic.read_queues,
+        topic.write_queues,
+        topic.perm,
+        topic.filter_type or "SINGLE_TAG",
+        topic.sys_flag or 0,
+        topic.order,
+        as_changes({**dict.fromkeys(gone), **topic.attributes}),
+    )
+
+
+async def _put_topic(admin: Admin, broker: str, config: TopicConfig) -> None:
+    """Put one topic, and wait until the name servers know it."""
+    await admin.create_topic(
+        config.topic_name,
+        read_queues=config.read_queue_nums,
+        write_queues=config.write_queue_nums,
+        perm=config.perm,
+        order=config.order,
+        filter_type=config.topic_filter_type,
+        sys_flag=config.topic_sys_flag,
+        attributes={name[1:]: value if name[0] == "+" else None for name, value in config.attributes.items()},
+        broker=broker,
+    )
 
 
 def group_config(name: str, group: Group, now: Group | None = None) -> SubscriptionGroupConfig:
@@ -193,33 +262,41 @@ def group_config(name: str, group: Group, now: Group | None = None) -> Subscript
 
 
 async def _import_offsets(
-    admin: Admin, namesrv: str, group: str, rows: list[Offset], *, dry_run: bool
+    admin: CatalogueAdmin, wanted: Mapping[str, Sequence[Offset]], *, dry_run: bool, advance: Advance
 ) -> list[dict[str, object]]:
-    """Store the offsets that are higher than the group's; returns what was done. Raises ClientError."""
-    stored = await stored_offsets(admin, group)
-    ahead = 0
-    higher: list[tuple[MessageQueue, int]] = []
-    for row in rows:
-        queue = MessageQueue(row.topic, row.broker, row.queue)
-        now = stored.get(queue, -1)
-        ahead += now > row.offset
-        if now < row.offset:
-            higher.append((queue, row.offset))
-    done = len(higher)
-    refused: list[dict[str, object]] = []
-    if not dry_run and higher:
-        async with PullConsumer(namesrv, group) as consumer:
-            for queue, offset in higher:
-                try:
-                    await consumer.commit({queue: offset})
-                except BrokerError as error:
-                    done -= 1
-                    refused.append(
-                        {"what": "offsets", "name": group, "do": REFUSED, "reason": error.remark or str(error)}
-                    )
-    steps: list[dict[str, object]] = []
-    if done:
-        steps.append({"what": "offsets", "name": group, "do": "store", "queues": done})
-    if ahead:
-        steps.append({"what": "offsets", "name": group, "do": PASSED, "queues": ahead})
-    return steps + refused
+    """Store the offsets that are higher than the groups'; returns what was done. Raises ClientError."""
+    stored = await stored_offsets(admin, wanted)
+    steps: dict[str, list[dict[str, object]]] = {}
+    waiting = iter(sorted(wanted.items()))
+
+    async def work() -> None:
+        for group, rows in waiting:
+            advance("offsets of consumer groups", len(steps), len(wanted))
+            now = stored.get(group, {})
+            offsets = {MessageQueue(row.topic, row.broker, row.queue): row.offset for row in rows}
+            higher = {queue: offset for queue, offset in offsets.items() if now.get(queue, -1) < offset}
+            refused = {} if dry_run else await _store(admin, group, higher)
+            ahead = sum(now.get(queue, -1) > offset for queue, offset in offsets.items())
+            of_group: list[dict[str, object]] = []
+            if count := len(higher) - len(refused):
+                of_group.append({"what": "offsets", "name": group, "do": "store", "queues": count})
+            if ahead:
+                of_group.append({"what": "offsets", "name": group, "do": PASSED, "queues": ahead})
+            of_group += ({"what": "offsets", "name": group, "do": REFUSED, "reason": reason} for reason in refused)
+            steps[group] = of_group
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(REQUESTS_AT_ONCE):
+            nursery.start_soon(work)
+    return [step for _, of_group in sorted(steps.items()) for step in of_group]
+
+
+async def _store(admin: CatalogueAdmin, group: str, offsets: Mapping[MessageQueue, int]) -> list[str]:
+    """Store offsets of a group; returns for each that a broker refused why. Raises ClientError."""
+    refused = []
+    for queue, offset in offsets.items():
+        try:
+            await admin.store_offset(group, queue, offset)
+        except BrokerError as error:
+            refused.append(error.remark or str(error))
+    return refused

@@ -1,5 +1,5 @@
 """Looks at a running cluster from outside: what commands and the console show.
 
-`cluster`, `members` and `survey` ask the servers through the SDK's `Admin`; `replicas` and `consumers` judge the
-answers into `findings`, all of them in `diagnosis`. Everything but the asking is pure.
+`catalogue`, `cluster`, `members` and `survey` ask the servers through the SDK's `Admin`; `replicas` and `consumers`
+judge the answers into `findings`, all of them in `diagnosis`. Everything but the asking is pure.
 """

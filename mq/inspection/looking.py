@@ -8,10 +8,8 @@ from typing import NamedTuple
 from mq.client.errors import BrokerError
 from mq.client.net.replies import read_body
 from mq.client.net.routes import LEADER_ID
-from mq.client.users import UserAdmin
-from mq.protocol.bodies import TopicConfigTable
+from mq.inspection.catalogue import CatalogueAdmin
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.registration import TopicConfig
 from mq.protocol.topic_ends import decode_ends, encode_topics
 
 
@@ -22,7 +20,7 @@ class Held(NamedTuple):
     queues: int
 
 
-class LookingAdmin(UserAdmin):
+class LookingAdmin(CatalogueAdmin):
     """An `Admin` for looking: it leaves out broker groups without a leader, and waits for none.
 
     Changes go through an `Admin` that insists on every broker group.
@@ -38,18 +36,6 @@ class LookingAdmin(UserAdmin):
             and name in info.brokers
             and (address := info.brokers[name].broker_addrs.get(LEADER_ID)) is not None
         }
-
-    async def topic_configs(self) -> dict[str, dict[str, TopicConfig]]:
-        """The configuration of all topics by name and broker group, with one request per broker group.
-
-        Raises BrokerError without the permission of an administrator.
-        """
-        found: dict[str, dict[str, TopicConfig]] = {}
-        for broker, address in (await self._leaders(None, None)).items():
-            _, body = await self._opened().call(address, RequestCode.GET_ALL_TOPIC_CONFIG)
-            for name, config in read_body(TopicConfigTable.decode, body).topics.items():
-                found.setdefault(name, {})[broker] = config
-        return found
 
     async def held(self, topics: Mapping[str, Sequence[str]]) -> dict[str, Held] | None:
         """How many messages topics have; ``topics`` names the broker groups of each. One request per broker group.

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from mq.cli.errors import CommandFailed
-from mq.cli.mirror.plan import Topics
 from mq.client.errors import BrokerError, UnreadableAnswer
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.replies import fields_of, read_body
-from mq.client.users import UserAdmin
-from mq.protocol import fastjson
-from mq.protocol.bodies import ClusterInfo, TopicConfigTable
+from mq.inspection.catalogue import CatalogueAdmin, parsed
+from mq.protocol.bodies import ClusterInfo
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import StoredMessage, decode_records
 from mq.protocol.replies import SENT_QUEUE_OFFSET, PullReply
-from mq.protocol.requests import PullExt, UpdateConsumerOffsetExt
+from mq.protocol.requests import PullExt
 
 READER_GROUP: Final = "TOOLS_CONSUMER"
 """The group in whose name is read; brokers of RocketMQ and of raftmq have it from the start. It stores no offsets."""
@@ -54,7 +52,7 @@ class Pulled(NamedTuple):
     moved: bool
 
 
-class ClusterAdmin(UserAdmin):
+class ClusterAdmin(CatalogueAdmin):
     """One of the two clusters. All methods raise ClientError."""
 
     @property
@@ -66,36 +64,10 @@ class ClusterAdmin(UserAdmin):
         """The address of the leader of each broker group. Raises NoRoute."""
         return await self._leaders(None, None)
 
-    async def topic_table(self) -> Topics:
-        """All topics, with their settings in each broker group."""
-        found: dict[str, dict[str, Any]] = {}
-        for broker, address in (await self.leaders()).items():
-            answer, body = await self._opened().call(address, RequestCode.GET_ALL_TOPIC_CONFIG, timeout=CALL_SECONDS)
-            table = read_body(TopicConfigTable.decode, body).topics
-            total = answer.ext.get("totalTopicNum", "")
-            if total.isdecimal() and int(total) > len(table):
-                raise UnreadableAnswer(f"{broker} has {total} topics, and its answer has only {len(table)}")
-            for name, config in table.items():
-                found.setdefault(name, {})[broker] = config
-        return found
-
-    async def group_offsets(self) -> dict[str, dict[MessageQueue, int]]:
-        """The stored offsets of all groups."""
-        found: dict[str, dict[MessageQueue, int]] = {}
-        for broker, address in (await self.leaders()).items():
-            _, body = await self._opened().call(address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout=CALL_SECONDS)
-            value = read_body(_parsed, body)
-            for key, offsets in value.get("offsetTable", {}).items():
-                topic, _, group = key.partition("@")
-                for queue_id, offset in offsets.items():
-                    if group and isinstance(offset, int) and offset >= 0:
-                        found.setdefault(group, {})[MessageQueue(topic, broker, int(queue_id))] = offset
-        return found
-
     async def delay_offsets(self, address: str) -> dict[int, int]:
         """For each delay level the offset of the next message to deliver, at one broker."""
         _, body = await self._opened().call(address, RequestCode.GET_ALL_DELAY_OFFSET)
-        offsets = read_body(_parsed, body).get("offsetTable", {})
+        offsets = read_body(parsed, body).get("offsetTable", {})
         return {int(level): int(offset) for level, offset in offsets.items()}
 
     async def pull(
@@ -166,25 +138,6 @@ class ClusterAdmin(UserAdmin):
         """Ask the name servers for the leaders of a topic."""
         await self._opened().route(topic, refresh=True)
 
-    async def store_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Store the offset of a group, also a lower one than before."""
-        ext = UpdateConsumerOffsetExt(
-            consumer_group=group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            commit_offset=QueueOffset(offset),
-            forward_only=False,
-        )
-        await call_leader(
-            self._opened(),
-            queue.topic,
-            queue.broker_name,
-            RequestCode.UPDATE_CONSUMER_OFFSET,
-            ext.fields(),
-            seconds=CALL_SECONDS,
-            repeat=Repeat.ALWAYS,
-        )
-
 
 class Reading:
     """The messages of a queue between two offsets, as many at a time as the broker returns.
@@ -243,8 +196,3 @@ async def check_different(source: ClusterAdmin, target: ClusterAdmin) -> tuple[C
                 f"broker group {name} at the target is not raftmq's: only raftmq stores each copy exactly once"
             )
     return ours, theirs
-
-
-def _parsed(body: bytes | memoryview) -> dict[str, Any]:
-    value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
-    return value if isinstance(value, dict) else {}

@@ -42,12 +42,12 @@ async def extend_mirror(
     Raises CommandFailed, ClientError.
     """
     info = await source.cluster_info()
-    there = await target.topic_table()
+    there = await target.topic_configs()
     await create_groups(source, target, say)
     try:
         found = extend(
             state.queues,
-            await source.topic_table(),
+            await source.topic_configs(),
             there,
             target_brokers=sorted((await target.cluster_info()).brokers),
             own=own_names(info.clusters),

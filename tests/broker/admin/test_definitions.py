@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from mq.cli.app import app
 from mq.client import Admin
+from mq.client.net.client_core import ClientCore
 from mq.protocol.codes import RequestCode
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from tests.support.name_server_and_broker import cluster_and_broker
@@ -152,3 +153,76 @@ async def test_import_names_offsets_beyond_the_end(tmp_path: Path) -> None:
         refused = await run(namesrv, "import", str(file), "--offsets", code=1)
         assert "refused: offsets G: offset 5 is beyond the end of queue 0 of Orders" in refused.stdout
         assert await (await broker.connect()).committed("G", "Orders", setZeroIfNotFound=False) is None
+
+
+@pytest.mark.parametrize("command", ["export", "import"])
+async def test_requests_do_not_grow_with_topics_and_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """One request for each topic took minutes with 10,000 of them. Offsets are stored one by one: of those with 0, none
+    here.
+    """
+    file = tmp_path / "definitions.json"
+    codes: list[int] = []
+    call, ask = ClientCore.call, ClientCore.ask_name_server
+
+    async def counted(self: ClientCore, address: str, code: int, *rest: Any, **more: Any) -> Any:
+        codes.append(code)
+        return await call(self, address, code, *rest, **more)
+
+    async def counted_at_name_server(self: ClientCore, code: int, *rest: Any, **more: Any) -> Any:
+        codes.append(code)
+        return await ask(self, code, *rest, **more)
+
+    async def grow(count: int) -> None:
+        """Export, or import what the document has and the cluster lacks."""
+        topics = {f"T{each}": {"broker-a": topic} for each in range(count)}
+        document = {"format": 4, "topics": topics, "consumer_groups": {f"G{each}": {} for each in range(count)}}
+        file.write_text(json.dumps(document))
+        if command == "export":
+            await run(namesrv, "import", str(file))
+        codes.clear()
+        await run(namesrv, command, str(file))
+
+    topic = {"read_queues": 1, "write_queues": 1, "perm": 6}
+    async with cluster_and_broker(tmp_path / "one") as (namesrv, broker):
+        monkeypatch.setattr(ClientCore, "call", counted)
+        monkeypatch.setattr(ClientCore, "ask_name_server", counted_at_name_server)
+        await grow(3)
+        few = [code for code in codes if code != RequestCode.GET_ROUTEINFO_BY_TOPIC]  # one until the route is there
+        await grow(60)
+        many = [code for code in codes if code != RequestCode.GET_ROUTEINFO_BY_TOPIC]
+        assert sorted(few) == sorted(many)
+        assert await (await broker.connect()).committed("G59", "T59", setZeroIfNotFound=False) is None
+        async with Admin(namesrv) as admin:
+            assert {"T0", "T59"} <= set(await admin.topics())
+            assert {"G0", "G59"} <= (await admin.consumer_groups()).keys()
+
+
+async def test_import_names_the_topic_that_a_broker_refuses(tmp_path: Path) -> None:
+    file = tmp_path / "definitions.json"
+    topic = {"read_queues": 1, "write_queues": 1, "perm": 6}
+    topics = {"A": topic, "B": {**topic, "perm": 9}, "C": topic}
+    document = {"format": 4, "topics": {name: {"broker-a": each} for name, each in topics.items()}}
+    file.write_text(json.dumps({**document, "consumer_groups": {}}))
+    async with cluster_and_broker(tmp_path / "one") as (namesrv, _):
+        refused = await run(namesrv, "import", str(file), code=1)
+        assert "perm is 9; allowed: 0 to 7" in str(refused.exception)
+        async with Admin(namesrv) as admin:
+            assert {"A", "B", "C"} & set(await admin.topics()) == {"A"}, "what comes before the refused one is created"
+
+
+async def test_export_asks_group_by_group_when_a_broker_has_too_many_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    async with cluster_and_broker(tmp_path / "broker") as (namesrv, broker), Admin(namesrv) as admin:
+        client = await broker.connect()
+        await admin.create_topic("Orders", 2)
+        await client.fill(5, "Orders", 0)
+        await admin.put_consumer_group(SubscriptionGroupConfig(group_name="G"))
+        await commit(client, 5)
+        await run(namesrv, "export", str(one))
+        monkeypatch.setattr("mq.broker.admin.topic_queries.OFFSET_TABLES_SHOWN_MAX", 0)
+        await run(namesrv, "export", str(other))
+    assert json.loads(one.read_text()) == json.loads(other.read_text())
