@@ -17,11 +17,11 @@ from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.inspection.message_fields import message_fields
+from mq.inspection.tailing import NEW_QUEUES_SECONDS, take_new_queues
 from mq.inspection.wording import time_of
 
 GROUP = "TOOLS_CONSUMER"
 """A group that exists on every broker; no offsets are stored."""
-NEW_QUEUES_SECONDS = 5.0
 
 
 def tail(
@@ -58,7 +58,7 @@ def tail(
                     left = None if left is None else left - 1
                 if trio.current_time() >= looked_at + NEW_QUEUES_SECONDS:
                     looked_at = trio.current_time()
-                    await _take_new_queues(consumer, topic, tags)
+                    await take_new_queues(consumer, topic, tags)
 
     with client_errors():
         run_trio(main)
@@ -67,16 +67,6 @@ def tail(
 async def _begin(admin: Admin, queue: MessageQueue, last: int) -> int:
     end = await admin.max_offset(queue)
     return max(await admin.min_offset(queue), end - last)
-
-
-async def _take_new_queues(consumer: PullConsumer, topic: str, tags: str) -> None:
-    """Read new queues of the topic from their beginning."""
-    queues = await consumer.queues(topic)
-    known = consumer.assignment
-    if new := [queue for queue in queues if queue not in known]:
-        await consumer.assign(queues, tags)
-        for queue in new:
-            await consumer.seek(queue, "first")
 
 
 def _line(message: ReceivedMessage, *, verbose: bool, as_json: bool) -> bytes:

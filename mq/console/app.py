@@ -27,7 +27,7 @@ from mq.console import safety
 from mq.console.guard import Guard
 from mq.console.jobs import Jobs
 from mq.console.live import Fragments, write_events
-from mq.console.pages import accounts, dead_letters, groups, messages, overview, topics
+from mq.console.pages import accounts, dead_letters, groups, messages, overview, sending, tail, topics
 from mq.console.pages.visit import Act, Build, Form, NotFound, Page, Refused, Visit
 from mq.console.records import Record, Records
 from mq.console.sessions import LoginLimit, Session, Sessions
@@ -53,6 +53,8 @@ PAGES: Final[Mapping[str, Build]] = {
     "/new-topic": topics.new_topic,
     "/messages": messages.browse,
     "/message": messages.message,
+    "/tail": tail.tail,
+    "/send": sending.send_form,
     "/groups": groups.group_list,
     "/group": groups.group,
     "/reset": groups.reset_preview,
@@ -64,6 +66,7 @@ PAGES: Final[Mapping[str, Build]] = {
 CHANGES: Final[Mapping[str, tuple[str, Act]]] = {
     "/create-topic": ("create topic", topics.create),
     "/change-topic": ("change topic", topics.change),
+    "/send": ("send a message", sending.send),
     "/reset": ("reset offsets", groups.reset),
     "/enable": ("enable or disable group", groups.enable),
     "/requeue": ("requeue dead letters", dead_letters.requeue),

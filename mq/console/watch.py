@@ -16,6 +16,7 @@ from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings
 from mq.client.users import UserAdmin
 from mq.console.history import EVERY_SECONDS, History
+from mq.console.tails import Tails
 from mq.inspection.cluster import GroupStatus, ask_brokers
 from mq.inspection.looking import LookingAdmin
 from mq.inspection.members import Member, members_of
@@ -143,6 +144,7 @@ class Watch:
         self.groups: Shared[Groups] = Shared(looking.consumer_groups, CATALOGUE_SECONDS)
         self.progress: Shared[Progress] = Shared(looking.all_progress, CATALOGUE_SECONDS)
         self.history = History()
+        self.tails = Tails(namesrv, remoting, looking, nursery)
         self._members: dict[str, Shared[list[Member]]] = {}
         self.survey: Shared[Survey] = Shared(
             partial(survey, namesrv, watch_seconds=WATCHED_SECONDS, remoting=remoting), SURVEY_SECONDS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
@@ -15,32 +14,19 @@ import structlog
 import trio
 
 from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, RequestTimeout
-from mq.client.net.client_core import ClientCore
 from mq.console.watch import Watch
 from mq.inspection.dead_letters import read_letters
 from mq.inspection.survey import survey
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import Browser, console
+from tests.support.console_browser import HOSTILE, Browser, count_requests, run
 from tests.support.waiting import until
 
-HOSTILE = (
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "'-alert(1)-'",
-    "</pre></table><svg/onload=alert(1)>",
-    "javascript:alert(1)",
-    "{{7*7}}{% raw %}",
-    "&lt;b&gt;",
-    "\u202egnp.exe",
-    "\x1b]0;title\x07",
-    "data: x",
-)
 PAGES = (
     *("/", "/alarms", "/topics", "/topics?kind=all", "/topic?name=Orders", "/messages?topic=Orders", "/groups"),
     *("/message?topic=Orders&broker=broker-a&queue=0&offset=0", "/group?name=mail", "/dead-letters?group=mail"),
     *("/reset?name=mail&topic=Orders&to=first", "/dead-letter-groups", "/changes", "/broker-group?name=broker-a"),
-    "/accounts",
+    *("/accounts", "/tail?topic=Orders", "/send?topic=Orders"),
     *("/new-topic", "/messages?topic=Orders&by=key&value=k1", "/messages?topic=Orders&by=time&time=2026-01-01T00:00"),
 )
 
@@ -81,14 +67,6 @@ async def fill(namesrv: str) -> None:
     async with consumer:
         with trio.fail_after(30):
             await consumer.run()
-
-
-def run(test: Callable[[Browser], Awaitable[None]], kit: SyncKit, **settings: Any) -> None:
-    async def main() -> None:
-        async with console(kit.namesrv, **settings) as browser:
-            await test(browser)
-
-    trio.run(main)
 
 
 def test_every_page_is_shown(kit: SyncKit) -> None:
@@ -146,7 +124,7 @@ def test_a_console_that_only_shows_has_no_buttons_and_refuses_forms(kit: SyncKit
             for button in ('/requeue"', "Disable</button>", "Hand over</button>", "Create</button>", "Send all"):
                 assert button not in page.text or button == '/requeue"', (address, button)
         await browser.get("/")
-        for address in ("/create-topic", "/change-topic", "/reset", "/enable", "/requeue", "/transfer"):
+        for address in ("/create-topic", "/change-topic", "/reset", "/enable", "/requeue", "/transfer", "/send"):
             answer = await browser.post(address, {"name": "X", "queues": "1", "group": "mail", "which": "all"})
             assert (answer.status, "--allow-changes" in answer.text) == (403, True), address
 
@@ -337,19 +315,6 @@ def test_hidden_bodies_are_nowhere(kit: SyncKit) -> None:
                 assert secret not in answer.text, (address, secret)
 
     run(main, kit, hide_bodies=True)
-
-
-def count_requests(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """From now on, the requests to brokers by code."""
-    counts: Counter[int] = Counter()
-    call = ClientCore.call
-
-    async def counted(self: ClientCore, address: str, code: int, *arguments: Any, **more: Any) -> Any:
-        counts[code] += 1
-        return await call(self, address, code, *arguments, **more)
-
-    monkeypatch.setattr(ClientCore, "call", counted)
-    return counts
 
 
 def test_fifty_tabs_cost_the_brokers_what_one_costs(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:

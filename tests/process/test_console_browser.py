@@ -48,6 +48,8 @@ PAGES = {
     "new-topic": "/new-topic",
     "messages": "/messages?topic=Orders",
     "message": "",
+    "tail": "/tail?topic=Orders",
+    "send": "/send?topic=Orders",
     "groups": "/groups?order=behind",
     "group": "/group?name=mail",
     "reset": "/reset?name=mail&topic=Orders&to=first",
@@ -302,6 +304,25 @@ def test_dead_letters_are_sent_again_by_clicks(browser: webdriver.Chrome, runnin
     click(browser, By.CSS_SELECTOR, "button[value=all]")
     wait_until(lambda: "It has ended." in text_of(browser))
     assert ", 0 failed" not in text_of(browser) or f"{len(boxes)} done" in text_of(browser)
+
+
+def test_a_message_that_is_sent_by_hand_comes_to_a_page_that_follows_the_topic(
+    browser: webdriver.Chrome, running: Running
+) -> None:
+    browser.get(running.address + "/tail?topic=Orders")
+    wait_until(lambda: "Live." in text_of(browser))
+    follower = browser.current_window_handle
+    browser.switch_to.new_window("tab")
+    try:
+        browser.get(running.address + "/send?topic=Orders")
+        browser.find_element(By.NAME, "body").send_keys("sent by hand")
+        click(browser, By.XPATH, "//button[.='Send']")
+        wait_until(lambda: "Stored at broker-a/" in text_of(browser))
+        assert "What happened to it" in text_of(browser)
+    finally:
+        browser.close()
+        browser.switch_to.window(follower)
+    wait_until(lambda: "sent by hand" in text_of(browser))
 
 
 def test_a_topic_and_a_group_are_changed_by_clicks(browser: webdriver.Chrome, running: Running) -> None:

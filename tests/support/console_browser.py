@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+import pytest
 import structlog
 import trio
 import trio.lowlevel
 from starlette.types import ASGIApp
 
-from mq.client.net.client_core import RemotingSettings
+from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.console.app import Console
 from mq.console.settings import ConsoleSettings
 from mq.console.users import Users
+from mq.testing import SyncKit
 
 HOST = "127.0.0.1:8090"
 NOW_MS = 1_900_000_000_000
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "'-alert(1)-'",
+    "</pre></table><svg/onload=alert(1)>",
+    "javascript:alert(1)",
+    "{{7*7}}{% raw %}",
+    "&lt;b&gt;",
+    "\u202egnp.exe",
+    "\x1b]0;title\x07",
+    "data: x",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +161,24 @@ async def console(namesrv: str, *, remoting: RemotingSettings | None = None, **s
         log = structlog.get_logger("console")
         yield Browser(Console(chosen, users, log, lambda: NOW_MS).app())
         nursery.cancel_scope.cancel()
+
+
+def run(test: Callable[[Browser], Awaitable[None]], kit: SyncKit, **settings: Any) -> None:
+    async def main() -> None:
+        async with console(kit.namesrv, **settings) as browser:
+            await test(browser)
+
+    trio.run(main)
+
+
+def count_requests(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """From now on, the requests to brokers by code."""
+    counts: Counter[int] = Counter()
+    call = ClientCore.call
+
+    async def counted(self: ClientCore, address: str, code: int, *arguments: Any, **more: Any) -> Any:
+        counts[code] += 1
+        return await call(self, address, code, *arguments, **more)
+
+    monkeypatch.setattr(ClientCore, "call", counted)
+    return counts

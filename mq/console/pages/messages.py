@@ -10,17 +10,33 @@ import trio
 
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.filters import Sql
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.console.pages.groups import position_of
+from mq.console.pages.tail import sql_of
+from mq.console.pages.timeline import timeline_of
 from mq.console.pages.visit import NotFound, Page, Refused, Visit
-from mq.console.views.messages import BodyForm, MessageRow, body_of, message_rows, property_rows, record_of
+from mq.console.tails import GENTLE
+from mq.console.views.messages import (
+    BodyForm,
+    MessageRow,
+    body_of,
+    message_row,
+    message_rows,
+    property_rows,
+    record_of,
+)
 from mq.filter.subscription import SubscriptionError
 from mq.inspection.dead_letters import DEALT_WITH_BY
 from mq.protocol.operator_bodies import QueueEnds
 
 COUNT_DEFAULT, COUNT_MAX = 20, 200
+LOOKED_AT_MAX: Final = 10_000
+"""Offsets of each queue in which messages with a tag, or of an SQL92 expression, are looked for."""
 QUEUES_MAX: Final = 256
 """A topic with more is browsed queue by queue."""
+KEPT_MAX: Final = 10_000
+"""Rows in memory, of which the page shows fewer."""
 READ_SECONDS: Final = 5.0
 """What was not read within this time is left out, and the page says so."""
 BODY_BYTES_MAX: Final = 64 * 1024
@@ -36,6 +52,7 @@ async def browse(visit: Visit) -> Page:
     rows: list[MessageRow] = []
     is_partial = False
     fault = ""
+    looked_at = 0
     looking = visit.watch.looking
     ends = await looking.topic_stats(topic)
     try:
@@ -46,9 +63,11 @@ async def browse(visit: Visit) -> Page:
                 rows = message_rows(found[::-1], hide_bodies=visit.settings.hide_bodies)
         else:
             queues = _chosen(list(ends), query.get("queue", ""))
-            ranges = await _ranges(looking, ends, queues, by, visit, count)
-            tags = query.get("tags", "").strip() or "*"
-            rows, is_partial = await _read(visit, ranges, count, tags, is_newest=by == "newest")
+            sql, tags = sql_of(visit), query.get("tags", "").strip() or "*"
+            looked_at = LOOKED_AT_MAX if sql or tags != "*" else 0
+            ranges = await _ranges(looking, ends, queues, by, visit, looked_at or count)
+            wanted = Sql(sql) if sql else tags
+            rows, is_partial = await _read(visit, ranges, count, wanted, is_newest=by == "newest")
     except (Refused, SubscriptionError, ValueError) as error:
         fault = str(error)
     values = {
@@ -59,6 +78,8 @@ async def browse(visit: Visit) -> Page:
         "offset": query.get("offset", ""),
         "queue": query.get("queue", ""),
         "tags": query.get("tags", ""),
+        "sql": query.get("sql", ""),
+        "looked_at": looked_at,
         "count": count,
         "queues": [f"{queue.broker_name}/{queue.queue_id}" for queue in ends],
         "rows": rows,
@@ -92,7 +113,7 @@ async def message(visit: Visit) -> Page:
         "body": None if hidden else body_of(found, BodyForm.of(shown), None if whole else BODY_BYTES_MAX),
         "shown": shown,
         "hide_bodies": hidden,
-    }
+    } | await timeline_of(visit, found)
     return Page("message.html", f"Message at {broker}/{queue.queue_id} {offset}", values, live=False)
 
 
@@ -108,8 +129,9 @@ async def read_at(visit: Visit, queue: MessageQueue, offset: int) -> ReceivedMes
 
 
 def _reader(visit: Visit) -> PullConsumer:
+    watch = visit.watch
     return PullConsumer(
-        visit.watch.namesrv, DEALT_WITH_BY, consume_from="last", timeout=READ_SECONDS, remoting=visit.watch.remoting
+        watch.namesrv, DEALT_WITH_BY, consume_from="last", timeout=READ_SECONDS, pull=GENTLE, remoting=watch.remoting
     )
 
 
@@ -148,7 +170,7 @@ async def _ranges(
 
 
 async def _read(
-    visit: Visit, ranges: dict[MessageQueue, tuple[int, int]], count: int, tags: str, *, is_newest: bool
+    visit: Visit, ranges: dict[MessageQueue, tuple[int, int]], count: int, wanted: str | Sql, *, is_newest: bool
 ) -> tuple[list[MessageRow], bool]:
     """The messages in these ranges of offsets, of which the page shows ``count``; whether the time was too short.
 
@@ -159,18 +181,24 @@ async def _read(
     if left:
         with trio.move_on_after(READ_SECONDS):
             async with _reader(visit) as consumer:
-                await consumer.assign(ranges, tags)
+                await consumer.assign(ranges, wanted)
                 for queue, (first, _) in ranges.items():
                     await consumer.seek(queue, first)
                 async for each in await consumer.read_to_end():
                     if each.queue_offset < ranges[each.queue][1]:
-                        [row] = message_rows([each], hide_bodies=visit.settings.hide_bodies)
+                        row = message_row(each, hide_bodies=visit.settings.hide_bodies)
                         found.append((each.record.store_timestamp_ms, row))
+                        if len(found) >= KEPT_MAX:
+                            found = _first(found, count, is_newest=is_newest)
                     if consumer.position(each.queue) >= ranges[each.queue][1]:
                         left.discard(each.queue)
                     if not left:
                         break
                 else:
                     left.clear()
-    found.sort(key=itemgetter(0), reverse=is_newest)
-    return [row for _, row in found[:count]], bool(left)
+    return [row for _, row in _first(found, count, is_newest=is_newest)], bool(left)
+
+
+def _first(found: list[tuple[int, MessageRow]], count: int, *, is_newest: bool) -> list[tuple[int, MessageRow]]:
+    """The first ``count`` rows of those found, by store time."""
+    return sorted(found, key=itemgetter(0), reverse=is_newest)[:count]

@@ -61,18 +61,20 @@ class MessageRow:
 
 def message_rows(messages: Sequence[ReceivedMessage], *, hide_bodies: bool) -> list[MessageRow]:
     """The messages, in their order."""
-    return [
-        MessageRow(
-            stored=time_of(each.record.store_timestamp_ms) or "-",
-            place=f"{each.queue.broker_name}/{each.queue.queue_id} {each.queue_offset:,}",
-            tag=each.tags or "",
-            keys=" ".join(each.keys),
-            size=f"{len(each.raw_body):,} B",
-            begin="" if hide_bodies else begin_of(each.raw_body),
-            link=message_link(each),
-        )
-        for each in messages
-    ]
+    return [message_row(each, hide_bodies=hide_bodies) for each in messages]
+
+
+def message_row(message: ReceivedMessage, *, hide_bodies: bool) -> MessageRow:
+    """One message in a list."""
+    return MessageRow(
+        stored=time_of(message.record.store_timestamp_ms) or "-",
+        place=f"{message.queue.broker_name}/{message.queue.queue_id} {message.queue_offset:,}",
+        tag=message.tags or "",
+        keys=" ".join(message.keys),
+        size=f"{len(message.raw_body):,} B",
+        begin="" if hide_bodies else begin_of(message.raw_body),
+        link=message_link(message),
+    )
 
 
 def message_link(message: ReceivedMessage) -> str:

@@ -1,0 +1,70 @@
+"""Sends a message by hand, to try a topic and those who consume it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.client.errors import MessageRefused
+from mq.client.message import Message, SendResult
+from mq.client.produce.producer import Producer
+from mq.console.pages.visit import Done, Form, Page, Refused, Visit, integer, one, required
+from mq.console.views.links import link
+from mq.protocol.names import is_system_topic
+
+SENDER: Final = "raftmq_console"
+"""The producer group of messages that were sent by hand."""
+DELAY_SECONDS_MAX: Final = 40 * 86_400
+
+
+async def send_form(visit: Visit) -> Page:
+    """The form for a message."""
+    topic = visit.name("topic")
+    return Page("send.html", f"Send a message to {topic}", {"topic": topic}, live=False)
+
+
+async def send(visit: Visit, form: Form) -> Done:
+    """Send one message, as its sender would."""
+    topic = required(form, "name")
+    if is_system_topic(topic):
+        raise Refused(f"{topic} belongs to the brokers")
+    delay = integer(form, "delay", 0, DELAY_SECONDS_MAX) if one(form, "delay") else 0
+    body = (form.get("body") or [""])[-1].replace("\r\n", "\n")  # browsers send lines so
+    message = Message(
+        topic,
+        body.encode(),
+        tags=one(form, "tag") or None,
+        keys=one(form, "keys").split(),
+        properties=properties_of((form.get("properties") or [""])[-1]),
+        delay=delay or None,
+    )
+    producer = Producer(visit.watch.namesrv, SENDER, auto_create_topics=False, remoting=visit.watch.remoting)
+    async with producer:
+        try:
+            result = await producer.send(message)
+        except MessageRefused as error:
+            raise Refused(str(error)) from error
+    place = f"{result.queue.broker_name}/{result.queue.queue_id} {result.queue_offset}"
+    if delay:
+        said = f"Message {result.message_id} is stored, and comes to {topic} in {delay:,} s."
+        return Done(link("/topic", name=topic), said, f"{topic}: {result.message_id}")
+    return Done(_page_of(result), f"Stored at {place}.", f"{topic} {place}: {result.message_id}")
+
+
+def properties_of(text: str) -> dict[str, str]:
+    """Properties, one ``name=value`` a line. Raises Refused."""
+    found: dict[str, str] = {}
+    for line in filter(str.strip, text.splitlines()):
+        name, equals, value = line.partition("=")
+        if not equals or not name.strip():
+            raise Refused(f"{line[:40]!r} is not name=value")
+        if name.strip() in found:
+            raise Refused(f"property {name.strip()[:40]!r} is there twice")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _page_of(result: SendResult) -> str:
+    queue = result.queue
+    return link(
+        "/message", topic=queue.topic, broker=queue.broker_name, queue=queue.queue_id, offset=result.queue_offset
+    )

@@ -1,0 +1,45 @@
+"""A topic that is followed: what comes, the newest first."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import trio
+
+from mq.console.pages.visit import Page, Refused, Visit
+from mq.console.tails import ROWS_MAX, Followed, TooManyTails
+from mq.console.views.messages import message_row
+
+BEGIN_SECONDS = 3.0
+
+
+def sql_of(visit: Visit) -> str:
+    """The SQL92 expression of the address. Raises Refused where properties are hidden: it would tell them."""
+    text = visit.query.get("sql", "").strip()
+    if text and visit.settings.hide_bodies:
+        raise Refused("properties are hidden on this console, and an SQL filter would tell them")
+    return text
+
+
+async def tail(visit: Visit) -> Page:
+    """The last messages of a topic, and those that come while the page is open."""
+    topic = visit.name("topic")
+    followed = Followed(topic, visit.query.get("tags", "").strip(), sql_of(visit))
+    hidden = visit.settings.hide_bodies
+    try:
+        found = visit.watch.tails.look(followed, partial(message_row, hide_bodies=hidden))
+    except TooManyTails as error:
+        raise Refused(str(error)) from error
+    with trio.move_on_after(BEGIN_SECONDS):
+        await found.has_begun.wait()
+    values = {
+        "topic": topic,
+        "tags": followed.tags,
+        "sql": followed.sql,
+        "rows": list(found.rows),
+        "rows_max": ROWS_MAX,
+        "left_out": found.left_out,
+        "fault": found.fault,
+        "hide_bodies": hidden,
+    }
+    return Page("tail.html", f"{topic}, as messages come", values)

@@ -1,0 +1,66 @@
+"""Asks for what happened to a message: its trace, its redeliveries, and how far the consumer groups are."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import trio
+
+from mq.client.errors import ClientError, TopicNotFound
+from mq.client.message import ReceivedMessage
+from mq.console.pages.visit import Visit, fault_of
+from mq.console.views.timeline import copy_topics, group_states, timeline
+from mq.protocol.trace import MessageTrace
+
+READ_SECONDS: Final = 5.0
+GROUPS_MAX: Final = 10
+"""Consumer groups whose redeliveries are looked for; each costs up to three requests per broker group."""
+ASKED_AT_ONCE: Final = 8
+COPIES_MAX: Final = 32
+
+
+async def timeline_of(visit: Visit, message: ReceivedMessage) -> dict[str, Any]:
+    """What the page of a message says of its past."""
+    progress = await visit.watch.progress.get()
+    names = await visit.watch.names.get()
+    groups = group_states(message.queue, message.queue_offset, progress.value or {})
+    asked = copy_topics([each.group for each in groups[:GROUPS_MAX]], message.topic, names.value or [])
+    story: MessageTrace | None = None
+    trace_fault = ""
+    copies: list[tuple[str, ReceivedMessage]] = []
+    limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
+    looking = visit.watch.looking
+
+    async def ask_trace() -> None:
+        nonlocal story, trace_fault
+        try:
+            story = await looking.trace(message.message_id)
+        except TopicNotFound:
+            return
+        except ClientError as error:
+            trace_fault = str(error)
+
+    async def ask_copies(group: str, topic: str) -> None:
+        async with limiter:
+            try:
+                found = await looking.messages_by_key(topic, message.message_id, count_max=COPIES_MAX, unique=True)
+            except ClientError:
+                return  # the topic went meanwhile, or it may not be read: the rest is shown
+            copies.extend((group, each) for each in found)
+
+    is_partial = True
+    with trio.move_on_after(READ_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_trace)
+            for group, topic in asked:
+                nursery.start_soon(ask_copies, group, topic)
+        is_partial = False
+    steps = timeline(message, story, copies, hide_bodies=visit.settings.hide_bodies)
+    return {
+        "steps": steps,
+        "groups": groups,
+        "has_trace": story is not None and story.found,
+        "groups_left_out": max(0, len(groups) - GROUPS_MAX),
+        "timeline_fault": trace_fault or fault_of(progress),
+        "timeline_is_partial": is_partial,
+    }

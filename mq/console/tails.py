@@ -1,0 +1,162 @@
+"""Topics that are followed: each is read once for all open tabs of a user, and not longer than somebody looks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import structlog
+import trio
+
+from mq.client.admin import Admin
+from mq.client.consume.process_queue import FlowLimits
+from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.consume.pull_loop import PullSettings
+from mq.client.errors import ClientError
+from mq.client.filters import Sql
+from mq.client.message import ReceivedMessage
+from mq.client.net.client_core import RemotingSettings
+from mq.filter.subscription import SubscriptionError
+from mq.inspection.dead_letters import DEALT_WITH_BY
+from mq.inspection.tailing import NEW_QUEUES_SECONDS, take_new_queues
+
+ROWS_MAX: Final = 100
+PER_SECOND_MAX: Final = 50
+"""Messages that are read within a second; of a topic that gets more, the rest is left out."""
+WATCHED_SECONDS: Final = 10.0
+"""A topic is read this long after somebody looked; open pages look every two seconds."""
+TAILS_MAX: Final = 8
+"""Topics that are read for one user at once."""
+AGAIN_SECONDS: Final = 5.0
+"""After a failure."""
+GENTLE: Final = PullSettings(batch_max=32, limits=FlowLimits(count_max=32, bytes_max=1024 * 1024))
+"""Of each queue no more is in memory than a page shows: a topic may have hundreds."""
+
+
+Show = Callable[[ReceivedMessage], object]
+
+
+class TooManyTails(Exception):
+    """Others have to be closed first."""
+
+
+class Followed(NamedTuple):
+    """What is read: a topic, and of its messages those with a tag, or those that an SQL92 expression chooses."""
+
+    topic: str
+    tags: str
+    sql: str
+
+    @property
+    def filter(self) -> str | Sql:
+        """As consumers take it."""
+        return Sql(self.sql) if self.sql else self.tags or "*"
+
+
+class Tail:
+    """The newest messages of a topic.
+
+    Attributes:
+        rows: what is shown of each message, the newest first; their bodies may be large and are dropped.
+        left_out: how many messages came too fast to be read.
+        fault: why it does not go on; empty while it does.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.rows: deque[Any] = deque(maxlen=ROWS_MAX)
+        self.left_out = 0
+        self.fault = ""
+        self.is_running = True
+        self.looked = now
+        self.ended = 0.0
+        self.has_begun = trio.Event()
+
+
+class Tails:
+    """All topics that a user follows.
+
+    Args:
+        nursery: ends with the last session of the user.
+    """
+
+    def __init__(self, namesrv: str, remoting: RemotingSettings, admin: Admin, nursery: trio.Nursery) -> None:
+        self._namesrv = namesrv
+        self._remoting = remoting
+        self._admin = admin
+        self._nursery = nursery
+        self._tails: dict[Followed, Tail] = {}
+
+    @property
+    def running(self) -> int:
+        """How many topics are read now."""
+        return sum(each.is_running for each in self._tails.values())
+
+    def look(self, followed: Followed, show: Show) -> Tail:
+        """What came so far; begins to read, or goes on for `WATCHED_SECONDS`. ``show`` makes the row of a message.
+
+        Raises TooManyTails.
+        """
+        now = trio.current_time()
+        tail = self._tails.get(followed)
+        if tail is None or (not tail.is_running and now >= tail.ended + AGAIN_SECONDS):
+            if self.running >= TAILS_MAX:
+                raise TooManyTails(f"{TAILS_MAX} topics are followed already: close a tab, and wait some seconds")
+            for old in [each for each, other in self._tails.items() if not other.is_running]:
+                del self._tails[old]
+            tail = self._tails[followed] = Tail(now)
+            self._nursery.start_soon(self._read, followed, tail, show)
+        tail.looked = now
+        return tail
+
+    async def _read(self, followed: Followed, tail: Tail, show: Show) -> None:
+        try:
+            await self._follow(followed, tail, show)
+        except (ClientError, SubscriptionError) as error:
+            tail.fault = str(error)
+        except Exception as error:  # of one topic; the console goes on, and says so
+            structlog.get_logger("console").exception("console_look_failed", error=repr(error))
+            tail.fault = f"{type(error).__name__}: see the log of this console"
+        finally:
+            tail.is_running = False
+            tail.ended = trio.current_time()
+            tail.has_begun.set()
+
+    async def _follow(self, followed: Followed, tail: Tail, show: Show) -> None:
+        async with PullConsumer(
+            self._namesrv, DEALT_WITH_BY, consume_from="last", pull=GENTLE, remoting=self._remoting
+        ) as consumer:
+            queues = await consumer.queues(followed.topic)
+            await consumer.assign(queues, followed.filter)
+            ends = await self._admin.topic_stats(followed.topic)
+            shown = max(1, PER_SECOND_MAX // max(1, len(queues)))
+            for queue in queues:
+                if queue in ends:
+                    await consumer.seek(queue, max(ends[queue].min_offset, ends[queue].max_offset - shown))
+            async for message in await consumer.read_to_end():
+                tail.rows.appendleft(show(message))
+            tail.has_begun.set()
+            looked_at = trio.current_time()
+            while trio.current_time() < tail.looked + WATCHED_SECONDS:
+                await self._second(consumer, followed.topic, tail, show)
+                if trio.current_time() >= looked_at + NEW_QUEUES_SECONDS:
+                    looked_at = trio.current_time()
+                    await take_new_queues(consumer, followed.topic, followed.filter)
+
+    async def _second(self, consumer: PullConsumer, topic: str, tail: Tail, show: Show) -> None:
+        """Read for a second at most; of a busy topic, go on at its end then."""
+        deadline = trio.current_time() + 1.0
+        taken = 0
+        while taken < PER_SECOND_MAX and (left := deadline - trio.current_time()) > 0:
+            messages = await consumer.poll(PER_SECOND_MAX - taken, timeout=left)
+            tail.rows.extendleft(map(show, messages))
+            taken += len(messages)
+        if taken < PER_SECOND_MAX:
+            return
+        await trio.sleep_until(deadline)
+        ends = await self._admin.topic_stats(topic)
+        for queue in consumer.assignment & ends.keys():
+            behind = ends[queue].max_offset - consumer.position(queue)
+            if behind > PER_SECOND_MAX:
+                tail.left_out += behind
+                await consumer.seek(queue, ends[queue].max_offset)

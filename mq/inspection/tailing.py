@@ -1,0 +1,21 @@
+"""Follows a topic at its end, without a consumer group of its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.filters import Sql
+
+NEW_QUEUES_SECONDS: Final = 5.0
+"""How often whoever follows a topic looks whether it has got more queues."""
+
+
+async def take_new_queues(consumer: PullConsumer, topic: str, tags: str | Sql) -> None:
+    """Read new queues of the topic from their beginning. Raises TopicNotFound, ClientError."""
+    queues = await consumer.queues(topic)
+    known = consumer.assignment
+    if new := [queue for queue in queues if queue not in known]:
+        await consumer.assign(queues, tags)
+        for queue in new:
+            await consumer.seek(queue, "first")

@@ -1,0 +1,73 @@
+"""What the trace of a message says, as sentences in the order of time. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mq.protocol.trace import ContextCode, MessageKind, MessageTrace, Sent, TracedHandling
+
+_KINDS = {MessageKind.HALF: "half ", MessageKind.DELAY: "delayed ", MessageKind.ORDER: "ordered "}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """What somebody did with the message, and when, in milliseconds since 1970 by the clock of the client."""
+
+    at_ms: int
+    text: str
+
+
+def trace_events(story: MessageTrace) -> list[TraceEvent]:
+    """All events of a trace, the earliest first. Texts of clients are on one line, without control characters."""
+    events = [TraceEvent(sent.timestamp_ms, _sent(sent)) for sent in story.sent]
+    for ended in story.transactions:
+        check = ", after a check-back of the broker" if ended.from_check else ""
+        said = f"{_name(ended.group)} ended the transaction: {_name(ended.state)}{check}"
+        events.append(TraceEvent(ended.timestamp_ms, said))
+    for recalled in story.recalled:
+        how = "recalled it" if recalled.success else "failed to recall it"
+        events.append(TraceEvent(recalled.timestamp_ms, f"{_name(recalled.group)} {how}"))
+    events += [TraceEvent(handling.begun.timestamp_ms, _handled(handling)) for handling in story.handled]
+    return sorted(events, key=lambda event: event.at_ms)
+
+
+def trace_summary(story: MessageTrace) -> list[str]:
+    """How often each group handled the message, a line each."""
+    lines = []
+    for group in sorted({handling.begun.group for handling in story.handled}):
+        times = [each for each in story.handled if each.begun.group == group]
+        done = sum(each.ended is not None and each.ended.success for each in times)
+        lines.append(f"{_name(group)}: handled {_times(len(times))}, {_times(done)} with success")
+    return lines or ["no consumer with tracing handled it"]
+
+
+def _sent(sent: Sent) -> str:
+    what = f"{_KINDS.get(MessageKind(sent.kind), '') if sent.kind in set(MessageKind) else ''}message"
+    result = "sent" if sent.success else "failed to send"
+    more = "".join(f", {name} {_name(value)}" for name, value in (("tags", sent.tags), ("keys", sent.keys)) if value)
+    return (
+        f"{_name(sent.group)} at {_name(sent.client_host)} {result} a {what} of {sent.body_bytes} bytes to "
+        f"{_name(sent.topic)} at {_name(sent.store_host)} in {sent.cost_ms} ms{more}"
+    )
+
+
+def _handled(handling: TracedHandling) -> str:
+    begun, ended = handling.begun, handling.ended
+    attempt = f" (delivery {begun.retry_times + 1})" if begun.retry_times else ""
+    if ended is None:
+        result = "started to handle it, end unknown"
+    elif ended.success:
+        result = f"handled it in {ended.cost_ms} ms"
+    else:
+        code = ended.context_code
+        why = ContextCode(code).name.lower() if code in set(ContextCode) else f"code {code}"
+        result = f"failed to handle it in {ended.cost_ms} ms: {why}"
+    return f"{_name(begun.group)} at {_name(begun.client_host)} {result}{attempt}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _name(text: str | None) -> str:
+    return "unknown" if not text else "".join(each if each.isprintable() else "?" for each in text)

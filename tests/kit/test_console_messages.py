@@ -1,0 +1,224 @@
+"""The console's pages about messages: one that is followed, a filter, a message sent by hand, what happened to one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import structlog
+import trio
+
+from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
+from mq.console import tails
+from mq.console.tails import Followed, Tails
+from mq.protocol.codes import RequestCode
+from mq.testing import SyncKit, running_kit
+from tests.support.console_browser import HOSTILE, Browser, count_requests, run
+from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def kit() -> Iterator[SyncKit]:
+    """Brokers with the topic Orders of two queues, and one that was traced until the group mail gave it up."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with running_kit() as running:
+        trio.run(fill, running.namesrv)
+        yield running
+    structlog.reset_defaults()
+
+
+async def fill(namesrv: str) -> None:
+    async with Admin(namesrv) as admin, Producer(namesrv) as producer:
+        await admin.create_topic("Orders", queues=2)
+        await admin.create_topic("Letters", queues=1)
+        for number in range(40):
+            region = {"region": "eu" if number % 4 == 0 else "us", "amount": str(number)}
+            await producer.send(Message("Orders", b"order %d" % number, tags="new", properties=region))
+    async with Producer(namesrv, trace=True) as producer:
+        await producer.send(Message("Letters", b"hello", keys=["l1"]))
+    consumer = PushConsumer(
+        namesrv, group="mail", ordered=False, max_reconsume_times=0, consume_from="first", trace=True
+    )
+
+    @consumer.on("Letters")
+    async def fail(message: ReceivedMessage) -> None:
+        consumer.stop()
+        raise LookupError(f"no such address {HOSTILE[0]}")
+
+    async with consumer:
+        with trio.fail_after(30):
+            await consumer.run()
+
+
+def test_an_sql_filter_chooses_messages(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/messages?topic=Orders&sql=region%20%3D%20%27eu%27%20AND%20amount%20%3E%2020")
+        assert re.findall(r"order \d+", page.content) == ["order 36", "order 32", "order 28", "order 24"]
+        wrong = await browser.get("/messages?topic=Orders&sql=region%20%3D%20%3D")
+        assert 'role="alert"' in wrong.content
+        assert "order 1" not in wrong.content
+
+    run(main, kit)
+
+
+def test_where_properties_are_hidden_a_filter_does_not_tell_them(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        for address in ("/messages", "/tail"):
+            page = await browser.get(f"{address}?topic=Orders&sql=region%20%3D%20%27eu%27")
+            assert "would tell them" in page.content, address
+            assert 'name="sql"' not in page.content
+        shown = await browser.get("/tail?topic=Orders")
+        assert "<td" in shown.content
+        assert "order 39" not in shown.content
+
+    run(main, kit, hide_bodies=True)
+
+
+def test_a_topic_is_followed_by_many_tabs_at_the_price_of_one(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Followed] = []
+    begin = Tails._read
+
+    async def noted(self: Tails, followed: Followed, tail: tails.Tail, show: tails.Show) -> None:
+        opened.append(followed)
+        await begin(self, followed, tail, show)
+
+    monkeypatch.setattr(Tails, "_read", noted)
+
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/tail?topic=Orders")
+        assert "order 39" in page.content, "the last ones are there at once"
+
+        seen: list[trio.Event] = []
+
+        async def show_new() -> None:
+            seen.append(trio.Event())
+            events = await browser.events("/tail?topic=Orders&live=1", 2, opened=seen[-1])
+            assert "one more" in events[-1]
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(show_new)
+            await until(lambda: len(seen) == 50)
+            for event in seen:
+                await event.wait()
+            async with Producer(kit.namesrv) as producer:
+                await producer.send(Message("Orders", b"one more"))
+        assert opened == [Followed("Orders", "", "")]
+
+    run(main, kit)
+
+
+def test_a_topic_that_nobody_looks_at_is_not_read_any_more(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tails, "WATCHED_SECONDS", 0.1)
+    monkeypatch.setattr(tails, "TAILS_MAX", 1)
+
+    async def is_shown(browser: Browser) -> bool:
+        return (await browser.get("/tail?topic=Letters")).status == 200
+
+    async def main(browser: Browser) -> None:
+        assert (await browser.get("/tail?topic=Orders&tags=old")).status == 200
+        refused = await browser.get("/tail?topic=Letters")
+        assert (refused.status, "followed already" in refused.content) == (400, True)
+        await until(partial(is_shown, browser), seconds=20)
+
+    run(main, kit)
+
+
+def test_a_topic_that_is_not_there_is_not_followed(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/tail?topic=Nowhere")
+        assert 'role="alert"' in page.content
+        wrong = await browser.get("/tail?topic=Orders&sql=a%20%3D%20%3D")
+        assert 'role="alert"' in wrong.content
+
+    run(main, kit)
+
+
+def test_of_a_topic_that_gets_too_much_a_part_is_shown(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tails, "PER_SECOND_MAX", 5)
+
+    async def main(browser: Browser) -> None:
+        await browser.get("/tail?topic=Orders&tags=new")
+        async with Producer(kit.namesrv) as producer:
+            for number in range(60):
+                await producer.send(Message("Orders", b"flood %d" % number, tags="new"))
+
+        async def is_left_out() -> bool:
+            return "came too fast" in (await browser.get("/tail?topic=Orders&tags=new")).content
+
+        await until(is_left_out, seconds=20)
+
+    run(main, kit)
+
+
+def test_a_message_is_sent_by_hand(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/send?topic=Letters")
+        form = {
+            "name": "Letters",
+            "body": "by hand\r\n" + HOSTILE[1],
+            "tag": "t",
+            "keys": "k1 k2",
+            "properties": "a=b=c",
+        }
+        page = await browser.follow(await browser.post("/send", form))
+        assert "Stored at broker-a/0" in page.text
+        for each in ("by hand", "k1 k2", ">b=c<", "&lt;img"):
+            assert each in page.content
+        assert HOSTILE[1] not in page.text
+        later = await browser.follow(await browser.post("/send", {"name": "Letters", "body": "x", "delay": "60"}))
+        assert "comes to Letters in 60 s" in later.text
+        for wrong in (
+            {"body": ""},
+            {"body": "x", "properties": "no value"},
+            {"body": "x", "properties": "a=1\na=2"},
+            {"body": "x", "delay": "-1"},
+            {"body": "x", "tag": "a b|c", "keys": "k" * 70_000},
+            {"name": "SCHEDULE_TOPIC_XXXX", "body": "x"},
+            {"name": "", "body": "x"},
+        ):
+            assert (await browser.post("/send", {"name": "Letters"} | wrong)).status == 400, wrong
+        assert (await browser.post("/send", {"name": "Nope", "body": "x"})).status in (400, 502)
+        assert "Nope" not in (await browser.get("/topics")).content, "no topic is created"
+        record = (await browser.get("/changes")).content
+        assert "send a message" in record
+        assert "by hand" not in record
+
+    run(main, kit, allow_changes=True)
+
+
+def test_a_message_says_what_happened_to_it(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/message?topic=Letters&broker=broker-a&queue=0&offset=0")
+        text = re.sub(r"<[^>]+>", " ", page.content)
+        for each in (
+            "sent by",
+            "stored by",
+            "given up by mail",
+            "no such address",
+            "failed to handle it",
+            "has got it",
+        ):
+            assert each in text, each
+        assert "No client wrote a trace" not in text
+        assert HOSTILE[0] not in page.text
+        silent = await browser.get("/message?topic=Orders&broker=broker-a&queue=0&offset=0")
+        assert silent.status == 200
+        assert "No client wrote a trace" in silent.content
+        assert 'role="alert"' not in silent.content
+
+    run(main, kit)
+
+
+def test_what_happened_to_a_message_costs_few_requests(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = count_requests(monkeypatch)
+
+    async def main(browser: Browser) -> None:
+        await browser.get("/message?topic=Letters&broker=broker-a&queue=0&offset=0")
+        counts.clear()
+        await browser.get("/message?topic=Letters&broker=broker-a&queue=0&offset=0")
+        assert counts[RequestCode.QUERY_MESSAGE] <= 3, "the trace, and the redeliveries of one group"
+
+    run(main, kit)
