@@ -42,8 +42,9 @@ class System:
 
 
 @asynccontextmanager
-async def _raftmq(directory: Path, *, nodes: int) -> AsyncIterator[Broker]:
-    async with DevCluster.open(directory, nodes=nodes, ports=Ports.free(nodes), settings=DISK) as cluster:
+async def _raftmq(directory: Path, *, nodes: int, durability: str = "quorum-fsync") -> AsyncIterator[Broker]:
+    settings = {**DISK, "durability": durability}
+    async with DevCluster.open(directory, nodes=nodes, ports=Ports.free(nodes), settings=settings) as cluster:
         yield Broker(f"raftmq://{cluster.namesrv}", tuple(cluster.pid(node_id) for node_id in cluster.node_ids))
 
 
@@ -85,6 +86,11 @@ async def _rabbitmq(directory: Path) -> AsyncIterator[Broker]:
 SYSTEMS = (
     System("raftmq, one replica", "on disk", partial(_raftmq, nodes=1)),
     System("raftmq, three replicas", "on the disks of a majority", partial(_raftmq, nodes=3)),
+    System(
+        "raftmq, three replicas, `quorum-memory`",
+        "in the memory of a majority",
+        partial(_raftmq, nodes=3, durability="quorum-memory"),
+    ),
     System("Redis", "in memory", _redis),
     System(
         "Redis, `appendfsync always`",

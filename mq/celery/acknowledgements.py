@@ -1,8 +1,8 @@
 """Acknowledgements of a channel, gathered.
 
-Each request is an entry of the broker's log, so one for several messages costs little more than one for one message. A
-message that is done waits until the channel gets further ones, but no longer than `GATHER_SECONDS`: by then a busy
-worker has done others, and the broker of an idle one has stored the next task, for which somebody waits.
+Each request is an entry of the broker's log, which the broker syncs to disk, and it would do so while the next task
+waits to be stored. One for several messages costs little more than one for one message. A message that is done waits
+for others, but no longer than `GATHER_SECONDS`, also if the channel gets further ones meanwhile.
 """
 
 from __future__ import annotations
@@ -45,10 +45,6 @@ class Acknowledgements:
         self._begun.set()
         if len(self._gathered) >= GATHERED_MAX:
             self._due.set()
-
-    def send_soon(self) -> None:
-        """Gather no longer."""
-        self._due.set()
 
     async def run(self) -> None:
         """Send until cancelled; `finish` sends what is left then."""

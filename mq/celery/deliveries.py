@@ -87,10 +87,6 @@ class Deliveries:
                     tasks.start_soon(self.give_back, tag)
                 tasks.start_soon(self._acknowledgements.finish)
 
-    def acknowledge_soon(self) -> None:
-        """Send what is done now: the channel has got further messages."""
-        self._acknowledgements.send_soon()
-
     def acknowledge(self, tag: str) -> None:
         """The message is done; that is sent soon, with others."""
         delivery = self._settle(tag)

@@ -214,7 +214,6 @@ class Intake:
     def _give(self, deliveries: list[Delivery]) -> None:
         self._emitted += len(deliveries)
         self._emit(deliveries)
-        self.deliveries.acknowledge_soon()
 
     def _pump(self) -> None:
         """Hand on what is in transient queues."""

@@ -8,7 +8,6 @@ from unittest import mock
 import pytest
 import trio
 
-from mq.celery import acknowledgements
 from mq.celery.deliveries import Delivery
 from mq.celery.intake import Intake
 from mq.client.consume.popped_messages import PoppedMessage
@@ -321,24 +320,27 @@ async def test_messages_that_are_done_in_short_succession_are_acknowledged_in_on
     assert broker.acknowledge_requests == 1
 
 
-async def test_what_is_done_is_acknowledged_when_the_next_message_comes(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+async def test_a_message_that_comes_does_not_send_the_acknowledgements_before_it(
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
-    monkeypatch.setattr(acknowledgements, "GATHER_SECONDS", 1000.0)
+    """Each of one task after the other was a request, which the broker stored before the next task."""
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0)]
-    intake = intake_of(broker, delivered, prefetch=2)
+    intake = intake_of(broker, delivered, prefetch=1)
     await intake.consume("q")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
         await trio.sleep(1)
-        intake.deliveries.acknowledge(delivered[0].tag)
-        await trio.sleep(60)
+        for number in range(1, 4):
+            intake.deliveries.acknowledge(delivered[-1].tag)
+            broker.waiting.append(letter(number))
+            await trio.sleep(0.01)
+        assert len(delivered) == 4
         assert broker.acknowledged == []
-        broker.waiting.append(letter(1))
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
-    assert broker.acknowledged == [0]
+    assert broker.acknowledged == [0, 1, 2]
+    assert broker.acknowledge_requests == 1
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.04], ids=["gathered", "in flight"])
