@@ -25,7 +25,7 @@ import trio
 
 from benchmarks.peers.rocketmq import BROKER, NAMESRV, OPENED, start_java
 from benchmarks.peers.servers import Servers, open_servers
-from benchmarks.procfs import load_average, machine, own_cpu_seconds, rss_bytes
+from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, own_cpu_seconds, rss_bytes, run_before_others
 from benchmarks.report import replace_section
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.cli.errors import run_trio
@@ -217,7 +217,10 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=5_000, help="messages of a turn with 64 in flight")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=5_000, help="messages sent before: Java compiles what is busy")
+    parser.add_argument("--real-time", action="store_true", help=REAL_TIME_HELP)
     options = parser.parse_args()
+    if options.real_time:
+        run_before_others()
     if (reason := tools_missing("java")) is not None:
         sys.exit(f"raftmq: {reason}: apt-get install openjdk-17-jre-headless")
     if not servers_built(VERSION):

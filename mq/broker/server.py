@@ -46,10 +46,11 @@ from mq.monitoring.families import Families, Family, Histogram
 from mq.monitoring.http import Monitoring, open_listeners
 from mq.monitoring.process import VERSION, certificate_families, process_families
 from mq.protocol.numbers import PhysicalOffset
-from mq.store.checkpoint import Checkpoint, Checkpointer
+from mq.store.checkpoint import Checkpoint, Checkpointer, seconds_between_checkpoints
 from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost
 from mq.store.opening import LogBounds, OpenedStore, open_store, refuse_newer_formats
+from mq.store.queue_store import QueueStore
 from mq.tls import Certificate
 from raftlog import (
     CoreConfig,
@@ -409,7 +410,7 @@ class _Host:
                 nursery.start_soon(periodic.run)
                 for task in broker.tasks():
                     nursery.start_soon(task)
-                nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker, log)
+                nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, opened.queues, broker, log)
 
         return Hosted(
             application=broker,
@@ -554,9 +555,9 @@ def _not_bound(purpose: str, address: Address, error: Exception) -> StartRefused
     return StartRefused(f"{purpose} address {where} {why}", may_pass=True)
 
 
-async def _checkpoint_forever(seconds: float, broker: Broker, log: Log) -> None:
+async def _checkpoint_forever(seconds: float, queues: QueueStore, broker: Broker, log: Log) -> None:
     while True:
-        await trio.sleep(seconds)
+        await trio.sleep(seconds_between_checkpoints(seconds, len(queues)))
         try:
             if (checkpoint := broker.prepare_checkpoint()) is not None:
                 while checkpoint.gather():  # noqa: ASYNC110 - others get their turn; nobody is waited for

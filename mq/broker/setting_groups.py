@@ -305,7 +305,9 @@ class StorageSettings(SettingGroup):
 
     data_dir: Path = Field(Path("data"), description="directory of the log and of everything derived from it")
     checkpoint_seconds: float = Field(
-        10.0, gt=0, description="interval of checkpoints; a start applies only the log after the last one"
+        10.0,
+        gt=0,
+        description="interval of checkpoints, longer with over 100,000 queues; a start applies only the log after it",
     )
     index_seconds: float = Field(1.0, gt=0, description="how often the index builder looks for work")
     retention_bytes: int | None = Field(None, ge=MIB, description="maximum size of the log")

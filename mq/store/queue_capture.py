@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
+from mq.protocol.names import is_lite_queue
 from mq.protocol.numbers import QueueOffset
 from mq.store.consume_queue import ConsumeQueue
 
@@ -61,14 +62,21 @@ class QueueCapture:
     def rows(self) -> Rows:
         """The queues by topic."""
         assert self.is_complete, f"{self._begun} of {len(self._queues)} queues were gathered"
+        # A lite topic has one queue: a list for each of a million of them would cost more memory than the queues.
+        lite = array("q")
         topics: dict[str, list[int]] = {}
         for at, queue in enumerate(self._taken):
-            topics.setdefault(queue.topic, []).append(at)
-        return len(topics), self._rows_of(topics)
+            if is_lite_queue(queue.topic):
+                lite.append(at)
+            else:
+                topics.setdefault(queue.topic, []).append(at)
+        return len(topics) + len(lite), self._rows_of(topics, lite)
 
-    def _rows_of(self, topics: dict[str, list[int]]) -> Iterator[tuple[str, list[QueueRow]]]:
+    def _rows_of(self, topics: dict[str, list[int]], lite: array[int]) -> Iterator[tuple[str, list[QueueRow]]]:
         for topic, places in topics.items():
             yield topic, [self._row(at) for at in places]
+        for at in lite:
+            yield self._taken[at].topic, [self._row(at)]
 
     def _row(self, at: int) -> QueueRow:
         low, high, tail_bytes = self._offsets[3 * at : 3 * at + 3]

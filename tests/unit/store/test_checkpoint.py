@@ -19,6 +19,7 @@ from mq.store.checkpoint import (
     encode_checkpoint,
     load_checkpoint,
     reset_store,
+    seconds_between_checkpoints,
 )
 from mq.store.errors import CheckpointDamaged, CheckpointImpossible
 from mq.store.opening import open_store, refuse_newer_formats
@@ -426,10 +427,11 @@ def test_a_new_topic_keeps_its_files_when_those_of_its_namesake_expire(tmp_path:
     assert contents(open_store(str(tmp_path), TINY).queues)["A", 1] == derived(log)["A", 1]
 
 
-def test_encoding_round_trips_large_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("queues_each", [0, 1, 8, 150])
+def test_encoding_round_trips_large_tables(tmp_path: Path, queues_each: int) -> None:
     queues = {
-        f"T{number}": [(queue_id, number, number + 9, bytes(20)) for queue_id in range(8)]
-        for number in offset_range(FIRST_OFFSET, QueueOffset(50))
+        f"T{number}": [(queue_id, number, number + 9, bytes(20)) for queue_id in range(queues_each)]
+        for number in offset_range(FIRST_OFFSET, QueueOffset(330))
     }
     written = Checkpoint(
         applied_index=LogIndex(7),
@@ -440,6 +442,12 @@ def test_encoding_round_trips_large_tables(tmp_path: Path) -> None:
     )
     (tmp_path / "checkpoint").write_bytes(encode_checkpoint(written))
     assert load_checkpoint(str(tmp_path)) == written
+
+
+def test_with_very_many_queues_checkpoints_take_no_larger_share_of_a_processor() -> None:
+    assert seconds_between_checkpoints(10.0, 0) == seconds_between_checkpoints(10.0, 100_000) == 10.0
+    assert seconds_between_checkpoints(10.0, 1_000_000) == pytest.approx(100.0)
+    assert seconds_between_checkpoints(600.0, 1_000_000) == 600.0
 
 
 # -- newer versions ----------------------------------------------------------------------------------------------------
