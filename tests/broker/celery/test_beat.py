@@ -76,6 +76,44 @@ def test_brokers_send_tasks_while_beat_is_down_and_each_tick_once_with_ten_of_th
         assert len({each.properties["RAFTMQ_SCHEDULE_DUE"] for each in messages}) == 4
 
 
+def test_each_tick_is_sent_once_when_the_clock_is_set_a_day_ahead_and_back() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        clock = kit._core._cluster.clock
+
+        def dues(name: str = "") -> list[int]:
+            return [
+                int(each.properties["RAFTMQ_SCHEDULE_DUE"])
+                for each in kit.messages(TOPIC)
+                if each.properties["RAFTMQ_SCHEDULE"].endswith(name)
+            ]
+
+        def set_clock(days: int) -> None:
+            """Only that of the machine: the time since it was started goes on."""
+            clock._epoch_ms += days * 86_400_000
+
+        def more_than(count: int) -> bool:
+            clock.advance(61)  # then the brokers believe it
+            return len(dues()) > count
+
+        with beat(application(kit, a=entry(), b=entry(schedule=crontab(minute="*/5")))):
+            kit.advance(minutes=10)
+            assert len(dues()) == 12
+            set_clock(days=1)
+            wait_until(lambda: more_than(12))
+            kit.advance(minutes=10)
+            assert 22 <= len(ahead := dues()) <= 60, "the ticks of the day between count as one"
+            set_clock(days=-1)
+            kit.advance(minutes=10)
+            assert dues() == ahead, "they were sent"
+            for name in ("a", "b"):
+                admin.schedules.pause(f"celery/celery/shop/{name}")
+                admin.schedules.resume(f"celery/celery/shop/{name}")
+            kit.advance(minutes=10)
+        for name in ("/a", "/b"):
+            assert len(dues(name)) == len(set(dues(name)))
+        assert len(dues()) >= len(ahead) + 12
+
+
 def test_a_worker_runs_what_a_schedule_sends_with_an_id_for_each_tick() -> None:
     with running_kit() as kit:
         app = application(kit, a=entry(schedule=dt.timedelta(hours=1)))
