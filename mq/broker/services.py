@@ -19,6 +19,7 @@ from mq.broker.admin.format_level import LevelRaises
 from mq.broker.admin.group_members import GroupMembers
 from mq.broker.admin.group_offsets import GroupOffsets
 from mq.broker.admin.metrics import BrokerMetrics
+from mq.broker.admin.pending import PendingQueries
 from mq.broker.admin.raft_members import RaftMembers
 from mq.broker.admin.replica_status import ReplicaStatus
 from mq.broker.admin.runtime_info import RuntimeInfo
@@ -277,6 +278,7 @@ class Services:
                 errors_logged=LOGGED.errors,
             ),
             UserAdministration(context),
+            PendingQueries(context),
             Cleanup(context, retention=self.retention),
             LevelRaises(context),
         )

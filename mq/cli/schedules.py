@@ -17,7 +17,7 @@ from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.schedules import Cron, Every, Once, Rule, Schedule, ScheduleConflict, ScheduleStatus
-from mq.inspection.wording import time_of
+from mq.inspection.schedules import rule_text, state_text, tick_text
 from mq.protocol.schedule_bodies import BODY_BYTES_MAX
 
 app = typer.Typer(
@@ -136,10 +136,10 @@ def list_schedules(
         table.add_row(
             status.schedule.name,
             status.schedule.topic,
-            _rule_text(status.schedule.rule),
-            _state(status),
-            _time(status.next[0]) if status.next else "-",
-            _time(status.last) if status.last else "-",
+            rule_text(status.schedule.rule),
+            state_text(status),
+            tick_text(status.next[0]) if status.next else "-",
+            tick_text(status.last) if status.last else "-",
             str(status.sent),
             str(status.skipped),
         )
@@ -160,9 +160,9 @@ def show(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesr
         print_json(_row(status))
         return
     schedule = status.schedule
-    print(f"schedule {name} in {status.broker_name}, version {status.version}: {_state(status)}")
-    print(f"  {_rule_text(schedule.rule)}{_bounds(schedule)}, to topic {schedule.topic}")
-    print(f"  sent {status.sent}, skipped {status.skipped}, last {_time(status.last) if status.last else 'never'}")
+    print(f"schedule {name} in {status.broker_name}, version {status.version}: {state_text(status)}")
+    print(f"  {rule_text(schedule.rule)}{_bounds(schedule)}, to topic {schedule.topic}")
+    print(f"  sent {status.sent}, skipped {status.skipped}, last {tick_text(status.last) if status.last else 'never'}")
     print(f"  missed ticks: {schedule.catch_up}" + (f", kept up to date by {schedule.owner}" if schedule.owner else ""))
     if status.error:
         print(f"  {status.error}")
@@ -241,7 +241,7 @@ def _print_next(status: ScheduleStatus) -> None:
     if not status.schedule.enabled:
         print("next: none, it is paused")
     else:
-        print("next: " + (", ".join(map(_time, status.next)) or "none"))
+        print("next: " + (", ".join(map(tick_text, status.next)) or "none"))
 
 
 def _row(status: ScheduleStatus, *, with_body: bool = True) -> dict[str, object]:
@@ -251,17 +251,17 @@ def _row(status: ScheduleStatus, *, with_body: bool = True) -> dict[str, object]
         "broker": status.broker_name,
         "version": status.version,
         "topic": schedule.topic,
-        "rule": _rule_text(schedule.rule),
+        "rule": rule_text(schedule.rule),
         "enabled": schedule.enabled,
-        "start": _time(schedule.start) if schedule.start else None,
-        "end": _time(schedule.end) if schedule.end else None,
+        "start": tick_text(schedule.start) if schedule.start else None,
+        "end": tick_text(schedule.end) if schedule.end else None,
         "catch_up": schedule.catch_up,
         "owner": schedule.owner or None,
         "tags": schedule.tags,
         "keys": list(schedule.keys),
         "properties": dict(schedule.properties),
-        "next": [_time(each) for each in status.next],
-        "last": _time(status.last) if status.last else None,
+        "next": [tick_text(each) for each in status.next],
+        "last": tick_text(status.last) if status.last else None,
         "sent": status.sent,
         "skipped": status.skipped,
         "error": status.error or None,
@@ -271,27 +271,9 @@ def _row(status: ScheduleStatus, *, with_body: bool = True) -> dict[str, object]
     return row
 
 
-def _state(status: ScheduleStatus) -> str:
-    if status.error:
-        return "unusable"
-    if not status.schedule.enabled:
-        return "paused"
-    return "active" if status.next else "over"
-
-
-def _rule_text(rule: Rule) -> str:
-    match rule:
-        case Cron():
-            return f"cron {rule.expression} {rule.time_zone}" + (" (both days)" if rule.days == "both" else "")
-        case Every():
-            return f"every {rule.interval.total_seconds():g}s"
-        case Once():
-            return f"at {_time(rule.at)}"
-
-
 def _bounds(schedule: Schedule) -> str:
-    begin = f", from {_time(schedule.start)}" if schedule.start else ""
-    return begin + (f", until {_time(schedule.end)}" if schedule.end else "")
+    begin = f", from {tick_text(schedule.start)}" if schedule.start else ""
+    return begin + (f", until {tick_text(schedule.end)}" if schedule.end else "")
 
 
 def _rule(cron: str | None, time_zone: str, every: str | None, at: str | None) -> Rule:
@@ -334,7 +316,3 @@ def _body(text: str | None, file: Path | None) -> bytes:
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}") from error
     return body
-
-
-def _time(at: dt.datetime) -> str:
-    return time_of(round(at.timestamp() * 1000)) or "-"

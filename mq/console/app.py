@@ -27,7 +27,7 @@ from mq.console import safety
 from mq.console.guard import Guard
 from mq.console.jobs import Jobs
 from mq.console.live import Fragments, write_events
-from mq.console.pages import accounts, dead_letters, groups, messages, overview, sending, tail, topics
+from mq.console.pages import accounts, dead_letters, groups, messages, overview, pending, sending, tail, topics
 from mq.console.pages.visit import Act, Build, Form, NotFound, Page, Refused, Visit
 from mq.console.records import Record, Records
 from mq.console.sessions import LoginLimit, Session, Sessions
@@ -60,6 +60,8 @@ PAGES: Final[Mapping[str, Build]] = {
     "/reset": groups.reset_preview,
     "/dead-letter-groups": dead_letters.group_list,
     "/dead-letters": dead_letters.letters,
+    "/pending": pending.pending,
+    "/schedules": pending.schedules,
     "/job": dead_letters.job_page,
     "/accounts": accounts.accounts,
 }
@@ -70,6 +72,9 @@ CHANGES: Final[Mapping[str, tuple[str, Act]]] = {
     "/reset": ("reset offsets", groups.reset),
     "/enable": ("enable or disable group", groups.enable),
     "/requeue": ("requeue dead letters", dead_letters.requeue),
+    "/recall": ("recall a message", pending.recall),
+    "/resume": ("resume a transaction", pending.resume),
+    "/change-schedule": ("change schedule", pending.change_schedule),
     "/transfer": ("transfer leadership", overview.transfer),
 }
 

@@ -14,20 +14,22 @@ import trio
 from mq.client.errors import BrokerError, ClientError, NameServersUnavailable
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings
-from mq.client.users import UserAdmin
 from mq.console.history import EVERY_SECONDS, History
 from mq.console.tails import Tails
+from mq.inspection.changing import ChangingAdmin
 from mq.inspection.cluster import GroupStatus, ask_brokers
 from mq.inspection.looking import LookingAdmin
 from mq.inspection.members import Member, members_of
 from mq.inspection.survey import Survey, survey
 from mq.protocol.codes import ResponseCode
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
+from mq.protocol.pending_requests import KINDS, SHOWN_MAX, PendingInfo, PendingKind
 from mq.protocol.registration import TopicConfig
 
 CLUSTER_SECONDS: Final = 2.0
 CATALOGUE_SECONDS: Final = 5.0
 SURVEY_SECONDS: Final = 30.0
+PENDING_SECONDS: Final = 5.0
 MEMBERS_SECONDS: Final = 10.0
 """Each member of a group is asked for its queues, so a group is asked less often than brokers."""
 GROUPS_KEPT_MAX: Final = 100
@@ -130,7 +132,7 @@ class Watch:
         namesrv: str,
         remoting: RemotingSettings,
         looking: LookingAdmin,
-        changing: UserAdmin,
+        changing: ChangingAdmin,
         nursery: trio.Nursery,
     ) -> None:
         self.nursery = nursery
@@ -140,6 +142,9 @@ class Watch:
         self.changing = changing
         self.cluster: Shared[list[GroupStatus]] = Shared(partial(ask_brokers, looking), CLUSTER_SECONDS)
         self.topics: Shared[Topics] = Shared(looking.topic_configs, CATALOGUE_SECONDS)
+        self.pending: Mapping[PendingKind, Shared[Mapping[str, PendingInfo] | None]] = {
+            kind: Shared(partial(looking.pending, kind, SHOWN_MAX), PENDING_SECONDS) for kind in KINDS
+        }
         self.names: Shared[list[str]] = Shared(looking.topics, CATALOGUE_SECONDS)
         self.groups: Shared[Groups] = Shared(looking.consumer_groups, CATALOGUE_SECONDS)
         self.progress: Shared[Progress] = Shared(looking.all_progress, CATALOGUE_SECONDS)
@@ -156,7 +161,7 @@ class Watch:
         """Open while the block runs. It connects when something is asked."""
         async with (
             LookingAdmin(namesrv, remoting=remoting) as looking,
-            UserAdmin(namesrv, remoting=remoting) as changing,
+            ChangingAdmin(namesrv, remoting=remoting) as changing,
             trio.open_nursery() as nursery,
         ):
             watch = cls(namesrv, remoting, looking, changing, nursery)
@@ -184,6 +189,7 @@ class Watch:
         """Something was changed through this console: pages show it at once."""
         shared: tuple[Shared[Any], ...] = (
             *(self.cluster, self.topics, self.names, self.groups, self.progress, self.survey),
+            *self.pending.values(),
             *self._members.values(),
         )
         for each in shared:

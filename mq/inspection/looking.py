@@ -10,6 +10,7 @@ from mq.client.net.replies import read_body
 from mq.client.net.routes import LEADER_ID
 from mq.inspection.catalogue import CatalogueAdmin
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.pending_requests import AskPendingExt, PendingInfo, PendingKind
 from mq.protocol.topic_ends import decode_ends, encode_topics
 
 
@@ -59,4 +60,21 @@ class LookingAdmin(CatalogueAdmin):
                 before = found.get(topic, Held(0, 0))
                 count = sum(ends.ends) - sum(ends.firsts)
                 found[topic] = Held(before.messages + count, before.queues + len(ends.ends))
+        return found
+
+    async def pending(self, kind: PendingKind, count: int) -> dict[str, PendingInfo] | None:
+        """What waits in each broker group, with the first ``count`` messages of it. One request per broker group.
+
+        None if a broker does not know the request, as those of Apache RocketMQ.
+        """
+        found: dict[str, PendingInfo] = {}
+        ext = AskPendingExt(kind=kind, count=count).fields()
+        for broker, address in (await self._leaders(None, None)).items():
+            try:
+                _, body = await self._opened().call(address, RequestCode.ASK_PENDING, ext)
+            except BrokerError as error:
+                if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    return None
+                raise
+            found[broker] = read_body(PendingInfo.decode, body)
         return found

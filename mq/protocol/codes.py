@@ -173,6 +173,8 @@ class RequestCode(IntEnum):
     """Our own: pause or resume a schedule."""
     TRIGGER_SCHEDULE = 9016
     """Our own: send the message of a schedule now."""
+    ASK_PENDING = 9017
+    """Our own: messages that wait to become visible."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

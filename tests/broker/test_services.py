@@ -11,7 +11,7 @@ from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.pop.pop import Pops
 from mq.broker.replication.forwarder import Forwarder
 from mq.broker.services import Services
-from mq.protocol import headers, lite_requests, operator_requests, pop_requests
+from mq.protocol import headers, lite_requests, operator_requests, pending_requests, pop_requests
 from tests.support.running_broker import note_brokers, running
 
 REPEATABLE = {
@@ -28,6 +28,7 @@ REPEATABLE = {
     lite_requests.PopLiteMessage,
     lite_requests.TriggerLiteDispatch,
     operator_requests.ResumeCheckHalfMessage,
+    pending_requests.AskPending,
     pop_requests.AckMessage,
     pop_requests.BatchAckMessage,
     pop_requests.ChangeMessageInvisibleTime,

@@ -55,6 +55,9 @@ PAGES = {
     "reset": "/reset?name=mail&topic=Orders&to=first",
     "dead-letter-groups": "/dead-letter-groups",
     "dead-letters": "/dead-letters?group=mail",
+    "pending": "/pending",
+    "half": "/pending?kind=half",
+    "schedules": "/schedules",
     "accounts": "/accounts",
     "changes": "/changes",
 }

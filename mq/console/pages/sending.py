@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from mq.client.errors import MessageRefused
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
 from mq.console.pages.visit import Done, Form, Page, Refused, Visit, integer, one, required
 from mq.console.views.links import link
+from mq.inspection.changing import OPERATOR
 from mq.protocol.names import is_system_topic
 
-SENDER: Final = "raftmq_console"
-"""The producer group of messages that were sent by hand."""
-DELAY_SECONDS_MAX: Final = 40 * 86_400
+DELAY_SECONDS_MAX = 40 * 86_400
 
 
 async def send_form(visit: Visit) -> Page:
@@ -37,7 +34,7 @@ async def send(visit: Visit, form: Form) -> Done:
         properties=properties_of((form.get("properties") or [""])[-1]),
         delay=delay or None,
     )
-    producer = Producer(visit.watch.namesrv, SENDER, auto_create_topics=False, remoting=visit.watch.remoting)
+    producer = Producer(visit.watch.namesrv, OPERATOR, auto_create_topics=False, remoting=visit.watch.remoting)
     async with producer:
         try:
             result = await producer.send(message)

@@ -1,0 +1,208 @@
+"""ASK_PENDING (request code 9017): what waits in this broker group to become visible.
+
+Which messages wait is replicated state, see `mq.broker.state.completion_marks`; their due times are in the entries of
+the queues. So an answer reads the entries of what waits, 20 bytes each, and the records of the few that it names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route, Service
+from mq.broker.net.slow_answers import Answer
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS, timer_slot
+from mq.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, UNENDED_TOPIC
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+from mq.protocol.pending_requests import KINDS, SHOWN_MAX, AskPending, PendingInfo, PendingMessage
+from mq.protocol.recall import RecallHandle
+from mq.protocol.records import RecordError, StoredMessage, decode_record
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.errors import StoreError
+from raftlog import SegmentError
+
+LOOKED_AT_MAX: Final = 200_000
+"""Waiting messages whose due times are read for one answer: about a second of CPU, in steps."""
+STEP_ENTRIES: Final = 256
+BORDERS_SECONDS: Final = (0, 60, 600, 3600, 6 * 3600, 24 * 3600)
+_TEXT_MAX: Final = 256
+"""Characters of keys and tags in an answer."""
+
+
+class _Waiting(NamedTuple):
+    """A waiting message: when it is looked at (for those without a time, 0), its queue, and its record."""
+
+    turn_ms: int
+    topic: str
+    queue_id: int
+    offset: QueueOffset
+    position: int
+    size: int
+
+
+class PendingQueries(Service):
+    """See the module."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._broker_name = context.settings.group
+        self._metadata = context.metadata
+        self._store = context.store
+        self._pread = context.replica.log.pread
+        self._read = context.reads.read
+        self._gradually = context.slow_answers
+        self._wall_clock_ms = context.wall_clock_ms
+
+    def routes(self) -> Iterator[Route]:
+        """The requests that this service handles; see `Service`."""
+        yield Route(AskPending, self.handle, leader_only=True, repeatable=True)
+
+    def handle(self, call: Call[AskPending]) -> None:
+        """Request code 9017. Raises RequestRefused."""
+        ext = call.request.ext
+        if ext.kind not in KINDS:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{ext.kind[:40]!r} is none of {', '.join(KINDS)}")
+        count = min(max(ext.count, 0), SHOWN_MAX)
+
+        def answer() -> Answer:
+            queues = self._queues(ext.kind)
+            now_ms = self._wall_clock_ms()
+            counts: Counter[int] = Counter()
+            first: list[_Waiting] = []
+            total = sum(self._open_count(topic, queue_id) for topic, queue_id in queues)
+            looked_at = 0
+            yield
+            for topic, queue_id in queues:
+                for each in self._waiting(topic, queue_id):
+                    if each is None:
+                        yield
+                        continue
+                    looked_at += 1
+                    if ext.kind == "timed":
+                        counts[_border(each.turn_ms - now_ms)] += 1
+                    first.append(each)
+                    if len(first) >= 8 * SHOWN_MAX:
+                        first = _nearest(first, count)
+                    if looked_at >= LOOKED_AT_MAX:
+                        break
+                if looked_at >= LOOKED_AT_MAX:
+                    break
+                yield
+            shown: list[PendingMessage] = []
+            for each in _nearest(first, count):
+                if (message := self._shown(each)) is not None:
+                    shown.append(message)
+                yield
+            info = PendingInfo(total=total, looked_at=looked_at, counts=sorted(counts.items()), messages=shown)
+            return call.response(body=info.encode())
+
+        self._gradually.when_current(self._read, call, answer)
+
+    def _queues(self, kind: str) -> list[tuple[str, int]]:
+        """The queues to look at; of timers, the minute of now comes first."""
+        if kind == "half":
+            return [(HALF_TOPIC, HALF_QUEUE_ID)]
+        if kind == "given-up":
+            return [(UNENDED_TOPIC, 0)]
+        first = timer_slot(self._wall_clock_ms())
+        slots = [(first + number) % TIMER_SLOTS for number in range(TIMER_SLOTS)]
+        wanted = [(SCHEDULE_TOPIC, level) for level in range(LEVEL_MAX)] + [(TIMER_TOPIC, slot) for slot in slots]
+        return [each for each in wanted if self._store.get(*each) is not None]
+
+    def _open_count(self, topic: str, queue_id: int) -> int:
+        queue = self._store.get(topic, queue_id)
+        if queue is None:
+            return 0
+        marks = self._metadata.marks.of(topic, queue_id)
+        return max(marks.count_open(queue.max_offset) - marks.count_open(self._begin(topic, queue_id, queue)), 0)
+
+    def _begin(self, topic: str, queue_id: int, queue: ConsumeQueue) -> QueueOffset:
+        delivered = FIRST_OFFSET
+        if topic == SCHEDULE_TOPIC:
+            delivered = self._metadata.delay_offsets.get(queue_id + 1, FIRST_OFFSET)
+        return max(queue.min_offset, self._metadata.marks.of(topic, queue_id).low, delivered)
+
+    def _waiting(self, topic: str, queue_id: int) -> Generator[_Waiting | None, None, None]:
+        """The open messages of a queue, and None where the work may be interrupted."""
+        offset = FIRST_OFFSET
+        while (queue := self._store.get(topic, queue_id)) is not None:
+            offset = max(offset, self._begin(topic, queue_id, queue))
+            try:
+                entries = queue.read(offset, STEP_ENTRIES)
+            except (StoreError, OSError):
+                return  # the broker has reported it, and delivers the others
+            if not entries:
+                return
+            is_done = self._metadata.marks.of(topic, queue_id).is_done
+            is_timed = topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
+            for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
+                if not is_done(offset):
+                    yield _Waiting(code if is_timed else 0, topic, queue_id, offset, position, size)
+                offset += 1
+            yield None
+
+    def _shown(self, waiting: _Waiting) -> PendingMessage | None:
+        """A message of an answer; None if it was delivered or deleted meanwhile, or cannot be read."""
+        if self._metadata.marks.of(waiting.topic, waiting.queue_id).is_done(waiting.offset):
+            return None
+        try:
+            message = decode_record(memoryview(self._pread(waiting.position, waiting.size)))
+        except (SegmentError, RecordError, OSError):
+            return None
+        found = message.properties
+        due_ms = 0
+        if waiting.topic == SCHEDULE_TOPIC:
+            due_ms = waiting.turn_ms
+        elif waiting.topic == TIMER_TOPIC:
+            due_ms = _number(found.get(props.TIMER_OUT_MS)) or waiting.turn_ms
+        return PendingMessage(
+            topic=found.get(props.REAL_TOPIC, message.topic),
+            message_id=found.get(props.UNIQUE_KEY, ""),
+            offset_message_id=message.offset_message_id,
+            stored_ms=message.store_timestamp_ms,
+            body_bytes=len(message.body),
+            keys=found.get(props.KEYS, "")[:_TEXT_MAX],
+            tags=found.get(props.TAGS, "")[:_TEXT_MAX],
+            due_ms=due_ms,
+            level=waiting.queue_id + 1 if waiting.topic == SCHEDULE_TOPIC else 0,
+            handle=self._handle(waiting, message, due_ms),
+            group=found.get(props.PRODUCER_GROUP, ""),
+            checks=self._checks(waiting),
+            is_put_off=waiting.topic == HALF_TOPIC and waiting.offset in self._metadata.checks.put_off,
+        )
+
+    def _handle(self, waiting: _Waiting, message: StoredMessage, due_ms: int) -> str:
+        """What recalls a timed message; others cannot be recalled."""
+        topic, key = message.properties.get(props.REAL_TOPIC, ""), message.properties.get(props.UNIQUE_KEY, "")
+        is_recallable = waiting.topic == TIMER_TOPIC and props.DELAY not in message.properties
+        if not is_recallable or topic.startswith(RETRY_PREFIX):
+            return ""
+        return RecallHandle(topic, self._broker_name, due_ms, key, waiting.offset).encode() or ""
+
+    def _checks(self, waiting: _Waiting) -> int:
+        """How often its producer group was asked."""
+        if waiting.topic != HALF_TOPIC:
+            return 0
+        return sum(waiting.offset < passed for passed in self._metadata.checks.offsets.values())
+
+
+def _nearest(waiting: list[_Waiting], count: int) -> list[_Waiting]:
+    """The first ``count`` by time; those without a time are the oldest."""
+    return sorted(waiting, key=itemgetter(0))[:count]
+
+
+def _border(left_ms: int) -> int:
+    """The smallest of the borders that is not passed, in seconds; the last one for what is later."""
+    return next((border for border in BORDERS_SECONDS if left_ms <= border * 1000), BORDERS_SECONDS[-1])
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 20 else 0

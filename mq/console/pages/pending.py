@@ -1,0 +1,76 @@
+"""What waits: delayed and timed messages, transactions, and schedules."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.client.errors import MessageRefused
+from mq.console.pages.visit import Done, Form, Page, Refused, Visit, fault_of, one, required
+from mq.console.views.links import link
+from mq.console.views.pending import PendingView, pending_view, schedule_rows
+from mq.console.views.text import matching, paged
+from mq.protocol.pending_requests import KINDS, SHOWN_MAX, PendingKind
+
+TITLES: Final[dict[PendingKind, str]] = {
+    "timed": "Delayed messages",
+    "half": "Open transactions",
+    "given-up": "Transactions that were given up",
+}
+
+
+async def pending(visit: Visit) -> Page:
+    """What waits in all broker groups: one request for each."""
+    wanted = visit.query.get("kind", "timed")
+    kind: PendingKind = next((each for each in KINDS if each == wanted), "timed")
+    seen = await visit.watch.pending[kind].get()
+    view: PendingView | None = None
+    if seen.value is not None:
+        view = pending_view(seen.value, visit.now_ms, SHOWN_MAX)
+    values = {"kind": kind, "kinds": list(TITLES.items()), "view": view, "fault": fault_of(seen)}
+    return Page("pending.html", TITLES[kind], values)
+
+
+async def recall(visit: Visit, form: Form) -> Done:
+    """Recall a timed message: nobody gets it."""
+    try:
+        message_id = await visit.watch.changing.recall(required(form, "handle"))
+    except MessageRefused as error:
+        raise Refused(str(error)) from error
+    return Done(link("/pending", kind="timed"), f"Message {message_id} was recalled: nobody gets it.", message_id)
+
+
+async def resume(visit: Visit, form: Form) -> Done:
+    """Let the producers of a transaction that was given up be asked again."""
+    broker, message_id = required(form, "broker"), required(form, "id")
+    await visit.watch.changing.resume_transaction(broker, message_id)
+    said = f"Transaction {message_id} is open again: its producer group is asked how it ended."
+    return Done(link("/pending", kind="half"), said, f"{broker}: {message_id}")
+
+
+async def schedules(visit: Visit) -> Page:
+    """A page of the schedules; a request per broker group for each hundred."""
+    found = {(each.schedule.name, each.broker_name): each for each in await visit.watch.looking.schedules.list()}
+    part = visit.query.get("part", "")
+    names = set(matching({name for name, _ in found}, part))
+    page = paged([each for (name, _), each in sorted(found.items()) if name in names], visit.page)
+    values = {"page": page, "rows": schedule_rows(page.rows), "part": part}
+    return Page("schedules.html", "Schedules", values)
+
+
+async def change_schedule(visit: Visit, form: Form) -> Done:
+    """Pause or resume a schedule, or send its message now."""
+    name, broker = required(form, "name"), required(form, "broker")
+    action = one(form, "action")
+    own = visit.watch.changing.schedules
+    if action == "pause":
+        await own.pause(name, broker=broker)
+        said = f"Schedule {name} is paused."
+    elif action == "resume":
+        await own.resume(name, broker=broker)
+        said = f"Schedule {name} ticks again, from now on."
+    elif action == "trigger":
+        await own.trigger(name, broker=broker)
+        said = f"The message of schedule {name} was sent."
+    else:
+        raise Refused(f"{action[:40]!r} is not pause, resume or trigger")
+    return Done("/schedules", said, f"{name} in {broker}: {action}")

@@ -1,0 +1,38 @@
+"""Changes by operators that applications have no methods for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.client.errors import NoRoute
+from mq.client.produce.recall import recall
+from mq.client.users import UserAdmin
+from mq.protocol.codes import RequestCode
+from mq.protocol.operator_requests import ResumeCheckHalfMessageExt
+
+OPERATOR: Final = "raftmq_console"
+"""The producer group of what an operator sends or recalls by hand."""
+RECALL_SECONDS: Final = 10.0
+
+
+class ChangingAdmin(UserAdmin):
+    """An `Admin` that insists on every broker group, with changes that operators make by hand."""
+
+    async def recall(self, handle: str) -> str:
+        """Recall the timed message of a handle; returns its id.
+
+        Raises MessageRefused for a text that is no handle, NotRecalled if the message was delivered or recalled, and
+        ClientError.
+        """
+        return await recall(self._opened(), OPERATOR, handle, seconds=RECALL_SECONDS)
+
+    async def resume_transaction(self, broker: str, offset_message_id: str) -> None:
+        """Let a transaction that was given up be checked again (request code 323); twice does the same as once.
+
+        Raises BrokerError if there is no such message, NoRoute if the broker group has no leader.
+        """
+        address = (await self._leaders(None, broker)).get(broker)
+        if address is None:
+            raise NoRoute("", f"broker group {broker} has no leader")
+        ext = ResumeCheckHalfMessageExt(message_id=offset_message_id)
+        await self._opened().call(address, RequestCode.RESUME_CHECK_HALF_MESSAGE, ext.fields())

@@ -1,0 +1,33 @@
+"""Schedules in words. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from mq.client.schedules import Cron, Every, Once, Rule, ScheduleStatus
+from mq.inspection.wording import time_of
+
+
+def tick_text(moment: dt.datetime) -> str:
+    """The time of a tick, in UTC."""
+    return time_of(round(moment.timestamp() * 1000)) or "-"
+
+
+def rule_text(rule: Rule) -> str:
+    """When a schedule ticks."""
+    match rule:
+        case Cron():
+            return f"cron {rule.expression} {rule.time_zone}" + (" (both days)" if rule.days == "both" else "")
+        case Every():
+            return f"every {rule.interval.total_seconds():g}s"
+        case Once():
+            return f"at {tick_text(rule.at)}"
+
+
+def state_text(status: ScheduleStatus) -> str:
+    """Whether a schedule ticks."""
+    if status.error:
+        return "unusable"
+    if not status.schedule.enabled:
+        return "paused"
+    return "active" if status.next else "over"

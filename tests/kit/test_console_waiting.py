@@ -1,0 +1,178 @@
+"""The console's pages about what waits: delayed messages, open and given up transactions, schedules."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterator
+
+import pytest
+import structlog
+import trio
+
+from mq.client import Admin, BrokerError, Every, Message, Producer, Schedule, TransactionProducer
+from mq.inspection.looking import LookingAdmin
+from mq.protocol.codes import RequestCode
+from mq.protocol.pending_requests import SHOWN_MAX
+from mq.testing import SyncKit, running_kit
+from tests.support.console_browser import HOSTILE, Browser, count_requests, run
+from tests.support.waiting import until, wait_until
+
+
+@pytest.fixture(scope="module")
+def kit() -> Iterator[SyncKit]:
+    """Brokers with 3 timed messages, one of a delay level, a transaction given up, an open one, and a schedule."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with running_kit(transaction_timeout_seconds=5, transaction_checks_max=1) as running:
+        trio.run(transaction, running.namesrv, "lost")
+        wait_until(lambda: [each.kind for each in running.pending("Orders")] == ["transaction"])
+        running.advance_until(lambda: not running.pending("Orders"), timeout=120)
+        trio.run(fill, running.namesrv)
+        yield running
+    structlog.reset_defaults()
+
+
+async def transaction(namesrv: str, key: str) -> None:
+    async with Admin(namesrv) as admin:
+        if "Orders" not in await admin.topics():
+            await admin.create_topic("Orders", queues=1)
+    message = Message("Orders", b"body of " + key.encode(), keys=[key])
+    async with (
+        TransactionProducer(namesrv, "shop", check=lambda message: None) as producer,
+        producer.transaction(message) as begun,
+    ):
+        begun.leave_open()
+
+
+async def fill(namesrv: str) -> None:
+    await transaction(namesrv, "open")
+    async with Producer(namesrv) as producer:
+        for seconds in (30, 5000, 3 * 86_400):
+            await producer.send(Message("Orders", b"timed", keys=[f"in{seconds}", "x<img>"], delay=seconds))
+        await producer.send(Message("Orders", b"delayed", keys=["level"], delay_level=18))
+    async with Admin(namesrv) as admin:
+        await admin.schedules.create(
+            Schedule(HOSTILE[0], "Orders", b"tick", Every(dt.timedelta(hours=1)), owner=HOSTILE[1])
+        )
+
+
+def rows_of(page: str) -> list[str]:
+    return [re.sub(r"<[^>]+>", " ", row) for row in re.findall(r"<tr.*?</tr>", page, re.DOTALL)][1:]
+
+
+def test_what_is_delayed_is_shown_by_its_time(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/pending")
+        assert page.status == 200
+        assert "<b>4</b> wait" in page.content
+        order = [key for row in rows_of(page.content) for key in ("in30 ", "in5000", "level", "in259200") if key in row]
+        assert order[0] == "in30 "
+        assert sorted(order) == ["in259200", "in30 ", "in5000", "level"]
+        assert "delay level 18" in page.content
+        assert "Recall</button>" not in page.content, "this console only shows"
+        assert "x<img>" not in page.content
+
+    run(main, kit)
+
+
+def test_a_delayed_message_is_recalled(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        async with Producer(kit.namesrv) as producer:
+            await producer.send(Message("Orders", b"never", keys=["regret"], delay=7200))
+        page = await browser.get("/pending")
+        assert page.content.count("Recall</button>") == 4, "one of a delay level cannot be recalled"
+        [row] = [row for row in re.findall(r"<tr.*?</tr>", page.content, re.DOTALL) if "regret" in row]
+        [handle] = re.findall(r'name="handle" value="([^"]+)"', row)
+        done = await browser.follow(await browser.post("/recall", {"handle": handle}))
+        assert "was recalled" in done.text
+        assert "regret" not in done.content
+        again = await browser.post("/recall", {"handle": handle})
+        assert again.status == 502
+        assert "recalled" in again.content
+        for wrong in ("", "nonsense", "djEgYQ=="):
+            assert (await browser.post("/recall", {"handle": wrong})).status == 400, wrong
+
+    run(main, kit, allow_changes=True)
+
+
+def test_transactions_are_shown_and_one_that_was_given_up_is_resumed(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        [open_one] = rows_of((await browser.get("/pending?kind=half")).content)
+        for each in ("open", "shop", "Orders", "never asked"):
+            assert each in open_one
+        page = await browser.get("/pending?kind=given-up")
+        [lost] = rows_of(page.content)
+        assert "lost" in lost
+        form = {name: re.findall(rf'name="{name}" value="([^"]+)"', page.content)[-1] for name in ("broker", "id")}
+        done = await browser.follow(await browser.post("/resume", form))
+        assert "is open again" in done.text
+        assert len(rows_of(done.content)) == 2
+        assert "none" in rows_of((await browser.get("/pending?kind=given-up")).content)[0]
+        twice = await browser.follow(await browser.post("/resume", form))
+        assert len(rows_of(twice.content)) == 2, "resumed once"
+        for wrong in ({"id": "xyz"}, {"broker": "nowhere"}, {"id": ""}):
+            assert (await browser.post("/resume", form | wrong)).status in (400, 502), wrong
+
+    run(main, kit, allow_changes=True)
+
+
+def test_schedules_are_shown_paused_and_sent(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/schedules")
+        [row] = rows_of(page.content)
+        assert "every 3600s" in row
+        assert "active" in row
+        assert HOSTILE[0] not in page.content
+        form = {"name": HOSTILE[0], "broker": "broker-a"}
+        page = await browser.follow(await browser.post("/change-schedule", form | {"action": "pause"}))
+        assert "paused" in rows_of(page.content)[0]
+        page = await browser.follow(await browser.post("/change-schedule", form | {"action": "resume"}))
+        assert "active" in rows_of(page.content)[0]
+        await browser.post("/change-schedule", form | {"action": "trigger"})
+
+        async def has_come() -> bool:
+            return "tick" in (await browser.get("/messages?topic=Orders")).content
+
+        await until(has_come)
+        assert (await browser.post("/change-schedule", form | {"action": "delete"})).status == 400
+        assert (await browser.post("/change-schedule", form | {"name": "nope", "action": "pause"})).status == 502
+
+    run(main, kit, allow_changes=True)
+
+
+def test_what_waits_costs_one_request_per_broker_group(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = count_requests(monkeypatch)
+
+    async def main(browser: Browser) -> None:
+        await browser.get("/changes")
+        counts.clear()
+        for kind in ("timed", "half", "given-up", "timed"):
+            assert (await browser.get(f"/pending?kind={kind}")).status == 200
+        assert counts[RequestCode.ASK_PENDING] == 3
+
+    run(main, kit)
+
+
+def test_pages_that_only_show_have_no_way_to_change(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/pending")
+        for address in ("/recall", "/resume", "/change-schedule"):
+            assert (await browser.post(address, {"handle": "x", "name": "x", "broker": "x", "id": "x"})).status == 403
+        for address in ("/pending", "/pending?kind=given-up", "/schedules"):
+            assert 'method="post"' not in (await browser.get(address)).content
+
+    run(main, kit)
+
+
+def test_no_body_is_in_an_answer_about_what_waits(kit: SyncKit) -> None:
+    async def main() -> None:
+        async with LookingAdmin(kit.namesrv) as admin:
+            found = await admin.pending("half", 10**6)
+            assert found is not None
+            assert len(found["broker-a"].messages) <= SHOWN_MAX
+            assert "body of" not in repr(found)
+            assert (await admin.pending("half", -1) or {})["broker-a"].messages == []
+            with pytest.raises(BrokerError, match="is none of timed, half, given-up"):
+                await admin.pending("all", 1)  # type: ignore[arg-type]
+
+    trio.run(main)
