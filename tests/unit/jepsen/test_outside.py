@@ -22,7 +22,6 @@ from jepsen.report import page
 from jepsen.verdict import Verdict
 from jepsen.workloads.outside import be_outside
 from jepsen.workloads.queue import QueueWorkload
-from tests.support.waiting import until
 
 ANSWERS_ONE_AND_DIES = """
 import json, sys
@@ -36,13 +35,18 @@ sys.stdin.readline()
 
 
 class FakeCluster:
-    """Has client processes and no servers."""
+    """Has client processes and no servers; after ``lives`` of them, no more is started."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, lives: int) -> None:
         self._nursery = nursery
+        self._lives = lives
         self.started: list[trio.Process] = []
+        self.over = trio.Event()
 
     async def start_client(self, name: str, command: list[str]) -> trio.Process:
+        if len(self.started) == self._lives:
+            self.over.set()
+            await trio.sleep_forever()
         run = partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False)
         self.started.append(await self._nursery.start(run))
         return self.started[-1]
@@ -59,11 +63,11 @@ async def _history_of(directory: Path, lives: int) -> History:
     path = directory / "history.jsonl"
     with Recorder(path, _now) as recorder:
         async with trio.open_nursery() as nursery:
-            cluster = FakeCluster(nursery)
+            cluster = FakeCluster(nursery, lives)
             workload = QueueWorkload(cast("Any", cluster), recorder, random.Random(1))
             command = [sys.executable, "-c", ANSWERS_ONE_AND_DIES]
             nursery.start_soon(be_outside, workload, "client0", command)
-            await until(lambda: len(cluster.started) > lives)
+            await cluster.over.wait()
             nursery.cancel_scope.cancel()
     with path.open("rb") as lines:
         return gather(decode_events(lines))
