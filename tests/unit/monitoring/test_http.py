@@ -174,11 +174,14 @@ async def test_the_event_loop_gives_way_while_an_answer_is_made_and_not_while_it
     async def ready() -> None:
         await trio.lowlevel.checkpoint()
 
+    client, server = memory_stream_pair()
+    deliver = server.send_stream.send_all_hook
+    assert deliver is not None
+
     async def sent() -> None:
         entered.append("sent")
-        await trio.lowlevel.checkpoint()
+        await deliver()
 
-    client, server = memory_stream_pair()
     server.send_stream.send_all_hook = sent
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Monitoring(collect, ready, giving_way=giving_way)._serve_connection, server)
