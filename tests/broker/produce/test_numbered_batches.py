@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mq.broker.limits import DEFAULT
 from mq.client import Message, MessageQueue, Producer
 from mq.protocol import properties as props
 from mq.protocol.batch import BatchedMessage, encode_batch
@@ -17,7 +19,7 @@ from mq.protocol.sequencing import SEQUENCE_MAX
 from tests.free_ports import free_ports
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.numbered_messages import numbered, one, place
-from tests.support.running_broker import Answer, Client, running, send_ext
+from tests.support.running_broker import FAST, Answer, Client, running, send_ext
 
 pytestmark = pytest.mark.trio
 
@@ -93,10 +95,16 @@ async def test_of_a_batch_that_is_partly_known_the_rest_is_stored(
         assert await stored(client) == known + new
 
 
-async def test_a_replay_of_far_more_than_the_window_adds_nothing_however_it_is_divided(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("window", "rows"), [(50, 300), pytest.param(DEFAULT.state.window, 6000, marks=pytest.mark.nightly)]
+)
+async def test_a_replay_of_far_more_than_the_window_adds_nothing_however_it_is_divided(
+    tmp_path: Path, window: int, rows: int
+) -> None:
     client_port, peer_port = free_ports(2)
     given = {"listen": f"127.0.0.1:{client_port}", "peers": f"n0@127.0.0.1:{peer_port}", "checkpoint_seconds": 0.02}
-    base, rows = 3 << 32, 6000
+    given |= {"limits": replace(FAST, state=replace(FAST.state, window=window))}
+    base = 3 << 32
     async with one(tmp_path, **given) as (_, client):
         for first in range(base, base + rows, 3):
             place(await send(client, first, 3))
