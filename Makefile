@@ -41,7 +41,7 @@ BENCHES += bench-celery bench-celery-chaos bench-proxy bench-critical-path bench
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
 	@echo 'make demo-spark   the same for Apache Spark: it reads from the followers, counts words and writes; needs Java 17'
-	@echo 'make test-unit   the units, without sockets and processes; about a minute on two processors'
+	@echo 'make test-unit   the units, without sockets and processes; about half a minute on two processors'
 	@echo 'make test    the quick tests: units, some simulated and real groups; 5 to 6 minutes on two processors'
 	@echo 'make test-all   all tests, with Java those of Spark too; 25 minutes on two processors'
 	@echo 'make test-nightly   what make test-all leaves out: the programs behind make bench once each, and 200 seeds of all workloads'
@@ -122,24 +122,32 @@ else
 	@$(MAKE) --no-print-directory -j 4 .test-brokers .test-clients .test-processes .test-others SELECTED="-m 'not slow and not nightly'"
 endif
 
-# Nothing here opens a socket or starts a process: tests/no_sockets.py fails what does.
-UNIT_FILES := tests/unit/segment tests/unit/consensus tests/unit/durability tests/paper tests/interaction tests/wire
-UNIT_OTHER_FILES := tests/unit/broker tests/unit/store tests/unit/protocol tests/unit/filter tests/unit/jepsen tests/unit/spark
-UNIT_OTHER_FILES += tests/unit/monitoring tests/unit/fuzz tests/unit/interop tests/unit/celery
-UNIT_LEFT_OUT := segment/test_synced_writes segment/test_threaded_writers segment/test_full_disks
-UNIT_LEFT_OUT += durability/test_restored_logs
-UNIT_LEFT_OUT += broker/consume/test_routes store/test_key_index monitoring/test_probe spark/test_bulk_reader
-UNIT_LEFT_OUT += spark/test_columns spark/test_installed spark/test_outgoing jepsen/test_deployments jepsen/test_disks
-UNIT_LEFT_OUT += jepsen/test_judging jepsen/test_late_sends jepsen/test_leftovers jepsen/test_nats jepsen/test_outside
-UNIT_LEFT_OUT += jepsen/test_porcupine jepsen/test_scenarios jepsen/test_serve
-UNIT_TEST = $(PY) -m pytest -q -p tests.no_sockets -m 'not slow and not nightly' $(UNIT_LEFT_OUT:%=--ignore=tests/unit/%.py)
+# Nothing here opens a socket or starts a process: tests/no_sockets.py fails what does. Files are in memory, generated
+# tests have fewer examples, and what walks through thousands of states is left to `make test`.
+UNIT_FILES := tests/unit/segment tests/unit/durability tests/unit/consensus tests/unit/store tests/unit/protocol
+UNIT_FILES += tests/paper tests/interaction tests/wire
+UNIT_OTHER_FILES := tests/unit/broker tests/unit/filter tests/unit/jepsen tests/unit/spark tests/unit/monitoring
+UNIT_OTHER_FILES += tests/unit/fuzz tests/unit/interop tests/unit/celery
+OPENS_SOCKETS := segment/test_synced_writes segment/test_threaded_writers segment/test_full_disks
+OPENS_SOCKETS += durability/test_restored_logs
+OPENS_SOCKETS += broker/base/test_name_server_registration broker/consume/test_routes store/test_key_index monitoring/test_probe spark/test_bulk_reader
+OPENS_SOCKETS += spark/test_columns spark/test_installed spark/test_outgoing jepsen/test_deployments jepsen/test_disks
+OPENS_SOCKETS += jepsen/test_judging jepsen/test_late_sends jepsen/test_leftovers jepsen/test_nats jepsen/test_outside
+OPENS_SOCKETS += jepsen/test_porcupine jepsen/test_scenarios jepsen/test_serve
+WALKS := paper/test_random_walks paper/test_membership unit/segment/test_crashes unit/segment/test_writer_interleavings
+WALKS += unit/segment/test_damage_sectors unit/segment/test_every_byte unit/segment/test_reset
+UNIT_LEFT_OUT := $(OPENS_SOCKETS:%=--ignore=tests/unit/%.py) $(WALKS:%=--ignore=tests/%.py)
+# Only where there is room: containers often have 64 MB.
+IN_MEMORY = $(shell [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 1000000 ] 2>/dev/null && echo env PYTEST_DEBUG_TEMPROOT=/dev/shm)
+UNIT_TEST = $(IN_MEMORY) $(call PYTEST,$(1)) -q -p tests.no_sockets --hypothesis-profile=few-examples -m 'not slow and not nightly' \
+    $(UNIT_LEFT_OUT)
 test-unit: $(INSTALLED)
 	@$(MAKE) --no-print-directory -j 2 .unit .unit-others
 .PHONY: test-unit .unit .unit-others
 .unit:
-	@$(UNIT_TEST) $(UNIT_FILES)
+	@$(call UNIT_TEST,unit) $(UNIT_FILES)
 .unit-others:
-	@$(UNIT_TEST) $(UNIT_OTHER_FILES)
+	@$(call UNIT_TEST,unit-others) $(UNIT_OTHER_FILES)
 
 sanitize: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh $(ARGS)

@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples each time, however busy the machine is: a test that fails must fail for everybody. Modules say how
-# many examples they want; that is counted on top of this.
+# many examples they want; that is counted on top of this. `make test-unit` takes few.
 settings.register_profile(
     "steady",
     deadline=None,
@@ -37,6 +37,7 @@ settings.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+settings.register_profile("few-examples", parent=settings.get_profile("steady"), max_examples=15)
 settings.load_profile("steady")
 
 
