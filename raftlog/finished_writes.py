@@ -29,7 +29,11 @@ class SenderOfWriter(Protocol):
 
 
 class FinishedWrites:
-    """Tells a core which writes of its log are durable, and calls who waits for one."""
+    """Tells a core which writes of its log are durable, and calls who waits for one.
+
+    Attributes:
+        waits_for_next: what `call_after_next` was given since the last write was submitted.
+    """
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class FinishedWrites:
     ) -> None:
         self._core = core
         self._log = log
+        self._writer = log.writer
         self._transport = transport
         self._clock = clock
         self._wake = wake
@@ -48,24 +53,22 @@ class FinishedWrites:
         self._is_signalled = True
         # The acknowledgement that the writer sends, with the ticket of its write.
         self._acknowledgement: tuple[int, AppendResp] | None = None
-        self._waits_for_next: list[Callable[[], None]] = []
+        self.waits_for_next: list[Callable[[], None]] = []
         self._waiting: deque[tuple[int, list[Callable[[], None]]]] = deque()
 
-    @property
-    def in_flight(self) -> bool:
+    def has_in_flight(self) -> bool:
         """Whether anything is in flight that ends in an event here soon."""
         is_silent = self._acknowledgement is not None and self._acknowledgement[0] == self._log.last_ticket
         return self._core.in_flight and not is_silent
 
     def call_after_next(self, then: Callable[[], None]) -> None:
         """Call ``then`` once the next write to be submitted is durable."""
-        self._waits_for_next.append(then)
+        self.waits_for_next.append(then)
 
     def submitted(self, ticket: int) -> None:
-        """A write was submitted."""
-        if self._waits_for_next:
-            self._waiting.append((ticket, self._waits_for_next))
-            self._waits_for_next = []
+        """A write was submitted, for which somebody waits."""
+        self._waiting.append((ticket, self.waits_for_next))
+        self.waits_for_next = []
 
     def acknowledge(self, ticket: int, message: AppendResp) -> None:
         """Have the writer send an acknowledgement, unless one waits already or somebody else waits for that write."""
@@ -75,8 +78,8 @@ class FinishedWrites:
             self._acknowledgement = ticket, message
 
     def note(self) -> None:
-        """Note which writes are durable by now."""
-        ticket = self._log.writer.done_ticket
+        """Note which writes are durable by now: in each turn, as not all of them are signalled."""
+        ticket = self._writer.done_ticket
         if ticket > self._noted:
             self.done(ticket)
 
@@ -100,5 +103,5 @@ class FinishedWrites:
         if wanted is self._is_signalled:
             return
         self._is_signalled = wanted
-        if self._log.writer.signal_from(0 if wanted else NO_SIGNALS) > self._noted and wanted:
+        if self._writer.signal_from(0 if wanted else NO_SIGNALS) > self._noted and wanted:
             self._wake()

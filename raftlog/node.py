@@ -153,7 +153,7 @@ class Run:
         self._hosted.attach(self.replica)
         self._tick_due = False
         self._timer = Deadline(self._next_deadline, self._time_is_up)
-        self.reactor.expect_soon(lambda: self.replica.in_flight)
+        self.reactor.expect_soon(self.replica.has_in_flight)
         self.reactor.at_turn_begin(self.replica.begin_turn)
         self.reactor.at_turn_end(self._tick)
         self.reactor.at_turn_end(self._hosted.end_turn)
@@ -170,7 +170,7 @@ class Run:
         settings = self.settings
         # All of them stay open as long as the log, whose threads write to them.
         failed, damaged = map(mailbox, (self._storage_failed, self._found_damage))
-        done = ThreadSignal(self.reactor, lambda: self.replica.note_writes())
+        done = ThreadSignal(self.reactor, lambda events: self.replica.note_writes())
         self.undo.callback(done.close)
         writer = this_machine().open_writer(
             done.fd, failed.put, self.sync_latency.observe, settings.limits.log.sync_bytes_max

@@ -30,58 +30,55 @@ class _Batch:
 
 
 class ReadBarriers:
-    """The open reads of a replica, oldest first. The methods call the callbacks, each once."""
+    """The open reads of a replica, oldest first. The methods call the callbacks, each once.
+
+    Attributes:
+        asked: what `ask` is to start.
+        open: what was started.
+    """
 
     def __init__(self) -> None:
-        self._asked: list[OnRead] = []
-        self._open: deque[_Batch] = deque()
+        self.asked: list[OnRead] = []
+        self.open: deque[_Batch] = deque()
         self._last_ctx = 0
 
     def add(self, on_read: OnRead) -> None:
         """Add a read; it becomes part of the next `ask`."""
-        self._asked.append(on_read)
-
-    @property
-    def has_asked(self) -> bool:
-        """Whether `ask` has something to start."""
-        return bool(self._asked)
+        self.asked.append(on_read)
 
     def ask(self, now: float) -> int:
         """Start a batch with all new reads; returns its number for the core."""
         self._last_ctx += 1
-        self._open.append(_Batch(self._last_ctx, now + READ_SECONDS_MAX, self._asked))
-        self._asked = []
+        self.open.append(_Batch(self._last_ctx, now + READ_SECONDS_MAX, self.asked))
+        self.asked = []
         return self._last_ctx
 
     def answered(self, ctx: int, index: LogIndex | None) -> None:
         """The core's answer: the index to be applied, or None if it could not be confirmed."""
-        for batch in self._open:
+        for batch in self.open:
             if batch.ctx == ctx:
                 batch.index = index
                 if index is None:
-                    self._open.remove(batch)
+                    self.open.remove(batch)
                     _answer(batch, False)
                 return
 
     def applied(self, index: LogIndex) -> None:
         """Everything up to ``index`` is applied."""
-        ready = [batch for batch in self._open if batch.index is not None and batch.index <= index]
+        ready = [batch for batch in self.open if batch.index is not None and batch.index <= index]
         for batch in ready:
-            self._open.remove(batch)
+            self.open.remove(batch)
             _answer(batch, True)
 
     def expire(self, now: float) -> None:
         """Fail reads that have waited too long."""
-        while self._open and self._open[0].deadline <= now:
-            _answer(self._open.popleft(), False)
+        while self.open and self.open[0].deadline <= now:
+            _answer(self.open.popleft(), False)
 
     @property
     def deadline(self) -> float:
         """When `expire` has to be called; infinite without open reads."""
-        return self._open[0].deadline if self._open else float("inf")
-
-    def __bool__(self) -> bool:
-        return bool(self._open)
+        return self.open[0].deadline if self.open else float("inf")
 
 
 def _answer(batch: _Batch, certain: bool) -> None:

@@ -124,6 +124,9 @@ class Replica:
         on_reset: called with a peer that needs more than the log still has, repeatedly while it does.
         in_background: runs a job that waits for the disk; its completion may be called at any later time, or never.
         check_body: the requirements of `Application.apply` on a body. Entries of peers that fail it are refused.
+
+    Attributes:
+        note_writes, has_in_flight: see `FinishedWrites`; called in each turn, as not all writes are signalled.
     """
 
     def __init__(
@@ -170,6 +173,8 @@ class Replica:
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_MAX)
         self._received = ReceivedEntries(core, log, check_body)
         self._writes = FinishedWrites(core, log, transport, clock, wake)
+        self.note_writes = self._writes.note
+        self.has_in_flight = self._writes.has_in_flight
 
     @property
     def applied_index(self) -> LogIndex:
@@ -193,15 +198,11 @@ class Replica:
         body and its annotation. Returns the index of the entry, or why it was refused (then ``build`` was not called
         and nothing happened).
         """
-        if self.core.role is Role.LEADER and self.core.last_index != self.log.last_index:
-            return Refusal.NOT_READY  # the entry that opens this leader's term is not framed yet
-        size = HEADER_BYTES + nbytes
-        index = self.core.propose(1, size, self._clock())
+        index = self.core.propose(1, HEADER_BYTES + nbytes, self._clock())
         if isinstance(index, Refusal):
             return index
-        body, annotation = build(self.log.position_for(size) + HEADER_BYTES)
-        assert len(body) == nbytes, f"{nbytes} bytes were announced, {len(body)} were built"
-        entry = self.log.append(EntryKind.NORMAL, index, self.core.term, body, annotation)
+        # A leader's log ends with entries of its term: the first one opened it.
+        entry = self.log.append_built(EntryKind.NORMAL, index, self.log.last_term, nbytes, build)
         assert entry.index == index, f"entry {entry.index} was framed for index {index}"
         return index
 
@@ -337,15 +338,6 @@ class Replica:
         """The process of ``peer`` has ended; if it led, an election starts now."""
         self.core.peer_lost(peer, self._clock())
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether anything is in flight that ends in an event here soon."""
-        return self._writes.in_flight
-
-    def note_writes(self) -> None:
-        """Note which writes are durable by now: in each turn, as not all of them are signalled."""
-        self._writes.note()
-
     def storage_done(self, ticket: int) -> None:
         """Everything up to ``ticket`` is durable."""
         self._writes.done(ticket)
@@ -357,7 +349,8 @@ class Replica:
         run, or was busy, and messages from peers in that time are unread: the core must know.
         """
         now = self._clock()
-        self._note_stall(now)
+        if now - self._turn_at > self._turn_seconds:
+            self._note_stall(now)
         self._turn_at = now
         self.note_writes()
 
@@ -391,23 +384,25 @@ class Replica:
 
     def next_deadline(self) -> float:
         """When a turn with `tick` must happen at the latest."""
-        return min(self.core.next_deadline(), self._barriers.deadline, self._turn_at + self._turn_seconds)
+        deadline = min(self.core.next_deadline(), self._turn_at + self._turn_seconds)
+        return min(deadline, self._barriers.deadline) if self._barriers.open else deadline
 
     def pump(self) -> None:
         """Carry out all effects of the core; see the module's list."""
         core = self.core
-        if self._barriers.has_asked:
+        if self._barriers.asked:
             now = self._clock()
             core.read(self._barriers.ask(now), now)
         while core.has_effects:
             self._carry_out(core.take_effects())
-        self._received.clear()
+        if self._received.entries:
+            self._received.entries.clear()  # all that the core has accepted are in the log
         if self._applied_index < self._commit_index:
             self._apply()
         if self._abstaining and not core.abstaining:
             self._abstaining = False
             self.remember(ABSTAINING, None)
-        if self._barriers:
+        if self._barriers.open:
             self._barriers.applied(self._applied_index)
         self._writes.choose_signals()
 
@@ -503,7 +498,8 @@ class Replica:
             voted_for=None if hard_state is None else hard_state.voted_for,
             commit_hint=self._commit_index if commit is None else commit,
         )
-        self._writes.submitted(op.ticket)
+        if self._writes.waits_for_next:
+            self._writes.submitted(op.ticket)
 
     def _configure(self, index: LogIndex, conf: ConfState) -> None:
         self._removed |= self._confs[-1][1].members - conf.members

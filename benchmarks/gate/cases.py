@@ -106,13 +106,13 @@ def count_append(counting: Counting) -> None:
 
     def append(rounds: int) -> None:
         for _ in range(rounds):
-            block = SendBlock()
+            sends = list[QueuedSend]()
             for call in calls:
                 queue = queues[call.request.ext.queue_id]
                 nbytes = queue.fixed_bytes + len(call.body) + len(properties)
                 message = QueuedMessage(nbytes, 0, call.body, properties, 1234)
-                block.add(QueuedSend(call, queue, [message], nbytes, UNIQUE_KEY))
-            appender.add(block)
+                sends.append(QueuedSend(call, queue, [message], nbytes, UNIQUE_KEY))
+            appender.add(SendBlock(*sends))
             assert appender.start_round(), "nothing was appended"
             appender.committed(log.index)
 

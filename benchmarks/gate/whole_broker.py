@@ -36,7 +36,7 @@ _RETRY_SECONDS = 0.2
 _READY_SECONDS_MAX = 120.0
 
 
-async def _ask(stream: trio.SocketStream, frames: Sequence[bytes]) -> list[bytes]:
+async def ask(stream: trio.SocketStream, frames: Sequence[bytes]) -> list[bytes]:
     """Send everything at once; returns the codes of the responses when all have arrived."""
     await stream.send_all(b"".join(frames))
     received, codes = b"", list[bytes]()
@@ -60,13 +60,13 @@ def _codes(frames: bytes) -> list[bytes]:
     return codes
 
 
-async def _create_topic(stream: trio.SocketStream) -> None:
+async def create_topic(stream: trio.SocketStream) -> None:
     """As soon as the broker leads."""
     ext = {"topic": TOPIC, "defaultTopic": "TBW102", "readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES)}
     ext |= {"perm": "6", "topicFilterType": "SINGLE_TAG"}
     frame = encode_request(RequestCode.UPDATE_AND_CREATE_TOPIC, 1, ext=ext)
     with trio.fail_after(_READY_SECONDS_MAX):
-        while await _ask(stream, [frame]) != [b"0"]:  # noqa: ASYNC110 - no event to wait for
+        while await ask(stream, [frame]) != [b"0"]:  # noqa: ASYNC110 - no event to wait for
             await trio.sleep(_RETRY_SECONDS)
 
 
@@ -106,17 +106,17 @@ async def _count(counting: Counting, directory: Path, clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(serve, settings)
         stream = await trio.open_tcp_stream(HOST, ports.clients[0])
-        await _create_topic(stream)
+        await create_topic(stream)
         clock.rate = 0.0
 
         async def send(rounds: int) -> None:
             for _ in range(rounds):
-                assert set(await _ask(stream, sends)) == {b"0"}, "a message was refused"
+                assert set(await ask(stream, sends)) == {b"0"}, "a message was refused"
 
         async def pull(rounds: int) -> None:
             for number in range(rounds):
                 frame = pull_frame(number, 0, 0, PULLED)
-                assert await _ask(stream, [frame]) == [b"0"], "nothing was found"
+                assert await ask(stream, [frame]) == [b"0"], "nothing was found"
 
         await send(WARM_UP)
         for _ in range(ATTEMPTS):

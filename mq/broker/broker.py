@@ -284,8 +284,8 @@ class Broker:
                     raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
                 self._filling = None
         self.appender.committed(self._applied_index)
-        if grown := self._store.take_grown():
-            self.services.grown(grown)
+        if self._store.grown:
+            self.services.grown(self._store.take_grown())
 
     def role_changed(self, change: RoleChange) -> None:
         """Resign when another replica leads; a new leader waits until its first entry is committed."""
@@ -315,8 +315,9 @@ class Broker:
     def end_turn(self) -> None:
         """Process the input of this turn; called before sockets are flushed."""
         self._replica.pump()
-        self.services.end_turn()
-        if self.appender.start_round():
+        for end_turn in self.services.end_turns:
+            end_turn()
+        if self.appender.pending and self.appender.start_round():
             self._replica.pump()
         if self._unsent.nbytes > self._unread.bytes_max:
             self._unread.drop_some()
@@ -426,7 +427,7 @@ class Broker:
             scanned, commands = scan_runs(entry.body, PhysicalOffset(entry.pos + HEADER_BYTES))
             for run in scanned:
                 self._store.append_run(run)
-        return [decode_command(command) for command in commands], sequenced
+        return [decode_command(command) for command in commands] if commands else [], sequenced
 
     # -- timers ------------------------------------------------------------------------------------------------------
 

@@ -100,6 +100,7 @@ class Services:
     Attributes:
         requests: the current request table.
         periodic, tasks: of all services, see `Service`.
+        end_turns: `Service.end_turn` of those that do something in it.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -135,7 +136,7 @@ class Services:
             self.requests.add(service.routes())
         self.requests.sends = self.sends
         # Bound once: these are called in every turn, or for every entry.
-        self._end_turns = self._that_define(Service.end_turn)
+        self.end_turns = self._that_define(Service.end_turn)
         self._growns = self._that_define(Service.grown)
         self._topics_changed = self._that_define(Service.topic_changed)
         self._groups_changed = self._that_define(Service.consumer_group_changed)
@@ -362,11 +363,6 @@ class Services:
         """An operator changed settings."""
         for service in self._services:
             service.settings_changed(settings)
-
-    def end_turn(self) -> None:
-        """A turn of the event loop ends."""
-        for end_turn in self._end_turns:
-            end_turn()
 
     def owes_answers(self) -> bool:
         """Whether requests of clients still wait in a service for their answers."""

@@ -100,6 +100,7 @@ class QueueStore:
 
     Attributes:
         lite_count: how many queues of lite topics there are.
+        grown: new entries of watched queues that `take_grown` has not returned yet.
     """
 
     def __init__(self, root: str, settings: QueueStoreSettings, *, dropped_count: int = 0) -> None:
@@ -118,7 +119,7 @@ class QueueStore:
         self._dirty: dict[QueueKey, int] = {}
         self._full: dict[QueueKey, None] = {}
         self._flush_call = 0
-        self._grown: dict[QueueKey, bytearray] = {}
+        self.grown: dict[QueueKey, bytearray] = {}
         self._to_expire: deque[QueueKey] = deque()
         self._expire_before = LOG_BEGIN
         self._captures = 0
@@ -207,7 +208,7 @@ class QueueStore:
         count = queue.append(run.first_offset, run.entries)
         if count:
             if key in self.watched:
-                self._grown.setdefault(key, bytearray()).extend(run.entries[-count * QUEUE_ENTRY_BYTES :])
+                self.grown.setdefault(key, bytearray()).extend(run.entries[-count * QUEUE_ENTRY_BYTES :])
             self._note_tail(queue)
         return count
 
@@ -238,7 +239,7 @@ class QueueStore:
             entries = annotation[start:end]
             pending_bytes = queue.extend(entries, count)
             if is_watched and queue.key in watched:
-                self._grown.setdefault(queue.key, bytearray()).extend(entries)
+                self.grown.setdefault(queue.key, bytearray()).extend(entries)
             if pending_bytes == end - start or pending_bytes >= flush_bytes:
                 self._note_tail(queue)
             position = end
@@ -262,7 +263,7 @@ class QueueStore:
                 continue
             pending_bytes = queue.extend(entries, count)
             if is_watched and queue.key in watched:
-                self._grown.setdefault(queue.key, bytearray()).extend(entries)
+                self.grown.setdefault(queue.key, bytearray()).extend(entries)
             if pending_bytes == len(entries) or pending_bytes >= flush_bytes:
                 self._note_tail(queue)
 
@@ -277,7 +278,7 @@ class QueueStore:
         Waiting pulls need to check only these. Call it after each batch of runs; it holds 20 bytes for every entry
         since the last call.
         """
-        grown, self._grown = self._grown, {}
+        grown, self.grown = self.grown, {}
         return [(topic, queue_id, entries) for (topic, queue_id), entries in grown.items()]
 
     @property
@@ -335,7 +336,7 @@ class QueueStore:
                 del self._by_name[key[0].encode(), key[1]]
             queue.max_offset = _GONE
             self._files.forget_queue(queue)
-            for table in (self._dirty, self._full, self._grown):
+            for table in (self._dirty, self._full, self.grown):
                 table.pop(key, None)
         moved = [self._move_aside(name) for name in dict.fromkeys(name for name, _ in doomed)]
         if any(moved) or not is_lite_queue(topic):
@@ -482,7 +483,7 @@ class QueueStore:
                 f"{queue} has {queue.pending_bytes} bytes in memory, and is not due to be written"
             )
             assert queue.captured <= self._captures, f"{queue} is in capture {queue.captured} of {self._captures}"
-        for what, keys in (("to be written", self._dirty), ("grown", self._grown)):
+        for what, keys in (("to be written", self._dirty), ("grown", self.grown)):
             assert keys.keys() <= self._queues.keys(), f"{what}, and not there: {keys.keys() - self._queues.keys()}"
         stray = self._full.keys() - self._dirty.keys()
         assert not stray, f"a page in memory, and not to be written: {stray}"

@@ -100,11 +100,13 @@ class KitMachine(Machine):
     def ageing_clock(self) -> float:
         return self._clock.seconds()
 
-    def thread_clock(self) -> float:
-        return 0.0
+    @property
+    def thread_clock(self) -> Callable[[], float]:
+        return lambda: 0.0
 
-    def boot_time(self) -> float:
-        return self._clock.seconds()
+    @property
+    def boot_time(self) -> Callable[[], float]:
+        return self._clock.seconds
 
     def wall_clock_ms(self) -> int:
         return self._clock.wall_ms()

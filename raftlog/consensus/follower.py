@@ -44,7 +44,7 @@ class Following(CoreState):
             self._commit_to(min(message.commit, self._verified))
         if not taken:
             self._following.answer_due |= message.seq > 0
-            self._dirty = True
+            self.has_effects = True
             return
         self._following.unreported_bytes += taken
         if not self.config.durable_commit or self._following.unreported_bytes > self.config.accept_ack_bytes:

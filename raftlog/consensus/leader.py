@@ -89,7 +89,7 @@ class Leading(LeadershipTransfer, Reading):
         progress.commit_sent = self._commit
         prev = self._log.id_at(progress.next - 1)
         self._output.outbox.append(AppendReq(self.node_id, progress.peer, self._term, prev, (), self._commit, 0))
-        self._dirty = True
+        self.has_effects = True
 
     def _announce_to_all(self) -> None:
         """Send the commit index to peers that got no entries since it advanced."""
@@ -126,7 +126,7 @@ class Leading(LeadershipTransfer, Reading):
         """The peer needs deleted entries, or everything: it has to fetch segments instead."""
         progress.become_reset(max(progress.match, self._log.base.index) + 1)
         self._offer_reset(progress)
-        self._dirty = True
+        self.has_effects = True
 
     def _offer_reset(self, progress: Progress) -> None:
         is_new = self._now < self._leading.since + _OLDER_LOG_SECONDS
@@ -136,7 +136,7 @@ class Leading(LeadershipTransfer, Reading):
         if self._now - progress.offered_at >= _OFFER_SECONDS:
             progress.offered_at = self._now
             self._output.offers.append(progress.peer)
-            self._dirty = True
+            self.has_effects = True
 
     @property
     def _has_older_voter(self) -> bool:
@@ -152,7 +152,7 @@ class Leading(LeadershipTransfer, Reading):
             progress.next = first
         else:
             progress.become_probe(first)
-            self._dirty = True
+            self.has_effects = True
 
     def _needs_reset(self, progress: Progress, hint: LogId) -> bool:
         """Whether entries cannot help a peer whose log agrees with this one at most up to ``hint``."""
@@ -167,13 +167,13 @@ class Leading(LeadershipTransfer, Reading):
             return
         progress.fetching = progress.next
         self._output.fetches.append(Fetch(progress.peer, progress.next, self.config.append_bytes_max))
-        self._dirty = True
+        self.has_effects = True
 
     def _take_fetched(self, progress: Progress, spans: tuple[Span, ...]) -> None:
         """Send the requested spans, unless the peer's position has changed in the meantime."""
         asked, progress.fetching = progress.fetching, 0
         if not asked or asked != progress.next:
-            self._dirty = True
+            self.has_effects = True
             return
         if not spans:
             self._reset(progress)
@@ -184,7 +184,7 @@ class Leading(LeadershipTransfer, Reading):
         )
         if progress.may_send(self.config):
             self._send_append(progress, spans)
-            self._dirty = True
+            self.has_effects = True
 
     # -- answers -----------------------------------------------------------------------------------------------
 
@@ -207,9 +207,9 @@ class Leading(LeadershipTransfer, Reading):
                 elif held >= self._log.base.index:
                     progress.become_replicate(held + 1)
                 # Otherwise the base has moved since the probe, and will be probed again.
-                self._dirty = True
+                self.has_effects = True
             elif progress.next <= self._log.last_index or progress.commit_sent < self._commit:
-                self._dirty = True
+                self.has_effects = True
         elif progress.is_current(message.seq):
             # A peer that returned with less than it had gets entries again.
             if self._needs_reset(progress, message.hint):
@@ -222,7 +222,7 @@ class Leading(LeadershipTransfer, Reading):
             # The same answer twice to the same probe: the peer will make no progress until something changes.
             stuck = progress.state is PeerState.PROBE and progress.next == agreed_at_most.index + 1
             self._probe(progress, agreed_at_most.index + 1, awaiting=stuck)
-            self._dirty = True
+            self.has_effects = True
 
     def _on_heartbeat_resp(self, message: HeartbeatResp) -> None:
         if self._role is not Role.LEADER or not message.seq:
@@ -253,7 +253,7 @@ class Leading(LeadershipTransfer, Reading):
         if progress.next <= index:
             progress.next = index + 1
         if self._transfer.to is not None:
-            self._dirty = True
+            self.has_effects = True
         self._advance_commit()
 
     def _advance_commit(self) -> None:

@@ -75,7 +75,7 @@ class LeadershipTransfer(CoreState):
             return Refusal.BEGINS_LATER
         self._transfer.to = able[0].peer
         self._transfer.until = now + self.config.election_timeout_seconds_min
-        self._dirty = True
+        self.has_effects = True
         return None
 
     def _offer_leadership(self, *, patient: bool) -> None:
@@ -102,7 +102,7 @@ class LeadershipTransfer(CoreState):
         self._transfer.end()
         self._transfer.older_not_before = self._now + self.config.election_timeout_seconds_max
         self._transfer.not_before = self._now + _QUIET_TIMEOUTS * self.config.election_timeout_seconds_max
-        self._dirty = True
+        self.has_effects = True
 
     # -- other reasons -----------------------------------------------------------------------------------------
 

@@ -73,34 +73,35 @@ class ForwardedReads:
 
     Queries are numbered from ``number`` on, a random start in each run of a process, so that an answer to a query of an
     earlier run, which may be older than the read, is not taken for one of this run.
+
+    Attributes:
+        waiting: reads for the next query.
+        questions: when each query in flight was sent, and its reads; by number.
     """
 
-    __slots__ = ("_number", "_questions", "_sent_at", "waiting")
+    __slots__ = ("_number", "_sent_at", "questions", "waiting")
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._sent_at = float("-inf")
-        self._questions: dict[int, tuple[float, list[int]]] = {}
+        self.questions: dict[int, tuple[float, list[int]]] = {}
         self.waiting: list[int] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.waiting or self._questions)
 
     def holds(self, ctx: int) -> bool:
         """Whether the read ``ctx`` is open."""
-        return ctx in self.waiting or any(ctx in reads for _, reads in self._questions.values())
+        return ctx in self.waiting or any(ctx in reads for _, reads in self.questions.values())
 
     def ask(self, now: float) -> int:
         """The number of a query for all waiting reads."""
         self._number += 1
-        self._questions[self._number] = (now, self.waiting)
+        self.questions[self._number] = (now, self.waiting)
         self._sent_at = now
         self.waiting = []
         return self._number
 
     def ask_again(self, now: float, seconds: float) -> int | None:
         """The number of the newest query, to be sent again, if it was sent last ``seconds`` ago or before."""
-        if not self._questions or now < self._sent_at + seconds:
+        if not self.questions or now < self._sent_at + seconds:
             return None
         self._sent_at = now
         return self._number
@@ -110,24 +111,24 @@ class ForwardedReads:
         before.
         """
         reads: list[int] = []
-        if number in self._questions:
+        if number in self.questions:
             # They are in the order of sending.
-            for earlier in [each for each in self._questions if each <= number]:
-                reads += self._questions.pop(earlier)[1]
+            for earlier in [each for each in self.questions if each <= number]:
+                reads += self.questions.pop(earlier)[1]
         return reads
 
     def overdue(self, asked_before: float) -> list[int]:
         """Abandon the queries sent before that time; returns their reads."""
         reads: list[int] = []
         # They are in the order of sending.
-        while self._questions and (oldest := next(iter(self._questions.items())))[1][0] < asked_before:
-            del self._questions[oldest[0]]
+        while self.questions and (oldest := next(iter(self.questions.items())))[1][0] < asked_before:
+            del self.questions[oldest[0]]
             reads += oldest[1][1]
         return reads
 
     def abandon(self) -> list[int]:
         """Abandon everything: the open reads."""
-        reads = [ctx for _, part in self._questions.values() for ctx in part] + self.waiting
-        self._questions.clear()
+        reads = [ctx for _, part in self.questions.values() for ctx in part] + self.waiting
+        self.questions.clear()
         self.waiting = []
         return reads

@@ -114,9 +114,11 @@ class RaftCore(Election, Following):
         last = self._log.last_index
         if self._tickets.durable < last:
             return True
-        return self._role is Role.LEADER and any(
-            peer.match < last and peer.state is PeerState.REPLICATE for peer in self._peers.values()
-        )
+        if self._role is Role.LEADER:
+            for peer in self._peers.values():
+                if peer.match < last and peer.state is PeerState.REPLICATE:
+                    return True
+        return False
 
     @property
     def waits_for_write(self) -> bool:
@@ -124,9 +126,10 @@ class RaftCore(Election, Following):
 
         A leader's own write matters only if it completes a majority; otherwise it may be noticed at any later time.
         """
-        if not self._tickets.outstanding:
+        tickets = self._tickets
+        if tickets.done == tickets.issued:
             return False
-        if self._role is not Role.LEADER or not self._tickets.hard_state_durable or self._disk_slow:
+        if self._role is not Role.LEADER or tickets.hard_state_ticket > tickets.done or self._disk_slow:
             return True
         return self._committable(self._log.last_index) > self._commit
 
@@ -193,11 +196,6 @@ class RaftCore(Election, Following):
     def conf_at(self, index: LogIndex) -> ConfState:
         """The configuration that was in force when entry ``index``, which is not before the base, was the last."""
         return next(conf for first, conf in reversed(self._confs) if first <= max(index, self._confs[0][0]))
-
-    @property
-    def has_effects(self) -> bool:
-        """Whether `take_effects` has something to return."""
-        return self._dirty
 
     def status(self) -> CoreStatus:
         """The status of this replica for people."""
@@ -293,6 +291,8 @@ class RaftCore(Election, Following):
             return Refusal.TOO_LARGE if nbytes > self.config.uncommitted_bytes_max else Refusal.BUSY
         if self._disk_full:
             return Refusal.DISK_FULL
+        if self._output.shell_last != self._log.last_index:
+            return Refusal.NOT_READY
         first = self._log.last_index + 1
         self._append_own(Span(first, first + count - 1, self._term, nbytes))
         self._output.shell_last = self._log.last_index
@@ -312,7 +312,7 @@ class RaftCore(Election, Following):
         self._now = now
         self._disk_slow = False
         advanced = self._tickets.complete(ticket)
-        if self._release_held() and self._role is Role.CANDIDATE:
+        if self._output.held and self._release_held() and self._role is Role.CANDIDATE:
             # The vote requests leave only now, so the round begins now.
             self._wait_to_retry(self._backoff)
         if not advanced:
@@ -321,7 +321,7 @@ class RaftCore(Election, Following):
             self._advance_commit()
         elif self._verified_durable > self._following.reported_durable:
             self._following.answer_due = True
-            self._dirty = True
+            self.has_effects = True
 
     def acknowledged(self, message: AppendResp, now: float) -> None:
         """`Effects.acknowledgement` has left, as its write is durable; `storage_done` need not report it again."""
@@ -387,7 +387,7 @@ class RaftCore(Election, Following):
     def persist(self, now: float) -> None:
         """Request an `Effects.storage`, even an empty one: the caller writes its own data with it."""
         self._now = now
-        self._persist_due = self._dirty = True
+        self._persist_due = self.has_effects = True
 
     def disk_slow(self, age_seconds: float, now: float) -> None:
         """The oldest write is ``age_seconds`` old: neither lead nor campaign until `storage_done` is called."""
@@ -434,7 +434,7 @@ class RaftCore(Election, Following):
         if self._role is Role.LEADER and progress is not None and self._log.base.index == 0:
             progress.by_entries = True
             self._probe(progress, FIRST_INDEX, awaiting=False)
-            self._dirty = True
+            self.has_effects = True
 
     def compact(self, index: LogIndex, now: float) -> None:
         """The committed entries of the log up to ``index`` were deleted."""
@@ -478,7 +478,7 @@ class RaftCore(Election, Following):
             self._answer_appends()
         if self._abstaining:
             self._seek_release()
-        if self._reads.asked:
+        if self._reads.asked.waiting or self._reads.asked.questions:
             self._ask_leader()
         output = self._output
         effects.storage = self._issue_storage()
@@ -503,7 +503,7 @@ class RaftCore(Election, Following):
         if self._reads.answered:
             effects.reads = self._reads.answered
             self._reads.answered = []
-        self._dirty = False
+        self.has_effects = False
         return effects
 
     # -- terms -------------------------------------------------------------------------------------------------

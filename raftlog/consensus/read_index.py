@@ -27,7 +27,7 @@ class Reading(CoreState):
                 self._abandon_questions()
                 self._reads.sent_to = (self._term, self._leader_id)
             self._reads.asked.waiting.append(ctx)
-            self._dirty = True
+            self.has_effects = True
 
     def _ask_leader(self) -> None:
         """Send one query for all waiting reads; abandon queries that the leader has not answered for long.
@@ -56,7 +56,7 @@ class Reading(CoreState):
             self._answer_read(None, ctx, message.index)
             if ctx == OWN_READ and message.index is not None:
                 self._abstain_until = message.last
-                self._dirty = True
+                self.has_effects = True
 
     # -- abstaining --------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class Reading(CoreState):
             self._answer_read(asker, ctx, self._commit)
         else:
             self._reads.rounds.wait(asker, ctx, self._commit)
-            self._dirty = True
+            self.has_effects = True
 
     @property
     def _holds_lease(self) -> bool:

@@ -117,7 +117,7 @@ class CoreState:
         self._quorums: list[tuple[bool, list[Progress]]] = []
         self._adopt_conf()
         self._output = OutputState(last_index, self._commit, RoleChange(self._role, self._term, None), self._conf)
-        self._dirty = self._hard_state_changed
+        self.has_effects = self._hard_state_changed
         self._wait_after_start()
 
     def _wait_after_start(self) -> None:
@@ -156,7 +156,7 @@ class CoreState:
         self._alone = conf.voters == (self.node_id,) and not conf.is_joint
         if self._role is Role.LEADER and self._peers and self._leading.heartbeat_at == float("inf"):
             self._leading.heartbeat_at = self._now
-        self._dirty = True
+        self.has_effects = True
 
     def _beginning(self) -> tuple[Beginning, NodeId | None]:
         """How the beginning of this log compares with the others, and a replica that has earlier entries.
@@ -246,7 +246,7 @@ class CoreState:
         else:
             self._tail.clear()
         self._output.new_spans.append(span)
-        self._dirty = True
+        self.has_effects = True
         if span.kind is EntryKind.CONFIG:
             assert span.conf is not None, f"entry {span.first} is a configuration, and nobody read it"
             assert span.first == span.last, f"entries {span.first} to {span.last} are one configuration"
@@ -269,7 +269,7 @@ class CoreState:
             self._output.shell_last = first - 1
             if self._output.truncate_from is None or first < self._output.truncate_from:
                 self._output.truncate_from = first
-        self._dirty = True
+        self.has_effects = True
         if self._confs[-1][0] >= first:
             while self._confs[-1][0] >= first:
                 self._confs.pop()
@@ -281,7 +281,7 @@ class CoreState:
             f"commit index {self._commit} cannot move to {index}, the log ends at {self._log.last_index}"
         )
         self._commit = index
-        self._dirty = True
+        self.has_effects = True
         uncommitted = self._leading.uncommitted
         while uncommitted and uncommitted[0].last <= index:
             self._leading.uncommitted_bytes -= uncommitted.popleft().nbytes
@@ -310,7 +310,7 @@ class CoreState:
         """The only place that changes the role."""
         assert (self._role, role) in TRANSITIONS, f"a {self._role.value} was to become a {role.value}"
         self._role = role
-        self._dirty = True
+        self.has_effects = True
 
     def _become_follower(self, term: Term, leader_id: NodeId | None) -> None:
         """Follow ``leader_id``, or wait for a leader of ``term``."""
@@ -397,7 +397,7 @@ class CoreState:
 
     def _post(self, message: Message) -> None:
         self._output.outbox.append(message)
-        self._dirty = True
+        self.has_effects = True
 
     def _answer_read(self, asker: NodeId | None, ctx: int, index: LogIndex | None) -> None:
         """``index`` is to be applied before a read is answered; None if it could not be confirmed."""
@@ -405,7 +405,7 @@ class CoreState:
             self._post(ReadIndexResp(self.node_id, asker, self._term, ctx, index, self._log.last_index))
         elif ctx != OWN_READ:
             self._reads.answered.append((ctx, index))
-            self._dirty = True
+            self.has_effects = True
 
     def _answer_appends(self) -> None:
         """Report progress to the leader once, for any number of requests and writes."""
@@ -489,5 +489,5 @@ class CoreState:
             message = held.popleft()[1]
             if message.term >= self._term:
                 self._output.released.append(message)
-        self._dirty = True
+        self.has_effects = True
         return True

@@ -13,34 +13,34 @@ from raftlog.log_numbers import NO_INDEX, LogIndex
 
 
 class WriteTickets:
-    """Numbers writes and tracks ``durable``, the last durable index."""
+    """Numbers writes and tracks ``durable``, the last durable index.
 
-    __slots__ = ("_ends", "_hard_state_ticket", "done", "durable", "issued")
+    Attributes:
+        issued, done: the newest ticket, and the newest that is complete.
+        hard_state_ticket: the newest one that wrote a hard state; 0 before the first.
+    """
+
+    __slots__ = ("_ends", "done", "durable", "hard_state_ticket", "issued")
 
     def __init__(self, durable: LogIndex) -> None:
         self.durable = durable
         self.issued = 0
         self.done = 0
-        self._hard_state_ticket = 0
+        self.hard_state_ticket = 0
         # The log's end when each outstanding ticket was issued, oldest first.
         self._ends: deque[LogIndex] = deque()
 
     @property
     def hard_state_durable(self) -> bool:
         """Whether every issued hard state is durable."""
-        return self._hard_state_ticket <= self.done
-
-    @property
-    def outstanding(self) -> int:
-        """Number of writes in flight."""
-        return len(self._ends)
+        return self.hard_state_ticket <= self.done
 
     def issue(self, last_index: LogIndex, *, with_hard_state: bool) -> int:
         """The ticket of a write after which the log is durable up to ``last_index``."""
         self.issued += 1
         self._ends.append(last_index)
         if with_hard_state:
-            self._hard_state_ticket = self.issued
+            self.hard_state_ticket = self.issued
         return self.issued
 
     def complete(self, ticket: int) -> bool:

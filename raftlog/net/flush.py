@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from raftlog.compiled.loaded import send_single_buffers
+from raftlog.compiled.loaded import IS_COMPILED, send_single_buffers
 
 
 class Flushed(Protocol):
@@ -37,5 +37,5 @@ def flush_streams(streams: Sequence[Flushed], calls: SocketCalls | None = None) 
 
     ``calls`` sends instead of the system.
     """
-    for stream in send_single_buffers(streams, calls):
+    for stream in send_single_buffers(streams, calls) if IS_COMPILED else streams:
         stream.flush()

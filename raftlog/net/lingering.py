@@ -23,13 +23,13 @@ class Lingering:
         self._in_flight = False
         self._since = float("-inf")
 
-    def pays(self, now: float, *, in_flight: bool) -> bool:
-        """Whether to linger from ``now``; ``in_flight``: whether something is in flight that ends in an event."""
-        self._in_flight, self._since = in_flight, now
-        return self._paid[in_flight] >= _WORTH
+    def pays(self, came_at: float, now: float, *, in_flight: bool) -> bool:
+        """Whether to linger from ``now``, after the events that came at ``came_at`` were handled.
 
-    def came(self, now: float) -> None:
-        """The next event came."""
+        ``in_flight``: whether something is in flight that ends in an event.
+        """
         paid = self._paid
-        has_paid = now - self._since < LINGER_SECONDS
+        has_paid = came_at - self._since < LINGER_SECONDS
         paid[self._in_flight] += (has_paid - paid[self._in_flight]) * _MEMORY
+        self._in_flight, self._since = in_flight, now
+        return paid[in_flight] >= _WORTH

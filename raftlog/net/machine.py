@@ -108,13 +108,15 @@ class Machine:
         """Monotonic seconds for what a test lets age at once, unlike silence and time-outs."""
         return trio.current_time()
 
-    def thread_clock(self) -> float:
-        """Monotonic seconds in any thread, with another origin."""
-        return time.monotonic()
+    @property
+    def thread_clock(self) -> Callable[[], float]:
+        """Returns monotonic seconds in any thread, with another origin."""
+        return time.monotonic
 
-    def boot_time(self) -> float:
-        """Seconds since the machine was started, including those in which it was suspended."""
-        return boot_time()
+    @property
+    def boot_time(self) -> Callable[[], float]:
+        """Returns the seconds since the machine was started, including those in which it was suspended."""
+        return boot_time
 
     def wall_clock_ms(self) -> int:
         """Milliseconds since the epoch, by the clock of this machine."""

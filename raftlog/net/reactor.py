@@ -231,12 +231,13 @@ class Reactor:
             self._is_polling = True
             wait = 0.0
             while ready := poll(wait, EVENTS_MAX):
-                lingering.came(now)
+                came_at = now
                 self._turn(ready)
                 while self._due is not None:
                     self._turn(self._ready_by(self._due))
                 now = trio.current_time()
-                if not lingering.pays(now, in_flight=self._in_flight()) or self._giving_way or now >= give_way_at:
+                pays = lingering.pays(came_at, now, in_flight=self._in_flight())
+                if not pays or self._giving_way or now >= give_way_at:
                     break
                 wait = min(give_way_at - now, LINGER_SECONDS)
             self._is_polling = False
@@ -250,16 +251,10 @@ class Reactor:
         return self._epoll.poll(0, EVENTS_MAX)
 
     def _turn(self, ready: list[tuple[int, int]]) -> None:
+        """Serve what is ready, then end the turn. After an exception no turn follows: see `run`."""
         if self._has_failed:
             return
-        try:
-            self._serve(ready)
-        except BaseException:
-            self._has_failed = True
-            raise
-        self.end_turn()
-
-    def _serve(self, ready: list[tuple[int, int]]) -> None:
+        self._has_failed = True  # until everything is served
         self.turns += 1
         self._due = None
         for callback in self._turn_begin:
@@ -292,6 +287,8 @@ class Reactor:
             self._work_off(unfinished, share, max(end, now + _UNFINISHED_SHARE * TURN_SECONDS))
         if self._unfinished or self._in_line or self._left or self._begun:
             self.wake()
+        self._has_failed = False
+        self.end_turn()
 
     def _serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]], ready: Ready, end: float) -> Ready:
         """Serve clients together, and do the rest for those that have begun, until ``end``; returns the others."""

@@ -35,14 +35,18 @@ class ReceivedEntry(NamedTuple):
 
 
 class ReceivedEntries:
-    """The entries received since the last write to the log."""
+    """The entries received since the last write to the log.
+
+    Attributes:
+        entries: by index and term; empty when everything that the core has accepted is in the log.
+    """
 
     def __init__(self, core: RaftCore, log: SegmentLog, check_body: CheckBody) -> None:
         self._core = core
         self._log = log
         self._segment_bytes = log.files.segment_bytes
         self._check_body = check_body
-        self._entries: dict[tuple[LogIndex, Term], ReceivedEntry] = {}
+        self.entries: dict[tuple[LogIndex, Term], ReceivedEntry] = {}
 
     def check(self, message: Append) -> int:
         """Returns how many of the entries this replica has already; the rest may enter the log.
@@ -94,19 +98,15 @@ class ReceivedEntries:
             if core.holds(LogId(ref.index, ref.term)):
                 entry, annotation = message.entries[number], message.annotations[number]
                 header, body = bytes(entry[:HEADER_BYTES]), bytes(entry[HEADER_BYTES:])
-                self._entries[ref.index, ref.term] = ReceivedEntry(ref, header, body, annotation)
+                self.entries[ref.index, ref.term] = ReceivedEntry(ref, header, body, annotation)
 
     def get(self, index: LogIndex, term: Term) -> ReceivedEntry | None:
         """A kept entry."""
-        return self._entries.get((index, term))
-
-    def clear(self) -> None:
-        """Everything that the core has accepted is in the log."""
-        self._entries.clear()
+        return self.entries.get((index, term))
 
     def _end_of(self, entry: LogId) -> tuple[int, int]:
         """Chain value and end of an entry that the core has."""
-        if (kept := self._entries.get((entry.index, entry.term))) is not None:
+        if (kept := self.entries.get((entry.index, entry.term))) is not None:
             return kept.ref.chain, kept.ref.pos + kept.ref.size
         log = self._log
         if entry.index == log.last_index:

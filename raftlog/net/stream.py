@@ -239,7 +239,11 @@ class StreamSocket:
                     sent = self._sock.send(out[0] if len(out) == 1 else b"".join(out))
                 else:
                     sent = self._sock.sendmsg(out[:_IOVECS_MAX])
-                self._drop_sent(sent)
+                if sent == self.out_bytes:
+                    out.clear()
+                    self.out_bytes = 0
+                else:
+                    self._drop_sent(sent)
         except BlockingIOError:
             self._count_unsent(self.out_bytes)
             if not self._writing:
@@ -257,9 +261,6 @@ class StreamSocket:
     def _drop_sent(self, sent: int) -> None:
         self.out_bytes -= sent
         out = self._out
-        if self.out_bytes == 0:
-            out.clear()
-            return
         for position, data in enumerate(out):
             if sent < len(data):
                 out[position] = memoryview(data)[sent:]

@@ -10,23 +10,19 @@ from raftlog.net.reactor import EPOLLIN, Reactor
 
 
 class ThreadSignal:
-    """Calls ``handle()`` in the reactor's thread after an addition to ``fd``: once for all since the last call.
+    """Calls ``handle(events)`` in the reactor's thread after an addition to ``fd``: once for all since the last call.
 
     Attributes:
         fd: an eventfd. Any thread adds 1 to it.
     """
 
-    def __init__(self, reactor: Reactor, handle: Callable[[], None]) -> None:
+    def __init__(self, reactor: Reactor, handle: Callable[[int], None]) -> None:
         self._reactor = reactor
-        self._handle = handle
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Edge-triggered: each addition is an event, and nobody needs to read the sum. It overflows after 2**64.
-        reactor.add(self.fd, self._on_ready, EPOLLIN | select.EPOLLET)
+        reactor.add(self.fd, handle, EPOLLIN | select.EPOLLET)
 
     def close(self) -> None:
         """Stop handling; no thread may use ``fd`` any more."""
         self._reactor.remove(self.fd)
         os.close(self.fd)
-
-    def _on_ready(self, events: int) -> None:
-        self._handle()

@@ -79,6 +79,7 @@ class SegmentLog(LogReads):
         self._segment_bytes = opened.files.segment_bytes
         self._writer = writer
         self._tail = Tail(self.last_index + 1, tail_bytes_max)
+        self.entry = self._tail.entry
         self._verified = VerifiedReads(self._files, self._index, self._tail, self.end_pos, lambda: self._durable_pos)
         self._pieces = PieceReader(self._verified, self._segment_bytes, self._tail, self._files.limits)
         self._pending: list[TailEntry] = []
@@ -238,9 +239,21 @@ class SegmentLog(LogReads):
         Raises:
             ValueError: it fits into no segment; nothing happened.
         """
+        return self.append_built(kind, index, term, len(body), lambda pos: (body, annotation))
+
+    def append_built(
+        self, kind: int, index: LogIndex, term: Term, nbytes: int, build: Callable[[int], tuple[bytes, bytes]]
+    ) -> TailEntry:
+        """As `append`, for a body of ``nbytes`` bytes that depends on its place.
+
+        ``build(physical_offset)`` is called at once with that of the body's first byte, and returns the body and its
+        annotation.
+        """
         assert index == self.last_index + 1, f"entry {index} behind {self.last_index}"
-        size = HEADER_BYTES + len(body)
+        size = HEADER_BYTES + nbytes
         pos = place(self.end_pos, size, self._segment_bytes)
+        body, annotation = build(pos + HEADER_BYTES)
+        assert len(body) == nbytes, f"{nbytes} bytes were announced, {len(body)} were built"
         header, chain = frame(kind, index, term, pos, body, self.chain)
         entry = TailEntry(index, term, kind, pos, size, chain, header, body, annotation)
         self._push(entry)
@@ -411,7 +424,7 @@ class SegmentLog(LogReads):
         if self._base_moved:
             base, self._base_moved = self._base, False
         self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint, notes, base, closed))
-        if self._tail.is_full:
+        if self._tail.nbytes > self._tail.nbytes_max:
             self._tail.evict(self.durable_index)
 
     @property

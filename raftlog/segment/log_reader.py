@@ -18,7 +18,13 @@ from raftlog.segment.verified_reads import OnDamage, VerifiedReads, VerifiedRun
 
 
 class LogReads:
-    """The reading half of `SegmentLog`, which sets these attributes."""
+    """The reading half of `SegmentLog`, which sets these attributes.
+
+    Attributes:
+        entry: returns an entry that is still in memory, or None.
+    """
+
+    entry: Callable[[LogIndex], TailEntry | None]
 
     base: tuple[LogIndex, Term]
     base_pos: int
@@ -39,10 +45,6 @@ class LogReads:
         """The physical offset from which on entries are read from memory; everything before it is synced."""
         pos = self._tail.pos
         return self.end_pos if pos is None else pos
-
-    def entry(self, index: LogIndex) -> TailEntry | None:
-        """An entry that is still in memory, or None."""
-        return self._tail.entry(index)
 
     def locate(self, index: LogIndex) -> EntryRef:
         """Where any present entry lies. Reads the disk unless the entry is in memory.

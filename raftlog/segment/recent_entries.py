@@ -15,22 +15,17 @@ class Tail:
     Attributes:
         entries: ascending, without a gap.
         first: index of the first of them; without any, of the next one.
-        nbytes: sum of their sizes.
+        nbytes: sum of their sizes; above ``nbytes_max``, call `evict`.
     """
 
-    __slots__ = ("_nbytes_max", "_positions", "entries", "first", "nbytes")
+    __slots__ = ("_positions", "entries", "first", "nbytes", "nbytes_max")
 
     def __init__(self, first: LogIndex, nbytes_max: int) -> None:
         self.entries: list[TailEntry] = []
         self.first = first
         self.nbytes = 0
-        self._nbytes_max = nbytes_max
+        self.nbytes_max = nbytes_max
         self._positions: list[int] = []
-
-    @property
-    def is_full(self) -> bool:
-        """Whether to call `evict`."""
-        return self.nbytes > self._nbytes_max
 
     @property
     def pos(self) -> int | None:
@@ -63,7 +58,7 @@ class Tail:
 
     def evict(self, durable_index: LogIndex) -> None:
         """Let old entries up to ``durable_index`` go, an eighth at a time, so that the cost per entry stays small."""
-        goal = self._nbytes_max - self._nbytes_max // 8
+        goal = self.nbytes_max - self.nbytes_max // 8
         count = 0
         for entry in self.entries:
             if self.nbytes <= goal or entry.index > durable_index:

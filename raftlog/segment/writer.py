@@ -196,6 +196,9 @@ class Writer:
         observe: called on that thread with the seconds that each write took, including its sync, up to
             `MARKER_SECONDS` later.
         clock: seconds; a model of threads passes its own.
+
+    Attributes:
+        submit, signal_from, send_after, take_back: those of the queue; see `LogWriter`.
     """
 
     def __init__(
@@ -211,6 +214,10 @@ class Writer:
         self._clock = clock
         self._thread: threading.Thread | None = None
         self._clean = False
+        self.submit: Callable[[WriteOp], None] = queue.submit
+        self.signal_from = queue.signal_from
+        self.send_after = queue.send_after
+        self.take_back = queue.take_back
 
     @property
     def done_ticket(self) -> int:
@@ -222,22 +229,6 @@ class Writer:
         assert self._thread is None, "the writer was started before"
         self._thread = threading.Thread(target=self._run, args=(store,), name="log-writer", daemon=True)
         self._thread.start()
-
-    def submit(self, op: WriteOp) -> None:
-        """See `LogWriter.submit`."""
-        self._queue.submit(op)
-
-    def signal_from(self, ticket: int) -> int:
-        """See `LogWriter.signal_from`."""
-        return self._queue.signal_from(ticket)
-
-    def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
-        """See `LogWriter.send_after`."""
-        return self._queue.send_after(ticket, fd, frame)
-
-    def take_back(self) -> int:
-        """See `LogWriter.take_back`."""
-        return self._queue.take_back()
 
     def close(self, *, clean: bool) -> None:
         """Finish queued operations, write the last markers, and end the thread. Waits for the disk."""

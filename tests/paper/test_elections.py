@@ -18,9 +18,9 @@ from raftlog.consensus.messages import (
     VoteReq,
     VoteResp,
 )
-from raftlog.consensus.types import NONE, ConfState, CoreConfig, Role
+from raftlog.consensus.types import NONE, ConfState, CoreConfig, Refusal, Role
 from raftlog.log_numbers import NO_INDEX, Term
-from tests.paper.group import A, B, C, D, E, Group
+from tests.paper.group import ENTRY_BYTES, A, B, C, D, E, Group
 from tests.support.log_values import log_id
 
 
@@ -32,6 +32,8 @@ def test_single_node() -> None:
     assert core.next_deadline() <= group.now
     core.tick(group.now)
     assert core.role is Role.LEADER
+    assert core.propose(1, ENTRY_BYTES, group.now) is Refusal.NOT_READY, "nobody has the entry that opens its term"
+    group.pump()
     group.propose(A)
     assert (core.last_index, core.commit, core.ready) == (2, 0, False)
     group.finish_writes(A)

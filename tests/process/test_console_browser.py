@@ -58,7 +58,6 @@ PAGES = {
     "pending": "/pending",
     "half": "/pending?kind=half",
     "schedules": "/schedules",
-    "events": "/events",
     "accounts": "/accounts",
     "changes": "/changes",
 }

@@ -62,13 +62,17 @@ _Waiter = tuple[Call[Any], bytes]
 
 
 class AcksInFlight:
-    """Messages with an acknowledgement, change or move in flight."""
+    """Messages with an acknowledgement, change or move in flight.
+
+    Attributes:
+        ready: requests that have waited, to be handled again.
+    """
 
     def __init__(self) -> None:
         self._bits: dict[CheckpointId, int] = {}
         self._queues: dict[QueueOfGroup, int] = {}
         self._waiting: dict[CheckpointId, list[Call[Any]]] = {}
-        self._ready: list[Call[Any]] = []
+        self.ready: list[Call[Any]] = []
 
     def of(self, checkpoint_id: CheckpointId) -> int:
         """A bitmap of these messages in a checkpoint."""
@@ -98,7 +102,7 @@ class AcksInFlight:
 
     def take_ready(self) -> list[Call[Any]]:
         """Requests that have waited, to be handled again."""
-        ready, self._ready = self._ready, []
+        ready, self.ready = self.ready, []
         return ready
 
     def take_all(self) -> list[Call[Any]]:
@@ -120,7 +124,7 @@ class AcksInFlight:
         settled = self._bits[checkpoint_id] & bits
         assert settled == bits, f"{checkpoint_id}: of {bits:#x} only {settled:#x} was in flight"
         left = self._bits[checkpoint_id] & ~bits
-        self._ready += self._waiting.pop(checkpoint_id, ())
+        self.ready += self._waiting.pop(checkpoint_id, ())
         if left:
             self._bits[checkpoint_id] = left
             return
@@ -168,7 +172,7 @@ class PopAcks:
         self._wall_clock_ms = wall_clock_ms
         self.leaving = AcksInFlight()
         self._rows: list[tuple[CheckpointId, int]] = []
-        self._waiters: list[_Waiter] = []
+        self.waiters: list[_Waiter] = []
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -182,7 +186,7 @@ class PopAcks:
         waiting = self.leaving.take_all()
         self.leaving = AcksInFlight()
         self._rows = []
-        waiters, self._waiters = self._waiters, []
+        waiters, self.waiters = self.waiters, []
         for call in (*(call for call, _ in waiters), *waiting):
             call.dispatch()
 
@@ -326,18 +330,18 @@ class PopAcks:
         """Append the batched requests to the log; called at the end of each turn."""
         for call in self.leaving.take_ready():
             call.dispatch()
-        if not self._waiters:
+        if not self.waiters:
             return
-        assert self._rows, f"{len(self._waiters)} requests wait for acknowledgements, and there are none"
+        assert self._rows, f"{len(self.waiters)} requests wait for acknowledgements, and there are none"
         rows, self._rows = self._rows, []
-        waiters, self._waiters = self._waiters, []
+        waiters, self.waiters = self.waiters, []
         for at in range(0, len(rows), ROWS_MAX):
             some = rows[at : at + ROWS_MAX]
             body = encode_command(AckMessages(rows=[(*key, start, ms, bits) for (key, start, ms), bits in some]))
             self._replicate(body, some, waiters if at + ROWS_MAX >= len(rows) else [])
 
     def _gather(self, waiter: _Waiter) -> None:
-        self._waiters.append(waiter)
+        self.waiters.append(waiter)
         if len(self._rows) >= ROWS_MAX:
             self.flush()
 

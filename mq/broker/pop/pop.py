@@ -164,7 +164,8 @@ class Pops(Service):
 
     def end_turn(self) -> None:
         """Append the acknowledgements of this turn."""
-        self.acks.flush()
+        if self.acks.waiters or self.acks.leaving.ready:
+            self.acks.flush()
 
     def connection_closed(self, connection: ClientConnection) -> None:
         """Drop its held pops."""

@@ -125,29 +125,27 @@ class Sends(Service):
 
         Takes none with too much pending, or while this replica does not lead.
         """
-        blocks, taken = self.receiver.take(connection, chunk, self._room)
+        room = self._pending_bytes_max - self._appender.pending_bytes if self._serves_here else -1
+        blocks, taken = self.receiver.take(connection, chunk, room)
         for block in blocks:
             self._appender.add(block)
         return taken
 
     def receive(self, ready: Ready) -> tuple[Ready, Begun]:
         """Receive from clients that probably have plain sends, and queue these; see `Reactor.serve_together`."""
-        room = self._room
-        if room < 0:
+        room = self._pending_bytes_max - self._appender.pending_bytes
+        if room < 0 or not self._serves_here:
             return ready, ()
         blocks, unserved, ready = self.receiver.receive(ready, room)
         for block in blocks:
             self._appender.add(block)
+        if not unserved:
+            return ready, ()
         return ready, [(descriptor, partial(connection.serve_rest, rest)) for descriptor, connection, rest in unserved]
 
     def forget(self, descriptor: int) -> None:
         """The client with this descriptor is closed, or must not be received from by `receive`."""
         self.receiver.forget(descriptor)
-
-    @property
-    def _room(self) -> int:
-        """Bytes that may be added until messages are refused; negative if none is taken here."""
-        return self._pending_bytes_max - self._appender.pending_bytes if self._serves_here else -1
 
     def handle(self, call: Call[SendRequest]) -> None:
         """Check one message and queue it; its reply follows when it is committed.

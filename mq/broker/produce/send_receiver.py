@@ -27,7 +27,6 @@ from mq.compiled import CompiledReceiver
 from mq.protocol.chunks import requests_of
 from mq.protocol.headers import SendBatchMessage, SendMessageV2, SendReplyTemplate
 from mq.protocol.records import IPV4_HOST_BYTES
-from mq.protocol.requests import Request
 from raftlog import Ready
 from raftlog.net.reactor import EPOLLIN, EVENTS_MAX, RECEIVE_BYTES
 
@@ -119,7 +118,7 @@ class PythonReceiver:
         self._batches = batches
         self._is_signed = settings.is_signed
         self._block_bytes_max = settings.block_bytes_max
-        self._receive_into = settings.receive_into or _receive_into
+        self._receive_into = settings.receive_into
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._producing: dict[int, ClientConnection] = {}
 
@@ -139,6 +138,8 @@ class PythonReceiver:
                 left.append(event)
             else:
                 chosen.append((descriptor, sender))
+        if not chosen:
+            return [], [], ready
         blocks = _Blocks(room, self._block_bytes_max)
         unserved: Unserved = []
         received_bytes = 0
@@ -147,7 +148,10 @@ class PythonReceiver:
                 left.append((descriptor, EPOLLIN))
                 continue
             try:
-                nbytes = self._receive_into(descriptor, self._buffer)
+                if self._receive_into is None:
+                    nbytes = os.readv(descriptor, (self._buffer,))
+                else:
+                    nbytes = self._receive_into(descriptor, self._buffer)
             except BlockingIOError:
                 continue
             except OSError:
@@ -163,7 +167,7 @@ class PythonReceiver:
             if taken < nbytes:
                 del self._producing[descriptor]
                 unserved.append((descriptor, sender, chunk[taken:]))
-        return blocks.all, unserved, left
+        return blocks.finish(), unserved, left
 
     def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]:
         """See `SendReceiver`."""
@@ -173,7 +177,7 @@ class PythonReceiver:
             self._producing[sender.descriptor] = sender
         else:
             self.forget(sender.descriptor)
-        return blocks.all, taken
+        return blocks.finish(), taken
 
     def forget(self, descriptor: int) -> None:
         """See `SendReceiver`."""
@@ -182,31 +186,29 @@ class PythonReceiver:
     def _take(self, sender: ClientConnection, chunk: bytes, blocks: _Blocks) -> int:
         """Add the plain sends at the start of a chunk to the blocks; returns how many bytes of it they have."""
         taken = 0
-        if blocks.room < 0 or not _begins_with_send(chunk):
-            return taken
+        start = chunk[:_CODE_BYTES_MAX]
+        if blocks.room < 0 or not (b'"code":310,' in start or b'"code":320,' in start):
+            return taken  # probably no send, so its first request would be decoded twice
         if self._is_signed and sender.send_keys() is not None:
             return taken
         for request, body, end in requests_of(chunk):
-            send = self._plain_send(sender, request, body)
-            if send is None or not blocks.add(send):
+            if not isinstance(request, _SENDS):
+                break
+            call: Call[SendMessageV2 | SendBatchMessage] = Call(sender, request, body, 0)
+            tail = self._messages.plain_tail(call)
+            if tail is None:
+                break
+            try:
+                if request.ext.batch or isinstance(request, SendBatchMessage):
+                    send = self._batches.queued(call, tail)
+                else:
+                    send = self._messages.queued(call, tail, needs_key=True)
+            except RequestRefused:
+                break  # `Sends` says why
+            if not blocks.add(send):
                 break
             taken = end
         return taken
-
-    def _plain_send(self, sender: ClientConnection, request: Request, body: bytes) -> QueuedSend | None:
-        """The messages of a request; None unless it is a plain send, see `SentMessages.plain_tail`."""
-        if not isinstance(request, _SENDS):
-            return None
-        call: Call[SendMessageV2 | SendBatchMessage] = Call(sender, request, body, 0)
-        tail = self._messages.plain_tail(call)
-        if tail is None:
-            return None
-        try:
-            if request.ext.batch or isinstance(request, SendBatchMessage):
-                return self._batches.queued(call, tail)
-            return self._messages.queued(call, tail, needs_key=True)
-        except RequestRefused:
-            return None  # `Sends` says why
 
 
 class _Blocks:
@@ -214,29 +216,30 @@ class _Blocks:
 
     def __init__(self, room: int, block_bytes_max: int) -> None:
         self._block_bytes_max = block_bytes_max
-        self._open: SendBlock | None = None
-        self._messages = 0
+        self._open: list[QueuedSend] = []
+        self._nbytes = self._messages = 0
+        self._full: list[PendingItem] = []
         self.room = room
-        self.all: list[PendingItem] = []
 
     def add(self, send: QueuedSend) -> bool:
         """Add a request; false if it fits no block, or there is no ``room`` left."""
         nbytes, messages = send.nbytes, len(send.messages)
         if nbytes > self._block_bytes_max or messages > BLOCK_MESSAGES_MAX or self.room < 0:
             return False
-        block = self._open
-        if (
-            block is None
-            or block.nbytes + nbytes > self._block_bytes_max
-            or self._messages + messages > BLOCK_MESSAGES_MAX
-        ):
-            block = self._open = SendBlock()
-            self.all.append(block)
-            self._messages = 0
-        block.add(send)
+        self._nbytes += nbytes
         self._messages += messages
+        if self._nbytes > self._block_bytes_max or self._messages > BLOCK_MESSAGES_MAX:
+            self._full.append(SendBlock(*self._open))
+            self._open, self._nbytes, self._messages = [], nbytes, messages
+        self._open.append(send)
         self.room -= nbytes
         return True
+
+    def finish(self) -> list[PendingItem]:
+        """All of them; called once."""
+        if self._open:
+            self._full.append(SendBlock(*self._open))
+        return self._full
 
 
 def send_receiver(messages: SentMessages, batches: BatchSends, settings: ReceiverSettings) -> SendReceiver:
@@ -256,13 +259,3 @@ def send_receiver(messages: SentMessages, batches: BatchSends, settings: Receive
         give_back=give_back_frames,
         receive_into=settings.receive_into,
     )
-
-
-def _begins_with_send(chunk: bytes) -> bool:
-    """Whether a chunk probably begins with a send: otherwise its first request would be decoded twice."""
-    find = chunk.find
-    return find(b'"code":310,', 0, _CODE_BYTES_MAX) >= 0 or find(b'"code":320,', 0, _CODE_BYTES_MAX) >= 0
-
-
-def _receive_into(descriptor: int, buffer: memoryview) -> int:
-    return os.readv(descriptor, (buffer,))

@@ -18,15 +18,15 @@ from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from mq.protocol.records import tag_code_of
 from mq.protocol.sequencing import SEQUENCE_MARK
 
-_DELAY, _TIMER, _HALF, _SEQUENCE = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", SEQUENCE_MARK.decode()
-_LITE = "LITE_TOPIC\x01"
+_ASK_FOR_MORE = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", SEQUENCE_MARK.decode(), "LITE_TOPIC\x01"
+_NOT_PLAIN = *_ASK_FOR_MORE, RECEIPT, PRIORITY_MARK
 
 
 def asks_for_more(text: str) -> bool:
     """Whether the properties of a message may ask for more than being stored, by a quick check: a delay, a time, a
     transaction, a sequence number, a lite topic.
     """
-    return _DELAY in text or _TIMER in text or _HALF in text or _SEQUENCE in text or _LITE in text
+    return any(mark in text for mark in _ASK_FOR_MORE)
 
 
 class SentMessages:
@@ -58,7 +58,10 @@ class SentMessages:
         if tails is None or not 0 <= ext.queue_id < len(tails):
             return None
         text = ext.properties
-        return None if RECEIPT in text or asks_for_more(text) or PRIORITY_MARK in text else tails[ext.queue_id]
+        for mark in _NOT_PLAIN:
+            if mark in text:
+                return None
+        return tails[ext.queue_id]
 
     def queued(self, call: Call[SendRequest], tail: NextOffset, *, needs_key: bool = False) -> QueuedSend:
         """The message of a request that is not a batch and asks for nothing but being stored.

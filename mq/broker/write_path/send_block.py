@@ -83,35 +83,33 @@ class QueuedSend(msgspec.Struct, gc=False):
 class SendBlock:
     """Sends that are stored in one entry, in this order; see `PendingItem`."""
 
-    __slots__ = ("_last_sender", "nbytes", "requests", "sender_count")
+    __slots__ = ("nbytes", "request_count", "requests", "sender_count")
 
     def __init__(self, *requests: QueuedSend) -> None:
-        self.nbytes = 0
-        self.sender_count = 0
-        self.requests: list[QueuedSend] = []
-        self._last_sender: ClientConnection | None = None
+        self.requests = requests
+        self.request_count = len(requests)
+        self.nbytes = self.sender_count = 0
+        last_sender: ClientConnection | None = None
         for request in requests:
-            self.add(request)
-
-    @property
-    def request_count(self) -> int:
-        """See `PendingItem`."""
-        return len(self.requests)
-
-    def add(self, request: QueuedSend) -> None:
-        """Add a request behind the others. The block must not wait for its round yet."""
-        self.requests.append(request)
-        self.nbytes += request.nbytes
-        if request.call.connection is not self._last_sender:
-            self._last_sender = request.call.connection
-            self.sender_count += 1
+            self.nbytes += request.nbytes
+            if request.call.connection is not last_sender:
+                last_sender = request.call.connection
+                self.sender_count += 1
 
     def build(self, draft: EntryDraft) -> None:
         """See `PendingItem`."""
+        sender: ClientConnection | None = None
+        replies: list[bytes] = []
         for request in self.requests:
+            if request.call.connection is not sender:
+                if sender is not None and replies:
+                    draft.reply(sender, b"".join(replies))
+                sender, replies = request.call.connection, []
             reply = request.build(draft)
             if reply is not None:
-                draft.reply(request.call.connection, reply)
+                replies.append(reply)
+        if sender is not None and replies:
+            draft.reply(sender, b"".join(replies))
 
     def give_back(self, outcome: Refused | LeadershipLost) -> None:
         """See `PendingItem`."""

@@ -89,7 +89,7 @@ class Node:
         self.name = name
         self.reactor = Reactor()
         self.application = Recorder()
-        done = ThreadSignal(self.reactor, lambda: self.replica.note_writes())
+        done = ThreadSignal(self.reactor, lambda events: self.replica.note_writes())
         self.failures: list[object] = []
         failed = Mailbox(self.reactor, self.failures.append)
         writer = threaded_writer(done.fd, failed.put)

@@ -9,12 +9,14 @@ SOON, LATE = LINGER_SECONDS / 10, LINGER_SECONDS * 10
 
 def pays_after(*gaps: tuple[bool, float]) -> tuple[bool, bool]:
     """After waits that took so long, with something in flight or not: whether lingering pays without it, and with."""
-    lingering, now = Lingering(), 50.0
-    for in_flight, seconds in gaps:
-        lingering.pays(now, in_flight=in_flight)
-        now += seconds
-        lingering.came(now)
-    return lingering.pays(now, in_flight=False), lingering.pays(now, in_flight=True)
+    paid = []
+    for asked in (False, True):
+        lingering, came_at, now = Lingering(), 50.0, 50.0
+        for in_flight, seconds in gaps:
+            lingering.pays(came_at, now, in_flight=in_flight)
+            came_at = now = now + seconds
+        paid.append(lingering.pays(came_at, now, in_flight=asked))
+    return paid[0], paid[1]
 
 
 def test_a_new_reactor_lingers() -> None:

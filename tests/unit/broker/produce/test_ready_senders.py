@@ -202,7 +202,7 @@ def test_senders_that_are_gone_or_have_nothing_are_not_waited_for(form: str, und
     assert crowd.broker.appender.waiting_requests == 2
     assert (quiet.heard, ended.heard, busy.heard) == (False, True, True)
     # The end comes in the next turn, and is handled as for any connection.
-    assert crowd.broker.sends.receive(ready[:2]) == ([ready[1]], [])
+    assert crowd.broker.sends.receive(ready[:2]) == ([ready[1]], ())
 
 
 @both_forms
