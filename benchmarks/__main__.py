@@ -20,30 +20,27 @@ class Case(NamedTuple):
 
 
 CASES: Final[dict[str, Case]] = {
-    "produce": Case("benchmarks.produce", "msgs/s, latency and CPU per message; writes docs/performance.md"),
-    "peers": Case(
-        "benchmarks.peers", "raftmq beside RocketMQ, NATS, RabbitMQ, etcd if installed; writes docs/performance.md"
+    "produce": Case("benchmarks.produce", "msgs/s, latency and CPU per message; writes its page"),
+    "peers-consuming": Case(
+        "benchmarks.peers.consuming", "consumers of raftmq beside those of other systems; writes its page"
     ),
+    "peers": Case("benchmarks.peers", "raftmq beside RocketMQ, NATS, RabbitMQ, etcd if installed; writes its page"),
     "gate": Case("benchmarks.gate", "instructions per message against a committed baseline; needs valgrind"),
-    "steady": Case("benchmarks.steady", "a load of a minute, and the work that follows it; writes docs/performance.md"),
-    "paced": Case("benchmarks.paced", "latency at half of the maximum rate; writes docs/performance.md"),
+    "steady": Case("benchmarks.steady", "a load of a minute, and the work that follows it; writes its page"),
+    "paced": Case("benchmarks.paced", "latency at half of the maximum rate; writes its page"),
     "goals": Case(
-        "benchmarks.goals", "measures nothing: writes the goals of docs/performance.md from the last results"
+        "benchmarks.goals", "measures nothing: writes which goals the last results meet, and docs/performance.md"
     ),
-    "critical-path": Case(
-        "benchmarks.critical_path", "who waits for what while a message is stored; writes docs/performance.md"
-    ),
-    "low-rate": Case("benchmarks.low_rate", "few messages: latency, CPU, wake-ups; writes docs/performance.md"),
-    "client": Case("benchmarks.client", "throughput of one process of the SDK; writes docs/performance.md"),
-    "memory": Case("benchmarks.memory", "memory under a load of half an hour; writes docs/performance.md"),
-    "curves": Case(
-        "benchmarks.curves", "CPU per message with more connections, queues, ...; writes docs/performance.md"
-    ),
-    "store": Case("benchmarks.store", "many queues, restarts: goals of the message store; writes docs/performance.md"),
-    "special": Case("benchmarks.special", "delays, timers, transactions, POP; writes docs/performance.md"),
-    "metrics": Case("benchmarks.scraping", "CPU and delays of a scrape of /metrics; writes docs/performance.md"),
-    "backup": Case("benchmarks.backup", "the effect of a backup on clients and brokers; writes docs/performance.md"),
-    "fair": Case("benchmarks.fair", "latency of a client beside demanding ones; writes docs/performance.md"),
+    "critical-path": Case("benchmarks.critical_path", "who waits for what while a message is stored; writes its page"),
+    "low-rate": Case("benchmarks.low_rate", "few messages: latency, CPU, wake-ups; writes its page"),
+    "client": Case("benchmarks.client", "throughput of one process of the SDK; writes its page"),
+    "memory": Case("benchmarks.memory", "memory under a load of half an hour; writes its page"),
+    "curves": Case("benchmarks.curves", "CPU per message with more connections, queues, ...; writes its page"),
+    "store": Case("benchmarks.store", "many queues, restarts: goals of the message store; writes its page"),
+    "special": Case("benchmarks.special", "delays, timers, transactions, POP; writes its page"),
+    "metrics": Case("benchmarks.scraping", "CPU and delays of a scrape of /metrics; writes its page"),
+    "backup": Case("benchmarks.backup", "the effect of a backup on clients and brokers; writes its page"),
+    "fair": Case("benchmarks.fair", "latency of a client beside demanding ones; writes its page"),
     "once": Case("benchmarks.once", "delayed and transactional messages while leaders die; writes a report"),
     "failover": Case("benchmarks.failover", "how long writes stop when a leader fails; writes a report"),
     "celery": Case(

@@ -40,12 +40,13 @@ def send_frame(
     batch: int = 1,
     keys: tuple[str, str] | None = None,
     lite_topic: str | None = None,
+    body: bytes | None = None,
 ) -> bytes:
     """A whole frame: length, header length, a JSON header of about 360 bytes, and a body.
 
     With ``batch`` the body is so many messages of ``body_bytes`` each, and the request a SEND_BATCH_MESSAGE. The same
     frame may be sent repeatedly: a broker does not look at the unique key. With ``keys``, access key and secret key, it
-    is signed.
+    is signed. With ``body``, each message has this one.
     """
     properties = f"UNIQ_KEY\x017F0000010000{opaque:020X}\x02WAIT\x01true\x02TAGS\x01TagA"
     if lite_topic is not None:
@@ -72,7 +73,8 @@ def send_frame(
         "serializeTypeCurrentRPC": "JSON",
         "version": 409,
     }
-    body = bytes((opaque + i) % 251 for i in range(body_bytes))
+    if body is None:
+        body = bytes((opaque + i) % 251 for i in range(body_bytes))
     if batch > 1:
         text = properties.encode()
         size = _BATCH_MESSAGE.size + len(body) + 2 + len(text)

@@ -1,7 +1,7 @@
 """All goals of performance, with what was measured last: which are met, which are missed, and by how much.
 
-Measures nothing: reads the newest results of each benchmark in benchmarks/results/, and writes the table of
-docs/performance.md. ``python -m benchmarks.goals`` (``make bench-goals``).
+Measures nothing: reads the newest results of each benchmark in benchmarks/results/, and writes the tables of
+docs/benchmarks/goals.md and those of docs/performance.md. ``python -m benchmarks.goals`` (``make bench-goals``).
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import consuming_goals
 from benchmarks.figures import Figure
 from benchmarks.low_rate.page import LowRateSample, goals
-from benchmarks.report import replace_section
+from benchmarks.report import page_of, replace_section
+from benchmarks.summary import beside_others, by_benchmark, sending
 from benchmarks.workers import ROOT
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
@@ -119,6 +121,10 @@ def collect(directory: Path = RESULTS) -> list[Judged]:
         found += of_sends(raw)
     if (raw := newest("low-rate", directory)) is not None:
         found += of_few_messages(raw)
+    if (raw := newest("peers-consuming", directory)) is not None:
+        samples = consuming_goals.samples_of(raw)
+        for figure in consuming_goals.goals(samples):
+            found.append(Judged("peers-consuming", raw["date"], consuming_goals.load_of(samples), figure))
     for benchmark in SUITES:
         if (raw := newest(benchmark, directory)) is not None:
             found += of_suite(benchmark, raw)
@@ -146,25 +152,44 @@ def section(judged: Sequence[Judged]) -> str:
     return "\n".join(lines)
 
 
+def summary(judged: Sequence[Judged], directory: Path = RESULTS) -> str:
+    """The newest results in short: sends, other systems, and how many goals each benchmark meets."""
+    lines = list[str]()
+    if (sends := newest("produce", directory)) is not None:
+        lines += ["### Sending", "", *sending(sends), ""]
+    lines += ["### Beside other systems", ""]
+    lines += [*beside_others(newest("peers", directory), newest("peers-consuming", directory)), ""]
+    met = sum(each.figure.is_met for each in judged)
+    lines += ["### Goals", "", f"{met} of {len(judged)} goals are met ([all of them](benchmarks/goals.md)).", ""]
+    lines += by_benchmark((each.benchmark, each.date, each.figure.is_met, _in_short(each)) for each in judged)
+    return "\n".join(lines)
+
+
+def _in_short(judged: Judged) -> str:
+    return f"{judged.figure.case}: {judged.figure.name} ({judged.figure.distance.removeprefix('missed: ')})"
+
+
 def _table(judged: Iterable[Judged]) -> list[str]:
     head = ["| benchmark | figure | measured | goal | by how much | date |", "|---|---|---:|---|---|---|"]
     return head + [each.row() for each in judged]
 
 
 def main() -> None:
-    """Write the table into docs/performance.md."""
+    """Write docs/benchmarks/goals.md, and the tables of docs/performance.md."""
     parser = argparse.ArgumentParser(
         prog="make bench-goals", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.parse_args(sys.argv[1:])
     judged = collect()
-    page = ROOT / "docs" / "performance.md"
+    page = page_of("goals")
     page.write_text(replace_section(page.read_text(), section(judged), BEGIN, END))
+    page = ROOT / "docs" / "performance.md"
+    page.write_text(replace_section(page.read_text(), summary(judged), BEGIN, END))
     for each in judged:
         if not each.figure.is_met:
             print(f"{each.benchmark}: {each.figure}, {each.figure.distance}")
     met = sum(each.figure.is_met for each in judged)
-    print(f"{met} of {len(judged)} goals are met; wrote docs/performance.md")
+    print(f"{met} of {len(judged)} goals are met; wrote docs/benchmarks/goals.md")
 
 
 if __name__ == "__main__":

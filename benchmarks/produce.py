@@ -32,7 +32,7 @@ from benchmarks.cases import Case, Measurement, Window, all_cases
 from benchmarks.frames import QUEUES, TOPIC
 from benchmarks.load import Job, Report, quantile
 from benchmarks.procfs import load_average, machine, rss_bytes
-from benchmarks.report import markdown, write_section
+from benchmarks.report import markdown, page_of, write_section
 from benchmarks.workers import ROOT, GeneratorFailed, cpu_meters, drive, share_out
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
@@ -67,7 +67,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     )
     parser.add_argument("--nodes", type=int, action="append", default=[], help="only groups of this size (repeatable)")
     parser.add_argument("--case", action="append", default=[], help="only this case, as 3n-128-4x256 (repeatable)")
-    parser.add_argument("--quick", action="store_true", help="short windows; docs/performance.md stays as it is")
+    parser.add_argument("--quick", action="store_true", help="short windows; docs/benchmarks/produce.md stays as it is")
     parser.add_argument("--windows", type=int, default=5, help="measured windows of a case")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a window")
     parser.add_argument("--warmup", type=float, default=2.0, help="seconds before the first window")
@@ -75,7 +75,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--signed", action="store_true", help="brokers have accounts and check signatures")
     parser.add_argument("--tls", action="store_true", help="the load uses TLS")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks/produce.md as it is")
     plan = parser.parse_args(arguments, namespace=Plan())
     if plan.quick:
         plan.windows, plan.seconds, plan.warmup, plan.no_write = 3, 0.5, 0.5, True
@@ -259,7 +259,7 @@ def line_of(measurement: Measurement) -> str:
 
 
 def main() -> None:
-    """Measure, print, and write docs/performance.md and benchmarks/results/."""
+    """Measure, print, and write docs/benchmarks/produce.md and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
         try:
@@ -292,8 +292,8 @@ def main() -> None:
         date=f"{now:%Y-%m-%d %H:%M} UTC",
         ceilings=ceilings,
     )
-    write_section(ROOT / "docs" / "performance.md", section)
-    print(f"wrote docs/performance.md and {results.relative_to(ROOT)}")
+    write_section(page_of("produce"), section)
+    print(f"wrote docs/benchmarks/produce.md and {results.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

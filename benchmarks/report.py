@@ -1,4 +1,4 @@
-"""Measurements as a table, and the marked section of docs/performance.md that holds it."""
+"""Measurements as a table, and the pages of docs/benchmarks with the marked sections that hold them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from benchmarks.cases import Measurement
 
+PAGES = Path(__file__).parent.parent / "docs" / "benchmarks"
+"""A page for each benchmark; docs/performance.md sums them up."""
 BEGIN = "<!-- measured by `make bench`: begin -->"
 END = "<!-- measured by `make bench`: end -->"
 
@@ -26,7 +28,7 @@ def markdown(
         group = [measurement for measurement in measurements if measurement.case.nodes == nodes]
         heading = "One replica" if nodes == 1 else f"{nodes} replicas"
         lines += [
-            f"### {heading}, {group[0].durability}",
+            f"## {heading}, {group[0].durability}",
             "",
             "| load | msgs/s | p50 / p99 ms | leader us/msg | followers us/msg | RSS MiB | generator us/msg, core |",
             "|---|---:|---:|---:|---:|---:|---:|",
@@ -60,6 +62,11 @@ def replace_section(text: str, section: str, begin: str = BEGIN, end: str = END)
     if not found_begin or not found_end:
         raise ValueError(f"no section between {begin!r} and {end!r}")
     return f"{before}{begin}\n\n{section}\n\n{end}{after}"
+
+
+def page_of(benchmark: str) -> Path:
+    """The page of a case of ``python -m benchmarks``."""
+    return PAGES / f"{benchmark}.md"
 
 
 def write_section(path: Path, section: str) -> None:

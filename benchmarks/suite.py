@@ -1,4 +1,4 @@
-"""A set of cases that are measured in one run, and the section of docs/performance.md that it writes."""
+"""A set of cases that are measured in one run, and the section of its page that it writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import trio
 
 from benchmarks.figures import Figure, table
 from benchmarks.procfs import load_average, machine
-from benchmarks.report import replace_section
+from benchmarks.report import page_of, replace_section
 from benchmarks.store_load import ROOT, Measure, Plan
 from benchmarks.workers import GeneratorFailed
 from mq.cli.dev_cluster import DevClusterFailed
@@ -39,7 +39,7 @@ class Suite:
 
     @property
     def marks(self) -> tuple[str, str]:
-        """The marks around the section of docs/performance.md."""
+        """The marks around the section of its page."""
         mark = f"<!-- measured by `make bench-{self.name}`:"
         return f"{mark} begin -->", f"{mark} end -->"
 
@@ -51,15 +51,13 @@ class Suite:
         parser.add_argument(
             "--case", action="append", default=[], choices=sorted(self.cases), help="only this case (repeatable)"
         )
-        parser.add_argument(
-            "--quick", action="store_true", help="a hundredth of the data; docs/performance.md stays as it is"
-        )
+        parser.add_argument("--quick", action="store_true", help="a hundredth of the data; the page stays as it is")
         parser.add_argument("--windows", type=int, default=5, help="measured windows of a load")
         parser.add_argument("--seconds", type=float, default=4.0, help="length of a window")
         parser.add_argument("--warmup", type=float, default=4.0, help="seconds before the first window")
         parser.add_argument("--limit", type=float, default=600.0, help="seconds for all cases")
         parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
-        parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
+        parser.add_argument("--no-write", action="store_true", help="leave the page as it is")
         plan = parser.parse_args(arguments, namespace=Plan())
         if plan.quick:
             plan.windows, plan.seconds, plan.warmup = 3, 1.0, 1.0
@@ -93,7 +91,7 @@ class Suite:
         return missing
 
     def main(self) -> None:
-        """Measure, print, and write docs/performance.md and benchmarks/results/."""
+        """Measure, print, and write its page of docs/benchmarks and benchmarks/results/."""
         plan = self.parse_arguments(sys.argv[1:])
         before = load_average()
         figures: list[Figure] = []
@@ -110,14 +108,14 @@ class Suite:
         results = ROOT / "benchmarks" / "results" / f"{self.name}-{now:%Y%m%dT%H%M%SZ}.json"
         raw = {"machine": machine(), "date": date, "loadAverage": before, "figures": [asdict(each) for each in figures]}
         results.write_text(json.dumps(raw, indent=1) + "\n")
-        document = ROOT / "docs" / "performance.md"
+        document = page_of(self.name)
         given = " ".join(sys.argv[1:])
         command = f"make bench-{self.name}" + (f' ARGS="{given}"' if given else "")
         section = table(figures, command=command, machine=machine(), date=date, load_average=before)
         if missing:
             section += "\n\nIncomplete. " + " ".join(missing)
         document.write_text(replace_section(document.read_text(), section, *self.marks))
-        print(f"wrote docs/performance.md and {results.relative_to(ROOT)}")
+        print(f"wrote docs/benchmarks/{self.name}.md and {results.relative_to(ROOT)}")
 
 
 def kept_logs(directory: Path) -> str:

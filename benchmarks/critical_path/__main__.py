@@ -28,7 +28,7 @@ from benchmarks.critical_path.traced import DIRECTORY_VARIABLE
 from benchmarks.frames import QUEUES, TOPIC
 from benchmarks.load import Job, added, monotonic_seconds, quantile
 from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, run_before_others
-from benchmarks.report import replace_section
+from benchmarks.report import page_of, replace_section
 from benchmarks.suite import FAILURES
 from benchmarks.workers import ROOT, cpu_meters, drive, share_out
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
@@ -117,7 +117,7 @@ def _read(path: Path, begin: float, end: float) -> Trace:
 
 
 def main() -> None:
-    """Measure, print, and write docs/performance.md, the pictures and benchmarks/results/."""
+    """Measure, print, and write docs/benchmarks/critical-path.md, the pictures and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
     if plan.real_time:
         run_before_others()
@@ -162,10 +162,10 @@ def _write(found: Sequence[Traced]) -> None:
     results.write_text(json.dumps(raw, indent=1) + "\n")
     for each in found:
         (ROOT / "docs" / "images" / f"critical-path-{each.name}.svg").write_text(picture(each))
-    page = ROOT / "docs" / "performance.md"
+    page = page_of("critical-path")
     text = section(found, command=command, machine=machine(), date=date)
     page.write_text(replace_section(page.read_text(), text, BEGIN, END))
-    print(f"wrote docs/performance.md, its pictures and {results.relative_to(ROOT)}")
+    print(f"wrote docs/benchmarks/critical-path.md, its pictures and {results.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -66,14 +66,14 @@ def section(traced: Sequence[Traced], *, command: str, machine: str, date: str) 
         cpu, turns = (" / ".join(f"{value:.{digits}f}" for value in values) for values, digits in _figures(each))
         lines += [
             "",
-            f"### {each.load}",
+            f"## {each.load}",
             "",
             f"{each.entries:,} entries; {each.messages_per_second:,.0f} msgs/s; p50 at the client {each.p50_ms:.2f} "
             f"ms, of it {each.path_us / 1e3:.2f} ms from when the leader wakes up until it has sent the reply. CPU "
             f"with the trace, us per message: {cpu}. Turns of the event loop per entry: {turns}. Load average before: "
             f"{each.load_average:.1f}.",
             "",
-            f"![Critical path at {escape(each.load)}](images/critical-path-{each.name}.svg)",
+            f"![Critical path at {escape(each.load)}](../images/critical-path-{each.name}.svg)",
             "",
             "| who | does what | from, us | to, us | takes, us: median | p90 | the reply waits for it |",
             "|---|---|---:|---:|---:|---:|---|",

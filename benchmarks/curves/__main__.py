@@ -1,4 +1,5 @@
-"""What a message costs when there is more of something. For each curve a table and a picture in docs/performance.md.
+"""What a message costs when there is more of something. For each curve a table and a picture
+in docs/benchmarks/curves.md.
 
 - ``connections``: 1 to 10,000 connections with one send in flight each.
 - ``idle``: 0 to 10,000 connections that do nothing, beside the load of 4 others.
@@ -30,7 +31,7 @@ from benchmarks.curves.group_load import Note, Plan
 from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.sample import Curve, Measured, Sample, samples_of
 from benchmarks.procfs import machine
-from benchmarks.report import replace_section
+from benchmarks.report import page_of, replace_section
 from benchmarks.workers import ROOT, GeneratorFailed
 from mq.cli.dev_cluster import DevClusterFailed
 from mq.cli.errors import run_trio
@@ -90,7 +91,7 @@ def write(curve: Curve, samples: Sequence[Sample]) -> None:
         old.unlink()
     (results / f"curve-{curve.name}-{now:%Y%m%dT%H%M%SZ}.json").write_text(json.dumps(raw, indent=1) + "\n")
     (ROOT / "docs" / "images" / f"curve-{curve.name}.svg").write_text(picture(curve, samples))
-    document = ROOT / "docs" / "performance.md"
+    document = page_of("curves")
     text = section(curve, samples, machine=machine(), date=date)
     document.write_text(replace_section(document.read_text(), text, *marks(curve)))
 

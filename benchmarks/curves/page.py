@@ -1,4 +1,4 @@
-"""A curve as a table and a picture of its section of docs/performance.md: pure."""
+"""A curve as a table and a picture of its section of docs/benchmarks/curves.md: pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def section(curve: Curve, samples: Sequence[Sample], *, machine: str, date: str)
             f"Load: {curve.load}. Date: {date}. Load average before a point: up to {max(loads):.1f}.",
             f"Machine: {machine}; servers and clients share it.",
             "",
-            f"![{curve.title}: CPU per message and p99](images/curve-{curve.name}.svg)",
+            f"![{curve.title}: CPU per message and p99](../images/curve-{curve.name}.svg)",
             "",
             f"| {curve.axis} | msgs/s | p50 / p99 ms | leader us/msg | follower us/msg | child processes us/msg "
             "| leader RSS MiB | generator, core |",

@@ -35,13 +35,14 @@ from benchmarks.procfs import (
     run_before_others,
     wake_ups,
 )
-from benchmarks.report import replace_section
+from benchmarks.report import page_of, replace_section
 from benchmarks.suite import FAILURES as SUITE_FAILURES
 from benchmarks.workers import ROOT, Meter, drive
 from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
 
 RATES = (10, 50, 200, 500, 2000)
+WARM_UP_RATE = 500
 START_SECONDS = 2.5
 """From the start of a client until it sends; then one second of load before the measurement."""
 FAILURES = (*SUITE_FAILURES, PeerFailed, BuildFailed)
@@ -56,6 +57,7 @@ class Plan(argparse.Namespace):
     rate: list[int]
     seconds: float
     idle: float
+    warm_up: float
     quick: bool
     no_write: bool
     real_time: bool
@@ -72,13 +74,16 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--rate", action="append", default=[], type=int, help="only this rate (repeatable); 0: idle")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each rate")
     parser.add_argument("--idle", type=float, default=20.0, help="seconds without messages")
+    parser.add_argument(
+        "--warm-up", type=float, default=60.0, help=f"seconds of {WARM_UP_RATE} messages/s before, for servers in Java"
+    )
     parser.add_argument("--quick", action="store_true", help="a second of each rate; the page stays as it is")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks/low-rate.md as it is")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--real-time", action="store_true", help=REAL_TIME_HELP)
     plan = parser.parse_args(arguments, namespace=Plan())
     if plan.quick:
-        plan.seconds = plan.idle = 1.0
+        plan.seconds = plan.idle = plan.warm_up = 1.0
     plan.no_write |= plan.quick or bool(plan.rate)  # the page has all rates
     return plan
 
@@ -87,6 +92,8 @@ async def measure(system: System, plan: Plan, directory: Path, samples: list[Low
     """All rates of one system. Raises an error of its servers, GeneratorFailed."""
     async with system.open(directory) as running:
         await trio.sleep(0.0 if plan.quick else SETTLE_SECONDS)
+        if system.is_jvm:
+            await _sample(running, WARM_UP_RATE, plan.warm_up)
         rates = [0, *RATES] if system.has_idle else RATES
         for rate in rates:
             if not plan.rate or rate in plan.rate:
@@ -142,7 +149,7 @@ def _line(system: System, sample: LowRateSample) -> str:
 
 
 def main() -> None:
-    """Measure, print, and write docs/performance.md and benchmarks/results/."""
+    """Measure, print, and write docs/benchmarks/low-rate.md and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
     if plan.real_time:
         run_before_others()
@@ -168,10 +175,10 @@ def main() -> None:
     for figure in goals(samples):
         print(figure)
     if not plan.no_write:
-        _write(samples, left_out)
+        _write(samples, left_out, plan.warm_up)
 
 
-def _write(samples: dict[str, list[LowRateSample]], left_out: dict[str, str]) -> None:
+def _write(samples: dict[str, list[LowRateSample]], left_out: dict[str, str], warm_up: float) -> None:
     now = datetime.now(UTC)
     given = " ".join(sys.argv[1:])
     command = "make bench-low-rate" + (f' ARGS="{given}"' if given else "")
@@ -180,12 +187,13 @@ def _write(samples: dict[str, list[LowRateSample]], left_out: dict[str, str]) ->
     measured = {name: [asdict(each) for each in of_system] for name, of_system in samples.items() if of_system}
     raw = {"machine": machine(), "date": date, "command": command, "measured": measured, "leftOut": left_out}
     results.write_text(json.dumps(raw, indent=1) + "\n")
-    about = {system.name: system.about for system in SYSTEMS}
+    warmed = f", after {warm_up:g} s of {WARM_UP_RATE} messages/s"
+    about = {system.name: system.about + warmed * system.is_jvm for system in SYSTEMS}
     shown = {name: of_system for name, of_system in samples.items() if of_system}
     text = section(about, shown, left_out, command=command, machine=machine(), date=date)
-    page = ROOT / "docs" / "performance.md"
+    page = page_of("low-rate")
     page.write_text(replace_section(page.read_text(), text, BEGIN, END))
-    print(f"wrote docs/performance.md and {results.relative_to(ROOT)}")
+    print(f"wrote docs/benchmarks/low-rate.md and {results.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

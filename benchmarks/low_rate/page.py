@@ -1,4 +1,4 @@
-"""A run as a section of docs/performance.md: pure."""
+"""A run as a section of docs/benchmarks/low-rate.md: pure."""
 
 from __future__ import annotations
 

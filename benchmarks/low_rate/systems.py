@@ -41,7 +41,7 @@ class Running:
 @dataclass(frozen=True, slots=True)
 class System:
     """``about``: in the table. ``missing``, ``prepare``: see `benchmarks.peers.peer.Peer`. ``has_idle``: whether it is
-    also measured without messages. ``open``: start it in a new directory.
+    also measured without messages. ``open``: start it in a new directory. ``is_jvm``: it gets a warm-up.
     """
 
     name: str
@@ -50,6 +50,7 @@ class System:
     prepare: Callable[[], None]
     has_idle: bool
     open: Callable[[Path], AbstractAsyncContextManager[Running]]
+    is_jvm: bool = False
 
 
 @asynccontextmanager
@@ -87,7 +88,7 @@ async def _open_peer(peer: Peer, directory: Path) -> AsyncIterator[Running]:
 
 def _as_system(peer: Peer) -> System:
     about = f"{peer.system}, {peer.replicas} server{'s' * (peer.replicas > 1)}, {peer.durability}"
-    return System(peer.name, about, peer.missing, peer.prepare, False, partial(_open_peer, peer))
+    return System(peer.name, about, peer.missing, peer.prepare, False, partial(_open_peer, peer), peer.is_jvm)
 
 
 SYSTEMS = (

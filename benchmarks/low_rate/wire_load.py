@@ -37,7 +37,7 @@ def generate(job: LowRateJob) -> Report:
         ),
         0,
     )
-    free = deque(connection.wire.first()[0])
+    free = deque(connection.wire.idle())
     recorder = Recorder(job.begin, job.window_seconds, job.windows, 1)
     times = job.due_times(monotonic_seconds())
     due = next(times, job.end)
@@ -52,10 +52,10 @@ def generate(job: LowRateJob) -> Report:
                 free += answered
                 connection.sock.sendall(connection.wire.again(())[1])
             continue
-        key = free.popleft()
-        connection.started[key] = due
+        following, data = connection.wire.again((free.popleft(),))
+        connection.started.update(dict.fromkeys(following, due))
         due = next(times, float("inf"))
-        connection.sock.sendall(connection.wire.again((key,))[1])
+        connection.sock.sendall(data)
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ import trio
 from benchmarks.memory.clients import Job, Report
 from benchmarks.memory.page import BEGIN, END, SETTLING_SECONDS, Sample, growths, picture, section
 from benchmarks.procfs import load_average, machine, process_tree, rss_bytes
-from benchmarks.report import replace_section
+from benchmarks.report import page_of, replace_section
 from benchmarks.store_load import DISK
 from benchmarks.workers import ROOT, GeneratorFailed
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
@@ -62,7 +62,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     )
     parser.add_argument("--minutes", type=float, default=30.0, help="of load; growth counts after the first five")
     parser.add_argument("--rate", type=int, default=3000, help="messages of 1 KiB a second")
-    parser.add_argument("--quick", action="store_true", help="half a minute; docs/performance.md stays as it is")
+    parser.add_argument("--quick", action="store_true", help="half a minute; docs/benchmarks/memory.md stays as it is")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--no-write", action="store_true", help="leave docs as they are")
     plan = parser.parse_args(arguments, namespace=Plan())
@@ -148,9 +148,9 @@ def write(plan: Plan, samples: Sequence[Sample], report: Report) -> None:
         f"by push consumers and {report.popped:,} popped."
     )
     text = section(samples, load=load, machine=machine(), date=date, load_average=load_average())
-    document = ROOT / "docs" / "performance.md"
+    document = page_of("memory")
     document.write_text(replace_section(document.read_text(), text, BEGIN, END))
-    print(f"wrote docs/performance.md, docs/images/memory.svg and {results.relative_to(ROOT)}")
+    print(f"wrote docs/benchmarks/memory.md, docs/images/memory.svg and {results.relative_to(ROOT)}")
 
 
 def main() -> None:

@@ -62,7 +62,7 @@ def section(
             f"Load: {load} Date: {date}. Load average at the end: {load_average:.1f}.",
             f"Machine: {machine}; servers and clients share it.",
             "",
-            "![Resident memory over time](images/memory.svg)",
+            "![Resident memory over time](../images/memory.svg)",
             "",
             f"| resident memory, MiB | after {first / 60:.0f} min | after {samples[-1].seconds / 60:.0f} min | most "
             "| growth per hour |",

@@ -30,7 +30,7 @@ from benchmarks.peers.rocketmq import ROCKETMQ
 from benchmarks.peers.samples import Measured
 from benchmarks.peers.turns import Outcome, Plan, measure
 from benchmarks.procfs import load_average, machine
-from benchmarks.report import replace_section
+from benchmarks.report import page_of, replace_section
 from benchmarks.workers import ROOT
 from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
@@ -51,12 +51,14 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--seconds", type=float, default=1.25, help="length of a window")
     parser.add_argument("--warmup", type=float, default=0.5, help="seconds before the first window of a load")
     parser.add_argument("--first-warmup", type=float, default=5.0, help="seconds of load before the first one")
+    parser.add_argument("--jvm-warmup", type=float, default=60.0, help="the same for servers in Java")
     parser.add_argument("--limit", type=float, default=870.0, help="seconds; no round begins that would take longer")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks/peers.md as it is")
     plan = parser.parse_args(arguments, namespace=Plan())
     if plan.quick:
-        plan.rounds, plan.windows, plan.seconds, plan.warmup, plan.first_warmup = 1, 1, 1.0, 0.3, 1.0
+        plan.rounds, plan.windows, plan.seconds, plan.warmup = 1, 1, 1.0, 0.3
+        plan.first_warmup = plan.jvm_warmup = 1.0
     plan.no_write |= plan.quick or bool(plan.peer)  # the page is of one run of all
     return plan
 
@@ -85,7 +87,7 @@ def prepare(peers: Sequence[Peer], outcome: Outcome) -> list[Peer]:
 
 
 def main() -> None:
-    """Measure, print, and write docs/performance.md, its picture and benchmarks/results/."""
+    """Measure, print, and write docs/benchmarks/peers.md, its picture and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
     outcome = Outcome()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
@@ -102,7 +104,7 @@ def main() -> None:
 
 
 def write(peers: Sequence[Peer], outcome: Outcome, plan: Plan) -> None:
-    """Put a run into docs/performance.md and benchmarks/results/."""
+    """Put a run into docs/benchmarks/peers.md and benchmarks/results/."""
     now = datetime.now(UTC)
     given = " ".join(sys.argv[1:])
     command = "make bench-peers" + (f' ARGS="{given}"' if given else "")
@@ -111,10 +113,10 @@ def write(peers: Sequence[Peer], outcome: Outcome, plan: Plan) -> None:
     results = ROOT / "benchmarks" / "results" / f"peers-{now:%Y%m%dT%H%M%SZ}.json"
     results.write_text(json.dumps(raw, indent=1) + "\n")
     (ROOT / "docs" / PICTURE).write_text(draw(peers, outcome.measured))
-    page = ROOT / "docs" / "performance.md"
+    page = page_of("peers")
     text = section(peers, outcome, plan, command=command, machine=machine(), date=date)
     page.write_text(replace_section(page.read_text(), text, BEGIN, END))
-    say(f"wrote docs/performance.md, docs/{PICTURE} and {results.relative_to(ROOT)}")
+    say(f"wrote docs/benchmarks/peers.md, docs/{PICTURE} and {results.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run as a section of docs/performance.md: pure."""
+"""A run as a section of docs/benchmarks/peers.md: pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str
         f"before the first one {loads[0]:.1f}.",
         f"Machine: {machine}; servers and load generators share it.",
         f"{outcome.rounds} rounds, in which the systems took turns; in each turn {plan.windows} windows of "
-        f"{plan.seconds:g} s of each load, after a warm-up.",
+        f"{plan.seconds:g} s of each load, after a warm-up, which lasted {plan.jvm_warmup:g} s for servers in Java.",
         _others(outcome),
         "Figures are medians over all windows, with minimum and maximum in brackets.",
         "",
@@ -33,7 +33,7 @@ def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str
         lines += [f"The time limit of {plan.limit:g} s ended the run before {plan.rounds} rounds were complete.", ""]
     measured = [peer for peer in peers if peer.name in outcome.measured]
     lines += [
-        f"![Rate and latency of each system]({PICTURE})",
+        f"![Rate and latency of each system](../{PICTURE})",
         "",
         "| name | system | version | replicas | acknowledged when it is | settings | memory of all servers, MiB |",
         "|---|---|---|---:|---|---|---:|",
@@ -43,7 +43,7 @@ def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str
     for load in LOADS:
         rows = [_row(peer, load, outcome.measured[peer.name]) for peer in measured]
         lines += [
-            f"### {load.about[0].upper()}{load.about[1:]}",
+            f"## {load.about[0].upper()}{load.about[1:]}",
             "",
             "| name | acknowledged when it is | msgs/s | p50 ms | p99 ms | CPU of all servers, us/msg "
             "| generator us/msg, core |",

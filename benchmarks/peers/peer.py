@@ -12,7 +12,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Running servers. ``address``: where messages go, the leader's. ``pids``: of all server processes.
+    """Running servers. ``address``: where messages go, the leader's. ``pids``: of all server processes. ``namesrv``:
+    the name server, for our client library.
 
     ``check`` raises PeerFailed or DevClusterFailed if one of them has ended.
     """
@@ -20,6 +21,7 @@ class Target:
     address: tuple[str, int]
     pids: Sequence[int]
     check: Callable[[], None]
+    namesrv: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Peer:
         prepare: download what is needed once. Raises BuildFailed.
         version: of the servers, once they are available.
         open: start the servers in an empty directory, create the topics or queues, and kill them at the end.
+        is_jvm: whether a compiler makes its servers faster in their first minute, so that they get a longer warm-up.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Peer:
     prepare: Callable[[], None]
     version: Callable[[], str]
     open: Callable[[Path], AbstractAsyncContextManager[Target]]
+    is_jvm: bool = False
 
 
 def package_missing(program: str, package: str) -> str | None:

@@ -24,7 +24,7 @@ async def _open(durability: str, directory: Path) -> AsyncIterator[Target]:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, QUEUES)
         pids = [cluster.pid(node_id) for node_id in cluster.node_ids]
-        yield Target((HOST, cluster.port(await cluster.leader())), pids, cluster.check)
+        yield Target((HOST, cluster.port(await cluster.leader())), pids, cluster.check, cluster.namesrv)
 
 
 def _peer(name: str, durability: str, in_words: str) -> Peer:

@@ -118,6 +118,7 @@ ROCKETMQ = (
         prepare=partial(_prepare, DLEDGER_VERSION),
         version=lambda: DLEDGER_VERSION,
         open=partial(_open, DLEDGER_VERSION, DLEDGER_NODES),
+        is_jvm=True,
     ),
     Peer(
         name="rocketmq-single",
@@ -131,5 +132,6 @@ ROCKETMQ = (
         prepare=partial(_prepare, SINGLE_VERSION),
         version=lambda: SINGLE_VERSION,
         open=partial(_open, SINGLE_VERSION, 1),
+        is_jvm=True,
     ),
 )

@@ -20,7 +20,7 @@ from benchmarks.workers import GeneratorFailed, cpu_meters, drive, share_out
 from mq.cli.dev_cluster import DevClusterFailed
 from mq.client.errors import ClientError
 
-TURN_SECONDS_MAX = 180.0
+TURN_SECONDS_MAX = 240.0
 ATTEMPTS_MAX = 2
 """How often a load is tried when the servers refuse a message."""
 CONNECT_SECONDS = 1.0
@@ -39,6 +39,7 @@ class Plan(argparse.Namespace):
     seconds: float
     warmup: float
     first_warmup: float
+    jvm_warmup: float
     limit: float
     dir: Path | None
     no_write: bool
@@ -103,7 +104,8 @@ async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured
 
 async def _apply(peer: Peer, target: Target, load: Load, plan: Plan) -> list[Sample]:
     """Raises GeneratorFailed, PeerFailed, DevClusterFailed."""
-    warmup, windows = (plan.first_warmup, 1) if load is WARM_UP else (plan.warmup, plan.windows)
+    first = plan.jvm_warmup if peer.is_jvm else plan.first_warmup
+    warmup, windows = (first, 1) if load is WARM_UP else (plan.warmup, plan.windows)
     job = Job(
         address=target.address,
         connections=load.connections,

@@ -14,9 +14,14 @@ _START, _START_OK, _TUNE, _TUNE_OK = (10, 10), (10, 11), (10, 30), (10, 31)
 _OPEN, _OPEN_OK = (10, 40), (10, 41)
 _CHANNEL_OPEN, _CHANNEL_OPEN_OK = (20, 10), (20, 11)
 _QUEUE_DECLARE, _QUEUE_DECLARE_OK = (50, 10), (50, 11)
-_PUBLISH, _ACK = (60, 40), (60, 80)
+_EXCHANGE_DECLARE, _EXCHANGE_DECLARE_OK = (40, 10), (40, 11)
+_QUEUE_BIND, _QUEUE_BIND_OK = (50, 20), (50, 21)
+_QOS, _QOS_OK, _CONSUME = (60, 10), (60, 11), (60, 20)
+_PUBLISH, DELIVER, _ACK = (60, 40), (60, 60), (60, 80)
 _CONFIRM, _CONFIRM_OK = (85, 10), (85, 11)
 _DURABLE = 2
+_NO_WAIT = 8
+_NO_TABLE = b"\x00\x00\x00\x00"
 _PERSISTENT = struct.pack(">HB", 0x1000, 2)
 _CONFIRMED = struct.Struct(">BHIHHQBB")
 """A whole frame: method, channel, size, basic.ack or basic.nack, delivery tag, whether it covers earlier ones, end."""
@@ -61,6 +66,20 @@ class AmqpConnection:
         """Enable publisher confirms. Raises LoadFailed, OSError."""
         self._ask(1, _CONFIRM, b"\x00", _CONFIRM_OK)
 
+    def limit(self, prefetch: int) -> None:
+        """Have at most so many unacknowledged messages delivered to each consumer. Raises LoadFailed, OSError."""
+        self._ask(1, _QOS, struct.pack(">IHB", 0, prefetch, 0), _QOS_OK)
+
+    def declare_fan_out(self, name: str) -> None:
+        """An exchange that copies messages to each queue that is bound to it. Raises LoadFailed, OSError."""
+        arguments = b"\x00\x00" + _short(name.encode()) + _short(b"fanout") + bytes((_DURABLE,)) + _NO_TABLE
+        self._ask(1, _EXCHANGE_DECLARE, arguments, _EXCHANGE_DECLARE_OK)
+
+    def bind(self, queue: str, exchange: str) -> None:
+        """Have the messages of the exchange copied to the queue. Raises LoadFailed, OSError."""
+        names = _short(queue.encode()) + _short(exchange.encode()) + _short(b"")
+        self._ask(1, _QUEUE_BIND, b"\x00\x00" + names + b"\x00" + _NO_TABLE, _QUEUE_BIND_OK)
+
     def _ask(self, channel: int, method: Method, arguments: bytes, answer: Method) -> None:
         self._sock.sendall(_method(channel, method, arguments))
         self._expect(answer)
@@ -82,7 +101,7 @@ class AmqpWire:
     def __init__(self, slots: Slots) -> None:
         self._count = slots.count
         self._first = slots.first
-        self._frames = [_publish(queue_name(number), slots.body(number)) for number in range(QUEUES)]
+        self._frames = [_publish(queue_name(number), slots.body(number), slots.exchange) for number in range(QUEUES)]
         self._next = 1
         self._unconfirmed: dict[int, None] = {}
 
@@ -95,6 +114,10 @@ class AmqpWire:
     def first(self) -> tuple[Iterable[int], bytes]:
         """All of them."""
         return self._publish(self._count)
+
+    def idle(self) -> Sequence[int]:
+        """Only how many there are matters: tags count up."""
+        return range(self._count)
 
     def settle(self, data: bytes) -> tuple[Sequence[int], int]:
         """Only confirms may arrive."""
@@ -120,14 +143,24 @@ class AmqpWire:
         return tags, b"".join([self._frames[(self._first + tag) % QUEUES] for tag in tags])
 
 
-def _publish(queue: str, body: bytes) -> bytes:
+def _publish(queue: str, body: bytes, exchange: str) -> bytes:
     properties = struct.pack(">HHQ", _PUBLISH[0], 0, len(body)) + _PERSISTENT
     mandatory = b"\x01"  # so that a message without a queue is returned, and not just confirmed
     return (
-        _method(1, _PUBLISH, b"\x00\x00" + _short(b"") + _short(queue.encode()) + mandatory)
+        _method(1, _PUBLISH, b"\x00\x00" + _short(exchange.encode()) + _short(queue.encode()) + mandatory)
         + _frame(_HEADER, 1, properties)
         + _frame(_BODY, 1, body)
     )
+
+
+def consume(queue: str) -> bytes:
+    """A request for deliveries of a queue, which is not answered."""
+    return _method(1, _CONSUME, b"\x00\x00" + _short(queue.encode()) + _short(b"") + bytes((_NO_WAIT,)) + _NO_TABLE)
+
+
+def acknowledgement(tag: int, *, with_earlier: bool) -> bytes:
+    """That a delivery was processed, and with it all earlier ones of the channel or none."""
+    return _method(1, _ACK, struct.pack(">QB", tag, with_earlier))
 
 
 def _method(channel: int, method: Method, arguments: bytes) -> bytes:

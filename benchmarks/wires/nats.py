@@ -40,6 +40,10 @@ class NatsWire:
         """All of them."""
         return self._frames, b"".join(self._frames.values())
 
+    def idle(self) -> Sequence[bytes]:
+        """The last parts of all reply subjects."""
+        return list(self._frames)
+
     def settle(self, data: bytes) -> tuple[Sequence[bytes], int]:
         """Every acknowledgement must have a sequence number in the stream."""
         keys, position, match = list[bytes](), 0, _ACK.match

@@ -21,6 +21,7 @@ class RocketMQWire:
                 topic=topic_name(slot // slots.queues % slots.topics),
                 batch=slots.batch,
                 keys=slots.keys,
+                body=slots.body(slot),
                 lite_topic=lite_name(slot % slots.lite_topics) if slots.lite_topics else None,
             )
             for slot in slots.numbers
@@ -32,6 +33,10 @@ class RocketMQWire:
     def first(self) -> tuple[Iterable[bytes], bytes]:
         """All of them."""
         return self._frames, b"".join(self._frames.values())
+
+    def idle(self) -> Sequence[bytes]:
+        """The opaques."""
+        return list(self._frames)
 
     def settle(self, data: bytes) -> tuple[Sequence[bytes], int]:
         """Every response must have code 0."""

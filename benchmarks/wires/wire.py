@@ -21,6 +21,7 @@ class Slots:
     ``body_bytes``: of each message. ``batch``: messages in each request. ``topics``: RocketMQ's protocol only; slots
     take turns in the queues of so many topics, ``queues`` in each. ``keys``: as ``topics``; sign with this access key
     and secret key. ``lite_topics``: as ``topics``; slots take turns in so many lite topics, 0 for none.
+    ``exchange``: AMQP only; where messages are published, the default exchange unless it is named.
     """
 
     first: int
@@ -31,6 +32,7 @@ class Slots:
     queues: int = QUEUES
     keys: tuple[str, str] | None = None
     lite_topics: int = 0
+    exchange: str = ""
 
     @property
     def numbers(self) -> range:
@@ -52,6 +54,9 @@ class Wire(Protocol):
 
     def first(self) -> tuple[Iterable[Hashable], bytes]:
         """The keys of all requests in flight, and their bytes."""
+
+    def idle(self) -> Sequence[Hashable]:
+        """For loads that send no `first`: what to give to `again` for so many requests, one or more at a time."""
 
     def settle(self, data: bytes) -> tuple[Sequence[Any], int]:
         """The keys of the requests that ``data`` answers, and how many bytes of it were read: the rest is incomplete.

@@ -6,7 +6,6 @@ import json
 import struct
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +16,12 @@ from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.polling import due_times
 from benchmarks.curves.sample import Curve, Measured, Sample, Spread, bytes_name, samples_of
 from benchmarks.frames import lite_name, send_frame
+from benchmarks.report import page_of
 from benchmarks.wires.rocketmq import RocketMQWire
 from benchmarks.wires.wire import Slots
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import encode_host, encode_record
 
-ROOT = Path(__file__).parent.parent.parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
 CURVE = Curve("queues", "Queues", "queues", "128 B")
 
@@ -88,7 +87,7 @@ def test_slots_take_turns_in_lite_topics_and_frames_to_fill_differ_in_the_name_o
 
 
 def test_each_curve_has_its_section_in_the_documents() -> None:
-    document = (ROOT / "docs" / "performance.md").read_text()
+    document = page_of("curves").read_text()
     for curve, _ in CURVES.values():
         for mark in marks(curve):
             assert mark in document

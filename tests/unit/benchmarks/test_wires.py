@@ -12,7 +12,7 @@ from benchmarks.wires.amqp import AmqpWire
 from benchmarks.wires.etcd import EtcdWire
 from benchmarks.wires.nats import NatsWire
 from benchmarks.wires.rocketmq import RocketMQWire
-from benchmarks.wires.wire import LoadFailed, Slots
+from benchmarks.wires.wire import LoadFailed, Slots, Wire
 
 SLOTS = Slots(first=5, count=3, body_bytes=10)
 INBOX = b"_INBOX.bench-%d-5" % os.getpid()
@@ -87,6 +87,19 @@ def test_amqp_numbers_its_messages_and_knows_confirms_of_several() -> None:
     assert wire.settle(confirm(4, with_earlier=True))[0] == [1, 3, 4]
     with pytest.raises(LoadFailed):
         wire.settle(confirm(5, method=120))  # basic.nack
+
+
+@pytest.mark.parametrize("wire_type", [RocketMQWire, NatsWire, AmqpWire, EtcdWire])
+def test_a_paced_load_begins_with_idle_keys_and_waits_for_those_that_were_sent(wire_type: type[Wire]) -> None:
+    """RabbitMQ counts its tags from 1 with the first message that is sent, not from the first key that was idle."""
+    wire = wire_type(SLOTS)
+    assert len(wire.idle()) == SLOTS.count
+    following, data = wire.again(wire.idle()[:1])
+    (key,) = following
+    assert data
+    if wire_type is AmqpWire:
+        assert key == 1
+        assert wire.settle(confirm(1))[0] == [1]
 
 
 def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

@@ -1,0 +1,120 @@
+"""What consuming costs on raftmq and on its alternatives, in one run.
+
+Messages of 1 KiB. A backlog is drained by one consumer and by eight, with positions or with an acknowledgement of each
+message (POP); messages are sent at a steady rate, each when it is due, to 1, 4 and 16 groups, and latency counts from
+when a message was due to when a consumer has it. All systems have the same load generator; then the usual Python client
+of some. Systems that cannot run on this machine are left out and named. ``python -m benchmarks.peers.consuming``
+(``make bench-peers-consuming``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from benchmarks.peers.__main__ import PEERS
+from benchmarks.peers.consuming.cases import CASES, Measured
+from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS
+from benchmarks.peers.consuming.load import BY_POSITION
+from benchmarks.peers.consuming.page import BEGIN, END, section
+from benchmarks.peers.consuming.turns import Outcome, Plan, measure
+from benchmarks.peers.peer import Peer
+from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, run_before_others
+from benchmarks.report import page_of, replace_section
+from benchmarks.workers import ROOT
+from mq.cli.errors import run_trio
+from tests.interop.clients import BuildFailed
+
+DOCUMENT = "docs/benchmarks/peers-consuming.md"
+
+
+def parse_arguments(arguments: Sequence[str]) -> Plan:
+    """The command line as a plan. Ends the process on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-peers-consuming", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    names = [peer.name for peer in PEERS.values()]
+    parser.add_argument("--peer", action="append", default=[], choices=names, help="only this one (repeatable)")
+    parser.add_argument(
+        "--case", action="append", default=[], choices=[case.name for case in CASES], help="only this one (repeatable)"
+    )
+    parser.add_argument("--quick", action="store_true", help="10 MB and two seconds; the page stays as it is")
+    parser.add_argument("--rounds", type=int, default=1, help="turns of each system")
+    parser.add_argument("--megabytes", type=float, default=1000.0, help="of a backlog")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a steady rate")
+    parser.add_argument("--jvm-warmup", type=float, default=60.0, help="seconds of it before, for servers in Java")
+    parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+    parser.add_argument("--real-time", action="store_true", help=REAL_TIME_HELP)
+    parser.add_argument("--no-write", action="store_true", help=f"leave {DOCUMENT} as it is")
+    plan = parser.parse_args(arguments, namespace=Plan())
+    if plan.quick:
+        plan.rounds, plan.megabytes, plan.seconds, plan.jvm_warmup = 1, 10.0, 2.0, 2.0
+    plan.no_write |= plan.quick or bool(plan.case)  # the page has all cases
+    return plan
+
+
+def prepare(peers: Sequence[Peer], outcome: Outcome) -> list[Peer]:
+    """Those that this machine can run; the others are recorded with the reason."""
+    ready = []
+    for peer in peers:
+        reason = peer.missing() if peer.wire in BY_POSITION else "no message broker: it has no consumers"
+        if reason is None:
+            try:
+                peer.prepare()
+                if peer.name in WITH_CLIENTS:
+                    CLIENTS[peer.wire].install()
+                outcome.measured[peer.name] = Measured(peer.version())
+                ready.append(peer)
+            except (BuildFailed, OSError, subprocess.CalledProcessError) as error:
+                reason = str(error)
+        if reason is not None:
+            outcome.left_out[peer.name] = reason
+            print(f"{peer.name} is left out: {reason}", flush=True)
+    return ready
+
+
+def main() -> None:
+    """Measure, print, and write the page and benchmarks/results/."""
+    plan = parse_arguments(sys.argv[1:])
+    if plan.real_time:
+        run_before_others()
+    outcome = Outcome()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # cleans up in the same way
+    try:
+        peers = prepare([peer for peer in PEERS.values() if not plan.peer or peer.name in plan.peer], outcome)
+        print(f"load average {load_average():.1f}; {', '.join(peer.name for peer in peers)}", flush=True)
+        with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+            run_trio(partial(measure, peers, plan, Path(directory), outcome, partial(print, flush=True)))
+    except KeyboardInterrupt:
+        sys.exit("bench: interrupted; nothing was written")
+    if not plan.no_write and any(measured.samples for measured in outcome.measured.values()):
+        write(outcome, plan)
+
+
+def write(outcome: Outcome, plan: Plan) -> None:
+    """Put a run into the page and benchmarks/results/."""
+    now = datetime.now(UTC)
+    given = " ".join(sys.argv[1:])
+    command = "make bench-peers-consuming" + (f' ARGS="{given}"' if given else "")
+    date = f"{now:%Y-%m-%d %H:%M} UTC"
+    raw = {"machine": machine(), "date": date, "command": command, **asdict(outcome)}
+    results = ROOT / "benchmarks" / "results" / f"peers-consuming-{now:%Y%m%dT%H%M%SZ}.json"
+    results.write_text(json.dumps(raw, indent=1) + "\n")
+    page = page_of("peers-consuming")
+    text = section(list(PEERS.values()), outcome, plan, command=command, machine=machine(), date=date)
+    page.write_text(replace_section(page.read_text(), text, BEGIN, END))
+    print(f"wrote {DOCUMENT} and {results.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

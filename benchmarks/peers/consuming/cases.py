@@ -1,0 +1,85 @@
+"""What is measured of each system: values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from benchmarks.peers.consuming.job import DRAIN, PACE, Job
+
+RATE = 500.0
+CONSUMERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``about``: as a heading. ``by_client``: by the usual Python client of each system, not by our load generator."""
+
+    name: str
+    about: str
+    kind: str
+    consumers: int = 1
+    groups: int = 1
+    confirms_each: bool = False
+    by_client: bool = False
+
+
+_drain, _pace = partial(Case, kind=DRAIN), partial(Case, kind=PACE)
+CASES = (
+    _drain("drain-1", "a backlog, one consumer, which confirms its position"),
+    _drain("drain-8", f"a backlog, {CONSUMERS} consumers of a group, which confirm positions", consumers=CONSUMERS),
+    _drain(
+        "drain-8-each",
+        f"a backlog, {CONSUMERS} consumers of a group, which confirm each message",
+        consumers=CONSUMERS,
+        confirms_each=True,
+    ),
+    _pace("pace-1", f"{RATE:g} messages/s to one group, which confirms its position"),
+    _pace("pace-4", f"{RATE:g} messages/s, all of them to each of 4 groups", groups=4),
+    _pace("pace-16", f"{RATE:g} messages/s, all of them to each of 16 groups", groups=16),
+    _pace("pace-1-each", f"{RATE:g} messages/s to one group, which confirms each message", confirms_each=True),
+    _drain("client-drain", "a backlog, one process with the usual Python client", by_client=True),
+    _pace("client-pace", f"{RATE:g} messages/s, one process with the usual Python client", by_client=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement. CPU in microseconds per message that was received; of `PACE`, that of sending it is in it."""
+
+    messages_per_second: float
+    p50_ms: float
+    p99_ms: float
+    p999_ms: float
+    servers_us: float
+    client_us: float
+    missing: int
+    load_average: float
+
+
+@dataclass(slots=True)
+class Measured:
+    """All measurements of a system, by case, and what failed."""
+
+    version: str
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def job_of(case: Case, base: Job, group: str) -> Job:
+    """The load generator's part of a case; ``base`` has the servers, the number of messages, and the seconds."""
+    return Job(
+        kind=case.kind,
+        wire=base.wire,
+        address=base.address,
+        pids=base.pids,
+        messages=base.messages,
+        body_bytes=base.body_bytes,
+        group=group,
+        groups=case.groups,
+        consumers=case.consumers,
+        confirms_each=case.confirms_each,
+        rate=RATE,
+        seconds=base.seconds,
+        namesrv=base.namesrv,
+    )

@@ -1,0 +1,56 @@
+"""RabbitMQ with aio-pika: consumers with callbacks, which acknowledge each message; see `client_pace`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from typing import Any
+
+from benchmarks.load import monotonic_seconds
+from benchmarks.peers.consuming.client_pace import Tally, due_times, run
+from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
+from benchmarks.wires.amqp import QUEUES, queue_name
+from benchmarks.wires.amqp_consumer import PREFETCH
+
+
+async def _work(job: Job) -> Consumed:
+    pika: Any = importlib.import_module("aio_pika")
+    connection = await pika.connect(host=job.address[0], port=job.address[1], login="guest", password="guest")  # noqa: S106 - the default of a new server
+    channel = await connection.channel(publisher_confirms=True)
+    await channel.set_qos(prefetch_count=PREFETCH)
+    tally, done = Tally(job), asyncio.Event()
+
+    async def receive(message: Any) -> None:
+        tally.take(message.body)
+        await message.ack()
+        if job.kind == DRAIN and tally.count >= job.messages:
+            done.set()
+
+    for number in range(QUEUES):
+        queue = await channel.get_queue(queue_name(number))
+        await queue.consume(receive)
+    if job.kind == DRAIN:
+        await done.wait()
+        consumed = tally.consumed()
+        await connection.close()
+        return consumed
+    sending = set[asyncio.Task[Any]]()
+    warm, begin = False, monotonic_seconds()
+    for number, due in enumerate(due_times(job, begin)):
+        if not warm and due >= begin + job.warm_up:
+            warm = True
+            tally.begin()
+        await asyncio.sleep(due - monotonic_seconds())
+        message = pika.Message(tally.body(due), delivery_mode=pika.DeliveryMode.PERSISTENT)
+        publishing = channel.default_exchange.publish(message, routing_key=queue_name(number))
+        task = asyncio.create_task(publishing)
+        sending.add(task)
+        task.add_done_callback(sending.discard)
+    await asyncio.sleep(0.2)
+    consumed = tally.consumed()
+    await connection.close()
+    return consumed
+
+
+if __name__ == "__main__":
+    run(lambda job: asyncio.run(_work(job)))

@@ -1,0 +1,50 @@
+"""NATS with nats-py: a push consumer with a callback, which acknowledges each message; see `client_pace`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from typing import Any
+
+from benchmarks.load import monotonic_seconds
+from benchmarks.peers.consuming.client_pace import Tally, due_times, run
+from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
+from jepsen.nats.client import STREAM, SUBJECT
+
+
+async def _work(job: Job) -> Consumed:
+    nats: Any = importlib.import_module("nats")
+    api: Any = importlib.import_module("nats.js.api")
+    connection = await nats.connect(f"nats://{job.address[0]}:{job.address[1]}")
+    stream = connection.jetstream()
+    policy = api.DeliverPolicy.ALL if job.kind == DRAIN else api.DeliverPolicy.NEW
+    config = api.ConsumerConfig(deliver_policy=policy, ack_policy=api.AckPolicy.EXPLICIT)
+    tally, done = Tally(job), asyncio.Event()
+
+    async def receive(message: Any) -> None:
+        tally.take(message.data)
+        await message.ack()
+        if job.kind == DRAIN and tally.count >= job.messages:
+            done.set()
+
+    await stream.subscribe(SUBJECT, durable=job.group, stream=STREAM, cb=receive, manual_ack=True, config=config)
+    if job.kind == DRAIN:
+        await done.wait()
+        consumed = tally.consumed()
+        await connection.close()
+        return consumed
+    warm, begin = False, monotonic_seconds()
+    for due in due_times(job, begin):
+        if not warm and due >= begin + job.warm_up:
+            warm = True
+            tally.begin()
+        await asyncio.sleep(due - monotonic_seconds())
+        await stream.publish_async(SUBJECT, tally.body(due))
+    await asyncio.sleep(0.2)
+    consumed = tally.consumed()
+    await connection.close()
+    return consumed
+
+
+if __name__ == "__main__":
+    run(lambda job: asyncio.run(_work(job)))

@@ -1,0 +1,75 @@
+"""What programs of Python clients share: when a message is due is in its body, and what was found goes to JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+from benchmarks.load import buckets, monotonic_seconds, process_cpu_seconds
+from benchmarks.peers.consuming.job import Consumed, Job
+from benchmarks.wires.consumer import DUE, DueSlots, stamped
+from mq.monitoring.cpu_time import cpu_seconds
+
+
+class Tally:
+    """Counts the messages of a job, with time and CPU since `begin` was called."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._body = DueSlots(1, 1, job.body_bytes).body(1)
+        self._samples = array("d")
+        self.count = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Start to count."""
+        self._started = monotonic_seconds()
+        self._servers, self._own = self._of_servers(), process_cpu_seconds()
+        self._samples = array("d")
+        self.count = 0
+
+    def _of_servers(self) -> float:
+        return sum(map(cpu_seconds, self._job.pids))
+
+    def take(self, body: bytes) -> None:
+        """A message has come."""
+        found = DUE.match(body)
+        assert found is not None, "every message says when it was due"
+        self.count += 1
+        due = int(found[1]) / 1e9
+        if due >= self._started:
+            self._samples.append(monotonic_seconds() - due)
+
+    def body(self, due: float) -> bytes:
+        """A message that is due then."""
+        return stamped(self._body, due)
+
+    def consumed(self) -> Consumed:
+        """What came until now; all, or all that were sent since `begin`."""
+        return Consumed(
+            self.count,
+            monotonic_seconds() - self._started,
+            self._of_servers() - self._servers,
+            process_cpu_seconds() - self._own,
+            buckets(self._samples),
+        )
+
+
+def due_times(job: Job, begin: float) -> Iterator[float]:
+    """From ``begin`` for the warm-up and the seconds of the job."""
+    for number in range(round(job.rate * (job.warm_up + job.seconds))):
+        yield begin + number / job.rate
+
+
+def run(generate: Callable[[Job], Consumed]) -> None:
+    """Read a job, do it, write what was found; ends the process with the last line of an error."""
+    job = Job.of(json.load(sys.stdin))
+    try:
+        consumed = generate(job)
+    except Exception as error:  # of any client library
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
+    json.dump(asdict(consumed), sys.stdout)

@@ -1,0 +1,59 @@
+"""raftmq with its own client library: a push consumer with a handler for each message; see `client_pace`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import trio
+
+from benchmarks.frames import TOPIC
+from benchmarks.load import monotonic_seconds
+from benchmarks.peers.consuming.client_pace import Tally, due_times, run
+from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
+from mq.cli.errors import run_trio
+from mq.client.consume.push_consumer import PushConsumer
+from mq.client.errors import ClientError
+from mq.client.message import Message, ReceivedMessage, SendResult
+from mq.client.produce.producer import Producer
+
+
+async def _work(job: Job) -> Consumed:
+    tally, done = Tally(job), trio.Event()
+    drains = job.kind == DRAIN
+    consumer = PushConsumer(job.namesrv, job.group, consume_from="first" if drains else "last")
+
+    @consumer.on(TOPIC)
+    async def receive(message: ReceivedMessage) -> None:
+        tally.take(message.body)
+        if drains and tally.count >= job.messages:
+            done.set()
+
+    failures = list[ClientError]()
+
+    def settle(outcome: SendResult | ClientError) -> None:
+        if isinstance(outcome, ClientError):
+            failures.append(outcome)
+
+    async with Producer(job.namesrv, group="bench_producers") as producer, consumer, trio.open_nursery() as nursery:
+        nursery.start_soon(consumer.run)
+        if drains:
+            await done.wait()
+        else:
+            await consumer.wait_assigned()
+            warm, begin = False, monotonic_seconds()
+            for due in due_times(job, begin):
+                if not warm and due >= begin + job.warm_up:
+                    warm = True
+                    tally.begin()
+                await trio.sleep(max(0.0, due - monotonic_seconds()))
+                producer.send_nowait(Message(TOPIC, tally.body(due)), settle)
+                if failures:
+                    raise failures[0]
+            await trio.sleep(0.2)
+        consumed = tally.consumed()
+        consumer.stop()
+    return consumed
+
+
+if __name__ == "__main__":
+    run(lambda job: run_trio(partial(_work, job)))

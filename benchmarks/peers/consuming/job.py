@@ -1,0 +1,69 @@
+"""What a load generator of consumers does, and what it found: values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FILL, DRAIN, PACE = "fill", "drain", "pace"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is done with the servers at ``address``, which speak ``wire``.
+
+    Attributes:
+        kind: `FILL`: send ``messages``. `DRAIN`: receive that many, as fast as they come. `PACE`: send ``rate`` a
+            second for ``seconds``, each when it is due, while every group receives all of them.
+        pids: of the servers, for their CPU time.
+        group: of consumers; a new name for each job.
+        groups: how many, of one consumer each, in `PACE`.
+        consumers: of the one group in `DRAIN`.
+        confirms_each: see `benchmarks.wires.consumer.Share`.
+        namesrv: for our own client library.
+        warm_up: seconds of load before those that count, in `PACE`.
+    """
+
+    kind: str
+    wire: str
+    address: tuple[str, int]
+    pids: Sequence[int] = ()
+    messages: int = 0
+    body_bytes: int = 1024
+    group: str = ""
+    groups: int = 1
+    consumers: int = 1
+    confirms_each: bool = False
+    rate: float = 0.0
+    seconds: float = 0.0
+    warm_up: float = 1.0
+    limit_seconds: float = 300.0
+    namesrv: str = ""
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Job:
+        """From JSON."""
+        return cls(**{**given, "address": tuple(given["address"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """``messages`` were received (or sent, by `FILL`) in ``seconds``.
+
+    Latencies are from when messages were due to when they were received, in the buckets of `benchmarks.load`.
+    ``missing``: messages that had not come at the end. ``server_seconds``, ``client_seconds``: of CPU, of all servers
+    and of the load generator.
+    """
+
+    messages: int
+    seconds: float
+    server_seconds: float
+    client_seconds: float
+    latencies: dict[int, int] = field(default_factory=dict)
+    missing: int = 0
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Consumed:
+        """From JSON."""
+        return cls(**{**given, "latencies": {int(bucket): n for bucket, n in given["latencies"].items()}})

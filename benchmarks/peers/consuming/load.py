@@ -1,0 +1,261 @@
+"""A load generator of consumers and the messages for them, in the protocol of any server: one process, raw sockets.
+
+Messages carry the time at which they were due. The same process sends and receives, so that both use one clock and no
+other process has to wake up. Run as ``python -m benchmarks.peers.consuming.load``: a `Job` on standard input, a
+`Consumed` on standard output, both as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import sys
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict
+from typing import TypeVar
+
+from benchmarks.load import RECEIVE_BUFFER, WIRES, buckets, monotonic_seconds, process_cpu_seconds
+from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, Job
+from benchmarks.wires.amqp_consumer import FAN_OUT, AmqpConsumer
+from benchmarks.wires.consumer import DUE, ConsumerWire, DueSlots, Share, stamped
+from benchmarks.wires.nats_consumer import NatsConsumer
+from benchmarks.wires.rocketmq_consumers import RocketMQPop, RocketMQPull
+from benchmarks.wires.wire import LoadFailed
+from mq.monitoring.cpu_time import cpu_seconds
+
+BY_POSITION: dict[str, Callable[[Share], ConsumerWire]] = {
+    "rocketmq": RocketMQPull,
+    "nats": NatsConsumer,
+    "amqp": AmqpConsumer,
+}
+BY_MESSAGE: dict[str, Callable[[Share], ConsumerWire]] = {**BY_POSITION, "rocketmq": RocketMQPop}
+
+FILL_CONNECTIONS, FILL_IN_FLIGHT = 4, 128
+IN_FLIGHT_MAX = 1024
+"""Messages of a pace that are not acknowledged; the next one waits for an answer."""
+CONFIRM_SECONDS = 0.3
+"""From the last confirmations of a drain to the end of its connections: servers do not read what comes with the end."""
+LAST_SECONDS = 5.0
+"""How long messages of a pace may take to arrive after the last one was due."""
+
+
+class _Socket:
+    """A connection that does not block; what the kernel does not take is kept."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.sock = socket.create_connection(address)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.received = b""
+        self.unsent = b""
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def send(self, data: bytes) -> None:
+        """Now, or with `flush`."""
+        self.unsent += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was not sent, as far as there is room."""
+        if self.unsent:
+            try:
+                self.unsent = self.unsent[self.sock.send(self.unsent) :]
+            except BlockingIOError:
+                pass
+
+    def send_rest(self) -> None:
+        """Wait until the kernel has taken everything."""
+        self.sock.setblocking(True)
+        self.sock.sendall(self.unsent)
+
+    def receive(self) -> bytes:
+        """All that has not been read. Raises LoadFailed when the server has hung up."""
+        size = self.sock.recv_into(RECEIVE_BUFFER)
+        if not size:
+            raise LoadFailed("the server closed the connection")
+        chunk = bytes(RECEIVE_BUFFER[:size])
+        return self.received + chunk if self.received else chunk
+
+
+class _Sender(_Socket):
+    """Sends messages of one slot after the other."""
+
+    def __init__(self, job: Job, number: int, in_flight: int) -> None:
+        super().__init__(job.address)
+        exchange = FAN_OUT if job.kind == PACE and job.wire == "amqp" else ""
+        first = 1 + number * in_flight
+        self.wire = WIRES[job.wire](DueSlots(first, in_flight, job.body_bytes, exchange=exchange))
+        self.wire.open(self.sock)
+        self.sock.setblocking(False)
+        self.free: deque[Hashable] = deque(self.wire.idle())
+
+    def send_due(self, due: float) -> None:
+        """A message; there must be a free slot."""
+        self.send(stamped(self.wire.again((self.free.popleft(),))[1], due))
+
+    def settle(self) -> Sequence[Hashable]:
+        """The slots of acknowledged messages. Raises LoadFailed."""
+        data = self.receive()
+        keys, end = self.wire.settle(data)
+        self.received = data[end:]
+        return keys
+
+
+class _Consumer(_Socket):
+    def __init__(self, job: Job, share: Share) -> None:
+        super().__init__(job.address)
+        self.wire = (BY_MESSAGE if share.confirms_each else BY_POSITION)[job.wire](share)
+        self.wire.open(self.sock)
+        self.sock.setblocking(False)
+
+    def take(self) -> list[bytes]:
+        """When each message was due that has come; confirms them, and asks for more. Raises LoadFailed."""
+        data = self.receive()
+        end, said = self.wire.take(data)
+        self.received = data[end:]
+        self.send(said)
+        return DUE.findall(data, 0, end) if end else []
+
+
+S = TypeVar("S", bound=_Socket)
+
+
+def generate(job: Job) -> Consumed:
+    """Do the job. Raises LoadFailed, OSError."""
+    return {FILL: _fill, DRAIN: _drain, PACE: _pace}[job.kind](job)
+
+
+def _fill(job: Job) -> Consumed:
+    senders = [_Sender(job, number, FILL_IN_FLIGHT) for number in range(FILL_CONNECTIONS)]
+    meters, sent, acknowledged = _Meters(job), 0, 0
+    for sender in senders:
+        sent += _more(sender, list(sender.free), job.messages - sent)
+    while acknowledged < job.messages:
+        for sender in _ready(senders, meters.end - monotonic_seconds()):
+            keys = sender.settle()
+            acknowledged += len(keys)
+            sent += _more(sender, keys, job.messages - sent)
+        if monotonic_seconds() > meters.end:
+            raise LoadFailed(f"{acknowledged:,} of {job.messages:,} messages were sent in {job.limit_seconds:g} s")
+    return meters.read(job.messages)
+
+
+def _more(sender: _Sender, keys: Sequence[Hashable], most: int) -> int:
+    taken = keys[:most]
+    sender.send(sender.wire.again(taken)[1])
+    return len(taken)
+
+
+def _drain(job: Job) -> Consumed:
+    shares = [
+        Share(job.group, number, job.consumers, confirms_each=job.confirms_each) for number in range(job.consumers)
+    ]
+    consumers = [_Consumer(job, share) for share in shares]
+    meters, count = _Meters(job), 0
+    for consumer in consumers:
+        consumer.send(consumer.wire.first())
+    while count < job.messages:
+        for consumer in _ready(consumers, meters.end - monotonic_seconds()):
+            count += len(consumer.take())
+        if monotonic_seconds() > meters.end:
+            raise LoadFailed(f"{count:,} of {job.messages:,} messages came within {job.limit_seconds:g} s")
+    consumed = meters.read(count)
+    for consumer in consumers:
+        consumer.send_rest()
+    time.sleep(CONFIRM_SECONDS)
+    return consumed
+
+
+def _pace(job: Job) -> Consumed:
+    fan_out = job.wire == "amqp"
+    shares = [
+        Share(f"{job.group}-{number}", is_late=True, fan_out=fan_out, confirms_each=job.confirms_each)
+        for number in range(job.groups)
+    ]
+    consumers = [_Consumer(job, share) for share in shares]
+    for consumer in consumers:
+        consumer.send(consumer.wire.first())
+    sender = _Sender(job, 0, IN_FLIGHT_MAX)
+    begin = monotonic_seconds() + job.warm_up
+    end = begin + job.seconds
+    begin_ns, end_ns = round(begin * 1e9), round(end * 1e9)
+    due, interval = begin - job.warm_up + 0.1, 1 / job.rate
+    samples, wanted = array("d"), 0
+    meters: _Meters | None = None
+    measured: Consumed | None = None
+    sockets: list[_Sender | _Consumer] = [sender, *consumers]
+    while True:
+        now = monotonic_seconds()
+        if meters is None and now >= begin:
+            meters = _Meters(job)
+        if measured is None and now >= end:
+            assert meters is not None, "a second begins before it ends"
+            measured = meters.read(0)
+        if measured is not None and (len(samples) >= wanted or now >= end + LAST_SECONDS):
+            return Consumed(
+                len(samples),
+                measured.seconds,
+                measured.server_seconds,
+                measured.client_seconds,
+                buckets(samples),
+                wanted - len(samples),
+            )
+        if due < end and now >= due and sender.free:
+            sender.send_due(due)
+            wanted += job.groups * (begin_ns <= round(due * 1e9) < end_ns)
+            due += interval
+            continue
+        wait = (due if due < end and sender.free else end if measured is None else end + LAST_SECONDS) - now
+        for ready in _ready(sockets, min(wait, begin - now) if meters is None else wait):
+            if isinstance(ready, _Sender):
+                ready.free += ready.settle()
+                ready.send(ready.wire.again(())[1])
+            else:
+                times = ready.take()
+                now = monotonic_seconds()
+                samples.extend([now - at / 1e9 for each in times if begin_ns <= (at := int(each)) < end_ns])
+
+
+def _ready(sockets: Sequence[S], wait: float) -> list[S]:
+    """Those that have something to read, within so many seconds; sends what was not sent."""
+    unsent = [each for each in sockets if each.unsent]
+    readable, writable, _ = select.select(sockets, unsent, (), max(0.0, wait))
+    for each in writable:
+        each.flush()
+    return readable
+
+
+class _Meters:
+    """Time and CPU since it was made."""
+
+    def __init__(self, job: Job) -> None:
+        self._pids = job.pids
+        self._begin, self._servers, self._own = monotonic_seconds(), self._of_servers(), process_cpu_seconds()
+        self.end = self._begin + job.limit_seconds
+
+    def _of_servers(self) -> float:
+        return sum(map(cpu_seconds, self._pids))
+
+    def read(self, messages: int) -> Consumed:
+        """So many messages until now."""
+        servers = self._of_servers() - self._servers
+        return Consumed(messages, monotonic_seconds() - self._begin, servers, process_cpu_seconds() - self._own)
+
+
+def main() -> None:
+    """Read a job, do it, write what was found."""
+    try:
+        consumed = generate(Job.of(json.load(sys.stdin)))
+    except (LoadFailed, OSError) as error:
+        print(f"load generator: {error}", file=sys.stderr)
+        sys.exit(1)
+    json.dump(asdict(consumed), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Systems take turns: each is started in an empty directory, filled, drained, put under a steady rate, and killed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import trio
+
+from benchmarks.load import quantile
+from benchmarks.peers.consuming.cases import CASES, Case, Measured, Sample, job_of
+from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS, Client
+from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, Job
+from benchmarks.peers.peer import Peer, Target
+from benchmarks.peers.servers import PeerFailed
+from benchmarks.procfs import load_average
+from benchmarks.workers import ROOT, GeneratorFailed
+from mq.cli.dev_cluster import DevClusterFailed
+from mq.client.errors import ClientError
+
+WIRE_LOAD = "benchmarks.peers.consuming.load"
+TURN_SECONDS_MAX = 900.0
+REMOVES = frozenset({"amqp"})
+"""Protocols whose servers forget what was consumed: they are filled before each drain."""
+FILLS_MAX = 4
+"""RocketMQ refuses messages while its queue of requests is long."""
+BODY_BYTES = 1024
+
+Say = Callable[[str], None]
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    peer: list[str]
+    case: list[str]
+    quick: bool
+    rounds: int
+    megabytes: float
+    seconds: float
+    jvm_warmup: float
+    dir: Path | None
+    no_write: bool
+
+    @property
+    def messages(self) -> int:
+        """In a backlog."""
+        return round(self.megabytes * 1e6 / BODY_BYTES)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A whole run. ``left_out``: by name of a peer, why it is not measured."""
+
+    measured: dict[str, Measured] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+async def measure(peers: Sequence[Peer], plan: Plan, directory: Path, outcome: Outcome, say: Say) -> None:
+    """All rounds. Failures are recorded, and the others continue."""
+    for number in range(plan.rounds):
+        for peer in peers:
+            place = directory / f"{peer.name}-{number}"
+            place.mkdir()
+            measured = outcome.measured[peer.name]
+            try:
+                with trio.fail_after(TURN_SECONDS_MAX):
+                    await _take_turn(peer, plan, place, measured, say)
+            except (PeerFailed, DevClusterFailed, ClientError, GeneratorFailed, OSError) as error:
+                _note(measured, peer, str(error), say)
+            except trio.TooSlowError:
+                _note(measured, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
+            finally:
+                shutil.rmtree(place)
+
+
+async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured, say: Say) -> None:
+    async with peer.open(directory) as target:
+        base = Job(
+            "",
+            peer.wire,
+            target.address,
+            pids=target.pids,
+            messages=plan.messages,
+            body_bytes=BODY_BYTES,
+            seconds=plan.seconds,
+            namesrv=target.namesrv,
+        )
+        is_full = is_warm = False
+        for case in cases_of(peer, plan):
+            if peer.is_jvm and not is_warm:
+                warm_up = Case("warm-up", "", PACE)
+                await run_load(replace(job_of(warm_up, base, "warm-up"), seconds=plan.jvm_warmup))
+                is_warm = True
+            if case.kind == DRAIN and not is_full:
+                await _fill(replace(base, kind=FILL), 1 if peer.wire in REMOVES else FILLS_MAX)
+                is_full = peer.wire not in REMOVES
+            try:
+                sample = await _sample(case, base, target)
+            except GeneratorFailed as error:
+                _note(measured, peer, f"{case.name}: {error}", say)
+                if peer.wire in REMOVES:
+                    return  # the rest of the backlog would be in the next case
+                continue
+            measured.samples.setdefault(case.name, []).append(sample)
+            say(line_of(peer, case, sample))
+
+
+async def _fill(job: Job, attempts: int) -> None:
+    """Raises GeneratorFailed. What a refused attempt has stored stays there."""
+    for left in reversed(range(attempts)):
+        try:
+            await run_load(job)
+        except GeneratorFailed:
+            if not left:
+                raise
+        else:
+            return
+
+
+async def _sample(case: Case, base: Job, target: Target) -> Sample:
+    """Raises GeneratorFailed, PeerFailed, DevClusterFailed."""
+    load = load_average()
+    client = CLIENTS[base.wire] if case.by_client else None
+    consumed = await run_load(job_of(case, base, f"bench-{case.name}"), client)
+    target.check()
+    count = max(consumed.messages, 1)
+    return Sample(
+        messages_per_second=count / consumed.seconds,
+        p50_ms=1e3 * quantile(consumed.latencies, 0.5),
+        p99_ms=1e3 * quantile(consumed.latencies, 0.99),
+        p999_ms=1e3 * quantile(consumed.latencies, 0.999),
+        servers_us=1e6 * consumed.server_seconds / count,
+        client_us=1e6 * consumed.client_seconds / count,
+        missing=consumed.missing,
+        load_average=load,
+    )
+
+
+async def run_load(job: Job, client: Client | None = None) -> Consumed:
+    """Have a load generator, or a client, do a job. Raises GeneratorFailed."""
+    module = WIRE_LOAD if client is None else client.module
+    environment = {**os.environ, **({} if client is None else client.environment())}
+    done = await trio.run_process(
+        [sys.executable, "-m", module],
+        stdin=json.dumps(asdict(job)).encode(),
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+        cwd=ROOT,
+        env=environment,
+    )
+    if done.returncode:
+        raise GeneratorFailed(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+    return Consumed.of(json.loads(done.stdout))
+
+
+def cases_of(peer: Peer, plan: Plan) -> list[Case]:
+    """Those that a system has, and that were asked for."""
+    cases = [case for case in CASES if not plan.case or case.name in plan.case]
+    return [case for case in cases if not case.by_client or peer.name in WITH_CLIENTS]
+
+
+def _note(measured: Measured, peer: Peer, what: str, say: Say) -> None:
+    measured.failures.append(what)
+    say(f"{peer.name}: {what}")
+
+
+def line_of(peer: Peer, case: Case, sample: Sample) -> str:
+    """A measurement in a line for the terminal."""
+    times = f"p50 {sample.p50_ms:.2f} p99 {sample.p99_ms:.2f} p99.9 {sample.p999_ms:.2f} ms, " * (case.kind == PACE)
+    missing = f", {sample.missing} MISSING" * bool(sample.missing)
+    return (
+        f"{peer.name:>17} {case.name:>13}: {sample.messages_per_second:,.0f} msgs/s, {times}servers "
+        f"{sample.servers_us:.1f} us/msg, client {sample.client_us:.1f} us/msg{missing}; load {sample.load_average:.1f}"
+    )

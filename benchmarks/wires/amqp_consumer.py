@@ -1,0 +1,68 @@
+"""AMQP 0.9.1: deliveries of quorum queues, acknowledged one by one or up to one."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from benchmarks.wires.amqp import DELIVER, AmqpConnection, acknowledgement, consume, queue_name
+from benchmarks.wires.consumer import Share
+from benchmarks.wires.wire import LoadFailed
+
+PREFETCH = 512
+MEMBERS = 3
+FAN_OUT = "bench.fan-out"
+"""The exchange that copies messages to the queue of each group."""
+_FRAME = struct.Struct(">BHI")
+_METHOD, _BODY = 1, 3
+_DELIVERED = struct.Struct(">HH")
+
+
+class AmqpConsumer:
+    """Consumers of some queues, or of a group's own queue, on one channel."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._queues = [share.group] if share.fan_out else [queue_name(number) for number in share.queues]
+        self._last = 0
+        self._acknowledged = 0
+
+    def open(self, sock: socket.socket) -> None:
+        """Log in, open a channel; declare the group's queue, and bind it, if messages are copied."""
+        connection = AmqpConnection(sock)
+        connection.open()
+        connection.limit(PREFETCH)
+        if self._share.fan_out:
+            connection.declare_fan_out(FAN_OUT)
+            connection.declare_quorum_queue(self._share.group, MEMBERS, passive=False)
+            connection.bind(self._share.group, FAN_OUT)
+
+    def first(self) -> bytes:
+        """Without waiting for answers: deliveries may come before them."""
+        return b"".join(map(consume, self._queues))
+
+    def take(self, data: bytes) -> tuple[int, bytes]:
+        """A message is there with its body, in one frame."""
+        at, end, unpack = 0, len(data), _FRAME.unpack_from
+        tags, whole = list[int](), 0
+        while at + 7 <= end:
+            kind, channel, size = unpack(data, at)
+            following = at + 8 + size
+            if following > end:
+                break
+            if kind == _METHOD and channel:
+                if _DELIVERED.unpack_from(data, at + 7) != DELIVER:
+                    raise LoadFailed(f"rabbitmq-server says {data[at : at + 200]!r}")
+                tag_at = at + 12 + data[at + 11]
+                self._last = int.from_bytes(data[tag_at : tag_at + 8], "big")
+            elif kind == _BODY:
+                tags.append(self._last)
+                whole = following
+            elif not channel and kind == _METHOD:
+                raise LoadFailed(f"rabbitmq-server ends the connection: {data[at : at + 200]!r}")
+            at = following
+        # Without a body, what was read of the next message is read again.
+        if not self._share.confirms_each:
+            tags = tags[-1:]
+        said = b"".join([acknowledgement(tag, with_earlier=not self._share.confirms_each) for tag in tags])
+        return whole, said

@@ -1,0 +1,75 @@
+"""One consumer's connection, as bytes: what it asks for, which messages came, what it says next.
+
+The time at which a message was due is in its body (`DueSlots`), so that consumers of every protocol find it in the
+same way, and a message counts as soon as its body is there.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from typing import Protocol
+
+from benchmarks.frames import QUEUES
+from benchmarks.wires.wire import Slots
+
+DUE = re.compile(rb"@DUE(\d{19})")
+"""In each body: nanoseconds of CLOCK_MONOTONIC."""
+_AT, _DIGITS = len(b"@DUE"), 19
+
+
+@dataclass(frozen=True, slots=True)
+class DueSlots(Slots):
+    """Messages whose bodies begin with when they were due; zero until `stamped`."""
+
+    def body(self, slot: int) -> bytes:
+        """The body of a slot's messages."""
+        return (b"@DUE" + bytes(b"0" * _DIGITS) + Slots.body(self, slot))[: self.body_bytes]
+
+
+def stamped(request: bytes, due: float) -> bytes:
+    """A request with one message of `DueSlots`, due then, in seconds of CLOCK_MONOTONIC."""
+    at = request.index(b"@DUE") + _AT
+    return b"%b%019d%b" % (request[:at], round(due * 1e9), request[at + _DIGITS :])
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one of ``consumers`` of a group reads: number ``number``, from 0.
+
+    ``group``: one name for all of the group, and new in each measurement. ``confirms_each``: each message is confirmed
+    by itself; otherwise a position, or the last of many. ``is_late``: only what is sent from now on. ``fan_out``: for
+    servers whose groups read from a queue of their own, that messages come from the exchange `FAN_OUT`.
+    """
+
+    group: str
+    number: int = 0
+    consumers: int = 1
+    confirms_each: bool = False
+    is_late: bool = False
+    fan_out: bool = False
+
+    @property
+    def queues(self) -> list[int]:
+        """Its queues, of `QUEUES`."""
+        return list(range(self.number, QUEUES, self.consumers))
+
+
+class ConsumerWire(Protocol):
+    """The protocol of one kind of server, for one connection."""
+
+    def __init__(self, share: Share) -> None: ...
+
+    def open(self, sock: socket.socket) -> None:
+        """The handshake; creates the group where servers know groups; ``sock`` still blocks. Raises LoadFailed,
+        OSError.
+        """
+
+    def first(self) -> bytes:
+        """The first requests for messages."""
+
+    def take(self, data: bytes) -> tuple[int, bytes]:
+        """How many bytes of ``data`` were read, the rest is incomplete; and what to send: confirmations and new
+        requests. Raises LoadFailed if a request was refused.
+        """

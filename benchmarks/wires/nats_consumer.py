@@ -1,0 +1,90 @@
+"""NATS' text protocol: a durable pull consumer, whose messages are acknowledged one by one or up to one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+
+from benchmarks.wires.consumer import Share
+from benchmarks.wires.wire import LoadFailed, receive_some, receive_until
+from jepsen.nats.client import STREAM
+
+ASKED = 512
+"""Messages that are asked for and have not come, at most; half of it at least."""
+PENDING_MAX = 20_000
+"""`max_ack_pending`: its default of 1,000 holds eight consumers up."""
+_EXPIRES_NS = 600 * 10**9
+_MESSAGE = re.compile(rb"MSG [^ ]+ 1 (\$JS\.ACK[^ ]+) +(\d+)\r\n")
+_ANSWER = re.compile(rb"MSG [^\r]+\r\n[^\r]*\r\n")
+_STATUS = re.compile(rb"HMSG [^\r]+ (\d+)\r\n")
+_PING, _PONG, _END = b"PING\r\n", b"PONG\r\n", b"\r\n"
+
+
+class NatsConsumer:
+    """Asks for more when half of what it asked for has come."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        # A position is that of the whole group: consumers that share it confirm each message.
+        self._confirms_each = share.confirms_each or share.consumers > 1
+        self._inbox = f"_INBOX.{os.getpid()}.{share.group}.{share.number}".encode()
+        self._missing = 0
+
+    def open(self, sock: socket.socket) -> None:
+        """Send CONNECT, create the consumer if it does not exist."""
+        receive_until(sock, _END)
+        about = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "lang": "bench"}
+        sock.sendall(b"CONNECT %b\r\nSUB %b 1\r\nSUB %b.api 2\r\n" % (json.dumps(about).encode(), *2 * (self._inbox,)))
+        config = {
+            "durable_name": self._share.group,
+            "ack_policy": "explicit" if self._confirms_each else "all",
+            "deliver_policy": "new" if self._share.is_late else "all",
+            "max_ack_pending": PENDING_MAX,
+        }
+        body = json.dumps({"stream_name": STREAM, "config": config}).encode()
+        name = self._share.group.encode()
+        api = b"$JS.API.CONSUMER.DURABLE.CREATE.%b.%b" % (STREAM.encode(), name)
+        sock.sendall(b"PUB %b %b.api %d\r\n%b\r\n" % (api, self._inbox, len(body), body))
+        said = b""
+        while not _ANSWER.search(said) and b"-ERR" not in said:
+            said += receive_some(sock)
+        if b'"error"' in said or b"-ERR" in said:
+            raise LoadFailed(f"nats-server creates no consumer: {said[:300]!r}")
+
+    def first(self) -> bytes:
+        """A request for many messages."""
+        return self._ask()
+
+    def _ask(self) -> bytes:
+        more = ASKED - self._missing
+        self._missing += more
+        body = json.dumps({"batch": more, "expires": _EXPIRES_NS}).encode()
+        api = b"$JS.API.CONSUMER.MSG.NEXT.%b.%b" % (STREAM.encode(), self._share.group.encode())
+        return b"PUB %b %b %d\r\n%b\r\n" % (api, self._inbox, len(body), body)
+
+    def take(self, data: bytes) -> tuple[int, bytes]:
+        """Acknowledges what came, and asks for more."""
+        replies, at, control = list[bytes](), 0, b""
+        match = _MESSAGE.match
+        while at < len(data):
+            if (found := match(data, at)) is not None:
+                following = found.end() + int(found[2]) + len(_END)
+                if following > len(data):
+                    break
+                replies.append(found[1])
+                at = following
+            elif data.startswith(_PING, at):
+                control += _PONG
+                at += len(_PING)
+            elif _STATUS.match(data, at) or data.startswith(b"-ERR", at):
+                raise LoadFailed(f"nats-server says {data[at : at + 200]!r}")
+            else:
+                break
+        self._missing -= len(replies)
+        acknowledged = replies if self._confirms_each else replies[-1:]
+        said = control + b"".join([b"PUB %b 4\r\n+ACK\r\n" % reply for reply in acknowledged])
+        if replies and self._missing <= ASKED // 2:
+            said += self._ask()
+        return at, said

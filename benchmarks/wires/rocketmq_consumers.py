@@ -1,0 +1,185 @@
+"""RocketMQ's remoting protocol: long polls of queues with positions, or POP with acknowledgements of each message.
+
+A connection has one request in flight for each of its queues, as stock consumers do.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from benchmarks.frames import TOPIC
+from benchmarks.wires.consumer import Share
+from benchmarks.wires.wire import LoadFailed, receive_some
+
+PULLED_MAX = 32
+"""As stock consumers ask for."""
+BROKER = "broker-a"
+INVISIBLE_MS = 60_000
+WAIT_MS = 15_000
+_PULL, _GET_MAX_OFFSET, _POP, _ACK = 11, 30, 200050, 200051
+_FOUND, _NOTHING_NEW = 0, (19, 20, 209, 210)
+_COMMITS, _WAITS, _HAS_SUBSCRIPTION = 1, 2, 4
+_RESPONSE = 1
+_ACKS_FROM: Final = 1000
+"""The opaque of acknowledgements; those of pulls are the numbers of queues."""
+_LENGTHS = struct.Struct(">II")
+
+
+class _Header(msgspec.Struct):
+    code: int
+    opaque: int
+    flag: int
+    remark: str | None = None
+    ext: dict[str, str] | None = msgspec.field(default=None, name="extFields")
+
+
+_decode = msgspec.json.Decoder(_Header).decode
+
+
+def request(code: int, opaque: int, ext: Mapping[str, Any]) -> bytes:
+    """A whole frame without a body."""
+    fields = {key: str(value) for key, value in ext.items()}
+    header = {"code": code, "extFields": fields, "flag": 0, "language": "JAVA", "opaque": opaque, "version": 409}
+    encoded = json.dumps(header | {"serializeTypeCurrentRPC": "JSON"}, separators=(",", ":")).encode()
+    return _LENGTHS.pack(4 + len(encoded), len(encoded)) + encoded
+
+
+def responses(data: bytes) -> tuple[list[_Header], int]:
+    """The headers of all whole responses, and where they end. What a broker asks its clients is skipped."""
+    at, unpack, found = 0, _LENGTHS.unpack_from, list[_Header]()
+    while at + 8 <= len(data):
+        total, header_bytes = unpack(data, at)
+        if at + 4 + total > len(data):
+            break
+        head = _decode(memoryview(data)[at + 8 : at + 8 + (header_bytes & 0xFFFFFF)])
+        at += 4 + total
+        if head.flag & _RESPONSE:
+            found.append(head)
+    return found, at
+
+
+class RocketMQPull:
+    """Each pull also stores the position it begins at, as the group's."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._pulls = {queue: self._template(queue) for queue in share.queues}
+        self._begin = dict.fromkeys(share.queues, 0)
+
+    def _template(self, queue: int) -> bytes:
+        ext = {
+            "consumerGroup": self._share.group,
+            "topic": TOPIC,
+            "queueId": queue,
+            "queueOffset": "%(at)d",
+            "maxMsgNums": PULLED_MAX,
+            "sysFlag": _COMMITS | _WAITS | _HAS_SUBSCRIPTION,
+            "commitOffset": "%(at)d",
+            "suspendTimeoutMillis": WAIT_MS,
+            "subscription": "*",
+            "subVersion": 0,
+            "expressionType": "TAG",
+        }
+        return request(_PULL, queue, ext)[_LENGTHS.size :]
+
+    def _pull(self, queue: int, at: int) -> bytes:
+        header = self._pulls[queue] % {b"at": at}
+        return _LENGTHS.pack(4 + len(header), len(header)) + header
+
+    def open(self, sock: socket.socket) -> None:
+        """Ask for the ends of the queues, to begin there if it is late."""
+        if not self._share.is_late:
+            return
+        sock.sendall(
+            b"".join(request(_GET_MAX_OFFSET, queue, {"topic": TOPIC, "queueId": queue}) for queue in self._begin)
+        )
+        received, missing = b"", set(self._begin)
+        while missing:
+            received += receive_some(sock)
+            heads, end = responses(received)
+            for head in heads:
+                _check(head)
+                self._begin[head.opaque] = int((head.ext or {})["offset"])
+                missing.discard(head.opaque)
+            received = received[end:]
+
+    def first(self) -> bytes:
+        """A pull of each queue."""
+        return b"".join(self._pull(queue, at) for queue, at in self._begin.items())
+
+    def take(self, data: bytes) -> tuple[int, bytes]:
+        """Each response is followed by the next pull of its queue."""
+        (heads, end), again = responses(data), list[bytes]()
+        for head in heads:
+            _check(head)
+            again.append(self._pull(head.opaque, int((head.ext or {})["nextBeginOffset"])))
+        return end, b"".join(again)
+
+
+class RocketMQPop:
+    """A pop of each queue; each message is acknowledged by a request of its own."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._acks = 0
+
+    def open(self, sock: socket.socket) -> None:
+        """No handshake: a group begins with its first pop."""
+
+    def _pop(self, queue: int) -> bytes:
+        ext = {
+            "consumerGroup": self._share.group,
+            "topic": TOPIC,
+            "queueId": queue,
+            "maxMsgNums": PULLED_MAX,
+            "invisibleTime": INVISIBLE_MS,
+            "pollTime": WAIT_MS,
+            "bornTime": time.time_ns() // 10**6,
+            "initMode": int(self._share.is_late),
+            "expType": "TAG",
+            "exp": "*",
+            "order": "false",
+        }
+        return request(_POP, queue, ext)
+
+    def first(self) -> bytes:
+        """A pop of each queue."""
+        return b"".join(map(self._pop, self._share.queues))
+
+    def take(self, data: bytes) -> tuple[int, bytes]:
+        """Acknowledgements of all messages that were popped, and the next pops."""
+        (heads, end), again = responses(data), list[bytes]()
+        for head in heads:
+            _check(head)
+            if head.opaque < _ACKS_FROM:
+                if head.code == _FOUND:
+                    again += self._acknowledge(head.ext or {})
+                again.append(self._pop(head.opaque))
+        return end, b"".join(again)
+
+    def _acknowledge(self, ext: Mapping[str, str]) -> Iterator[bytes]:
+        starts = {tuple(each.split(" ")[:2]): each.split(" ")[2] for each in _listed(ext, "startOffsetInfo")}
+        for each in _listed(ext, "msgOffsetInfo"):
+            mark, queue, offsets = each.split(" ")
+            taken = f"{starts[mark, queue]} {ext['popTime']} {ext['invisibleTime']} {ext['reviveQid']} {mark} {BROKER}"
+            for offset in offsets.split(","):
+                self._acks = (self._acks + 1) % 2**20
+                fields = {"consumerGroup": self._share.group, "topic": TOPIC, "queueId": queue, "offset": offset}
+                fields["extraInfo"] = f"{taken} {queue} {offset}"
+                yield request(_ACK, _ACKS_FROM + self._acks, fields)
+
+
+def _listed(ext: Mapping[str, str], name: str) -> list[str]:
+    return [each for each in ext[name].split(";") if each]
+
+
+def _check(head: _Header) -> None:
+    if head.code != _FOUND and head.code not in _NOTHING_NEW:
+        raise LoadFailed(f"a consumer's request was answered with code {head.code}: {head.remark}")
