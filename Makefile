@@ -35,7 +35,7 @@ BENCHES := bench-peers bench-peers-consuming bench-gate bench-steady bench-paced
 BENCHES += bench-low-rate bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
 BENCHES += bench-celery bench-celery-chaos bench-proxy bench-critical-path bench-goals
 .PHONY: help demo demo-spark test test-spark test-all test-nightly ci coverage check interop jepsen docker-image bench $(BENCHES)
-.PHONY: bench-spark
+.PHONY: bench-spark docs
 .PHONY: fmt sanitize fuzz sim dist dist-check lock proto clean
 
 help:
@@ -74,6 +74,7 @@ help:
 	@echo 'make bench-celery   a task of Celery on raftmq, Redis and RabbitMQ, which must be installed; writes docs/celery.md'
 	@echo 'make bench-celery-chaos   100,000 tasks of Celery while workers, leaders and connections break; writes docs/reports/celery-chaos.md'
 	@echo 'make bench-spark   throughput and CPU of reads and writes by Spark; needs Java 17; writes docs/benchmarks/spark.md'
+	@echo 'make docs    the documentation as a site, with a reference of the SDK, in build/docs'
 	@echo 'make fmt     format the code'
 	@echo 'make sanitize   tests of the Cython modules with sanitizers for addresses and undefined behaviour; with ARGS=threads'
 	@echo '             those of the log writer with the sanitizer for data races; needs gcc'
@@ -83,9 +84,9 @@ help:
 	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup everyday scan recreated crowded lite", or WORKLOAD=pop SEED=42'
 	@echo 'make dist    source distributions and wheels, for each CPython 3.11 to 3.14 that is here, in dist; needs gcc'
 	@echo 'make dist-check   tries what make dist has built in new environments: sizes, imports, a client with raftmq dev'
-	@echo 'make lock    resolve requirements.lock and requirements-spark.lock again from the pyproject.toml files'
+	@echo 'make lock    resolve the lock files again from the pyproject.toml files'
 	@echo 'make proto   compile the messages of the gRPC protocol again from mq/proxy/wire/messaging.proto'
-	@echo 'make clean   remove .venv, .venv-spark and files of tools'
+	@echo 'make clean   remove the virtual environments and files of tools'
 
 $(INSTALLED): requirements.lock pyproject.toml deploy/setup-venv.sh $(wildcard */compiled/*.p[yx][xid])
 	@deploy/setup-venv.sh
@@ -95,6 +96,14 @@ $(INSTALLED): requirements.lock pyproject.toml deploy/setup-venv.sh $(wildcard *
 $(SPARK_INSTALLED): requirements-spark.lock pyproject.toml deploy/setup-venv.sh
 	@deploy/setup-venv.sh .venv-spark requirements-spark.lock
 	@touch $@
+
+# Sphinx needs what the documented modules import, and nothing else needs Sphinx.
+.venv-docs/.installed: requirements-docs.lock pyproject.toml deploy/setup-venv.sh
+	@deploy/setup-venv.sh .venv-docs requirements-docs.lock
+	@touch $@
+
+docs: .venv-docs/.installed
+	@.venv-docs/bin/python docs/site/build.py build/docs
 
 demo: $(INSTALLED)
 	@$(PY) -m mq.cli demo $(ARGS)
@@ -309,8 +318,10 @@ lock:
 	$(NEW_VENV) .venv/lock && .venv/lock/bin/pip install -q pip-tools
 	.venv/lock/bin/python deploy/requirements.py $(LOCKED) >.venv/lock/requirements.in
 	.venv/lock/bin/python deploy/requirements.py $(LOCKED) distributions/spark >.venv/lock/requirements-spark.in
+	.venv/lock/bin/python deploy/requirements.py $(LOCKED) .:docs >.venv/lock/requirements-docs.in
 	$(COMPILE) --output-file requirements.lock .venv/lock/requirements.in
 	$(COMPILE) --constraint requirements.lock --output-file requirements-spark.lock .venv/lock/requirements-spark.in
+	$(COMPILE) --constraint requirements.lock --output-file requirements-docs.lock .venv/lock/requirements-docs.in
 
 # protoc of the release that the oldest supported protobuf can read the output of.
 PROTO := mq/proxy/wire/messaging
@@ -320,5 +331,5 @@ proto:
 	echo "# Made from messaging.proto with the SHA-256 $$(sha256sum <$(PROTO).proto | cut -c1-64)" >>$(PROTO)_pb2.py
 
 clean:
-	rm -rf .venv .venv-spark .raftmq .interop build dist spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-docs .venv-spark .raftmq .interop build dist spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

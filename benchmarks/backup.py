@@ -283,7 +283,7 @@ class LoadWithBackup:
 
 
 def causes_of_moves(log: Path) -> list[str]:
-    """Why a replica stopped leading, each time that it did, by its log; see docs/operations.md."""
+    """Why a replica stopped leading, each time that it did, by its log; see docs/recovery.md."""
     causes, role = list[str](), ""
     for line in log.read_text().splitlines():
         event = json.loads(line) if line.startswith("{") else {}

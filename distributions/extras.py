@@ -151,7 +151,7 @@ SERVER_EXTRAS: Final[dict[str, str]] = {
 }
 """By extra of the distribution of the servers: a program."""
 
-_ELSEWHERE: Final = {"server", "testing", "spark", "dev"}
+_ELSEWHERE: Final = {"server", "testing", "spark", "dev", "docs"}
 """Tried with the servers; for Apache Spark, which `make test-spark` runs; for a checkout."""
 
 

@@ -197,7 +197,7 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
             lines += [f"  - {told}" for told in row.told]
     if missing:
         lines += ["", "## Not available on this machine", "", *(f"- {each}" for each in missing)]
-    lines += ["", "## Promises", "", "The promises of the README, and how often these runs checked each.", ""]
+    lines += ["", "## Promises", "", "The promises of `docs/promises.md`, and how often these runs checked each.", ""]
     lines += promise_lines(rows, _VALID)
     lines += ["", "## Rare states", "", "Counted in the logs of brokers and in histories.", "", "| state | count |"]
     lines += ["|---|---|", *(f"| {state} | {_times_met(rows, state)} |" for state in STATES)]

@@ -1,4 +1,4 @@
-"""Which workloads check which promise of the README, and how many runs did. Pure."""
+"""Which workloads check which promise of docs/promises.md, and how many runs did. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 
 class Promise(NamedTuple):
-    """A promise of the README, in short, and the workloads that check it; empty: all of them."""
+    """A promise of that page, in short, and the workloads that check it; empty: all of them."""
 
     what: str
     workloads: tuple[str, ...]
@@ -27,7 +27,7 @@ PROMISES = (
     Promise("damage is repaired, and neither served nor copied", ()),
     Promise("a replica that lost data does not vote", ()),
 )
-"""In the order of the README."""
+"""In the order of docs/promises.md."""
 
 
 class Checked(Protocol):

@@ -65,7 +65,9 @@ PURE = (
     "mq/cli/mirror/progress.py",
     "mq/cli/mirror/state.py",
     "mq/client/consume/allocation.py",
+    "mq/console/events.py",
     "mq/console/history.py",
+    "mq/console/lags.py",
     "mq/console/safety.py",
     "mq/console/sessions.py",
     "mq/console/views",
@@ -153,17 +155,6 @@ def name_breaches(relative: str) -> Iterator[str]:
             yield f"{relative}: {part!r} says nothing; name the module after the noun it is about"
 
 
-def titles(markdown: str) -> list[str]:
-    """Level-one headings outside of fenced code."""
-    found, fenced = [], False
-    for line in markdown.splitlines():
-        if line.startswith("```"):
-            fenced = not fenced
-        elif not fenced and line.startswith("# "):
-            found.append(line)
-    return found
-
-
 def length_breaches(lengths: Iterable[tuple[str, int]], allowed: dict[str, int]) -> Iterator[str]:
     for relative, lines in lengths:
         limit = allowed.get(relative, LINES_MAX)
@@ -225,24 +216,6 @@ def test_constructors_of_what_is_shipped_are_short() -> None:
         for path in python_files()
         if (relative := path.relative_to(ROOT).as_posix()).startswith(("raftlog/", "mq/", "spark/"))
         for what in long_constructors(path.read_text())
-    ]
-    assert not breaches, "\n".join(breaches)
-
-
-def test_documents_have_exactly_one_title() -> None:
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    breaches = [f"{path.relative_to(ROOT)}: {len(titles(path.read_text()))} titles" for path in documents]
-    breaches = [breach for breach in breaches if not breach.endswith(" 1 titles")]
-    assert not breaches, "\n".join(breaches)
-
-
-def test_links_between_documents_lead_somewhere() -> None:
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    breaches = [
-        f"{path.relative_to(ROOT)}: {target}"
-        for path in documents
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
-        if "://" not in target and not (path.parent / target).exists()
     ]
     assert not breaches, "\n".join(breaches)
 
@@ -543,10 +516,6 @@ def test_long_constructors_are_found() -> None:
     body = "\n".join("        self.x = 1" for _ in range(59))
     assert not list(long_constructors(f"class A:\n    def __init__(self):\n{body}\n"))
     assert list(long_constructors(f"class A:\n    def __init__(self):\n        self.x = 1\n{body}\n"))
-
-
-def test_titles_in_code_do_not_count() -> None:
-    assert titles("# One\n```\n# not this\n```\n## nor this\n") == ["# One"]
 
 
 def test_private_attributes_in_cython_are_found() -> None:

@@ -48,6 +48,7 @@ PAGES: Final[Mapping[str, Build]] = {
     "/broker-group": overview.raft_group,
     "/settings": overview.replica_settings,
     "/changes": overview.changes,
+    "/events": overview.event_list,
     "/topics": topics.topic_list,
     "/topic": topics.topic,
     "/new-topic": topics.new_topic,

@@ -14,6 +14,8 @@ import trio
 from mq.client.errors import BrokerError, ClientError, NameServersUnavailable
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings
+from mq.console import lags
+from mq.console.events import Events
 from mq.console.history import EVERY_SECONDS, History
 from mq.console.tails import Tails
 from mq.inspection.changing import ChangingAdmin
@@ -149,6 +151,8 @@ class Watch:
         self.groups: Shared[Groups] = Shared(looking.consumer_groups, CATALOGUE_SECONDS)
         self.progress: Shared[Progress] = Shared(looking.all_progress, CATALOGUE_SECONDS)
         self.history = History()
+        self.lags = lags.LagHistory()
+        self.events = Events()
         self.tails = Tails(namesrv, remoting, looking, nursery)
         self._members: dict[str, Shared[list[Member]]] = {}
         self.survey: Shared[Survey] = Shared(
@@ -170,11 +174,18 @@ class Watch:
             nursery.cancel_scope.cancel()
 
     async def keep_history(self) -> None:
-        """Note the rates of all broker groups, until cancelled."""
+        """Note rates and events of all broker groups, and lags of all consumer groups, until cancelled."""
+        lags_at = trio.current_time() + EVERY_SECONDS
         while True:
             seen = await self.cluster.get()
             if not seen.fault:
                 self.history.add(seen.value or (), trio.current_time())
+                self.events.add(seen.value or (), trio.current_time())
+            if trio.current_time() >= lags_at:
+                lags_at = trio.current_time() + lags.EVERY_SECONDS
+                progress = await self.progress.get()
+                if not progress.fault:
+                    self.lags.add(progress.value or {}, trio.current_time())
             await trio.sleep(EVERY_SECONDS)
 
     def members(self, group: str) -> Shared[list[Member]]:

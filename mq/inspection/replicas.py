@@ -120,7 +120,7 @@ def _name_servers(survey: Survey) -> Iterator[Finding]:
 
 
 def _leadership(group: GroupStatus) -> Iterator[Finding]:
-    page = "docs/operations.md#when-there-is-no-leader"
+    page = "docs/recovery.md#when-there-is-no-leader"
     silent = [_name(each) for each in group.replicas if each.role == UNREACHABLE and each.refusal is None]
     answering = [each for each in group.replicas if each.role != UNREACHABLE]
     if group.is_stock:
@@ -150,7 +150,7 @@ def _leadership(group: GroupStatus) -> Iterator[Finding]:
             f"group {group.group}",
             "acknowledges messages before they are on disk (quorum-memory)",
             "set durability to quorum-fsync if acknowledged messages must survive a power cut of all machines",
-            "docs/operations.md#quorum-memory",
+            "docs/recovery.md#quorum-memory",
         )
     healthy = sum(each.role != UNREACHABLE and not each.abstaining for each in voters)
     spare = healthy - (len(voters) // 2 + 1)
@@ -214,7 +214,7 @@ def _log_state(subject: str, replica: ReplicaStatus, group: GroupStatus) -> Iter
             subject,
             "does not vote: it lost acknowledged entries and fetches them",
             "wait until it has caught up; if a majority abstains, see raftmq log trust --help",
-            "docs/operations.md#a-damaged-disk",
+            "docs/recovery.md#a-damaged-disk",
         )
     if missing := _count(replica, "missingEntries"):
         yield Finding(

@@ -25,7 +25,13 @@ from tests.support.waiting import until
 PAGES = (
     *("/", "/alarms", "/topics", "/topics?kind=all", "/topic?name=Orders", "/messages?topic=Orders", "/groups"),
     *("/message?topic=Orders&broker=broker-a&queue=0&offset=0", "/group?name=mail", "/dead-letters?group=mail"),
-    *("/reset?name=mail&topic=Orders&to=first", "/dead-letter-groups", "/changes", "/broker-group?name=broker-a"),
+    *(
+        "/reset?name=mail&topic=Orders&to=first",
+        "/dead-letter-groups",
+        "/changes",
+        "/events",
+        "/broker-group?name=broker-a",
+    ),
     *("/accounts", "/tail?topic=Orders", "/send?topic=Orders", "/pending", "/schedules"),
     *("/new-topic", "/messages?topic=Orders&by=key&value=k1", "/messages?topic=Orders&by=time&time=2026-01-01T00:00"),
 )

@@ -58,6 +58,7 @@ PAGES = {
     "pending": "/pending",
     "half": "/pending?kind=half",
     "schedules": "/schedules",
+    "events": "/events",
     "accounts": "/accounts",
     "changes": "/changes",
 }

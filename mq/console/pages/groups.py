@@ -5,17 +5,20 @@ from __future__ import annotations
 import datetime as dt
 
 import msgspec
+import trio
 
 from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
 from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, one, required
+from mq.console.views.charts import lag_chart
 from mq.console.views.groups import (
     lag_rows,
     lag_seconds,
     member_rows,
     most_behind,
     own_groups,
+    reasons,
     rows,
     settings_of,
     waiting,
@@ -62,7 +65,9 @@ async def group(visit: Visit) -> Page:
         "queues": lag_rows(progress, members, visit.now_ms),
         "behind": number(waiting(progress)),
         "lag": duration(lag_seconds(progress, visit.now_ms)),
-        "members": member_rows(members),
+        "members": member_rows(members, visit.now_ms),
+        "reasons": reasons(progress, seen.value, own, visit.now_ms),
+        "chart": lag_chart(visit.watch.lags.of(name, trio.current_time()), trio.current_time()),
         "settings": settings_of(own),
         "enabled": all(each.consume_enable for each in own.values()),
         "topics": sorted({queue.topic for queue in progress}),

@@ -8,7 +8,7 @@ from mq.client.errors import ClientError
 from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, one, required
 from mq.console.views.links import link
 from mq.console.views.overview import alarms, card, cards, plain_words
-from mq.console.views.records import record_rows
+from mq.console.views.records import event_rows, record_rows
 from mq.protocol.group_admin import GroupAction, GroupCommand
 
 CHANGE_SECONDS = 35.0
@@ -98,6 +98,12 @@ async def replica_settings(visit: Visit) -> Page:
     return Page(
         "settings.html", f"Settings of {address}", {"rows": rows, "fault": fault, "address": address}, live=False
     )
+
+
+async def event_list(visit: Visit) -> Page:
+    """What happened in the broker groups since the console was opened."""
+    rows = event_rows(visit.watch.events.all(), trio.current_time(), visit.now_ms)
+    return Page("events.html", "Events", {"rows": rows})
 
 
 async def changes(visit: Visit) -> Page:

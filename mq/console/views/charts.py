@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mq.console import lags
 from mq.console.history import EVERY_SECONDS, SECONDS, Rates
+from mq.console.lags import Lag
 
 WIDTH: Final = 600
 HEIGHT: Final = 60
@@ -38,14 +40,27 @@ def chart(points: Sequence[Rates], now: float) -> Chart | None:
     return Chart(sent, read, f"{highest:,.1f}/s", words)
 
 
-def _lines(points: Sequence[tuple[float, float | None]], now: float, scale: float) -> tuple[str, ...]:
+def lag_chart(points: Sequence[Lag], now: float) -> Chart | None:
+    """The messages that waited for a consumer group in the last hour; None without two points."""
+    if len(points) < 2:
+        return None
+    highest = max(each.waiting for each in points)
+    lines = _lines([(each.at, each.waiting) for each in points], now, max(highest, 1), 3 * lags.EVERY_SECONDS)
+    minutes = max(1, round((now - points[0].at) / 60))
+    words = f"messages to consume in the last {minutes} min, at most {highest:,}, now {points[-1].waiting:,}"
+    return Chart(lines, (), f"{highest:,}", words)
+
+
+def _lines(
+    points: Sequence[tuple[float, float | None]], now: float, scale: float, gap_seconds: float = GAP_SECONDS
+) -> tuple[str, ...]:
     lines: list[list[str]] = []
     last: float | None = None
     for at, value in points:
         if value is None:
             last = None
             continue
-        if last is None or at - last > GAP_SECONDS:
+        if last is None or at - last > gap_seconds:
             lines.append([])
         x = WIDTH * (1 - (now - at) / SECONDS)
         y = HEIGHT * (1 - value / scale)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from mq.client.message import MessageQueue
 from mq.console.views.text import Paged, duration, number
-from mq.inspection.members import Member, queue_text
-from mq.inspection.wording import time_of
+from mq.inspection.members import Member, disagreement, queue_text
+from mq.inspection.wording import some_of, time_of
+from mq.protocol.group_bodies import ProcessQueueInfo
 from mq.protocol.names import RETRY_PREFIX, SYSTEM_GROUPS
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 
 Progress = Mapping[MessageQueue, GroupProgress]
+
+IDLE_MS: Final = 60_000
+"""A member that finishes nothing for so long, or asks for nothing, is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class MemberRow:
     version: str
     queues: str
     unfinished: str
+    finished: str
+    fetched: str
 
 
 def own_groups(names: Sequence[str], *, with_system: bool) -> list[str]:
@@ -139,7 +146,7 @@ def lag_rows(progress: Progress, members: Sequence[Member], now_ms: int) -> list
     return found
 
 
-def member_rows(members: Sequence[Member]) -> list[MemberRow]:
+def member_rows(members: Sequence[Member], now_ms: int) -> list[MemberRow]:
     """The members of a consumer group."""
     return [
         MemberRow(
@@ -149,9 +156,79 @@ def member_rows(members: Sequence[Member]) -> list[MemberRow]:
             version=str(each.client.version),
             queues="not known" if each.queues is None else ", ".join(map(queue_text, each.queues)) or "none",
             unfinished=number(each.unfinished),
+            finished=_ago(_last(each, "last_consume_timestamp"), now_ms),
+            fetched=_ago(_last(each, "last_pull_timestamp"), now_ms),
         )
         for each in members
     ]
+
+
+def _last(member: Member, name: str) -> int:
+    return max((getattr(each, name) for each in (member.queues or {}).values()), default=0)
+
+
+def _ago(at_ms: int, now_ms: int) -> str:
+    """How long ago that was, by the clock of this machine; a dash if it is not known."""
+    return f"{duration((now_ms - at_ms) / 1000)} ago" if at_ms > 0 else "-"
+
+
+def reasons(
+    progress: Progress,
+    members: Sequence[Member] | None,
+    configs: Mapping[str, SubscriptionGroupConfig],
+    now_ms: int,
+) -> list[str]:
+    """Why messages of a group wait, as sentences, as far as that can be seen; empty if none waits.
+
+    ``members`` is None if they are not known.
+    """
+    lagging = {
+        queue: each
+        for queue, each in progress.items()
+        if each.offset < each.end and not queue.topic.startswith(RETRY_PREFIX)
+    }
+    if not lagging:
+        return []
+    said = []
+    if any(not each.consume_enable for each in configs.values()):
+        said.append("The group is disabled: its members get no messages.")
+    if members is None:
+        return said
+    if not members:
+        return [*said, "Nobody consumes for it: start its consumers."]
+    held = {queue for member in members for queue in member.queues or ()}
+    are_known = all(each.queues is not None for each in members)
+    if are_known and (alone := [queue for queue in lagging if queue not in held]):
+        said.append(f"No member has {_names(alone)}, where messages wait.")
+    for member in members:
+        own = {queue: each for queue, each in (member.queues or {}).items() if queue in lagging}
+        if idle := [queue for queue, each in own.items() if each.cached_msg_count and _is_idle(each, now_ms)]:
+            since = min(own[queue].last_consume_timestamp for queue in idle)
+            said.append(
+                f"{member.client.client_id} has messages of {_names(idle)} and finished none for "
+                f"{duration((now_ms - since) / 1000)}: look at its log; if one message fails again and again, it can "
+                "be skipped."
+            )
+        if silent := [queue for queue, each in own.items() if not each.cached_msg_count and _is_silent(each, now_ms)]:
+            said.append(
+                f"{member.client.client_id} fetches nothing of {_names(silent)} although messages wait there: it is "
+                "paused, or hangs."
+            )
+    if (lines := disagreement(members)) != []:
+        said.append(f"Its members subscribe to different things: {some_of(lines, 3)}.")
+    return said or ["Its members finish messages: it is slower than they come, or catches up."]
+
+
+def _names(queues: Sequence[MessageQueue]) -> str:
+    return some_of([queue_text(queue) for queue in sorted(queues)], 3)
+
+
+def _is_idle(queue: ProcessQueueInfo, now_ms: int) -> bool:
+    return 0 < queue.last_consume_timestamp < now_ms - IDLE_MS
+
+
+def _is_silent(queue: ProcessQueueInfo, now_ms: int) -> bool:
+    return 0 < queue.last_pull_timestamp < now_ms - IDLE_MS
 
 
 def settings_of(configs: Mapping[str, SubscriptionGroupConfig]) -> list[tuple[str, str]]:

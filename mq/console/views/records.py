@@ -1,10 +1,11 @@
-"""The record of changes. Pure."""
+"""The record of changes, and events. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mq.console.events import Event
 from mq.console.records import Record
 from mq.inspection.wording import time_of
 
@@ -33,4 +34,27 @@ def record_rows(records: Sequence[Record]) -> list[RecordRow]:
             state="" if each.succeeded else "bad",
         )
         for each in records
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """An event as text."""
+
+    at: str
+    subject: str
+    what: str
+    state: str
+
+
+def event_rows(events: Sequence[Event], now: float, now_ms: int) -> list[EventRow]:
+    """The events, in their order; ``now`` is on the clock of the event loop, and ``now_ms`` the same since 1970."""
+    return [
+        EventRow(
+            at=time_of(now_ms - round((now - each.at) * 1000)) or "-",
+            subject=each.subject,
+            what=each.what,
+            state="bad" if each.is_bad else "",
+        )
+        for each in events
     ]

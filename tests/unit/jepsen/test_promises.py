@@ -1,4 +1,4 @@
-"""Each promise of the README names the workloads that check it, and the report says how often they did."""
+"""Each promise of docs/promises.md names the workloads that check it, and the report says how often they did."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_every_workload_checks_a_promise() -> None:
     assert {workload for promise in PROMISES for workload in promise.workloads} == WORKLOADS.keys()
 
 
-def test_the_readme_lists_the_same_promises() -> None:
-    readme = (ROOT / "README.md").read_text()
-    _, _, table = readme.partition("| promise | workloads of `make jepsen` |\n|---|---|\n")
+def test_the_page_lists_the_same_promises() -> None:
+    page = (ROOT / "docs" / "promises.md").read_text()
+    _, _, table = page.partition("| promise | workloads of `make jepsen` |\n|---|---|\n")
     rows = dict(re.findall(r"^\| (.*?) \| (.*?) \|$", table.partition("\n\n")[0], re.MULTILINE))
     assert list(rows) == [promise.what for promise in PROMISES]
     for promise in PROMISES:

@@ -1,0 +1,65 @@
+"""How many messages each consumer group had to consume, in the last hour. Pure: the time is an argument."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from mq.client.message import MessageQueue
+from mq.protocol.operator_bodies import GroupProgress
+
+EVERY_SECONDS: Final = 60.0
+SECONDS: Final = 3600.0
+GROUPS_MAX: Final = 10_000
+
+
+class Lag(NamedTuple):
+    """The messages that waited for a group at a time."""
+
+    at: float
+    waiting: int
+
+
+class LagHistory:
+    """The lag of each group, a point every `EVERY_SECONDS`, for `SECONDS`.
+
+    A group in whose queues nothing waits costs nothing: a point is kept when it differs from the last one, and what is
+    between two points is as the first one.
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[str, deque[Lag]] = {}
+        self._times: deque[float] = deque(maxlen=int(SECONDS / EVERY_SECONDS))
+
+    def add(self, progress: Mapping[str, Mapping[MessageQueue, GroupProgress]], now: float) -> None:
+        """Note the lags of now. A group that is not there any more is forgotten."""
+        self._times.append(now)
+        for group in self._points.keys() - progress.keys():
+            del self._points[group]
+        for group, queues in progress.items():
+            waiting = sum(max(0, each.end - each.offset) for each in queues.values())
+            points = self._points.get(group)
+            if points is None:
+                if len(self._points) < GROUPS_MAX:
+                    self._points[group] = deque([Lag(now, waiting)])
+                continue
+            if points[-1].waiting != waiting:
+                points.append(Lag(now, waiting))
+            while len(points) > 1 and points[1].at <= now - SECONDS:
+                points.popleft()
+
+    def of(self, group: str, now: float) -> list[Lag]:
+        """A point for each time at which lags were noted within the last hour, the oldest first."""
+        points = self._points.get(group)
+        if points is None:
+            return []
+        found = []
+        following = iter([*points, Lag(float("inf"), 0)])
+        current, after = None, next(following)
+        for at in self._times:
+            while after.at <= at:
+                current, after = after, next(following)
+            if current is not None and at >= now - SECONDS:
+                found.append(Lag(at, current.waiting))
+        return found

@@ -1,0 +1,114 @@
+"""The lag of consumer groups in the last hour, and why one does not go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.client.message import MessageQueue
+from mq.console.lags import EVERY_SECONDS, GROUPS_MAX, SECONDS, Lag, LagHistory
+from mq.console.views.charts import lag_chart
+from mq.console.views.groups import member_rows, reasons
+from mq.inspection.members import Member
+from mq.protocol.group_bodies import ClientConnectionData, ProcessQueueInfo
+from mq.protocol.numbers import QueueOffset
+from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
+
+NOW_MS = 1_800_000_000_000
+Q0, Q1 = MessageQueue("Orders", "broker-a", 0), MessageQueue("Orders", "broker-a", 1)
+RETRY = MessageQueue("%RETRY%mail", "broker-a", 0)
+
+
+def waits(count: int) -> dict[MessageQueue, GroupProgress]:
+    return {Q0: GroupProgress(QueueOffset(100 + count), QueueOffset(100), NOW_MS)}
+
+
+def member(finished_ago: int, count: int, *queues: MessageQueue, fetched_ago: int = 0) -> Member:
+    info = ProcessQueueInfo(
+        100,
+        100,
+        110,
+        count,
+        1,
+        False,
+        False,
+        last_consume_timestamp=NOW_MS - finished_ago * 1000,
+        last_pull_timestamp=NOW_MS - fetched_ago * 1000,
+    )
+    return Member(ClientConnectionData("c@1", "10.0.0.1:5", "JAVA", 409), dict.fromkeys(queues, info))
+
+
+def test_lags_are_kept_for_an_hour() -> None:
+    history = LagHistory()
+    for number in range(200):
+        history.add({"mail": waits(number // 10)}, number * EVERY_SECONDS)
+    now = 199 * EVERY_SECONDS
+    found = history.of("mail", now)
+    assert len(found) == SECONDS / EVERY_SECONDS
+    assert found[-1] == Lag(now, 19)
+    assert found[0] == Lag(140 * EVERY_SECONDS, 14)
+    assert history.of("nobody", now) == []
+    history.add({}, now + EVERY_SECONDS)
+    assert history.of("mail", now) == [], "a group that is gone is forgotten"
+
+
+def test_a_group_that_came_later_has_no_lag_before() -> None:
+    history = LagHistory()
+    history.add({}, 0.0)
+    history.add({"mail": waits(1)}, EVERY_SECONDS)
+    history.add({"mail": waits(1)}, 2 * EVERY_SECONDS)
+    assert history.of("mail", 2 * EVERY_SECONDS) == [Lag(EVERY_SECONDS, 1), Lag(2 * EVERY_SECONDS, 1)]
+
+
+def test_an_offset_beyond_the_end_is_no_lag_below_zero() -> None:
+    history = LagHistory()
+    history.add({"mail": waits(-7)}, 0.0)
+    assert history.of("mail", 0.0) == [Lag(0.0, 0)]
+
+
+def test_thousands_of_groups_whose_lag_stays_take_a_point_each() -> None:
+    history = LagHistory()
+    many = {f"group-{number}": waits(3) for number in range(GROUPS_MAX + 5)}
+    for number in range(5):
+        history.add(many, number * EVERY_SECONDS)
+    assert sum(map(len, history._points.values())) == GROUPS_MAX
+    assert len(history.of("group-0", 4 * EVERY_SECONDS)) == 5
+
+
+def test_a_lag_is_a_line_that_says_its_highest_point() -> None:
+    chart = lag_chart([Lag(0.0, 5), Lag(60.0, 2500), Lag(120.0, 10)], 120.0)
+    assert chart is not None
+    assert chart.highest == "2,500"
+    assert "now 10" in chart.words
+    assert lag_chart([Lag(0.0, 5)], 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ([], "Nobody consumes for it"),
+        ([member(120, 3, Q0)], "c@1 has messages of Orders broker-a/0 and finished none for 2 min"),
+        ([member(120, 0, Q0, fetched_ago=300)], "c@1 fetches nothing of Orders broker-a/0"),
+        ([member(1, 3, Q1)], "No member has Orders broker-a/0"),
+        ([member(1, 3, Q0)], "slower than they come"),
+        ([Member(ClientConnectionData("c@1", "10.0.0.1:5", "GO", 1), None)], "slower than they come"),
+    ],
+)
+def test_a_group_that_does_not_go_on_says_why(members: list[Member], expected: str) -> None:
+    said = reasons(waits(10), members, {}, NOW_MS)
+    assert expected in " ".join(said)
+
+
+def test_nothing_is_wrong_where_nothing_waits() -> None:
+    assert reasons(waits(0), [], {}, NOW_MS) == []
+    assert reasons({RETRY: waits(5)[Q0]}, [], {}, NOW_MS) == [], "redeliveries wait for their time"
+
+
+def test_a_disabled_group_says_so_first_and_unknown_members_are_no_missing_ones() -> None:
+    disabled = {"broker-a": SubscriptionGroupConfig(group_name="mail", consume_enable=False)}
+    assert reasons(waits(10), None, disabled, NOW_MS) == ["The group is disabled: its members get no messages."]
+    assert reasons(waits(10), None, {}, NOW_MS) == []
+
+
+def test_a_member_says_when_it_finished_something() -> None:
+    [row] = member_rows([member(125, 3, Q0, fetched_ago=5)], NOW_MS)
+    assert (row.finished, row.fetched) == ("2 min ago", "5 s ago")
