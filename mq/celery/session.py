@@ -30,7 +30,7 @@ from mq.celery.topics import Binding, Topics, queues_of
 from mq.client.errors import ClientClosed, ClientError, SendOutcomeUnknown, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import Message, MessageQueue
-from mq.client.net.forks import forks
+from mq.client.net.forks import call_in_children, forks
 from mq.client.sync.loop_thread import LoopThread
 from mq.tasks.queue_calls import QueueCalls
 from mq.tasks.sending import send_by_level
@@ -107,6 +107,7 @@ class Session:
     @classmethod
     def of(cls, address: Address) -> Session:
         """The session of this process for an address; `release` it. Raises ClientError if no server answers."""
+        forks()  # a thread of the parent may hold the lock
         with _lock:
             session = _sessions.get(address)
             if session is None or not session.is_alive:
@@ -381,8 +382,7 @@ def _forget_parents_sessions() -> None:
     _sessions.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parents_sessions)
+call_in_children(_forget_parents_sessions)
 
 
 @atexit.register

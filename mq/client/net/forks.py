@@ -4,16 +4,21 @@ After a fork both processes have the same connections. If the child read or wrot
 lose answers or its connection. So in the child each of these sockets is replaced, under its number, by one that is not
 connected: whatever the child does with it, also while it ends, cannot reach the parent's brokers, and the parent's
 connection ends when the parent closes it.
+
+A server in C that forks, such as uWSGI, calls no hooks of Python in the child. There the number of the process tells,
+as soon as somebody asks for `forks`; every client does before it does anything.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["forks", "guard_socket", "release_socket"]
+__all__ = ["call_in_children", "forks", "guard_socket", "release_socket"]
 
 
 class _HasSocket(Protocol):
@@ -23,13 +28,26 @@ class _HasSocket(Protocol):
 
 
 _forks = 0
+_process = os.getpid()
+_noticing = threading.Lock()
+"""Only a child takes it, and no process forks meanwhile: its clients wait for what it guards."""
+_in_children: list[Callable[[], None]] = []
 _guarded: dict[int, weakref.ref[_HasSocket]] = {}
 """Not a WeakSet: at the moment of a fork, another thread may be in the middle of changing it."""
 
 
 def forks() -> int:
     """How many forks lie between the process in which this module was imported and this one."""
+    if os.getpid() != _process:
+        with _noticing:
+            if os.getpid() != _process:
+                _begin_child()
     return _forks
+
+
+def call_in_children(function: Callable[[], None]) -> None:
+    """Call it in each process that is forked from now on, when this module has noticed that."""
+    _in_children.append(function)
 
 
 def guard_socket(connection: _HasSocket) -> None:
@@ -42,9 +60,16 @@ def release_socket(connection: _HasSocket) -> None:
     _guarded.pop(id(connection), None)
 
 
-def _leave_parents_sockets() -> None:
-    global _forks
+def _begin_child() -> None:
+    global _forks, _process
+    _leave_parents_sockets()
+    for function in _in_children:
+        function()
     _forks += 1
+    _process = os.getpid()
+
+
+def _leave_parents_sockets() -> None:
     guarded = list(_guarded.values())
     _guarded.clear()
     numbers = [connection.fileno() for each in guarded if (connection := each()) is not None]
@@ -56,4 +81,4 @@ def _leave_parents_sockets() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_parents_sockets)
+    os.register_at_fork(after_in_child=_begin_child)

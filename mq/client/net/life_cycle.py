@@ -36,7 +36,7 @@ from mq.client.errors import AlreadyOpen, ClientClosed, ClientForked
 from mq.client.events import Health, OnEvent
 from mq.client.logs import log
 from mq.client.net.client_core import ClientCore
-from mq.client.net.forks import forks
+from mq.client.net.forks import call_in_children, forks
 from mq.client.net.ping import PING_SECONDS, ping
 
 if TYPE_CHECKING:
@@ -438,8 +438,7 @@ def _leave_parents_clients() -> None:
             host.is_open = False
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_parents_clients)
+call_in_children(_leave_parents_clients)
 
 
 @atexit.register

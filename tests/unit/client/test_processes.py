@@ -33,7 +33,16 @@ def ignore(cluster: FakeCluster, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["made_before", "opened_before", "child_leaves_block", "opened_in_event_loop", "forked_on_trio", "pools"]
+    "name",
+    [
+        "made_before",
+        "opened_before",
+        "forked_in_c",
+        "child_leaves_block",
+        "opened_in_event_loop",
+        "forked_on_trio",
+        "pools",
+    ],
 )
 def test_a_fork_has_clients_of_its_own(threads: FakeCluster, name: str) -> None:
     ended = run(name, threads)
