@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 
 from chaos.broker_sim import sockets
 from chaos.broker_sim.process import BrokerProcess
+from chaos.broker_sim.progress import Progress
 from chaos.broker_sim.schedule import BrokerScenario
 from chaos.broker_sim.sockets import Line, SimDialing
 from chaos.broker_sim.workload import Workload
@@ -248,14 +249,13 @@ class BrokerCluster(Cluster):
         self.workload.check_end()
 
     def _settle(self, patience: float) -> None:
-        """Run until nothing is pending, or nothing has progressed for ``patience``.
+        """Run until nothing is pending, or nothing has progressed for ``patience`` (see `Progress`).
 
         With the small windows of some scenarios, catching up takes long; but it must always progress.
         """
         begun = self.now
-        deadline = begun + patience
-        least: int | None = None
-        while self.now < deadline:
+        progress = Progress(begun, patience)
+        while progress.may_go_on(self.now):
             self._run_until(self.now + 0.25)
             running = self._members()
             if self.now > begun + 4.0:  # every request was answered, or has timed out
@@ -266,8 +266,8 @@ class BrokerCluster(Cluster):
                 continue
             ends = {(process.replica.applied_index, process.log.last_index) for process in running}
             behind = max(last for _, last in ends) - min(applied for applied, _ in ends)
-            if least is None or behind < least:
-                least, deadline = behind, self.now + patience
+            unstored, unfinished = self.workload.ledger.unstored(), self.workload.unfinished()
+            progress.see(self.now, unstored=unstored, unfinished=unfinished, behind=behind)
             quiet = len(ends) == 1 and len(set(*ends)) == 1 and not any(process.writer.busy for process in running)
             if not (quiet and self._has_level(running)):
                 continue

@@ -75,8 +75,9 @@ class Crowded(Workload):
         super().__init__(cluster)
         self._topics = Names("topics", TEST_MIN.state.topics_max)
         self._groups = Names("groups", TEST_MIN.state.groups_max)
-        self._to_do: list[Callable[[], None]] | None = None
-        """What is left to do at the end; None before."""
+        self._to_do = [self._make_room, self._use_topic_room, self._use_group_room, self._use_lock_room]
+        """What is left to do at the end."""
+        self._makes_room = False
 
     def limits(self, drawn: BrokerLimits) -> BrokerLimits:
         """See `Workload.limits`."""
@@ -198,12 +199,16 @@ class Crowded(Workload):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`: there is room again when enough was deleted."""
+        return len(self._to_do)
+
     def is_settled(self) -> bool:
-        """See `Workload.is_settled`: there is room again when enough was deleted."""
-        if self._to_do is None:
-            self._to_do = [self._make_room, self._use_topic_room, self._use_group_room, self._use_lock_room]
+        """See `Workload.is_settled`; asked for the first time, it begins to make room."""
+        if not self._makes_room:
+            self._makes_room = True
             self._do_next()
-        return not self._to_do
+        return super().is_settled()
 
     def _do_next(self) -> None:
         """Do the next thing again and again until it is done: requests may get lost."""

@@ -203,9 +203,9 @@ class Dedup(Workload):
         queue = self.ledger.queues[SCHEDULE_TOPIC, 0]
         return queue[-self._waiting].record.physical_offset if self._waiting else 1 << 62
 
-    def is_settled(self) -> bool:
-        """See `Workload.is_settled`."""
-        return not self._waiting
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`."""
+        return self._waiting
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""

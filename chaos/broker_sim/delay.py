@@ -175,9 +175,9 @@ class Delay(Workload):
         """See `Workload.needed_from`."""
         return min((stored.record.physical_offset for _, stored in self._waiting.values()), default=1 << 62)
 
-    def is_settled(self) -> bool:
-        """See `Workload.is_settled`."""
-        return not self._waiting
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`."""
+        return len(self._waiting)
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""

@@ -71,16 +71,16 @@ class Ledger:
         self.sent: dict[int, Sent] = {}
         self.at_position: dict[int, Stored] = {}
         self.copies: dict[str, Counter[int]] = defaultdict(Counter)
-        """Register a message that a client is about to send."""
+        """How often each value is stored, by topic."""
 
     def new(self, kind: str, topic: str, nbytes: int, properties: dict[str, str], since: float, **asked: Any) -> Sent:
-        """A record is committed, the next one in the log."""
+        """Register a message that a client is about to send."""
         value = len(self.sent) + 1
         sent = self.sent[value] = Sent(value, kind, topic, body_of(value, nbytes), properties, since, asked)
         return sent
 
     def committed(self, at: float, record: StoredMessage) -> Stored:
-        """A client was told that its message is at a place."""
+        """A record is committed, the next one in the log."""
         place = record.topic, record.queue_id
         if place not in self.queues:
             self.queues[place] = [OF_DELETED_TOPIC] * self.begins.get(place, 0)
@@ -139,6 +139,10 @@ class Ledger:
             raise Violation(f"uncommitted read: {topic}/{queue_id}/{offset} was read, committed are {len(queue)}")
         if queue[offset].record != record:
             raise Violation(f"read: {topic}/{queue_id}/{offset} is {queue[offset].record}, read was {record}")
+
+    def unstored(self) -> int:
+        """How many sends may still be stored in their topics; of those with an unknown outcome, some never are."""
+        return sum(max(0, sent.copies_max - self.copies[sent.topic][sent.value]) for sent in self.sent.values())
 
     def check_stored(self, topic: str, sent: Sent) -> int:
         """How often a value is in the topic it was sent to; raises `Violation` if that contradicts the responses."""

@@ -364,9 +364,9 @@ class Everyday(Workload):
     def _left(self, key: Key) -> list[Stored]:
         return self.ledger.queues[key[1:]][max(0, self._checker.offset(key)) :]
 
-    def is_settled(self) -> bool:
-        """See `Workload.is_settled`: groups have consumed everything."""
-        return not self._waiting and not any(self._left(key) for key in self._keys())
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`: groups must consume everything."""
+        return len(self._waiting) + sum(len(self._left(key)) for key in self._keys())
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""

@@ -287,9 +287,9 @@ class OrderedPop(Workload):
         """See `Workload.needed_from`: what is not acknowledged."""
         return min((stored.record.physical_offset for _, stored in self._unread()), default=1 << 62)
 
-    def is_settled(self) -> bool:
-        """See `Workload.is_settled`."""
-        return not any(self._unread())
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`: what is not acknowledged."""
+        return sum(max(0, len(self.ledger.queues[key[1:]]) - self._next(key)) for key in self._keys())
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""

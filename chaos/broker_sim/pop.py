@@ -411,7 +411,7 @@ class Pop(Workload):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _unfinished(self) -> list[Stored]:
+    def _open_messages(self) -> list[Stored]:
         return [
             stored
             for (topic, queue_id), queue in self.ledger.queues.items()
@@ -422,11 +422,11 @@ class Pop(Workload):
 
     def needed_from(self) -> int:
         """See `Workload.needed_from`."""
-        return min((stored.record.physical_offset for stored in self._unfinished()), default=1 << 62)
+        return min((stored.record.physical_offset for stored in self._open_messages()), default=1 << 62)
 
-    def is_settled(self) -> bool:
-        """See `Workload.is_settled`."""
-        return not self._unfinished()
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`: messages that are neither acknowledged nor in the retry topic."""
+        return len(self._open_messages())
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""

@@ -86,9 +86,9 @@ class Scan(Workload):
             self.cluster.at(self.cluster.now, self._last.plan)
         super().stop()
 
-    def is_settled(self) -> bool:
-        """See `Workload.is_settled`."""
-        return self._last is not None and self._last.is_over
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`: the last scan."""
+        return int(self._last is None or not self._last.is_over)
 
     def stored(self, stored: Stored) -> None:
         """See `Workload.stored`."""

@@ -256,10 +256,10 @@ class ScheduledMessages(Workload):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def is_settled(self) -> bool:
-        """See `Workload.is_settled`: no schedule is behind."""
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`: schedules that are behind."""
         until_ms = self.cluster.true_ms() - _BEHIND_MS - 2 * self.cluster.plan.wall_skew_ms
-        return not any(each.definition.enabled and each.ticks(until_ms) for each in self._there.values())
+        return sum(each.definition.enabled and bool(each.ticks(until_ms)) for each in self._there.values())
 
     def check_end(self) -> None:
         """See `Workload.check_end`; messages of clients are beside those of ticks."""

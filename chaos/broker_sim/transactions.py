@@ -270,9 +270,9 @@ class Transactions(Workload):
         """See `Workload.needed_from`."""
         return min((stored.record.physical_offset for stored in self._open.values()), default=1 << 62)
 
-    def is_settled(self) -> bool:
-        """See `Workload.is_settled`."""
-        return not self._open
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`."""
+        return len(self._open)
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""

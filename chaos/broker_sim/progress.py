@@ -1,0 +1,43 @@
+"""Whether a run whose faults are over still gets on, or stands still, which is a violation."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_PATIENCES_MAX: Final = 10
+"""Who only just makes progress within each patience is given up after so many: nobody waits for that in production."""
+
+
+class Progress:
+    """What must fall until nothing is left: sends that may still be stored, then what is unfinished for clients.
+
+    A send that is stored is one thing more that must be finished, so what is unfinished is compared only among moments
+    with equally many sends left. A replica that catches up is progress, too. Each figure falls only so often: what
+    comes again and again for ever is no progress.
+
+    Args:
+        now: the time at which the faults ended, in seconds of the simulation.
+        patience: seconds without progress after which the run is given up.
+    """
+
+    def __init__(self, now: float, patience: float) -> None:
+        self._patience = patience
+        self._end = now + _PATIENCES_MAX * patience
+        self._deadline = now + patience
+        self._left: tuple[int, int] | None = None
+        self._behind: int | None = None
+
+    def see(self, now: float, *, unstored: int, unfinished: int, behind: int) -> None:
+        """Take the figures at ``now``; ``behind`` is how many entries the slowest replica lacks.
+
+        The first figures count as progress, too.
+        """
+        left = unstored, unfinished
+        if self._left is None or left < self._left:
+            self._left, self._deadline = left, now + self._patience
+        if self._behind is None or behind < self._behind:
+            self._behind, self._deadline = behind, now + self._patience
+
+    def may_go_on(self, now: float) -> bool:
+        """Whether the last progress is less than one patience ago, and the end of the faults less than ten."""
+        return now < min(self._deadline, self._end)

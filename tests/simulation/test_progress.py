@@ -1,0 +1,51 @@
+"""When a simulated run whose faults are over is given up."""
+
+from __future__ import annotations
+
+from chaos.broker_sim.progress import Progress
+
+
+def test_a_run_without_progress_is_given_up_after_the_patience() -> None:
+    progress = Progress(20.0, 60.0)
+    assert progress.may_go_on(79.9)
+    assert not progress.may_go_on(80.0)
+    progress.see(30.0, unstored=0, unfinished=5, behind=0)
+    progress.see(70.0, unstored=0, unfinished=5, behind=0)
+    assert progress.may_go_on(89.9)
+    assert not progress.may_go_on(90.0)
+
+
+def test_each_figure_that_falls_is_progress() -> None:
+    for figures in ((0, 5, 7), (1, 4, 7), (1, 5, 6)):
+        progress = Progress(0.0, 60.0)
+        progress.see(0.0, unstored=1, unfinished=5, behind=7)
+        unstored, unfinished, behind = figures
+        progress.see(50.0, unstored=unstored, unfinished=unfinished, behind=behind)
+        assert progress.may_go_on(100.0), figures
+
+
+def test_sends_that_clients_left_behind_are_stored_before_anything_is_finished() -> None:
+    """As in seed 71 of "pop": 4,500 sends are stored, one in each round trip, before the first pop is answered."""
+    progress = Progress(20.0, 66.0)
+    for now in range(20, 80):
+        progress.see(now, unstored=60 * (80 - now), unfinished=60 * (now - 20), behind=140)
+    for now in range(80, 170):
+        assert progress.may_go_on(now), f"given up after {now} s"
+        progress.see(now, unstored=0, unfinished=40 * (170 - now), behind=140 + now % 50)
+    assert progress.may_go_on(234.9)
+    assert not progress.may_go_on(235.0)
+
+
+def test_what_comes_again_for_ever_is_no_progress() -> None:
+    progress = Progress(0.0, 60.0)
+    for now in range(100):
+        progress.see(now, unstored=0, unfinished=5 + now % 2, behind=3 + now % 3)
+    assert not progress.may_go_on(100.0)
+
+
+def test_little_progress_within_each_patience_is_given_up_in_the_end() -> None:
+    progress = Progress(0.0, 60.0)
+    for turn in range(100):
+        progress.see(turn * 50.0, unstored=0, unfinished=1000 - turn, behind=0)
+    assert progress.may_go_on(599.0)
+    assert not progress.may_go_on(600.0)
