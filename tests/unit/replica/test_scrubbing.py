@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
 import pytest
 import structlog
 import trio
@@ -9,18 +12,33 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from raftlog.log_numbers import LogIndex
+from raftlog.net.machine import Machine, standing_in
 from raftlog.scrub_task import scrub_log
 from raftlog.segment import StorageCorrupt
 from tests.unit.segment.log_home import LogHome
 
 pytestmark = pytest.mark.trio
 
+T = TypeVar("T")
+
 LOG: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
-async def test_damage_ends_the_task_with_its_place(mock_clock: MockClock) -> None:
-    # Not at once: the clock must not jump while a thread reads.
-    mock_clock.autojump_threshold = 0.02
+class WithoutThreads(Machine):
+    """Reads at once: while a thread reads, a clock that jumps would pass all deadlines."""
+
+    async def in_thread(self, job: Callable[[], T]) -> T:
+        await trio.lowlevel.checkpoint()
+        return job()
+
+
+@pytest.fixture(autouse=True)
+def without_threads() -> Iterator[None]:
+    with standing_in(WithoutThreads()):
+        yield
+
+
+async def test_damage_ends_the_task_with_its_place(autojump_clock: MockClock) -> None:
     home = LogHome()
     log = home.open()
     home.put(log, *[b"x" * 52] * 100)
@@ -36,9 +54,7 @@ async def test_damage_ends_the_task_with_its_place(mock_clock: MockClock) -> Non
     home.close_all()
 
 
-async def test_rate_is_bounded(mock_clock: MockClock) -> None:
-    # Not at once: the clock must not jump while a thread reads.
-    mock_clock.autojump_threshold = 0.02
+async def test_rate_is_bounded(autojump_clock: MockClock) -> None:
     home = LogHome(segment_bytes=1 << 20)
     log = home.open()
     home.put(log, *[b"x" * 10_000] * 80)
@@ -50,8 +66,7 @@ async def test_rate_is_bounded(mock_clock: MockClock) -> None:
     home.close_all()
 
 
-async def test_the_first_round_begins_at_once_and_says_what_came_from_the_disk(mock_clock: MockClock) -> None:
-    mock_clock.autojump_threshold = 0.02
+async def test_the_first_round_begins_at_once_and_says_what_came_from_the_disk(autojump_clock: MockClock) -> None:
     home = LogHome()
     log = home.open()
     home.put(log, *[b"x" * 52] * 100)
@@ -62,8 +77,7 @@ async def test_the_first_round_begins_at_once_and_says_what_came_from_the_disk(m
     home.close_all()
 
 
-async def test_a_round_waits_until_something_is_committed(mock_clock: MockClock) -> None:
-    mock_clock.autojump_threshold = 0.02
+async def test_a_round_waits_until_something_is_committed(autojump_clock: MockClock) -> None:
     home = LogHome()
     log = home.open()
     home.put(log, *[b"x" * 52] * 100)
