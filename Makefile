@@ -229,13 +229,14 @@ IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/br
 .PHONY: .test-brokers .test-clients .test-processes .test-others .lane-processes .lane-in-process .lane-checks .lane-simulation .part-processes
 .PHONY: .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads .part-fuzz
 .PHONY: .part-gate .part-simulation .lint
-# Of the tests of brokers and of replicas, those that wait most are beside the few quick ones with processes.
+# As long as each other: of the tests of brokers and of replicas, those that wait most are beside the few quick ones with
+# processes, and those of sends beside those of clients.
 OF_BROKERS := tests/broker tests/attacks
-OF_CLIENTS := tests/unit/client
+OF_CLIENTS := tests/unit/client tests/broker/produce
 OF_PROCESSES := tests/process tests/kit tests/frameworks tests/users tests/unit/replica tests/broker/mirror tests/broker/lite
 .test-brokers:
 	$(call PYTEST,brokers) $(SELECTED) $(OF_BROKERS) \
-	    $(addprefix --ignore=,$(filter tests/broker/%,$(OF_PROCESSES)))
+	    $(addprefix --ignore=,$(filter tests/broker/%,$(OF_PROCESSES) $(OF_CLIENTS)))
 .test-clients:
 	$(call PYTEST,clients) $(SELECTED) $(OF_CLIENTS)
 .test-processes:
