@@ -5,6 +5,7 @@ from __future__ import annotations
 from chaos.broker_sim.crowded import Crowded
 from chaos.broker_sim.dedup import Dedup
 from chaos.broker_sim.delay import Delay
+from chaos.broker_sim.expiring import Expiring
 from chaos.broker_sim.lite import Lite
 from chaos.broker_sim.mixed_workload import Everyday
 from chaos.broker_sim.ordered_pop import OrderedPop
@@ -29,5 +30,6 @@ WORKLOADS: dict[str, type[Workload]] = {
         Crowded,
         ScheduledMessages,
         Lite,
+        Expiring,
     )
 }

@@ -26,6 +26,7 @@ from mq.broker.net.service import Task
 from mq.broker.services import Services
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, PutReplica, decode_command, encode_command
+from mq.broker.state.expired_messages import expired_by
 from mq.broker.state.format_level import RaiseLevel
 from mq.broker.state.metadata import Changes, Metadata, as_registered, dropped_by
 from mq.broker.state.table import CommandUnknown
@@ -384,8 +385,8 @@ class Broker:
                 self._metadata.sequences.note(*record)
         for decoded in commands:
             if self._filling is not None:
-                # The metadata is ahead of the queues; only the effect of deletions on queues is still missing.
-                changed = Changes(deleted_topics=dropped_by(decoded, self._store.ends))
+                # The metadata is ahead of the queues; only the effect on queues is still missing.
+                changed = Changes(deleted_topics=dropped_by(decoded, self._store.ends), expired=expired_by(decoded))
             else:
                 changed = self._metadata.apply(decoded, self._store.ends)
                 if isinstance(decoded, RaiseLevel):
@@ -397,6 +398,8 @@ class Broker:
             for topic, queue_id, first in changed.begun_queues:
                 if self._store.get(topic, queue_id) is None:  # a message may have come before
                     self._store.add_empty(topic, queue_id, first)
+            for topic, queue_id, first in changed.expired:
+                self._store.begin_at(topic, queue_id, first)
             for topic in changed.topics:
                 self.services.topic_changed(topic)
             if changed.topics:

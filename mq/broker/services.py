@@ -25,6 +25,7 @@ from mq.broker.admin.replica_status import ReplicaStatus
 from mq.broker.admin.runtime_info import RuntimeInfo
 from mq.broker.admin.skipping import Skips
 from mq.broker.admin.stats import Stats
+from mq.broker.admin.topic_expiry import TopicExpiry
 from mq.broker.admin.topic_queries import TopicQueries
 from mq.broker.admin.topics import Topics
 from mq.broker.admin.users import UserAdministration
@@ -281,6 +282,7 @@ class Services:
             UserAdministration(context),
             PendingQueries(context),
             Cleanup(context, retention=self.retention),
+            TopicExpiry(context, leased_pos=self.leases.first_pos),
             LevelRaises(context),
         )
 

@@ -38,6 +38,7 @@ _UNITS: Final = tuple(
         (r"\.schedules", "schedules"),
         (r"\.lite(Topics|Expired)$", "lite topics"),
         (r"\.liteSubscriptions$", "subscriptions"),
+        (r"\.topicMessagesExpired$", "messages"),
         (r"\.transactionChecks", "questions"),
         (r"\.transactions", "transactions"),
         (r"\.replies", "replies"),

@@ -21,6 +21,7 @@ from mq.inspection.wording import some_of, time_of
 from mq.protocol.bodies import ClusterInfo, TopicConfig
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.operator_bodies import BrokerStatsData
+from mq.protocol.retention_attributes import RESERVE_TIME, reserve_hours
 
 app = typer.Typer(help="Create, update, list, describe and delete topics.", no_args_is_help=True)
 
@@ -37,6 +38,14 @@ MessageType = Annotated[
         metavar="TYPE",
     ),
 ]
+RetentionHours = Annotated[
+    int | None,
+    typer.Option(
+        min=-1,
+        help="Keep messages for so long, 1 hour or more; -1: as long as brokers keep their logs.",
+        metavar="HOURS",
+    ),
+]
 
 
 @app.command("create")
@@ -50,6 +59,7 @@ def create(
         bool | None, typer.Option("--order/--no-order", help="Mark the topic for ordered consumption, or not.")
     ] = None,
     message_type: MessageType = None,
+    retention_hours: RetentionHours = None,
     attribute: Attributes = None,
     group: Annotated[
         str | None, typer.Option("--group", help="Only in this broker group.", metavar="NAME", show_default=False)
@@ -62,7 +72,8 @@ def create(
     If some groups have it, such as after you added a group, the others get the same settings, unless options say
     otherwise. Exit code 1, and nothing is changed, if all have it, or some have it with settings other than you say.
     """
-    further = tuple(sorted((name, value or "") for name, value in attributes_of(attribute or ()).items()))
+    changes = attributes_of(attribute or ()) | ({} if retention_hours == -1 else _kept_for(retention_hours))
+    further = tuple(sorted((name, value or "") for name, value in changes.items()))
     if removed := [name for name, value in further if not value]:
         raise CommandFailed(f"attribute {removed[0]} needs a value")
     bits, kind = None if perm is None else perm_bits(perm), kind_of(message_type)
@@ -118,6 +129,7 @@ def update(
         bool | None, typer.Option("--order/--no-order", help="Mark the topic for ordered consumption, or not.")
     ] = None,
     message_type: MessageType = None,
+    retention_hours: RetentionHours = None,
     attribute: Attributes = None,
     shrink: Annotated[
         bool,
@@ -130,10 +142,11 @@ def update(
 
     Exit code 1 if there is no such topic.
     """
-    further = attributes_of(attribute or ())
+    further = attributes_of(attribute or ()) | _kept_for(retention_hours)
     if (queues, perm, order, message_type) == (None, None, None, None) and not further:
         raise CommandFailed(
-            "nothing to change: pass --queues, --perm, --order, --no-order, --message-type or --attribute"
+            "nothing to change: pass --queues, --perm, --order, --no-order, --message-type, --retention-hours or "
+            "--attribute"
         )
     bits, kind = None if perm is None else perm_bits(perm), kind_of(message_type)
 
@@ -172,6 +185,11 @@ def update(
     for each in brokers:
         before, after = shape({each: old[each]}), shape({each: new[each]})
         print(f"changed topic {topic}: {after}" if before == after else f"changed topic {topic}: {before} -> {after}")
+
+
+def _kept_for(hours: int | None) -> dict[str, str | None]:
+    """What --retention-hours changes."""
+    return {} if hours is None else {RESERVE_TIME: None if hours == -1 else str(hours)}
 
 
 async def _configs(admin: Admin, topic: str) -> dict[str, TopicConfig]:
@@ -321,9 +339,13 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
         print_json(rows)
         return
     for row in rows:
+        attributes = row["attributes"]
+        assert isinstance(attributes, dict)
+        hours = reserve_hours(attributes)
+        kept = "" if hours is None else f", messages kept for {hours} h"
         title = (
             f"{topic} in {row['broker']}: perm {row['perm']}, {row['read_queues']} queues read, "
-            f"{row['write_queues']} written, identity {row['identity'] or 'unknown'}"
+            f"{row['write_queues']} written, identity {row['identity'] or 'unknown'}{kept}"
         )
         numbers = ("queue", "first offset", "next offset")
         table = plain_table(*numbers, "last stored", numbers=numbers, title=title)

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import anyio
-import msgspec
 
 from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
 from mq.client.dead_letters import requeue
@@ -24,12 +23,12 @@ from mq.client.net.life_cycle import Client
 from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.client.schedules import Schedules
+from mq.client.topic_changes import attribute_changes, topic_request
 from mq.protocol import properties as props
 from mq.protocol.admin_requests import (
     ConsumerGroupExt,
     DeleteTopicInNamesrvExt,
     TopicExt,
-    UpdateAndCreateTopicExt,
 )
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -45,8 +44,7 @@ from mq.protocol.group_requests import (
     SkipMessageExt,
 )
 from mq.protocol.headers import Response
-from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
-from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_group, check_topic, topics_of_group
+from mq.protocol.names import check_group, check_topic, topics_of_group
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import (
     BrokerStatsData,
@@ -54,7 +52,6 @@ from mq.protocol.operator_bodies import (
     QueueEnds,
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
-    TopicConfigList,
     decode_properties,
     read_all_progress,
     read_progress,
@@ -189,6 +186,7 @@ class Admin(Client):
         perm: int = 6,
         order: bool = False,
         message_type: str | None = None,
+        retention_hours: int | None = None,
         filter_type: str = "SINGLE_TAG",
         sys_flag: int = 0,
         attributes: Mapping[str, str | None] | None = None,
@@ -198,17 +196,14 @@ class Admin(Client):
         """Create or change `topic` with `queues` queues on every broker group of the cluster, or on one group.
 
         `perm` is 4 for readable plus 2 for writable; `order` marks a topic for ordered consumption. `message_type`, for
-        gRPC clients behind RocketMQ's proxy, is one of `MESSAGE_TYPES`; None keeps the current one. `attributes` sets
-        further attributes, and removes those with the value None; others are kept. Returns the route once the name
-        servers know all the groups. If a group loses its leader meanwhile, the next one is asked again, for up to 10 s.
-        Raises NameRefused, and NoRoute if a group has no leader for 5 s or the route does not appear within 5 s.
+        gRPC clients, is one of `MESSAGE_TYPES`. `retention_hours` from 1 on is for how long messages stay, no longer
+        than brokers keep their logs; -1: as long as these. None keeps what is set. `attributes` sets further
+        attributes, and removes those with the value None. Returns the route once the name servers know all the groups.
+        If a group loses its leader meanwhile, the next one is asked again, for up to 10 s. Raises NameRefused, and
+        NoRoute if a group has no leader for 5 s or the route does not appear within 5 s.
         """
         check_topic(topic)
-        if message_type is not None and message_type not in MESSAGE_TYPES:
-            raise ValueError(f"message_type is {message_type!r}, not one of {', '.join(MESSAGE_TYPES)}")
-        changes = dict(attributes or {})
-        if message_type is not None:
-            changes[MESSAGE_TYPE_ATTRIBUTE] = message_type
+        changes = attribute_changes(message_type, retention_hours, attributes)
         leaders = await self._leaders(cluster, broker)
         config = TopicConfig(
             topic,
@@ -219,7 +214,7 @@ class Admin(Client):
             sys_flag,
             order,
         )
-        request = _topic_request(config, changes)
+        request = topic_request(config, changes)
         for name, address in leaders.items():
             await self._put(name, address, request, cluster)
         queue_ids = range(config.read_queue_nums)
@@ -562,32 +557,6 @@ def _leaders_in(info: ClusterInfo, cluster: str | None, broker: str | None) -> d
         raise NoRoute("", f"no broker group matches cluster {cluster or 'any'} and broker {broker or 'any'}")
     groups = {name: info.brokers.get(name) for name in sorted(names)}
     return {name: None if group is None else group.broker_addrs.get(LEADER_ID) for name, group in groups.items()}
-
-
-def _topic_request(config: TopicConfig, changes: Mapping[str, str | None]) -> tuple[int, dict[str, str] | None, bytes]:
-    """The request that creates or changes a topic, and its attributes by name: None removes one.
-
-    The usual one has the attributes as a text. What that cannot say goes as a list of one topic, which RocketMQ knows
-    from 5.3 on. Raises ValueError for an attribute without a name.
-    """
-    if not all(changes):
-        raise ValueError("an attribute has an empty name")
-    signed = {f"-{name}" if value is None else f"+{name}": value or "" for name, value in changes.items()}
-    if any(part != part.strip() or "," in part for each in signed.items() for part in each) or "=" in "".join(signed):
-        body = TopicConfigList([msgspec.structs.replace(config, attributes=signed)]).encode()
-        return RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, body
-    ext = UpdateAndCreateTopicExt(
-        topic=config.topic_name,
-        default_topic=AUTO_CREATE_TEMPLATE,
-        read_queue_nums=config.read_queue_nums,
-        write_queue_nums=config.write_queue_nums,
-        perm=config.perm,
-        topic_filter_type=config.topic_filter_type,
-        topic_sys_flag=config.topic_sys_flag,
-        order=config.order,
-        attributes=",".join(name if name[0] == "-" else f"{name}={value}" for name, value in signed.items()) or None,
-    )
-    return RequestCode.UPDATE_AND_CREATE_TOPIC, ext.fields(), b""
 
 
 def _ms(time: dt.datetime) -> int:

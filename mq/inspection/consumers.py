@@ -69,22 +69,26 @@ def _deleted_unread(
 
 
 def _at_risk(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
-    hours = consumers.retention_hours
-    if hours is None:
-        return
     counts = {
         queue: consumers.at_risk[queue] - max(each.offset, consumers.ends[queue].min_offset)
         for queue, each in lagging.items()
         if queue in consumers.at_risk
     }
     counts = {queue: count for queue, count in counts.items() if count > 0}
-    if counts:
+    for hours in sorted({h for queue in counts if (h := consumers.hours_of(queue.topic)) is not None}):
+        some = {queue: count for queue, count in counts.items() if consumers.hours_of(queue.topic) == hours}
+        own = sorted({queue.topic for queue in some} & consumers.topic_hours.keys())
+        more_time = (
+            f"give the topic more time: raftmq topic update {own[0]} --retention-hours HOURS"
+            if own
+            else "raise retention_hours of the brokers for now"
+        )
         yield Finding(
             Severity.WARNING,
             _subject(group),
-            f"has not consumed {sum(counts.values()):,} messages of {_queues(counts)} that are older than "
+            f"has not consumed {sum(some.values()):,} messages of {_queues(some)} that are older than "
             f"{AT_RISK * hours:g} h: retention deletes them when they are {hours:g} h old",
-            "consume them, or raise retention_hours of the brokers for now",
+            f"consume them, or {more_time}",
             "docs/operations.md#the-disk-fills-up",
         )
 

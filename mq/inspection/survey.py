@@ -15,12 +15,14 @@ from mq.client.admin import Admin
 from mq.client.errors import ClientError, NameServersUnavailable
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings, parse_addresses
+from mq.inspection.catalogue import CatalogueAdmin
 from mq.inspection.cluster import ANSWER_SECONDS, GroupStatus, ask_cluster
 from mq.inspection.dead_letters import DEALT_WITH_BY
 from mq.protocol.group_bodies import ClientConnectionData
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import GroupProgress, QueueEnds, SubscriptionGroupConfig
+from mq.protocol.retention_attributes import reserve_hours
 
 ASKED_AT_ONCE: Final = 16
 """Requests under way: a cluster with thousands of topics is not flooded."""
@@ -46,6 +48,7 @@ class Consumers:
             `AT_RISK` of the retention time: retention soon deletes those before it.
         dead_letters: the queues with dead letters of each group, from the first one that nobody dealt with on.
         retention_hours: the shortest of all brokers; None if unknown.
+        topic_hours: of topics that say so themselves, and are kept for less.
         now_ms: at the end of the watch, in milliseconds since 1970.
     """
 
@@ -59,6 +62,11 @@ class Consumers:
     dead_letters: Mapping[str, list[QueueEnds]]
     retention_hours: float | None
     now_ms: int
+    topic_hours: Mapping[str, float] = field(default_factory=dict)
+
+    def hours_of(self, topic: str) -> float | None:
+        """For how long messages of a topic are kept; None if unknown."""
+        return self.topic_hours.get(topic, self.retention_hours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +160,10 @@ async def _resolve(host: str, found: dict[str, str]) -> None:
 async def _consumers(
     namesrv: str, remoting: RemotingSettings | None, settings: Iterable[Mapping[str, str]], watch_seconds: float
 ) -> Consumers:
+    settings = list(settings)
     hours = [each.get("raftmq.retention_hours", each.get("fileReservedTime")) for each in settings]
     retention_hours = min((float(each) for each in hours if each is not None), default=None)
-    async with Admin(namesrv, remoting=remoting) as admin:
+    async with CatalogueAdmin(namesrv, remoting=remoting) as admin:
         started = trio.current_time()
         before = await admin.all_progress()
         configs = {name: next(iter(each.values())) for name, each in (await admin.consumer_groups()).items()}
@@ -167,12 +176,18 @@ async def _consumers(
         lagging = {group: queues for group, each in after.items() if (queues := _lagging(group, each))}
         members = await _each(lagging, admin.group_members)
         ends = await _ends(admin, {queue.topic for queues in lagging.values() for queue in queues})
-        at_risk: Mapping[MessageQueue, int] = {}
-        border_ms = 0 if retention_hours is None else now_ms - int(AT_RISK * retention_hours * HOUR_MS)
-        if border_ms > 0:  # brokers that keep messages for longer than there are computers put none at risk
-            border = dt.datetime.fromtimestamp(border_ms / 1000, dt.UTC)
-            late = {q for group, queues in lagging.items() for q in queues if after[group][q].last_ms < border_ms}
-            at_risk = await _each(late, partial(_offset_at, admin, border))
+        # Stock brokers store the attribute, and do not follow it.
+        ours = any("raftmq.retention_hours" in each for each in settings)
+        topic_hours = await _topic_hours(admin, retention_hours) if ours and lagging else {}
+        borders: dict[MessageQueue, dt.datetime] = {}
+        for group, queues in lagging.items():
+            for queue in queues:
+                kept_for = topic_hours.get(queue.topic, retention_hours)
+                border_ms = 0 if kept_for is None else now_ms - int(AT_RISK * kept_for * HOUR_MS)
+                # Brokers that keep messages for longer than there are computers put none at risk.
+                if 0 < border_ms > after[group][queue].last_ms:
+                    borders[queue] = dt.datetime.fromtimestamp(border_ms / 1000, dt.UTC)
+        at_risk = await _each(borders, partial(_offset_at, admin, borders))
         kept = [queue for queue, each in letters.items() if each.max_offset > each.min_offset]
         marks = await _each(kept, partial(admin.group_offset, DEALT_WITH_BY))
     dead_letters: dict[str, list[QueueEnds]] = {}
@@ -183,7 +198,17 @@ async def _consumers(
             each = QueueEnds(QueueOffset(first), each.max_offset, each.last_update_ms)
             dead_letters.setdefault(queue.topic.removeprefix(DEAD_LETTER_PREFIX), []).append(each)
     return Consumers(
-        before, after, watched_seconds, configs, members, ends, at_risk, dead_letters, retention_hours, now_ms
+        before,
+        after,
+        watched_seconds,
+        configs,
+        members,
+        ends,
+        at_risk,
+        dead_letters,
+        retention_hours,
+        now_ms,
+        topic_hours,
     )
 
 
@@ -198,8 +223,18 @@ def _lagging(group: str, progress: Mapping[MessageQueue, GroupProgress]) -> list
     ]
 
 
-async def _offset_at(admin: Admin, moment: dt.datetime, queue: MessageQueue) -> int:
-    return await admin.offset(queue, moment)
+async def _topic_hours(admin: CatalogueAdmin, retention_hours: float | None) -> dict[str, float]:
+    """The hours of topics that are kept for less than the brokers' logs. Raises ClientError."""
+    found: dict[str, float] = {}
+    for topic, configs in (await admin.topic_configs()).items():
+        hours = [each for config in configs.values() if (each := reserve_hours(config.attributes)) is not None]
+        if hours and (retention_hours is None or min(hours) < retention_hours):
+            found[topic] = min(hours)
+    return found
+
+
+async def _offset_at(admin: Admin, moments: Mapping[MessageQueue, dt.datetime], queue: MessageQueue) -> int:
+    return await admin.offset(queue, moments[queue])
 
 
 async def _ends(admin: Admin, topics: Collection[str]) -> dict[MessageQueue, QueueEnds]:

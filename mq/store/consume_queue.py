@@ -258,15 +258,23 @@ class ConsumeQueue:
         Returns the new min_offset. Complete files below it are retired. Raises OSError, and QueueFileDamaged with the
         queue unchanged.
         """
+        low = self.first_from(log_start)
+        self.begin_at(low)
+        return low
+
+    def first_from(self, place: PhysicalOffset) -> QueueOffset:
+        """The queue offset of the first record at or behind a physical offset; ``max_offset`` if there is none.
+
+        Raises OSError, QueueFileDamaged.
+        """
         low, high = self.min_offset, self.max_offset
         while low < high:
             middle = low + (high - low) // 2
             physical_offset, _, _ = QUEUE_ENTRY.unpack(self.read(middle, 1))
-            if physical_offset < log_start:
+            if physical_offset < place:
                 low = middle + 1
             else:
                 high = middle
-        self.begin_at(low)
         return low
 
     def begin_at(self, low: QueueOffset) -> None:

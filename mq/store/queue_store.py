@@ -356,6 +356,11 @@ class QueueStore:
         self._files.note_new_names(os.path.relpath(aside, self.root))
         return True
 
+    def begin_at(self, topic: str, queue_id: int, offset: QueueOffset) -> None:
+        """Remove the entries of a queue before ``offset``, as far as it has them. Raises OSError."""
+        if (queue := self._queues.get((topic, queue_id))) is not None:
+            queue.begin_at(offset)
+
     def expire_some(self, log_start: PhysicalOffset, limit: int = 40) -> int:
         """Move min_offset of up to ``limit`` queues past records before physical offset ``log_start``.
 

@@ -102,6 +102,11 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     "lite_topics": _Named("raftmq_lite_topics", _G, "Lite topics."),
     "lite_subscriptions": _Named("raftmq_lite_subscriptions", _G, "Subscriptions of clients to lite topics."),
     "lite_expired": _Named("raftmq_lite_topics_expired", _C, "Lite topics that ended, since this replica leads."),
+    "topic_messages_expired": _Named(
+        "raftmq_topic_messages_expired",
+        _C,
+        "Messages that expired by reserve.time of their topic, since this replica leads.",
+    ),
     "lite_pops_forgotten": _Named(
         "raftmq_lite_pops_forgotten", _C, "Open pops of groups without clients that were forgotten to make room."
     ),

@@ -12,13 +12,18 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
+from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import (
     DeleteTopic,
     PutTopic,
     TopicConfig,
     encode_command,
 )
-from mq.broker.state.format_level import LEVEL_OF_CONTINUED_OFFSETS, LEVEL_OF_LITE_TOPICS
+from mq.broker.state.format_level import (
+    LEVEL_OF_CONTINUED_OFFSETS,
+    LEVEL_OF_LITE_TOPICS,
+    LEVEL_OF_TOPIC_RETENTION,
+)
 from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
@@ -35,6 +40,7 @@ from mq.protocol.names import (
 )
 from mq.protocol.operator_bodies import TopicConfigList
 from mq.protocol.operator_requests import UpdateAndCreateTopicList
+from mq.protocol.retention_attributes import RESERVE_TIME, check_reserve_time, reserve_hours
 
 QUEUES_MAX = 1024
 TOPICS_PER_REQUEST_MAX = 1000
@@ -49,6 +55,11 @@ class Topics(Service):
         self._creations = Creations("topic")
         self._tails = context.queue_offsets
         self._wall_clock_ms = context.wall_clock_ms
+        self._retention_hours = context.settings.retention_hours
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """See `Service`."""
+        self._retention_hours = settings.retention_hours
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -151,6 +162,8 @@ class Topics(Service):
         known = self._metadata.topics.get(name)
         attributes = self._attributes(known, wanted.attributes)
         self._check_lite(name, None if known is None else known.attributes, attributes)
+        if sets(wanted.attributes, RESERVE_TIME):
+            self._check_reserve_time(attributes)
         return TopicConfig(
             name=name,
             read_queues=wanted.read_queue_nums,
@@ -196,6 +209,20 @@ class Topics(Service):
                 ResponseCode.INVALID_PARAMETER,
                 f"{MESSAGE_TYPE_ATTRIBUTE} of the topic {name} cannot change from or to {LITE}: delete the topic, and "
                 "create it again",
+            )
+
+    def _check_reserve_time(self, attributes: Mapping[str, str]) -> None:
+        """Raises RequestRefused if messages cannot be kept for so long, or replicas cannot let them expire."""
+        try:
+            check_reserve_time(attributes, self._retention_hours)
+        except AttributeRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        level = self._metadata.format_level.level
+        if reserve_hours(attributes) is not None and level < LEVEL_OF_TOPIC_RETENTION:
+            raise RequestRefused(
+                ResponseCode.VERSION_NOT_SUPPORTED,
+                f"the group is at format level {level}, {RESERVE_TIME} needs {LEVEL_OF_TOPIC_RETENTION}: not all "
+                "members are upgraded",
             )
 
     def _is_system(self, topic: str) -> bool:

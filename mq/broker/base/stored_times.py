@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, Protocol
 
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.records import RecordError, decode_record, iter_sizes
 from raftlog import EntryKind
 from raftlog.log_numbers import LogIndex, index_range
@@ -42,6 +43,32 @@ def stored_ms(log: StampedLog, indexes: Iterable[LogIndex]) -> int | None:
 def newest_ms(log: StampedLog, last: LogIndex) -> int | None:
     """The store time of an entry or of one shortly before it. Raises SegmentError, RecordError."""
     return stored_ms(log, index_range(last, max(log.first_index, last - NEAR) - 1, -1))
+
+
+def old_until(log: StampedLog, before_ms: int) -> PhysicalOffset | None:
+    """The physical offset before which all messages were stored before then; None if not even the first one was.
+
+    The last one may not be known to be so: then it counts as younger. Reads some entries, since it is a binary search.
+    Raises SegmentError.
+    """
+
+    def is_old(indexes: Iterable[LogIndex]) -> bool:
+        with suppress(RecordError):
+            stamp = stored_ms(log, indexes)
+            return stamp is not None and stamp < before_ms
+        return False
+
+    low, high = log.first_index, log.last_index
+    if high < low or not is_old(index_range(low, min(low + NEAR, high) + 1)):
+        return None
+    while low < high:
+        middle = LogIndex((low + high + 1) // 2)
+        if is_old(index_range(middle, max(log.first_index, middle - NEAR) - 1, -1)):
+            low = middle
+        else:
+            high = LogIndex(middle - 1)
+    # Its first message was stored before then, and perhaps not its last one.
+    return PhysicalOffset(log.locate(low).pos)
 
 
 def first_from_the_future(log: StampedLog, now_ms: int) -> int | None:

@@ -63,7 +63,7 @@ class KeyQueries(Service):
 
     def __init__(self, context: BrokerContext, *, index: KeyIndex) -> None:
         self._index = index
-        self._metadata = context.metadata
+        self._metadata, self._store = context.metadata, context.store
         self._read = context.reads.read
         self._beginning = context.beginning
         self._wake = context.reactor.wake
@@ -158,7 +158,7 @@ class KeyQueries(Service):
             else:
                 search = self._index.search(query, lambda: self._clock() >= deadline)
                 result = await this_machine().in_thread(search.run)
-                result.records = self._without_former(call.request.ext.topic, result.records)
+                result.records = self._served(call.request.ext.topic, result.records)
         except Exception as error:
             call.refuse(error)
             return
@@ -180,13 +180,19 @@ class KeyQueries(Service):
         reply = call.response(code, remark=remark, ext=searched.fields(), body=b"".join(result.records))
         call.answer(reply)
 
-    def _without_former(self, topic: str, records: list[bytes]) -> list[bytes]:
-        """The records without those of a deleted topic of this name, which the log still has."""
+    def _served(self, topic: str, records: list[bytes]) -> list[bytes]:
+        """The records without those that only the log still has: of a deleted topic of this name, and expired ones."""
         former = self._metadata.former_topics
-        if topic not in former.begins:
-            return records
         places = ((record, *_PLACE.unpack_from(record, _PLACE_AT)) for record in records)
-        return [record for record, queue_id, offset in places if offset >= former.begin(topic, queue_id)]
+        return [
+            record
+            for record, queue_id, offset in places
+            if offset >= former.begin(topic, queue_id) and not self._is_expired(topic, queue_id, offset)
+        ]
+
+    def _is_expired(self, topic: str, queue_id: int, offset: int) -> bool:
+        queue = self._store.get(topic, queue_id)
+        return queue is not None and offset < queue.min_offset
 
     async def keep_index(self) -> None:
         """Build index files for all complete parts of the log, until cancelled."""

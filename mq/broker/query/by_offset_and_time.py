@@ -29,7 +29,9 @@ from mq.protocol.headers import (
 )
 from mq.protocol.lookup_bodies import ConsumeQueueView, QueueEntry, QueueName, TimeSpan, TimeSpans
 from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
+from mq.protocol.records import decode_record
 from mq.protocol.replies import OffsetReply, TimestampReply
+from mq.protocol.retention_attributes import reserve_hours
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.log_records import LogRecords
@@ -164,12 +166,24 @@ class OffsetAndTimeQueries(Service):
                 if offset < self._segment_log.base_pos and not self._beginning.is_first:
                     raise self._beginning.refusal()
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+            if self._has_expired(record):
+                remark = f"the message at {offset} has expired: its topic keeps messages for less time than the log"
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
             return call.response(body=record)
 
         if not self._records.is_ahead(offset):
             return answer()
         when_current(self._read, call, answer)
         return None
+
+    def _has_expired(self, record: bytes) -> bool:
+        """Whether only the log has this record, and not its topic."""
+        found = decode_record(memoryview(record), verify=False)
+        config = self._metadata.topics.get(found.topic)
+        if config is None or reserve_hours(config.attributes) is None:
+            return False
+        queue = self._store.get(found.topic, found.queue_id)
+        return queue is not None and found.queue_offset < queue.min_offset
 
     def handle_time_span(self, call: Call[QueryConsumeTimeSpan]) -> None:
         """Request code 303. Raises RequestRefused."""

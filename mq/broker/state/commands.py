@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from mq.broker.state.check_cursors import AdvanceChecks
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
+from mq.broker.state.expired_messages import ExpireMessages
 from mq.broker.state.format_level import RaiseLevel
 from mq.broker.state.lite_offsets import ExpireLiteTopics, ResetLiteOffsets
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
@@ -234,6 +235,7 @@ _AsWritten: TypeAlias = (
     | SettleTick
     | ResetLiteOffsets
     | ExpireLiteTopics
+    | ExpireMessages
 )
 """Commands whose fields are encoded as they are."""
 Command: TypeAlias = _AsWritten | CommitOffsets

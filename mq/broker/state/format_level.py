@@ -16,6 +16,7 @@ Levels never go down, and each includes those before it:
    (`mq.broker.transaction.staged_sets`).
 5. Consumer groups have attributes, such as the factor of priorities. A message may be in the queue of a lite topic, too
    (`mq.store.dispatch.LitePlace`), and lite topics have offsets of their own (`mq.broker.state.lite_offsets`).
+6. Topics may keep their messages for less time than the log (`mq.broker.state.expired_messages`).
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ LEVEL_OF_SCHEDULES: Final = 4
 LEVEL_OF_TRANSACTION_SETS: Final = 4
 LEVEL_OF_LITE_TOPICS: Final = 5
 LEVEL_OF_GROUP_ATTRIBUTES: Final = 5
-LEVEL_NEWEST: Final = 5
+LEVEL_OF_TOPIC_RETENTION: Final = 6
+LEVEL_NEWEST: Final = 6
 """Up to which level this version of the software understands the log."""
 FEATURES: Final = {
     2: ("topic-identities", "users", "bound-proofs"),
     3: ("continued-offsets", "younger-queues"),
     4: ("schedules", "transaction-sets"),
     5: ("group-attributes", "lite-topics"),
+    6: ("topic-retention",),
 }
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1

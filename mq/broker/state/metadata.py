@@ -33,6 +33,7 @@ from mq.broker.state.commands import (
     UnlockQueues,
 )
 from mq.broker.state.completion_marks import CompletionMarks
+from mq.broker.state.expired_messages import ExpireMessages, expired_by
 from mq.broker.state.format_level import LEVEL_NEWEST, LEVEL_OF_YOUNGER_QUEUES, FormatLevel, RaiseLevel
 from mq.broker.state.former_topics import FormerTopics
 from mq.broker.state.lite_offsets import ExpireLiteTopics, LiteOffsets, ResetLiteOffsets
@@ -74,6 +75,8 @@ class Changes(msgspec.Struct, frozen=True):
     """Replicas whose address changed."""
     begun_queues: tuple[tuple[str, int, QueueOffset], ...] = ()
     """Queues of a new topic (topic, queue id) with their first offset, which is not 0: see `FormerTopics`."""
+    expired: tuple[tuple[str, int, QueueOffset], ...] = ()
+    """Queues (topic, queue id) whose messages before this offset are not served any more."""
 
 
 def dropped_by(command: Command, queue_ends: Callable[[str], Mapping[int, QueueOffset]]) -> tuple[str, ...]:
@@ -262,6 +265,8 @@ class Metadata:
                 return self._reset_lite(command, queue_ends)
             case ExpireLiteTopics():
                 return self._expire_lite(command, queue_ends)
+            case ExpireMessages():
+                return Changes(expired=expired_by(command))
             case TableCommand():
                 self._part_of[type(command)].apply(command)
                 return Changes()

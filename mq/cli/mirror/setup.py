@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -11,12 +11,13 @@ from mq.cli.definitions import group_of
 from mq.cli.errors import CommandFailed
 from mq.cli.import_definitions import group_config
 from mq.cli.mirror.clusters import ClusterAdmin
-from mq.cli.mirror.plan import Choice, Extension, PlanRefused, extend, own_names
+from mq.cli.mirror.plan import Choice, Extension, NewTopic, PlanRefused, extend, own_names
 from mq.cli.mirror.state import MirrorState
 from mq.client.errors import BrokerError
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import SYSTEM_GROUPS, NameRefused, check_group
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.retention_attributes import RESERVE_TIME
 from mq.protocol.user_bodies import SUBJECT_PREFIX
 
 _SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_ONS", "CID_SYS_RMQ_TRANS", "GLOBAL_")
@@ -57,20 +58,32 @@ async def extend_mirror(
         raise CommandFailed(str(error)) from error
     for topic in found.topics:
         config = topic.config
-        await target.create_topic(
-            config.topic_name,
-            read_queues=config.read_queue_nums,
-            write_queues=config.write_queue_nums,
-            perm=config.perm,
-            order=config.order,
-            filter_type=config.topic_filter_type,
-            sys_flag=config.topic_sys_flag,
-            attributes=config.attributes,
-            broker=topic.broker,
-        )
+        try:
+            await _create_topic(target, topic, config.attributes)
+        except BrokerError as error:
+            if RESERVE_TIME not in config.attributes or error.code not in _ATTRIBUTES_REFUSED:
+                raise
+            others = {name: value for name, value in config.attributes.items() if name != RESERVE_TIME}
+            await _create_topic(target, topic, others)
+            say(f"topic {config.topic_name} is mirrored without {RESERVE_TIME}: {error.remark}")
         say(f"topic {config.topic_name} has {config.write_queue_nums} queues in {topic.broker} now")
     state.queues.extend(found.queues)
     return found
+
+
+async def _create_topic(target: ClusterAdmin, topic: NewTopic, attributes: Mapping[str, str]) -> None:
+    config = topic.config
+    await target.create_topic(
+        config.topic_name,
+        read_queues=config.read_queue_nums,
+        write_queues=config.write_queue_nums,
+        perm=config.perm,
+        order=config.order,
+        filter_type=config.topic_filter_type,
+        sys_flag=config.topic_sys_flag,
+        attributes=attributes,
+        broker=topic.broker,
+    )
 
 
 async def create_groups(source: Groups, target: Groups, say: Say) -> None:

@@ -1,0 +1,117 @@
+"""The workload "expiring": the messages of a topic expire some seconds after they were stored; the log keeps them.
+
+What must hold: all replicas have the same first message of each queue once they have applied the same entries, however
+they got there: by the log, from a snapshot, or by deriving their queues again. Nothing expires before its time, as far
+as clocks agree. Readers miss nothing but what has expired. In the end, everything expires.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.process import BrokerProcess
+from chaos.broker_sim.workload import Brokers, Workload
+from chaos.limits import replaced
+from chaos.violation import Violation
+from mq.broker.admin import topic_expiry
+from mq.broker.state.commands import DeleteTopic
+from mq.broker.state.expired_messages import ExpireMessages
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.retention_attributes import RESERVE_TIME
+
+_KEPT_MS: Final = 2000
+_AGAIN: Final = 0.02
+"""How often an operation creates the topic again."""
+
+
+class Expiring(Workload):
+    """See the module."""
+
+    name = "expiring"
+
+    def __init__(self, cluster: Brokers) -> None:
+        super().__init__(cluster)
+        self._is_limited = False
+        self._begins: dict[tuple[str, int], int] = {}
+        self._expired: list[tuple[str, int, int]] = []
+
+    def surroundings(self) -> AbstractContextManager[None]:
+        """See `Workload.surroundings`: an hour is short."""
+        return replaced(topic_expiry, "_HOUR_MS", _KEPT_MS)
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        if not self._is_limited or self.rng.random() < _AGAIN:
+            self._limit()
+        self.send(self.new("plain", {}))
+
+    def _limit(self) -> None:
+        ext = {
+            "topic": self.topic,
+            "defaultTopic": "TBW102",
+            "readQueueNums": self.queues,
+            "writeQueueNums": self.queues,
+            "perm": 6,
+            "attributes": f"+{RESERVE_TIME}=1",
+        }
+
+        def done(answer: Answer | Lost) -> None:
+            self._is_limited |= isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+
+        code = RequestCode.UPDATE_AND_CREATE_TOPIC
+        self.clients[0].request(self.cluster.some_node(self.rng), code, ext, b"", done)
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        assert not isinstance(command, DeleteTopic), f"{command}: nobody deletes a topic here"
+        if isinstance(command, ExpireMessages):
+            self._expired += command.rows
+
+    def entry_ends(self) -> None:
+        """See `Workload.entry_ends`: the messages of an entry come before its commands."""
+        rows, self._expired = self._expired, []
+        for topic, queue_id, first in rows:
+            before = self._begins.get((topic, queue_id), 0)
+            for stored in self.ledger.queues.get((topic, queue_id), [])[before:first]:
+                age_ms = self.cluster.true_ms() - stored.record.store_timestamp_ms
+                if age_ms < _KEPT_MS - 4 * self.cluster.plan.wall_skew_ms:
+                    raise Violation(f"expired: {stored.place} after {age_ms} ms, it is to be kept for {_KEPT_MS}")
+            self._begins[topic, queue_id] = begin = max(before, min(first, self.ledger.end(topic, queue_id)))
+            self.counts["expired"] += begin - before
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def is_settled(self) -> bool:
+        """See `Workload.is_settled`."""
+        return all(
+            self._begins.get((self.topic, queue_id), 0) == self.ledger.end(self.topic, queue_id)
+            for queue_id in range(self.queues)
+        )
+
+    def _take(self, queue_id: int, offset: int, answer: Answer) -> None:
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            moved = int(answer.ext["nextBeginOffset"])
+            for stored in self.ledger.queues.get((self.topic, queue_id), [])[offset:moved]:
+                is_gone = stored.record.physical_offset < self.cluster.dropped_pos
+                if stored.record.queue_offset >= self._begins.get((self.topic, queue_id), 0) and not is_gone:
+                    raise Violation(f"skipped: a reader of queue {queue_id} goes on at {moved}, behind {stored.place}")
+        super()._take(queue_id, offset, answer)
+
+    def check_replicas(self, running: list[BrokerProcess]) -> None:
+        """See `Workload.check_replicas`: also that queues begin where they should."""
+        super().check_replicas(running)
+        for process in running:
+            base_pos = process.log.base_pos
+            for (topic, queue_id), begin in self._begins.items():
+                queue = process.queues.get(topic, queue_id)
+                low = 0 if queue is None else queue.min_offset
+                if low < begin:
+                    raise Violation(f"unexpired: {topic}/{queue_id} of {process.node_id} begins at {low}, not {begin}")
+                if queue is not None and begin < low < queue.max_offset:
+                    before = self.ledger.queues[topic, queue_id][low - 1].record.physical_offset
+                    if before >= base_pos:
+                        raise Violation(f"expired alone: {topic}/{queue_id} of {process.node_id} at {low}, not {begin}")

@@ -1,0 +1,166 @@
+"""Topics that keep their messages for less time than the log: their queues begin later.
+
+The leader looks at the queues of all these topics in turn. What is too old is a matter of where in the log the time is
+that the topic's hours say, and that is looked up once for all topics with equal hours. The disk is free when the file
+of the log goes, as for all messages (`mq.broker.base.retention`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+
+from mq.broker.base.file_times import PlausibleTime
+from mq.broker.base.periodic_task import Periodic
+from mq.broker.base.stored_times import newest_ms, old_until
+from mq.broker.context import BrokerContext
+from mq.broker.net.service import Service
+from mq.broker.state.commands import encode_command
+from mq.broker.state.expired_messages import ROWS_MAX, ExpireMessages
+from mq.broker.state.format_level import LEVEL_OF_TOPIC_RETENTION
+from mq.broker.write_path.outcome import Outcome, Stored
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.records import RecordError
+from mq.protocol.retention_attributes import reserve_hours
+from mq.store.errors import StoreError
+from mq.store.queue_store import QueueKey
+from raftlog.segment import SegmentError
+
+_LOOK_SECONDS = 0.5
+_LOOKED_AT_ONCE = 500
+_AGAIN_SECONDS = 10.0
+_HOUR_MS = 3_600_000
+
+
+class TopicExpiry(Service):
+    """See the module.
+
+    Args:
+        leased_pos: physical offset from which on readers have leases.
+    """
+
+    def __init__(self, context: BrokerContext, *, leased_pos: Callable[[], PhysicalOffset]) -> None:
+        self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
+        self._segment_log = context.replica.log
+        self._leased_pos = leased_pos
+        self._wall_clock_ms, self._clock = context.wall_clock_ms, context.clock
+        self._log = context.log
+        self._time: PlausibleTime | None = None
+        self._hours: dict[str, int] | None = None
+        self._places: dict[int, PhysicalOffset] = {}
+        self._unlooked: Iterator[QueueKey] | None = None
+        self._again_at = float("-inf")
+        self._in_flight = 0
+        self._leadership = object()
+        self.expired = 0
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions; see `Service`."""
+        yield Periodic(_LOOK_SECONDS, self.run, self._rests_until)
+
+    def counters(self) -> dict[str, int]:
+        """Figures: messages that expired by their topic's hours since this replica leads."""
+        return {"topic_messages_expired": self.expired}
+
+    def topic_changed(self, topic: str) -> None:
+        """See `Service`."""
+        self._hours = None
+
+    def resign(self) -> None:
+        """This replica stopped leading."""
+        self._leadership = object()
+        self._in_flight = 0
+        self._unlooked = None
+
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        if self._appender.is_idle:
+            assert not self._in_flight, f"{self._in_flight} commands are on their way, and nothing is pending"
+
+    def _rests_until(self) -> float:
+        is_busy = self._appender.is_open and (self._hours is None or self._hours)
+        return float("-inf") if is_busy else float("inf")
+
+    def run(self) -> None:
+        """Look at some queues; called by a timer."""
+        if self._hours is None:
+            kept = {name: reserve_hours(config.attributes) for name, config in self._metadata.topics.items()}
+            self._hours = {name: hours for name, hours in kept.items() if hours is not None}
+        if not self._hours or not self._appender.is_open or not self._appender.has_room or self._in_flight:
+            return
+        if self._metadata.format_level.level < LEVEL_OF_TOPIC_RETENTION:
+            return
+        if self._unlooked is None:
+            if self._clock() < self._again_at:
+                return
+            self._again_at = self._clock() + _AGAIN_SECONDS
+            self._places = self._look_up(set(self._hours.values()))
+            self._unlooked = iter([key for key in self._store.all_keys() if key[0] in self._hours])
+        some = list(islice(self._unlooked, _LOOKED_AT_ONCE))
+        if len(some) < _LOOKED_AT_ONCE:
+            self._unlooked = None
+        rows = [row for key in some if (row := self._expiring(key)) is not None]
+        if rows:
+            self._expire(self._without_hidden(rows))
+
+    def _look_up(self, hours: set[int]) -> dict[int, PhysicalOffset]:
+        """The physical offset before which everything is older than so many hours."""
+        if self._time is None:
+            newest = None
+            with suppress(SegmentError, RecordError):
+                newest = newest_ms(self._segment_log, self._segment_log.last_index)
+            self._time = PlausibleTime(self._clock, newest, self._log)
+        now_ms = self._time.look(self._wall_clock_ms())
+        found: dict[int, PhysicalOffset] = {}
+        for each in sorted(hours):
+            with suppress(SegmentError, OSError):
+                place = old_until(self._segment_log, now_ms - each * _HOUR_MS)
+                if place is not None:
+                    found[each] = min(place, self._leased_pos())
+        return found
+
+    def _expiring(self, key: QueueKey) -> tuple[str, int, QueueOffset] | None:
+        """A queue and where it is to begin; None if nothing of it is too old."""
+        hours, queue = (self._hours or {}).get(key[0]), self._store.get(*key)
+        place = None if hours is None else self._places.get(hours)
+        if queue is None or place is None:
+            return None
+        try:
+            offset = queue.first_from(place)
+        except (StoreError, OSError):
+            return None  # it is restored from the log first
+        return (*key, offset) if offset > queue.min_offset else None
+
+    def _without_hidden(self, rows: list[tuple[str, int, QueueOffset]]) -> list[tuple[str, int, QueueOffset]]:
+        """The same, but no queue is to begin behind a message that was popped and may be redelivered."""
+        hidden: dict[QueueKey, QueueOffset] = {}
+        wanted = {(topic, queue_id) for topic, queue_id, _ in rows}
+        now_ms = self._wall_clock_ms()
+        for (_, *place), popped in self._metadata.pops.queues.items():
+            key = place[0], place[1]
+            if key in wanted and (queue := self._store.get(*key)) is not None:
+                offset = popped.first_hidden(queue.min_offset, now_ms)
+                if offset is not None:
+                    hidden[key] = min(offset, hidden.get(key, offset))
+        bounded = [(topic, number, min(offset, hidden.get((topic, number), offset))) for topic, number, offset in rows]
+        return [row for row in bounded if row[2] > self._min_offset(row[:2])]
+
+    def _min_offset(self, key: QueueKey) -> QueueOffset:
+        queue = self._store.get(*key)
+        assert queue is not None, f"{key} is gone within a turn"
+        return queue.min_offset
+
+    def _expire(self, rows: list[tuple[str, int, QueueOffset]]) -> None:
+        leadership = self._leadership
+        for begin in range(0, len(rows), ROWS_MAX):
+            some = rows[begin : begin + ROWS_MAX]
+            count = sum(offset - self._min_offset((topic, queue_id)) for topic, queue_id, offset in some)
+
+            def on_outcome(outcome: Outcome, count: int = count) -> None:
+                if leadership is self._leadership:
+                    self._in_flight -= 1
+                    self.expired += count if isinstance(outcome, Stored) else 0
+
+            self._in_flight += 1
+            self._appender.add_command(encode_command(ExpireMessages(rows=some)), on_outcome)

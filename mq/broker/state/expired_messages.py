@@ -1,0 +1,43 @@
+"""Messages that are not served any more, although the log still has them: their topic keeps messages for less time.
+
+The leader decides by its clock up to where messages of a queue are too old, and the command says so to all replicas,
+at the same place in the log. So they agree about the first message of every queue. Nothing of it is kept besides the
+consume queues: these begin later from then on, and what derives them from the log again applies the command again. If
+the log does not have the command any more, it does not have the messages before it either.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.broker.state.table import TableCommand, check_range
+from mq.protocol.names import check_topic
+from mq.protocol.numbers import QueueOffset
+
+ROWS_MAX: Final = 200
+"""Queues in one command."""
+_INT64_MAX: Final = 2**63 - 1
+
+
+class ExpireMessages(TableCommand, frozen=True, tag="expire_messages"):
+    """Queues begin at these offsets: messages before are not served any more.
+
+    Each row is a topic, a queue id and the offset. A queue that begins later already is not changed, and one that ends
+    earlier becomes empty.
+    """
+
+    rows: list[tuple[str, int, QueueOffset]]
+
+    def check(self) -> None:
+        """See `TableCommand.check`."""
+        check_range("number of rows", len(self.rows), 1, ROWS_MAX)
+        for topic in {topic for topic, _, _ in self.rows}:
+            check_topic(topic)
+        for _, queue_id, offset in self.rows:
+            check_range("queue_id", queue_id, 0, 2**31 - 1)
+            check_range("offset", offset, 0, _INT64_MAX)
+
+
+def expired_by(command: object) -> tuple[tuple[str, int, QueueOffset], ...]:
+    """The queues of which a command expires messages, with their first offsets from then on."""
+    return tuple(command.rows) if isinstance(command, ExpireMessages) else ()

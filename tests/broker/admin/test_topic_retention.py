@@ -1,0 +1,124 @@
+"""Topics that keep their messages for less time than the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mq.broker.admin import topic_expiry
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.retention_attributes import RESERVE_TIME
+from tests.support.running_broker import Client, properties, running, send_ext
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.trio
+
+
+@pytest.fixture
+def short_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour is a millisecond, and brokers look all the time."""
+    monkeypatch.setattr(topic_expiry, "_HOUR_MS", 1)
+    monkeypatch.setattr(topic_expiry, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(topic_expiry, "_AGAIN_SECONDS", 0.0)
+
+
+async def limit(client: Client, hours: str, topic: str = "T", **given: str) -> ResponseCode:
+    """Create or change a topic; returns how that ended."""
+    said = ",".join(f"+{name}={value}" for name, value in {RESERVE_TIME: hours, **given}.items())
+    return ResponseCode((await client.create_topic(topic, attributes=said)).code)
+
+
+async def begin(client: Client, topic: str = "T") -> int:
+    return await client.offset(RequestCode.GET_MIN_OFFSET, topic)
+
+
+@pytest.mark.usefixtures("short_hours")
+async def test_messages_expire_for_all_requests_and_for_this_topic_only(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await client.create_topic("Other")
+        await client.create_topic("T")
+        await client.fill(3, "Other")
+        sent = []
+        for number in range(3):
+            ext = send_ext("T", i=properties(KEYS=f"k{number}", UNIQ_KEY=f"u{number}"))
+            sent.append(await client.request(RequestCode.SEND_MESSAGE_V2, ext, b"body"))
+        found = {"topic": "T", "key": "k1", "maxNum": 5, "beginTimestamp": 0, "endTimestamp": 2**62}
+        assert (await client.request(RequestCode.QUERY_MESSAGE, found)).code == ResponseCode.SUCCESS
+        assert await begin(client) == 0, "without the attribute nothing expires"
+
+        assert await limit(client, "1") == ResponseCode.SUCCESS
+
+        async def expired() -> bool:
+            return await begin(client) == 3
+
+        await until(expired)
+        assert await begin(client, "Other") == 0
+        assert (await client.pull("T", offset=0)).ext["nextBeginOffset"] == "3"
+        assert (await client.request(RequestCode.QUERY_MESSAGE, found)).code == ResponseCode.QUERY_NOT_FOUND
+        position = int(sent[1].ext["msgId"][16:32], 16)
+        viewed = await client.request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": position})
+        assert viewed.code == ResponseCode.SYSTEM_ERROR
+        assert "has expired" in (viewed.remark or "")
+        assert len((await client.pull("Other")).records) == 3
+        assert (await client.info())["raftmq.topicMessagesExpired"] == "3"
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        assert await begin(client) == 3, "a restart brings nothing back"
+        assert int((await client.send("T")).ext["queueOffset"]) == 3
+
+
+@pytest.mark.usefixtures("short_hours")
+async def test_a_popped_message_stays_until_it_is_acknowledged(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        await client.fill(3, "T")
+        ext = {
+            "consumerGroup": "G",
+            "topic": "T",
+            "queueId": 0,
+            "maxMsgNums": 1,
+            "invisibleTime": 600_000,
+            "pollTime": 0,
+            "bornTime": 0,
+            "initMode": 0,
+            "expType": "TAG",
+            "exp": "*",
+        }
+        assert len((await client.request(RequestCode.POP_MESSAGE, ext)).records) == 1
+        await client.create_topic("Seen", attributes=f"+{RESERVE_TIME}=1")
+        await client.fill(1, "Seen")
+        assert await limit(client, "1") == ResponseCode.SUCCESS
+
+        async def looked() -> bool:
+            return await begin(client, "Seen") == 1
+
+        await until(looked)
+        assert await begin(client) == 0
+
+
+@pytest.mark.parametrize(
+    ("hours", "given"), [("73", {}), ("0", {}), ("1.5", {}), ("1", {"message.type": "LITE"})], ids=str
+)
+async def test_what_cannot_be_kept_is_refused(tmp_path: Path, hours: str, given: dict[str, str]) -> None:
+    async with running(tmp_path, group="b-a", retention_hours=72.0) as broker:
+        client = await broker.connect()
+        assert await limit(client, hours, **given) == ResponseCode.INVALID_PARAMETER
+        assert await limit(client, "-1") == ResponseCode.SUCCESS
+        assert await limit(client, "72") == ResponseCode.SUCCESS
+
+
+async def test_a_topic_that_said_so_before_the_broker_kept_less_can_be_changed(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        assert await limit(await broker.connect(), "72") == ResponseCode.SUCCESS
+    async with running(tmp_path, group="b-a", retention_hours=1.0) as broker:
+        assert (await (await broker.connect()).create_topic("T", 2)).code == ResponseCode.SUCCESS
+
+
+async def test_a_group_with_older_members_refuses_it(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a", format_level_max=5) as broker:
+        client = await broker.connect()
+        assert await limit(client, "1") == ResponseCode.VERSION_NOT_SUPPORTED
+        assert await limit(client, "-1") == ResponseCode.SUCCESS
