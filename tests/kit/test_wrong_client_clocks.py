@@ -71,7 +71,7 @@ def test_a_pop_is_held_until_a_message_comes(monkeypatch: pytest.MonkeyPatch, ho
 
                 @nursery.start_soon
                 async def send_later() -> None:
-                    await trio.sleep(40)
+                    await trio.sleep(40)  # the broker holds the pop
                     await producer.send(Message("T", b"second"))
 
                 began = trio.current_time()
