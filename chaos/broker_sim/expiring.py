@@ -85,10 +85,10 @@ class Expiring(Workload):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def is_settled(self) -> bool:
-        """See `Workload.is_settled`."""
-        return all(
-            self._begins.get((self.topic, queue_id), 0) == self.ledger.end(self.topic, queue_id)
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`: messages that have not expired."""
+        return sum(
+            self.ledger.end(self.topic, queue_id) - self._begins.get((self.topic, queue_id), 0)
             for queue_id in range(self.queues)
         )
 

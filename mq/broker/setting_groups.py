@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -35,6 +35,8 @@ class SettingGroup(BaseModel):
     """Base of the groups."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    why_fixed: ClassVar[str] = ""
+    """Why its settings cannot change while the broker runs; empty if they can."""
 
 
 class PlaceInGroup(SettingGroup):
@@ -42,6 +44,8 @@ class PlaceInGroup(SettingGroup):
 
     Names and peers must be equal on all replicas of a group; most other settings may differ.
     """
+
+    why_fixed: ClassVar[str] = "it says which replica this is; members change with `raftmq group`"
 
     cluster: str = Field("DefaultCluster", description="name of the cluster in the route")
     group: str = Field("broker-a", description="broker name: one Raft group, one entry in the route")
@@ -67,6 +71,8 @@ class PlaceInGroup(SettingGroup):
 
 class RaftSettings(SettingGroup):
     """How a replica takes part in its group, and what it writes to the log."""
+
+    why_fixed: ClassVar[str] = "elections and the log are set up with it"
 
     priority: int = Field(0, ge=-1000, le=1000, description="preference as leader: the highest priority leads")
     lease_reads: bool = Field(
@@ -112,6 +118,8 @@ class RaftSettings(SettingGroup):
 
 class NetworkSettings(SettingGroup):
     """Where a broker is reached, and which connections it keeps."""
+
+    why_fixed: ClassVar[str] = "sockets, timers and limits of connections are set up with it"
 
     listen: str = Field("127.0.0.1:10911", description="where clients connect")
     advertise: str | None = Field(None, description="address in the route, when it differs from `listen`")
@@ -163,6 +171,8 @@ class NetworkSettings(SettingGroup):
 class SecuritySettings(SettingGroup):
     """Accounts, certificates and the secret of the group."""
 
+    why_fixed: ClassVar[str] = "files that it names are read again when they change"
+
     acl_file: Path | None = Field(
         None,
         description="accounts and permissions of clients, as RocketMQ's plain_acl.yml, the same on all replicas; read "
@@ -203,6 +213,8 @@ class SecuritySettings(SettingGroup):
 class MemorySettings(SettingGroup):
     """What clients may make a broker keep in memory."""
 
+    why_fixed: ClassVar[str] = "what waits already was let in by it"
+
     pending_bytes_max: int = Field(64 * MIB, ge=MIB, description="unacknowledged messages; above: SYSTEM_BUSY")
     forward_bytes_max: int = Field(
         64 * MIB, ge=MIB, description="bytes of requests forwarded to the leader; above: SYSTEM_BUSY"
@@ -227,6 +239,8 @@ class MemorySettings(SettingGroup):
 
 class MessageSettings(SettingGroup):
     """Messages, delays and transactions."""
+
+    why_fixed: ClassVar[str] = "messages that wait already were accepted by it"
 
     message_bytes_max: int = Field(
         4 * MIB,
@@ -263,9 +277,8 @@ class MessageSettings(SettingGroup):
 class ConsumeSettings(SettingGroup):
     """What consumers get."""
 
-    auto_create_groups: bool = Field(True, description="create a consumer group when it first consumes")
-    sql_filter: bool = Field(True, description="allow SQL92 filters")
-    pull_messages_max: int = Field(32, ge=1, description="messages per pull")
+    why_fixed: ClassVar[str] = "requests of consumers that wait already were let in by it"
+
     pull_bytes_max: int = Field(256 * 1024, ge=1024, description="bytes of messages per pull")
     slow_consumer_bytes: int | None = Field(
         None,
@@ -287,13 +300,12 @@ class ConsumeSettings(SettingGroup):
 class BulkSettings(SettingGroup):
     """Bulk reads."""
 
+    why_fixed: ClassVar[str] = "reads and leases that are open were let in by it"
+
     bulk_reads_max: int = Field(
         4, ge=1, le=64, description="concurrent bulk reads, each with up to 16 MiB of memory; 8 times as many wait"
     )
     bulk_bytes_max: int = Field(BULK_BYTES_MAX, ge=64 * 1024, le=BULK_BYTES_MAX, description="messages in one answer")
-    bulk_bytes_per_second: int = Field(
-        1024 * MIB, ge=MIB, description="throughput of bulk readers; above, they are told when to retry"
-    )
     log_leases_max: int = Field(
         1024, ge=1, description="log leases, with which readers keep segment files from retention"
     )
@@ -303,6 +315,8 @@ class BulkSettings(SettingGroup):
 class StorageSettings(SettingGroup):
     """Where files are, how they are kept up to date, and when they are deleted."""
 
+    why_fixed: ClassVar[str] = "files are laid out, and the disk is watched, by it"
+
     data_dir: Path = Field(Path("data"), description="directory of the log and of everything derived from it")
     checkpoint_seconds: float = Field(
         10.0,
@@ -310,7 +324,6 @@ class StorageSettings(SettingGroup):
         description="interval of checkpoints, longer with over 100,000 queues; a start applies only the log after it",
     )
     index_seconds: float = Field(1.0, gt=0, description="how often the index builder looks for work")
-    retention_bytes: int | None = Field(None, ge=MIB, description="maximum size of the log")
     retention_check_seconds: float = Field(10.0, gt=0, description="how often retention runs")
     disk_warn_ratio: float = Field(0.75, gt=0, le=1, description="disk use at which the broker warns")
     disk_expire_ratio: float = Field(
@@ -333,3 +346,10 @@ class ChangeableSettings(SettingGroup):
     auto_create_topics: bool = Field(True, description="create a topic when the first message is sent to it")
     retention_hours: float = Field(72.0, gt=0, description="how long a segment file is kept after its newest message")
     delete_when: int = Field(4, ge=-1, le=23, description="hour of the day for deleting expired files; -1: any")
+    auto_create_groups: bool = Field(True, description="create a consumer group when it first consumes")
+    sql_filter: bool = Field(True, description="allow SQL92 filters")
+    pull_messages_max: int = Field(32, ge=1, description="messages per pull")
+    bulk_bytes_per_second: int = Field(
+        1024 * MIB, ge=MIB, description="throughput of bulk readers; above, they are told when to retry"
+    )
+    retention_bytes: int | None = Field(None, ge=MIB, description="maximum size of the log")

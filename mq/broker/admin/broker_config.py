@@ -15,6 +15,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
+from mq.broker.setting_groups import SettingGroup
 from mq.broker.settings import BrokerSettings
 from mq.protocol.broker_properties import AUTO_CREATE_TOPIC, DELETE_HOUR, FORBIDDEN, RETENTION_HOURS, BrokerProperties
 from mq.protocol.codes import ResponseCode
@@ -27,8 +28,15 @@ CHANGEABLE: Final = {
     AUTO_CREATE_TOPIC: "auto_create_topics",
     RETENTION_HOURS: "retention_hours",
     DELETE_HOUR: "delete_when",
+    "autoCreateSubscriptionGroup": "auto_create_groups",
+    "maxTransferCountOnMessageInMemory": "pull_messages_max",
+    "raftmq.retention_bytes": "retention_bytes",
+    "raftmq.sql_filter": "sql_filter",
+    "raftmq.bulk_bytes_per_second": "bulk_bytes_per_second",
 }
-"""Settings that can change at run time, by RocketMQ's names."""
+"""Settings that can change at run time, by RocketMQ's names, or by ours if it has none."""
+WHY_FIXED: Final = {name: group.why_fixed for group in SettingGroup.__subclasses__() for name in group.model_fields}
+"""For each setting why it cannot change at run time; empty for those that can."""
 
 _UNKNOWN: Final = set(CHANGEABLE.values()) - BrokerSettings.model_fields.keys()
 assert not _UNKNOWN, f"there are no settings {_UNKNOWN}"
@@ -144,10 +152,11 @@ class BrokerConfig(Service):
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no setting {name[:80]}")
             ours = CHANGEABLE.get(name, name.removeprefix(_OURS))
             if ours in CHANGEABLE.values():
-                changes[ours] = value
+                changes[ours] = value or None
             elif value != current[name]:
+                why = f": {WHY_FIXED[ours]}" if ours in WHY_FIXED else ""
                 raise RequestRefused(
-                    ResponseCode.NO_PERMISSION, f"{name} is {current[name]!r} until the broker restarts"
+                    ResponseCode.NO_PERMISSION, f"{name} is {current[name]!r} until the broker restarts{why}"
                 )
         return changes
 

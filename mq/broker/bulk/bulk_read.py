@@ -20,6 +20,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
+from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import TopicConfig
 from mq.filter.subscription import SubscriptionError, parse_tags
 from mq.protocol.bulk import (
@@ -100,6 +101,10 @@ class BulkReads(Service):
         for role in ("leader", "follower"):
             self._counts |= {f"bulk_{what}_as_{role}": 0 for what in ("rows", "bytes")}
         self._by_client: dict[str, int] = {}
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """See `Service`: the throughput may have changed."""
+        self._settings = settings
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""

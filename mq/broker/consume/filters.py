@@ -16,6 +16,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import BROADCASTING
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
+from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig
 from mq.filter.subscription import SQL92, Subscription, SubscriptionError, parse_subscription
 from mq.protocol.bodies import CheckClientConfigBody
@@ -59,6 +60,10 @@ class Subscriptions(Service):
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
         yield Route(CheckClientConfig, self.handle_check)
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """See `Service`: whether groups are created, and SQL filters allowed, may have changed."""
+        self._settings = settings
 
     def handle_check(self, call: Call[CheckClientConfig]) -> bytes:
         """Request code 46: whether a subscription is valid."""

@@ -21,6 +21,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
+from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import TopicConfig
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
@@ -116,6 +117,10 @@ class Pulls(Service):
         self._missed = context.traffic.missed
         self._clock = context.clock
         context.store.watched = self.polling.waiting
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """See `Service`: how many messages an answer has may have changed."""
+        self._settings = settings
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""

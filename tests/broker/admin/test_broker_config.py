@@ -149,9 +149,29 @@ async def test_settings_are_shown_and_some_changed(tmp_path: Path, serialization
         assert (await settings_of(await broker.connect()))["fileReservedTime"] == "72", "it was the process's own"
 
 
+async def test_changed_settings_take_effect_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        await client.fill(3, "T")
+        assert len((await client.pull("T")).records) == 3
+        changed = "maxTransferCountOnMessageInMemory=2\nraftmq.retention_bytes=2097152\nraftmq.sql_filter=false\n"
+        assert (await change(client, changed)).code == 0
+        assert len((await client.pull("T")).records) == 2
+        sql = await client.pull("T", expressionType="SQL92", subscription="a IS NULL")
+        assert (sql.code, "SQL92" in str(sql.remark)) == (ResponseCode.SYSTEM_ERROR, True), sql
+        assert (await settings_of(client))["raftmq.retention_bytes"] == "2097152"
+        assert (await change(client, "raftmq.retention_bytes=\nautoCreateSubscriptionGroup=false")).code == 0
+        shown = await settings_of(client)
+        assert (shown["raftmq.retention_bytes"], shown["autoCreateSubscriptionGroup"]) == ("", "false")
+
+
 @pytest.mark.parametrize(
     ("text", "code", "remark"),
     [
+        ("raftmq.segment_bytes=1", ResponseCode.NO_PERMISSION, "elections and the log are set up with it"),
+        ("raftmq.pull_messages_max=0", ResponseCode.SYSTEM_ERROR, "pull_messages_max"),
+        ("raftmq.bulk_bytes_per_second=", ResponseCode.SYSTEM_ERROR, "bulk_bytes_per_second"),
         ("listenPort=1", ResponseCode.NO_PERMISSION, "listenPort is '"),
         ("brokerConfigPath=/etc", ResponseCode.NO_PERMISSION, "brokerConfigPath"),
         ("raftmq.peers=n0@127.0.0.1:1", ResponseCode.NO_PERMISSION, "raftmq.peers is '"),

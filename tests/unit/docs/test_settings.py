@@ -11,7 +11,7 @@ import annotated_types
 import pytest
 from pydantic.fields import FieldInfo
 
-from mq.broker.admin.broker_config import CHANGEABLE
+from mq.broker.admin.broker_config import CHANGEABLE, WHY_FIXED
 from mq.broker.setting_groups import ChangeableSettings, SettingGroup
 from mq.broker.settings import BrokerSettings
 from mq.console.settings import ConsoleSettings
@@ -69,12 +69,29 @@ def rows(settings: type[ProcessSettings]) -> Iterator[str]:
         yield f"| `{name}` | {shown(name, default)} | {allowed(name, field)} | {field.description or ''} |"
 
 
+def changes() -> Iterator[str]:
+    """Which settings of a broker change while it runs, and why the others do not."""
+    named = {ours: name for name, ours in CHANGEABLE.items()}
+    yield "| setting of a broker | changes while it runs |"
+    yield "|---|---|"
+    for group in SettingGroup.__subclasses__():
+        fixed = [f"`{name}`" for name in group.model_fields if name not in named]
+        if fixed:
+            yield f"| {', '.join(fixed)} | no: {group.why_fixed} |"
+        for name in group.model_fields:
+            if name in named:
+                yield f"| `{name}` | yes: `{named[name]}` |"
+
+
 def test_the_guide_has_every_setting() -> None:
     wanted = GUIDE.read_text()
     for title, settings in SERVERS:
         begin, end = f"<!-- {title} settings -->", f"<!-- end of {title} settings -->"
         before, _, rest = wanted.partition(begin)
         wanted = "\n".join([f"{before}{begin}", "", *rows(settings), "", f"{end}{rest.partition(end)[2]}"])
+    begin, end = "<!-- what changes -->", "<!-- end of what changes -->"
+    before, _, rest = wanted.partition(begin)
+    wanted = "\n".join([f"{before}{begin}", "", *changes(), "", f"{end}{rest.partition(end)[2]}"])
     if os.environ.get("REWRITE"):
         GUIDE.write_text(wanted)
     assert GUIDE.read_text() == wanted, "docs/settings.md: REWRITE=1"
@@ -82,6 +99,7 @@ def test_the_guide_has_every_setting() -> None:
 
 def test_only_changeable_settings_change_at_run_time() -> None:
     assert set(CHANGEABLE.values()) == ChangeableSettings.model_fields.keys()
+    assert {name for name, why in WHY_FIXED.items() if not why} == set(CHANGEABLE.values())
 
 
 def test_every_setting_of_a_broker_is_in_one_group() -> None:
