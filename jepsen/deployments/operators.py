@@ -10,18 +10,18 @@ import msgspec
 
 from jepsen.deployments.cluster import GROUP, Cluster, ClusterFailed
 from jepsen.logs import Verified
-from mq.cli.errors import CommandFailed
-from mq.cli.group_session import GroupSession
+from mq.cli import group_session
 from mq.client import ClientError
+from mq.inspection.group_session import GroupSession
 
 
 @asynccontextmanager
 async def open_session(cluster: Cluster) -> AsyncIterator[GroupSession]:
     """As `raftmq group`, without starting a process.
 
-    Calls raise ClientError and CommandFailed.
+    Calls raise ClientError.
     """
-    async with GroupSession.open(cluster.namesrv, GROUP, on_progress=lambda _: None) as session:
+    async with group_session.open_session(cluster.namesrv, GROUP, on_progress=lambda _: None) as session:
         yield session
 
 
@@ -30,7 +30,7 @@ async def members(cluster: Cluster) -> dict[str, str]:
     try:
         async with open_session(cluster) as session:
             return {member.node_id: member.role for member in (await session.status()).view.members}
-    except (ClientError, CommandFailed):
+    except ClientError:
         return {}
 
 

@@ -11,9 +11,8 @@ from jepsen.deployments.cluster import Cluster, ClusterFailed
 from jepsen.nemeses.behind import has_logged
 from jepsen.nemeses.injection import Injection
 from jepsen.schedule import Step, targets
-from mq.cli.errors import CommandFailed
-from mq.cli.group_session import GroupSession
 from mq.client import ClientError
+from mq.inspection.group_session import GroupSession
 from mq.protocol.group_admin import GroupAnswer
 
 CHANGE_SECONDS_MAX = 60.0
@@ -228,7 +227,7 @@ async def change_members(
                 async with operators.open_session(cluster) as session:
                     told = (await act(session)).text
                     members = (await session.status()).view.members
-            except (ClientError, CommandFailed) as error:
+            except ClientError as error:
                 told = str(error)
             else:
                 now = {member.node_id: member.role for member in members}

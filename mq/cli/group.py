@@ -14,12 +14,13 @@ from mq.cli import group_secret
 from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.group_force import force
-from mq.cli.group_session import GroupSession
+from mq.cli.group_session import open_session
 from mq.cli.group_view import table_of
 from mq.cli.output import Json, print_json
 from mq.cli.tables import print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.cli.upgrade_check import upgrade_check
+from mq.inspection.group_session import GroupSession
 from mq.protocol.group_admin import GroupAnswer
 
 app = typer.Typer(help="Show and change the members of a broker group.", no_args_is_help=True)
@@ -111,7 +112,7 @@ def _member(text: str) -> tuple[str, str]:
 
 def _run(namesrv: str, group: str | None, act: Callable[[GroupSession], Awaitable[GroupAnswer]]) -> GroupAnswer:
     async def main() -> GroupAnswer:
-        async with GroupSession.open(namesrv, group, on_progress=partial(print, file=sys.stderr)) as session:
+        async with open_session(namesrv, group, on_progress=partial(print, file=sys.stderr)) as session:
             return await act(session)
 
     with client_errors():

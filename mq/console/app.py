@@ -27,7 +27,7 @@ from mq.console import safety
 from mq.console.guard import Guard
 from mq.console.jobs import Jobs
 from mq.console.live import Fragments, write_events
-from mq.console.pages import accounts, dead_letters, groups, messages, overview, pending, sending, tail, topics
+from mq.console.pages import accounts, dead_letters, groups, members, messages, overview, pending, sending, tail, topics
 from mq.console.pages.visit import Act, Build, Form, NotFound, Page, Refused, Visit
 from mq.console.records import Record, Records
 from mq.console.sessions import LoginLimit, Session, Sessions
@@ -46,6 +46,8 @@ PAGES: Final[Mapping[str, Build]] = {
     "/": overview.overview,
     "/alarms": overview.alarm_list,
     "/broker-group": overview.raft_group,
+    "/members": members.members,
+    "/member-change": members.preview,
     "/settings": overview.replica_settings,
     "/changes": overview.changes,
     "/events": overview.event_list,
@@ -76,6 +78,7 @@ CHANGES: Final[Mapping[str, tuple[str, Act]]] = {
     "/recall": ("recall a message", pending.recall),
     "/resume": ("resume a transaction", pending.resume),
     "/change-schedule": ("change schedule", pending.change_schedule),
+    "/member-change": ("change members", members.make),
     "/transfer": ("transfer leadership", overview.transfer),
 }
 

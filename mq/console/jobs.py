@@ -29,6 +29,7 @@ class Job:
     failed: int = 0
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    progress: str = ""
     ended: bool = False
     fault: str = ""
 
@@ -37,6 +38,10 @@ class Job:
         self.failed += 1
         if len(self.failures) < FAILURES_MAX:
             self.failures.append(what)
+
+    def tell(self, what: str) -> None:
+        """Say what is being waited for, instead of what was said before."""
+        self.progress = what
 
     def note(self, what: str) -> None:
         """Say something of those that were not tried."""

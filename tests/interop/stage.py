@@ -258,9 +258,9 @@ class Stage:
 
     async def transfer(self) -> GroupAnswer:
         """Leadership goes to another replica, as an operator orders it. Raises Unmet."""
-        from mq.cli.group_session import GroupSession
+        from mq.cli.group_session import open_session
 
-        async with GroupSession.open(self.cluster.namesrv, None, on_progress=lambda _: None) as session:
+        async with open_session(self.cluster.namesrv, None, on_progress=lambda _: None) as session:
             answer = await session.change("transfer")
         require(answer.done, f"transfer: {answer.code} {answer.text}")
         return answer

@@ -19,7 +19,7 @@ from mq.inspection.dead_letters import read_letters
 from mq.inspection.survey import survey
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import HOSTILE, Browser, count_requests, run
+from tests.support.console_browser import HOSTILE, Browser, count_requests, ended, run
 from tests.support.waiting import until
 
 PAGES = (
@@ -279,19 +279,6 @@ def run_after_page(test: Callable[[Browser], Awaitable[None]], kit: SyncKit, **s
         await test(browser)
 
     run(main, kit, **settings)
-
-
-async def ended(browser: Browser, address: str) -> str:
-    """The page of a job when it has ended."""
-    content = ""
-
-    async def has_ended() -> bool:
-        nonlocal content
-        content = (await browser.get(address)).content
-        return "It has ended" in content
-
-    await until(has_ended, seconds=20)
-    return content
 
 
 async def has_looked(browser: Browser) -> bool:

@@ -21,6 +21,7 @@ from mq.console.app import Console
 from mq.console.settings import ConsoleSettings
 from mq.console.users import Users
 from mq.testing import SyncKit
+from tests.support.waiting import until
 
 HOST = "127.0.0.1:8090"
 NOW_MS = 1_900_000_000_000
@@ -182,3 +183,16 @@ def count_requests(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
     monkeypatch.setattr(ClientCore, "call", counted)
     return counts
+
+
+async def ended(browser: Browser, address: str) -> str:
+    """The page of a job when it has ended."""
+    content = ""
+
+    async def has_ended() -> bool:
+        nonlocal content
+        content = (await browser.get(address)).content
+        return "It has ended" in content
+
+    await until(has_ended, seconds=20)
+    return content

@@ -1,0 +1,124 @@
+"""Changes of the members of a broker group: what one would do, and the change itself, which may take long."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+from mq.client.errors import ClientError
+from mq.console.jobs import Job, TooManyJobs
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, one, required
+from mq.console.records import Record
+from mq.console.views.links import link
+from mq.console.views.members import Change, consequences, member_rows
+from mq.inspection.group_session import GroupSession
+from mq.protocol.group_admin import GroupAction, GroupAnswer, GroupView
+
+CATCH_UP_SECONDS: Final = 3600.0
+"""How long a new node may take to catch up; then it stays a learner."""
+NODE_LENGTH_MAX: Final = 64
+ADDRESS_LENGTH_MAX: Final = 300
+
+
+async def members(visit: Visit) -> Page:
+    """The members as the leader sees them, and forms for changes."""
+    name = visit.name()
+    view = await _view(visit, name)
+    values = {
+        "name": name,
+        "rows": member_rows(view),
+        "voters": [each.node_id for each in view.members if each.role == "voter"],
+        "learners": [each.node_id for each in view.members if each.role == "learner"],
+        "everybody": [each.node_id for each in view.members],
+    }
+    return Page("members.html", f"Members of {name}", values, live=False)
+
+
+async def preview(visit: Visit) -> Page:
+    """What a change would do."""
+    name = visit.name()
+    change = change_of({field: [value] for field, value in visit.query.items()})
+    view = await _view(visit, name)
+    _check(change, view)
+    values = {"name": name, "change": change, "said": consequences(change, view), "voter": visit.query.get("voter", "")}
+    return Page("member_change.html", change.title, values, live=False)
+
+
+async def make(visit: Visit, form: Form) -> Done:
+    """Make a change, in the background."""
+    name = required(form, "name")
+    change = change_of(form)
+    if change.typed and one(form, "typed") != change.typed:
+        raise Refused(f"type {change.typed} to confirm that it leaves the group: nothing was changed")
+    _check(change, await _view(visit, name))
+    what = f"{change.title} in {name}"
+
+    async def run(job: Job) -> None:
+        fault = "it was stopped"
+        try:
+            answer = await _change(visit, name, change, one(form, "voter") == "yes", job)
+            fault = "" if answer.done else f"{answer.code}: {answer.text}"
+            if answer.done:
+                job.note(answer.text)
+        except ClientError as error:
+            fault = str(error)
+        finally:
+            visit.watch.changed()
+            job.done, job.fault = int(not fault), fault
+            done = Record(visit.now_ms, visit.session.user, "member change ended", what, fault or "done", not fault)
+            visit.records.add(done)
+
+    try:
+        job = visit.jobs.start(visit.watch.nursery, visit.session.user, what, link("/members", name=name), run)
+    except TooManyJobs as error:
+        raise Refused(str(error)) from error
+    return Done(link("/job", number=job.number), "", what)
+
+
+async def _change(visit: Visit, name: str, change: Change, voter: bool, job: Job) -> GroupAnswer:
+    session = GroupSession(visit.watch.changing, name, job.tell)
+    if change.action == "add":
+        return await session.add(change.node, change.address, voter=voter, patience=CATCH_UP_SECONDS)
+    if change.action == "replace":
+        return await session.replace(change.replaced, change.node, change.address, patience=CATCH_UP_SECONDS)
+    if change.action == "remove":
+        return await session.remove(change.node)
+    return await session.change(change.action, change.node)
+
+
+def change_of(form: Form) -> Change:
+    """The change that a form asks for. Raises Refused."""
+    action = one(form, "action")
+    known: dict[str, GroupAction] = {each: each for each in get_args(GroupAction)}
+    if action not in ("add", "promote", "remove", "replace"):
+        raise Refused(f"{action[:40]!r} is not add, promote, remove or replace")
+    change = Change(known[action], required(form, "node"), one(form, "address"), one(form, "replaced"))
+    if action in ("add", "replace") and not change.address.rpartition(":")[2].isdigit():
+        raise Refused("the replication address of the new node is HOST:PORT")
+    if action == "replace" and not change.replaced:
+        raise Refused("which node is to be replaced?")
+    if max(len(change.node), len(change.replaced)) > NODE_LENGTH_MAX or len(change.address) > ADDRESS_LENGTH_MAX:
+        raise Refused("such a long name or address no node has")
+    return change
+
+
+def _check(change: Change, view: GroupView) -> None:
+    """Raises Refused for what cannot be meant; the leader checks more."""
+    is_member = view.member(change.node) is not None
+    if change.action in ("promote", "remove") and not is_member:
+        raise Refused(f"{change.node} is not a member of {view.group}")
+    if change.action == "replace" and view.member(change.replaced) is None:
+        raise Refused(f"{change.replaced} is not a member of {view.group}")
+
+
+async def _view(visit: Visit, name: str) -> GroupView:
+    """The group as its leader sees it. Raises Refused without a leader, NotFound."""
+    groups = (await visit.watch.cluster.get()).value or []
+    group = next((each for each in groups if each.group == name), None)
+    if group is None:
+        raise NotFound(f"no broker group {name} is registered at the name servers")
+    if group.is_stock:
+        raise NotFound(f"{name} is a group of Apache RocketMQ, which has no Raft members")
+    answer = await GroupSession(visit.watch.looking, name, lambda _: None).status()
+    if not answer.done:
+        raise Refused(answer.text)
+    return answer.view

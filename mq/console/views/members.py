@@ -1,0 +1,114 @@
+"""What a change of the members of a broker group would do, in words, before it is made. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mq.protocol.group_admin import GroupAction, GroupView, MemberView
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the members. ``typed`` is what the operator has to type; empty if nothing has to be."""
+
+    action: GroupAction
+    node: str
+    address: str
+    replaced: str
+
+    @property
+    def title(self) -> str:
+        """As a heading."""
+        match self.action:
+            case "add":
+                return f"Add {self.node} at {self.address}"
+            case "replace":
+                return f"Replace {self.replaced} by {self.node} at {self.address}"
+            case _:
+                return f"{self.action.capitalize()} {self.node}"
+
+    @property
+    def typed(self) -> str:
+        """What leaves the group."""
+        return {"remove": self.node, "replace": self.replaced}.get(self.action, "")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """A member as the leader sees it."""
+
+    node: str
+    address: str
+    role: str
+    state: str
+    lag: str
+    note: str
+
+
+def member_rows(view: GroupView) -> list[MemberRow]:
+    """The members, as the leader sees them."""
+    return [
+        MemberRow(
+            node=each.node_id,
+            address=each.address or "-",
+            role="leader" if each.node_id == view.leader else each.role,
+            state=("connected, " if each.active else "NOT CONNECTED, ") + (each.state or "-"),
+            lag=f"{each.lag_entries:,}" if each.lag_entries >= 0 else "-",
+            note=", ".join(filter(None, (each.reason, "" if each.disk_ok else "its disk is slow or full"))),
+        )
+        for each in view.members
+    ]
+
+
+def consequences(change: Change, view: GroupView) -> list[str]:
+    """What the change means for the group, a sentence each; warnings of brokers come when it is made."""
+    voters = [each for each in view.members if each.role == "voter"]
+    said = []
+    after = list(voters)
+    match change.action:
+        case "add":
+            said.append(f"{change.node} receives the log, and does not vote until it is promoted.")
+            said.append("Start it with raftmq broker --join; it may be started before or after.")
+        case "promote":
+            after.append(MemberView(change.node, "voter"))
+            said.append(f"{change.node} votes and counts for majorities from then on; it has to have caught up.")
+        case "remove":
+            after = [each for each in voters if each.node_id != change.node]
+            said.append(f"{change.node} gets no more messages. Stop it afterwards; it cannot come back with its data.")
+        case "replace":
+            said.append(
+                f"{change.node} is added, receives the log, and takes the place of {change.replaced} in one step when "
+                "it has caught up. That may take long; it goes on when you leave the page."
+            )
+            said.append(f"Stop {change.replaced} afterwards; it cannot come back with its data.")
+        case _:
+            pass
+    if (leaver := change.typed) and leaver == view.leader:
+        said.append(f"{leaver} leads now: it hands over first.")
+    said += _majority(voters, after)
+    return said
+
+
+def _majority(before: Sequence[MemberView], after: Sequence[MemberView]) -> list[str]:
+    """How many voters may fail, and whether a majority is connected."""
+    said = []
+    if len(after) != len(before):
+        said.append(
+            f"The group has {len(after)} voters then, instead of {len(before)}: {_may_fail(len(after))} "
+            f"({_may_fail(len(before))} now)."
+        )
+        if len(after) and len(after) % 2 == 0:
+            said.append("An even number of voters is no safer than one less.")
+    known = {each.node_id for each in before}
+    silent = [each.node_id for each in after if each.node_id in known and not each.active]
+    if len(after) and len(after) - len(silent) <= len(after) // 2:
+        said.append(f"DANGER: {', '.join(silent)} do not answer the leader, so there would be no majority then.")
+    if not after:
+        said.append("DANGER: no voter would be left.")
+    return said
+
+
+def _may_fail(voters: int) -> str:
+    count = max(0, (voters - 1) // 2)
+    return f"{'none' if count == 0 else count} of them may fail"

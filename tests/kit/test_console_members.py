@@ -1,0 +1,90 @@
+"""Members of a broker group are changed through the console, with three replicas in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from mq.testing import SyncKit, running_kit
+from tests.support.console_browser import HOSTILE, Browser, ended, run
+
+
+@pytest.fixture
+def kit() -> Iterator[SyncKit]:
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with running_kit(replicas=3) as running:
+        yield running
+    structlog.reset_defaults()
+
+
+FORM = {"name": "broker-a", "address": "", "replaced": "", "voter": ""}
+
+
+def test_a_voter_is_removed_after_a_preview_and_a_learner_added(kit: SyncKit) -> None:
+    leader = kit.leader or ""
+    leaver = next(node for node in ("n0", "n1", "n2") if node != leader)
+
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/members?name=broker-a")
+        assert page.status == 200
+        assert page.content.count("<tr>") == 4
+        preview = await browser.get(f"/member-change?name=broker-a&action=remove&node={leaver}")
+        assert "Nothing is changed yet" in preview.content
+        assert "2 voters then, instead of 3" in preview.content
+        remove = FORM | {"action": "remove", "node": leaver}
+        for typed in ("", "n", leader, leaver.upper()):
+            refused = await browser.post("/member-change", remove | {"typed": typed})
+            assert (refused.status, f"type {leaver} to confirm" in refused.text) == (400, True), typed
+        job = await ended(browser, (await browser.post("/member-change", remove | {"typed": leaver})).to)
+        assert "<b>1</b> done" in job
+        page = await browser.get("/members?name=broker-a")
+        assert f'scope="row">{leaver}<' not in page.content
+
+        add = FORM | {"action": "add", "node": "n9", "address": "198.18.0.9:10912"}
+        await ended(browser, (await browser.post("/member-change", add)).to)
+        page = await browser.get("/members?name=broker-a")
+        assert "198.18.0.9:10912" in page.content
+        assert "Promote a learner" in page.content
+        promote = FORM | {"action": "promote", "node": "n9"}
+        job = await ended(browser, (await browser.post("/member-change", promote)).to)
+        assert "It stopped: NOT_CAUGHT_UP" in job, "the leader's refusal is shown"
+        remove |= {"node": "n9", "typed": "n9"}
+        await ended(browser, (await browser.post("/member-change", remove)).to)
+        record = (await browser.get("/changes")).content
+        assert "member change ended" in record
+        assert "NOT_CAUGHT_UP" in record
+
+    run(main, kit, allow_changes=True)
+
+
+def test_what_cannot_be_meant_is_refused_before_anything_happens(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/new-topic")
+        for wrong in (
+            {"action": "remove", "node": "n7", "typed": "n7"},
+            {"action": "promote", "node": HOSTILE[0]},
+            {"action": "replace", "node": "n9", "address": "h:1", "replaced": "n7", "typed": "n7"},
+            {"action": "force", "node": "n0"},
+        ):
+            answer = await browser.post("/member-change", FORM | wrong)
+            assert answer.status == 400, wrong
+            assert HOSTILE[0] not in answer.text
+        missing = await browser.post("/member-change", FORM | {"name": "nowhere", "action": "promote", "node": "n0"})
+        assert missing.status == 400
+        assert (await browser.get("/members?name=nowhere")).status == 404
+
+    run(main, kit, allow_changes=True)
+
+
+def test_members_are_only_shown_where_nothing_may_be_changed(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        for address in ("/members?name=broker-a", "/member-change?name=broker-a&action=remove&node=n1"):
+            page = await browser.get(address)
+            assert page.status == 200
+            assert "<form" not in page.content
+        answer = await browser.post("/member-change", FORM | {"action": "remove", "node": "n1", "typed": "n1"})
+        assert answer.status == 403
+
+    run(main, kit)

@@ -1,0 +1,80 @@
+"""What a change of the members of a broker group would do."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.console.pages.members import change_of
+from mq.console.pages.visit import Refused
+from mq.console.views.members import Change, consequences, member_rows
+from mq.protocol.group_admin import GroupView, MemberView
+
+
+def view(*members: MemberView, leader: str = "n0") -> GroupView:
+    return GroupView("n0", "C", "broker-a", "leader", 3, leader, 0, 10, 10, False, 0.5, members)
+
+
+def voter(node: str, active: bool = True) -> MemberView:
+    return MemberView(node, "voter", f"{node}:10912", active, "replicate", 10, 0)
+
+
+THREE = view(voter("n0"), voter("n1"), voter("n2"))
+
+
+def said(change: Change, of: GroupView = THREE) -> str:
+    return " ".join(consequences(change, of))
+
+
+def test_a_removed_voter_costs_a_failure_that_the_group_survives() -> None:
+    text = said(Change("remove", "n2", "", ""))
+    assert "2 voters then, instead of 3: none of them may fail (1 of them may fail now)" in text
+    assert "no safer than one less" in text
+    assert "hands over" not in text
+
+
+def test_a_leader_that_leaves_hands_over_first() -> None:
+    assert "n0 leads now: it hands over first" in said(Change("remove", "n0", "", ""))
+    assert "n0 leads now: it hands over first" in said(Change("replace", "n9", "h:1", "n0"))
+
+
+def test_a_change_without_a_majority_afterwards_is_a_danger() -> None:
+    half_dead = view(voter("n0"), voter("n1"), voter("n2", active=False))
+    assert "DANGER: n2 do not answer" in said(Change("remove", "n1", "", ""), half_dead)
+    assert "DANGER" not in said(Change("remove", "n2", "", ""), half_dead), "the dead one leaves"
+    assert "DANGER: no voter would be left" in said(Change("remove", "n0", "", ""), view(voter("n0")))
+
+
+def test_a_promoted_learner_is_counted_and_an_added_one_is_not() -> None:
+    assert "4 voters then" in said(Change("promote", "n3", "", ""))
+    assert "voters then" not in said(Change("add", "n3", "h:1", ""))
+
+
+def test_only_what_leaves_has_to_be_typed() -> None:
+    assert Change("replace", "n9", "h:1", "n1").typed == "n1"
+    assert Change("remove", "n1", "", "").typed == "n1"
+    assert Change("add", "n9", "h:1", "").typed == ""
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"action": "status", "node": "n1"},
+        {"action": "force", "node": "n1"},
+        {"action": "add", "node": "n1"},
+        {"action": "add", "node": "n1", "address": "host"},
+        {"action": "replace", "node": "n1", "address": "h:1"},
+        {"action": "remove"},
+        {"action": "remove", "node": "n" * 65},
+    ],
+)
+def test_a_form_that_means_nothing_is_refused(form: dict[str, str]) -> None:
+    with pytest.raises(Refused):
+        change_of({name: [value] for name, value in form.items()})
+
+
+def test_a_member_that_is_not_connected_says_why() -> None:
+    silent = MemberView("n1", "learner", "h:1", False, "probe", 3, 7, 0, False, "connection refused")
+    rows = member_rows(view(voter("n0"), silent))
+    assert rows[0].role == "leader"
+    assert (rows[1].state, rows[1].lag) == ("NOT CONNECTED, probe", "7")
+    assert rows[1].note == "connection refused, its disk is slow or full"
