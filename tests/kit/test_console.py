@@ -30,6 +30,7 @@ PAGES = (
         "/dead-letter-groups",
         "/changes",
         "/events",
+        "/members?name=broker-a",
         "/broker-group?name=broker-a",
     ),
     *("/accounts", "/tail?topic=Orders", "/send?topic=Orders", "/pending", "/schedules"),

@@ -42,6 +42,8 @@ PAGES = {
     "overview": "/",
     "alarms": "/alarms",
     "broker-group": "/broker-group?name=broker-a",
+    "members": "/members?name=broker-a",
+    "member-change": "/member-change?name=broker-a&action=replace&replaced=n1&node=n9&address=127.0.0.1:1",
     "settings": "",
     "topics": "/topics",
     "topic": "/topic?name=Orders",
