@@ -67,6 +67,7 @@ PAGES: Final[Mapping[str, Build]] = {
     "/schedules": pending.schedules,
     "/job": dead_letters.job_page,
     "/accounts": accounts.accounts,
+    "/account": accounts.account,
 }
 CHANGES: Final[Mapping[str, tuple[str, Act]]] = {
     "/create-topic": ("create topic", topics.create),
@@ -79,6 +80,12 @@ CHANGES: Final[Mapping[str, tuple[str, Act]]] = {
     "/resume": ("resume a transaction", pending.resume),
     "/change-schedule": ("change schedule", pending.change_schedule),
     "/member-change": ("change members", members.make),
+    "/create-user": ("create user", accounts.create),
+    "/change-user": ("change user", accounts.change),
+    "/delete-user": ("delete user", accounts.delete),
+    "/put-policy": ("put policy", accounts.put_policy),
+    "/delete-policy": ("delete policy", accounts.delete_policy),
+    "/change-setting": ("change setting", overview.change_setting),
     "/transfer": ("transfer leadership", overview.transfer),
 }
 

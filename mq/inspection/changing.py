@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from mq.client.errors import NoRoute
 from mq.client.produce.recall import recall
 from mq.client.users import UserAdmin
 from mq.protocol.codes import RequestCode
+from mq.protocol.operator_bodies import encode_properties
 from mq.protocol.operator_requests import ResumeCheckHalfMessageExt
 
 OPERATOR: Final = "raftmq_console"
@@ -25,6 +27,14 @@ class ChangingAdmin(UserAdmin):
         ClientError.
         """
         return await recall(self._opened(), OPERATOR, handle, seconds=RECALL_SECONDS)
+
+    async def change_settings(self, address: str, settings: Mapping[str, str]) -> None:
+        """Change settings of one running broker until it restarts (request code 25): all of them, or none.
+
+        Raises BrokerError for one that does not exist, cannot be changed, or has a bad value.
+        """
+        body = encode_properties(settings)
+        await self._opened().call(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
 
     async def resume_transaction(self, broker: str, offset_message_id: str) -> None:
         """Let a transaction that was given up be checked again (request code 323); twice does the same as once.

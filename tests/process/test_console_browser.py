@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,13 @@ PAGES = {
 }
 IN_THE_PAGE = ("overview", "message", "group", "dead-letters")
 """Those whose pictures docs/console.md has."""
+
+AXE_VERSION = "4.10.3"
+RUN_AXE = """
+const done = arguments[arguments.length - 1];
+axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}).then((result) => done(
+  result.violations.map((each) => ({id: each.id, help: each.help, nodes: each.nodes.map((node) => node.html)}))));
+"""
 
 FAILING = """
 import sys, trio
@@ -208,6 +216,41 @@ def test_every_page_fits_into_a_window_and_a_phone(browser: webdriver.Chrome, ru
             is_wide = "return document.documentElement.scrollWidth > document.documentElement.clientWidth"
             assert not browser.execute_script(is_wide), (name, width)
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script of axe-core, from npm: it is in no release of ours."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("no npm here, which gets axe-core")
+    directory = tmp_path_factory.mktemp("axe")
+    command = [npm, "pack", "--silent", f"axe-core@{AXE_VERSION}"]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        pytest.skip(f"npm does not get axe-core: {done.stderr[-200:]}")
+    with tarfile.open(directory / done.stdout.split()[-1]) as archive:
+        member = archive.extractfile("package/axe.min.js")
+        assert member is not None
+        return member.read().decode()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_keeps_the_rules_of_accessibility(
+    browser: webdriver.Chrome, running: Running, axe: str, scheme: str
+) -> None:
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    found: list[str] = []
+    for name, address in addresses(browser, running).items():
+        browser.get(address)
+        # What is folded is a part of the page, too.
+        browser.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        browser.execute_script(axe)
+        for violation in browser.execute_async_script(RUN_AXE):
+            found.append(f"{name}: {violation['id']}: {violation['help']}: {violation['nodes'][0]}")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert not found, "\n".join(found)
 
 
 def test_pictures_of_the_page_about_the_console(browser: webdriver.Chrome, running: Running) -> None:

@@ -100,6 +100,34 @@ async def replica_settings(visit: Visit) -> Page:
     )
 
 
+async def change_setting(visit: Visit, form: Form) -> Done:
+    """Change a setting of a running broker, or of all replicas of its group, until they restart."""
+    address, setting, value = required(form, "name"), required(form, "setting"), one(form, "value")
+    groups = (await visit.watch.cluster.get()).value or []
+    group = next((each for each in groups if address in {replica.address for replica in each.replicas}), None)
+    if group is None:
+        raise NotFound(f"no replica at {address} is registered at the name servers")
+    wanted = setting if group.is_stock else f"raftmq.{setting}"
+    if wanted not in await visit.watch.changing.broker_settings(address):
+        raise Refused(f"there is no setting {setting[:80]}")
+    if not value.isprintable():  # they are sent as lines
+        raise Refused("the value has characters that no setting can have")
+    addresses = [address]
+    if one(form, "all") == "yes":
+        addresses += sorted(each.address for each in group.replicas if each.address not in (None, address))
+    done: list[str] = []
+    for each in addresses:
+        try:
+            await visit.watch.changing.change_settings(each, {wanted: value})
+        except ClientError as error:
+            if not done:
+                raise
+            raise Refused(f"{each}: {error}. It was changed on {', '.join(done)} alone") from error
+        done.append(each)
+    said = f"{setting} is {value} on {', '.join(done)}, until the process restarts."
+    return Done(link("/settings", address=address), said, f"{setting} = {value} on {', '.join(done)}")
+
+
 async def event_list(visit: Visit) -> Page:
     """What happened in the broker groups since the console was opened."""
     rows = event_rows(visit.watch.events.all(), trio.current_time(), visit.now_ms)

@@ -1,0 +1,160 @@
+"""Users, policies and settings of running brokers are changed through the console."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from mq.client.net.client_core import RemotingSettings
+from mq.client.net.credentials import Credentials
+from mq.testing import SyncKit, running_kit
+from tests.support.console_browser import HOSTILE, Browser
+from tests.support.console_browser import run as run_console
+
+SECRET = "correct-HORSE-battery"
+
+
+ADMINISTRATOR = Credentials("administrator", "admin-SECRET")
+ACCOUNTS = f"""
+accounts:
+- {{accessKey: {ADMINISTRATOR.access_key}, secretKey: {ADMINISTRATOR.secret_key}, admin: true}}
+"""
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncKit]:
+    """A broker with accounts."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    path = tmp_path_factory.mktemp("accounts") / "plain_acl.yml"
+    path.write_text(ACCOUNTS)
+    with running_kit(acl_file=path) as running:
+        yield running
+    structlog.reset_defaults()
+
+
+def run(test: Callable[[Browser], Awaitable[None]], kit: SyncKit, **settings: Any) -> None:
+    run_console(test, kit, remoting=RemotingSettings(credentials=ADMINISTRATOR, tls=None), **settings)
+
+
+NEW = {"name": "shop-one", "kind": "Normal", "password": SECRET, "again": SECRET}
+
+
+def test_a_user_lives_from_its_creation_to_its_end(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/accounts")
+        page = await browser.follow(await browser.post("/create-user", NEW))
+        assert "may do nothing until a policy allows it" in page.text
+        again = await browser.post("/create-user", NEW)
+        assert (again.status, "exists already" in again.text) == (400, True)
+        policy = {"name": "shop-one", "resource": "Topic:Orders*", "actions": ["Pub"], "decision": "Allow"}
+        page = await browser.follow(await browser.post("/put-policy", policy | {"sources": "10.0.0.0/8, 192.168.1.7"}))
+        for each in ("Topic:Orders*", "Pub", "Allow", "10.0.0.0/8, 192.168.1.7"):
+            assert each in page.content, each
+        change = {"name": "shop-one", "kind": "Super", "password": "", "again": ""}
+        page = await browser.follow(await browser.post("/change-user", change))
+        assert "<b>administrator</b>" in page.content
+        assert "enabled: <b>no</b>" in page.content
+        gone = {"name": "shop-one", "resource": "Topic:Orders*"}
+        page = await browser.follow(await browser.post("/delete-policy", gone))
+        assert "it may do nothing" in page.content
+        refused = await browser.post("/delete-user", {"name": "shop-one", "typed": "shop"})
+        assert (refused.status, "type shop-one to confirm" in refused.text) == (400, True)
+        page = await browser.follow(await browser.post("/delete-user", {"name": "shop-one", "typed": "shop-one"}))
+        assert "shop-one</a>" not in page.content
+        assert (await browser.get("/account?name=shop-one")).status == 404
+
+    run(main, kit, allow_changes=True)
+
+
+def test_a_password_is_nowhere(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/accounts")
+        seen = ""
+        for form in (
+            NEW | {"name": "teller"},
+            NEW | {"name": "teller"},  # exists
+            NEW | {"name": HOSTILE[0]},
+            NEW | {"name": "other", "again": "different"},
+            NEW | {"name": "other", "kind": "King"},
+        ):
+            answer = await browser.post("/create-user", form)
+            seen += answer.text + repr(answer.headers)
+        for address in ("/accounts", "/account?name=teller", "/changes"):
+            seen += (await browser.get(address)).text
+        assert SECRET not in seen
+        assert HOSTILE[0] not in seen
+        assert "teller" in seen
+
+    with capture_logs() as logs:
+        run(main, kit, allow_changes=True)
+    assert SECRET not in repr(logs)
+    assert [each for each in logs if each["event"] == "console_change"]
+
+
+@pytest.mark.parametrize(
+    ("address", "form"),
+    [
+        ("/create-user", NEW | {"name": "a-user", "password": "", "again": ""}),
+        ("/create-user", NEW | {"name": ""}),
+        ("/put-policy", {"name": "x-user", "resource": "Topic:*", "decision": "Allow"}),
+        ("/put-policy", {"name": "x-user", "resource": "Topic:*", "actions": "Pub", "decision": "Perhaps"}),
+        ("/put-policy", {"name": "x-user", "resource": "", "actions": "Pub", "decision": "Allow"}),
+        ("/change-user", {"name": "x-user", "kind": ""}),
+        ("/delete-policy", {"name": "x-user"}),
+    ],
+)
+def test_a_form_about_users_that_means_nothing_is_refused(kit: SyncKit, address: str, form: dict[str, str]) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/new-topic")
+        assert (await browser.post(address, form)).status == 400
+
+    run(main, kit, allow_changes=True)
+
+
+async def settings_page(browser: Browser) -> str:
+    overview = await browser.get("/broker-group?name=broker-a")
+    [address] = set(re.findall(r'href="(/settings\?address=[^"]+)"', overview.content))
+    return str(address)
+
+
+def test_a_setting_of_a_running_broker_is_changed(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        page = await browser.get(await settings_page(browser))
+        name = re.findall(r'name="name" value="([^"]+)"', page.content)[-1]
+        form = {"name": name, "setting": "retention_hours", "value": "99.5", "all": "yes"}
+        page = await browser.follow(await browser.post("/change-setting", form))
+        assert "retention_hours is 99.5" in page.text
+        assert re.search(r'scope="row">retention_hours<td>99.5<', page.content)
+        for wrong in (
+            {"value": "-1"},
+            {"setting": "node_id", "value": "n7"},
+            {"setting": "nope", "value": "1"},
+            {"value": "1\nraftmq.auto_create_topics=false"},
+            {"setting": "retention_hours=1\nraftmq.delete_when", "value": "1"},
+            {"name": "10.0.0.1:1"},
+        ):
+            answer = await browser.post("/change-setting", form | wrong)
+            assert answer.status in (400, 403, 502), wrong
+        page = await browser.get(await settings_page(browser))
+        assert re.search(r'scope="row">retention_hours<td>99.5<', page.content), "as it was"
+        assert "auto_create_topics<td>True" in page.content.replace("true", "True")
+
+    run(main, kit, allow_changes=True)
+
+
+def test_a_console_that_only_shows_changes_no_user_and_no_setting(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/accounts")
+        for address in (
+            *("/create-user", "/change-user", "/delete-user", "/put-policy", "/delete-policy", "/change-setting"),
+        ):
+            assert (await browser.post(address, NEW)).status == 403, address
+        for address in ("/accounts", await settings_page(browser)):
+            assert "<form" not in (await browser.get(address)).content
+
+    run(main, kit)
