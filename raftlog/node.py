@@ -313,7 +313,8 @@ class Run:
     async def _watch_disk(self) -> None:
         settings = self.settings
         while True:
-            free, total = await this_machine().in_thread(partial(self._disk.usage, settings.directory))
+            look = partial(self._disk.usage, settings.directory)
+            free, total = await this_machine().in_thread_together(look)
             self.replica.disk_usage(free, total, *settings.disk_ratios(total))
             self.replica.note_commit()
             await sleep_to_step(settings.limits.disk_poll_seconds)

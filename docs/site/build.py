@@ -95,7 +95,7 @@ def write_contents(source: Path) -> None:
         listed.update(pages)
         lines += contents(title, pages)
     lines += contents("Reference", [f"reference/{name}" for name, _ in REFERENCE.values()])
-    for title, directory in (("Decisions", "decisions"), ("Reports", "reports")):
+    for title, directory in (("Benchmarks", "benchmarks"), ("Decisions", "decisions"), ("Reports", "reports")):
         pages = sorted(f"{directory}/{page.stem}" for page in (source / directory).glob("*.md"))
         lines += contents(title, [page for page in pages if page not in listed])
         listed.update(pages)

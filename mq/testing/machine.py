@@ -79,6 +79,9 @@ class KitMachine(Machine):
         await trio.lowlevel.checkpoint()
         return job()
 
+    async def in_thread_together(self, job: Callable[[], T]) -> T:
+        return await self.in_thread(job)
+
     def check_free(self, address: Address) -> None:
         pass
 

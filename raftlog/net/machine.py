@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
@@ -40,6 +40,38 @@ class Attempt(Protocol):
     """An attempt to connect; see `Dialing`."""
 
     def close(self) -> None: ...
+
+
+class _Shared(Generic[T]):
+    """One of the jobs that run in a thread together."""
+
+    def __init__(self, job: Callable[[], T]) -> None:
+        self._job = job
+        self._results: list[T] = []
+        self.error: BaseException | None = None
+        self.done = trio.Event()
+
+    def run(self) -> None:
+        """In the thread."""
+        try:
+            self._results.append(self._job())
+        except BaseException as error:  # goes to its caller
+            self.error = error
+
+    def result(self) -> T:
+        """What the job returned. Raises what it raised."""
+        if self.error is not None:
+            raise self.error
+        return self._results[0]
+
+
+_together = trio.lowlevel.RunVar[list[_Shared[Any]] | None]("together")
+"""Of this event loop, those that wait for the end of the turn."""
+
+
+def _run_all(jobs: Sequence[_Shared[Any]]) -> None:
+    for job in jobs:
+        job.run()
 
 
 class Machine:
@@ -70,6 +102,32 @@ class Machine:
     async def in_thread(self, job: Callable[[], T]) -> T:
         """Run a job that waits for the disk."""
         return await trio.to_thread.run_sync(job)
+
+    async def in_thread_together(self, job: Callable[[], T]) -> T:
+        """The same for a short job, in one thread with others that are asked for in this turn of the event loop.
+
+        Two threads at once would wait for each other, and for the event loop. Raises what the job raises; the others
+        run in any case. A caller that is cancelled stays until all have run.
+        """
+        shared = _Shared(job)
+        waiting = _together.get(None)
+        if waiting is not None:
+            waiting.append(shared)
+            with trio.CancelScope(shield=True):
+                await shared.done.wait()
+            return shared.result()
+        _together.set(jobs := [shared])
+        with trio.CancelScope(shield=True):
+            await trio.lowlevel.checkpoint()  # the others of this turn come
+            _together.set(None)
+            try:
+                await trio.to_thread.run_sync(_run_all, jobs)
+            except RuntimeError as error:  # there is no room for a thread
+                for each in jobs:
+                    each.error = error
+            for each in jobs:
+                each.done.set()
+        return shared.result()
 
     def check_free(self, address: Address) -> None:
         """Raises OSError, UnicodeError if nothing can listen at this address now."""

@@ -388,7 +388,7 @@ class Transport:
         while True:
             await sleep_to_step(SECRET_POLL_SECONDS)
             try:
-                changed = await this_machine().in_thread(self._secrets.poll)
+                changed = await this_machine().in_thread_together(self._secrets.poll)
             except SecretUnusable as error:
                 self._log.error("group_secret_unusable", error=str(error), reason="the previous secret stays valid")
                 continue
