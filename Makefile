@@ -42,7 +42,7 @@ help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
 	@echo 'make demo-spark   the same for Apache Spark: it reads from the followers, counts words and writes; needs Java 17'
 	@echo 'make test-unit   the units, without sockets and processes; about half a minute on two processors'
-	@echo 'make test    the quick tests: units, some simulated and real groups; 5 to 6 minutes on two processors'
+	@echo 'make test    the quick tests: units, some simulated and real groups; 5 minutes on two processors'
 	@echo 'make test-all   all tests, with Java those of Spark too; 25 minutes on two processors'
 	@echo 'make test-nightly   what make test-all leaves out: the programs behind make bench once each, and 200 seeds of all workloads'
 	@echo 'make test-spark   the data source in Apache Spark; needs Java 17, makes .venv-spark'
