@@ -23,7 +23,7 @@ from mq.client import (
     PullConsumer,
     SubscriptionGroupConfig,
 )
-from tests.process.test_backup import EXPIRING, SETTINGS, backed_up, committed, printed
+from tests.support.backups import EXPIRING, SETTINGS, backed_up, committed, printed
 from tests.support.real_groups import transfer
 from tests.support.waiting import until
 
