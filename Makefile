@@ -56,7 +56,7 @@ help:
 	@echo 'make bench-peers-consuming   backlogs, steady rates, 1 to 16 groups on the same systems, and Python clients; writes docs/benchmarks/peers-consuming.md'
 	@echo 'make bench-gate   instructions per message against benchmarks/gate/baseline.json; needs valgrind'
 	@echo 'make bench-steady   a load of a minute or more, and the work that follows it; writes docs/benchmarks/steady.md'
-	@echo 'make bench-client   what one process of the SDK sends, with and without batches; writes docs/benchmarks/client.md'
+	@echo 'make bench-client   what one process of the SDK sends, with and without batches, and receives; writes docs/benchmarks/client.md'
 	@echo 'make bench-critical-path   who waits for what while a message is stored, and for how long; writes docs/benchmarks/critical-path.md'
 	@echo 'make bench-goals   measures nothing: writes which goals the last results meet into docs/benchmarks/goals.md and docs/performance.md'
 	@echo 'make bench-low-rate   10 to 2,000 messages/s and none at all: latency, CPU, wake-ups, beside other systems; writes docs/benchmarks/low-rate.md'

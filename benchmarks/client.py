@@ -1,10 +1,11 @@
 """What the Python SDK can send from one process, and what a message costs it.
 
 `raftmq bench produce` is the client: one process, one producer, bodies of 128 B and 1 KiB. It sends single messages,
-single messages that the producer batches by itself (``linger``), and batches that the application makes. The broker
-group has one replica, so that brokers leave the client a core of its own, and then three, all on the client's machine.
+single messages that the producer batches by itself (``linger``), and batches that the application makes. Then `raftmq
+bench backlog` sends more, and receives all of them as one consumer gets them, in batches. The broker group has one
+replica, so that brokers leave the client a core of its own, and then three, all on the client's machine.
 
-Real processes and files, the default durability; three minutes. ``python -m benchmarks client``
+Real processes and files, the default durability; four minutes. ``python -m benchmarks client``
 (``make bench-client``).
 """
 
@@ -30,8 +31,12 @@ LOADS: Mapping[str, Sequence[str]] = {
     "batches of 32": ("--in-flight", "16", "--batch", "32"),
 }
 """Options of `raftmq bench produce`; ``--in-flight`` counts requests, or messages where the producer batches."""
-RATE_GOAL = 40_000.0
-GOAL_AT = ("one replica", BATCHED, 128)
+GOALS: Mapping[tuple[str, str, int], float] = {
+    ("one replica", "single messages", 128): 30_000.0,
+    ("one replica", BATCHED, 128): 40_000.0,
+}
+RECEIVED_GOAL = 100_000.0
+RECEIVED_AT = ("one replica", 128)
 
 
 async def measure_one(plan: Plan, directory: Path, note: Note) -> None:
@@ -48,16 +53,21 @@ async def _measure(case: str, nodes: int, plan: Plan, directory: Path, note: Not
     async with DevCluster.open(directory / "replicas", nodes=nodes, ports=Ports.free(nodes), settings=DISK) as cluster:
         for load, options in LOADS.items():
             for body in BODIES:
-                result = await _produce(cluster.namesrv, body, plan, options)
+                result = await _bench("produce", cluster.namesrv, body, plan, ["--warm-up", str(plan.warmup), *options])
                 cluster.check()
                 for figure in figures_of(case, load, body, result):
                     note(figure)
+        for body in BODIES:
+            result = await _bench("backlog", cluster.namesrv, body, plan, [])
+            cluster.check()
+            for figure in figures_of_received(case, body, result):
+                note(figure)
 
 
-async def _produce(namesrv: str, body: int, plan: Plan, options: Sequence[str]) -> dict[str, dict[str, float]]:
+async def _bench(what: str, namesrv: str, body: int, plan: Plan, options: Sequence[str]) -> dict[str, dict[str, float]]:
     seconds = str(plan.windows * plan.seconds / 2)
-    command = [sys.executable, "-m", "mq.cli", "bench", "produce", "--json", "--namesrv", namesrv, "--size", str(body)]
-    command += ["--seconds", seconds, "--warm-up", str(plan.warmup), *options]
+    command = [sys.executable, "-m", "mq.cli", "bench", what, "--json", "--namesrv", namesrv, "--size", str(body)]
+    command += ["--seconds", seconds, *options]
     process = await trio.run_process(command, cwd=ROOT, capture_stdout=True)
     result: dict[str, dict[str, float]] = json.loads(process.stdout)
     return result
@@ -67,13 +77,23 @@ def figures_of(case: str, load: str, body: int, result: Mapping[str, Mapping[str
     """Of one load with bodies of ``body`` bytes; ``result`` is the JSON of `raftmq bench produce`."""
     cpu = result["cpu_us_per_message"]
     name = f"{load}, {body} B"
-    goal = RATE_GOAL if (case, load, body) == GOAL_AT else None
+    goal = GOALS.get((case, load, body))
     rate = result["produced"]["messages_per_second"]
     return [
         Figure(case, f"{name}: messages/s", rate, "/s", goal, is_limit=False),
         Figure(case, f"{name}: CPU of the client", cpu["client"], "us/message"),
         Figure(case, f"{name}: p50", result["acknowledged_ms"]["p50"], "ms"),
         Figure(case, f"{name}: p99", result["acknowledged_ms"]["p99"], "ms"),
+    ]
+
+
+def figures_of_received(case: str, body: int, result: Mapping[str, Mapping[str, float]]) -> list[Figure]:
+    """Of a backlog that was read; ``result`` is the JSON of `raftmq bench backlog`."""
+    goal = RECEIVED_GOAL if (case, body) == RECEIVED_AT else None
+    rate = result["consumed"]["messages_per_second"]
+    return [
+        Figure(case, f"received, {body} B: messages/s", rate, "/s", goal, is_limit=False),
+        Figure(case, f"received, {body} B: CPU of the client", result["cpu_us_per_message"]["client"], "us/message"),
     ]
 
 
