@@ -58,20 +58,25 @@ async def extend_mirror(
         raise CommandFailed(str(error)) from error
     for topic in found.topics:
         config = topic.config
-        try:
-            await _create_topic(target, topic, config.attributes)
-        except BrokerError as error:
-            if RESERVE_TIME not in config.attributes or error.code not in _ATTRIBUTES_REFUSED:
-                raise
-            others = {name: value for name, value in config.attributes.items() if name != RESERVE_TIME}
-            await _create_topic(target, topic, others)
-            say(f"topic {config.topic_name} is mirrored without {RESERVE_TIME}: {error.remark}")
+        await create_topic(target, topic, say)
         say(f"topic {config.topic_name} has {config.write_queue_nums} queues in {topic.broker} now")
     state.queues.extend(found.queues)
     return found
 
 
-async def _create_topic(target: ClusterAdmin, topic: NewTopic, attributes: Mapping[str, str]) -> None:
+async def create_topic(target: ClusterAdmin, topic: NewTopic, say: Say) -> None:
+    """Create a topic at the target; without its own retention time, if the target refuses that. Raises ClientError."""
+    attributes = topic.config.attributes
+    try:
+        await _put_topic(target, topic, attributes)
+    except BrokerError as error:
+        if RESERVE_TIME not in attributes or error.code not in _ATTRIBUTES_REFUSED:
+            raise
+        await _put_topic(target, topic, {name: each for name, each in attributes.items() if name != RESERVE_TIME})
+        say(f"topic {topic.config.topic_name} is mirrored without {RESERVE_TIME}: {error.remark}")
+
+
+async def _put_topic(target: ClusterAdmin, topic: NewTopic, attributes: Mapping[str, str]) -> None:
     config = topic.config
     await target.create_topic(
         config.topic_name,

@@ -284,6 +284,13 @@ def test_messages_that_retention_deleted_or_will_delete() -> None:
     assert found(consumers=replace(lagging(moved=1), at_risk={QUEUE: 101})) == []
 
 
+def test_messages_that_the_retention_time_of_their_topic_will_delete() -> None:
+    consumers = replace(lagging(moved=1), at_risk={QUEUE: 301}, topic_hours={"Orders": 8.0})
+    [finding] = found(consumers=consumers)
+    assert "200 messages of Orders broker-a/3 that are older than 6 h: retention deletes them" in finding.what
+    assert finding.remedy.endswith("raftmq topic update Orders --retention-hours HOURS")
+
+
 def test_an_offset_beyond_the_end() -> None:
     progress = {"billing": {QUEUE: GroupProgress(QueueOffset(10), QueueOffset(30), 0)}}
     assert "offsets beyond the end of Orders broker-a/3" in only(found(consumers=replace(IDLE, after=progress)))[1]

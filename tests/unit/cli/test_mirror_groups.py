@@ -1,12 +1,16 @@
-"""The consumer groups that `raftmq mirror` creates at the target."""
+"""The consumer groups and topics that `raftmq mirror` creates at the target."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from mq.cli.mirror.setup import create_groups
+from mq.cli.mirror.plan import NewTopic
+from mq.cli.mirror.setup import create_groups, create_topic
 from mq.client import BrokerError, SubscriptionGroupConfig
 from mq.protocol.codes import ResponseCode
+from mq.protocol.registration import TopicConfig
 
 pytestmark = pytest.mark.trio
 
@@ -48,3 +52,24 @@ async def test_a_target_that_refuses_the_attributes_of_a_group_gets_it_without_t
     assert (target.groups["agents"].attributes, target.groups["agents"].retry_max_times) == ({}, 3)
     assert said[0] == "created consumer group agents without its attributes: upgrade all replicas first"
     assert "usual" in target.groups
+
+
+class Topics:
+    """A target that keeps its log for an hour."""
+
+    def __init__(self) -> None:
+        self.attributes: dict[str, dict[str, str]] = {}
+
+    async def create_topic(self, topic: str, *, attributes: dict[str, str], **given: Any) -> None:
+        if "reserve.time" in attributes:
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, "the log is kept for 1 hour", "127.0.0.1:1")
+        self.attributes[topic] = attributes
+
+
+async def test_a_target_that_keeps_less_gets_a_topic_without_its_retention_time() -> None:
+    target: Any = Topics()
+    said: list[str] = []
+    for name, attributes in (("T", {"reserve.time": "72", "owner": "billing"}), ("U", {"owner": "shop"})):
+        await create_topic(target, NewTopic("broker-a", TopicConfig(name, attributes=attributes)), said.append)
+    assert target.attributes == {"T": {"owner": "billing"}, "U": {"owner": "shop"}}
+    assert said == ["topic T is mirrored without reserve.time: the log is kept for 1 hour"]

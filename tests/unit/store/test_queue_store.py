@@ -60,6 +60,22 @@ def test_runs_create_queues_on_demand(tmp_path: Path) -> None:
     assert files_of(tmp_path) == {}
 
 
+def test_a_queue_begins_later_and_never_earlier(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.append_run(run_of("A", 0, 0, 20))
+    store.flush_all()
+    for offset, begin in ((9, 9), (3, 9), (99, 20)):
+        store.begin_at("A", 0, QueueOffset(offset))
+        queue = store.get("A", 0)
+        assert queue is not None
+        assert (queue.min_offset, queue.max_offset) == (begin, 20)
+        assert queue.first_from(PhysicalOffset(0)) == begin
+        store.check_invariants()
+    store.begin_at("B", 0, QueueOffset(1))
+    assert store.get("B", 0) is None
+    assert store.append_run(run_of("A", 0, 20, 21)) == 1
+
+
 def test_a_topic_that_is_no_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     with pytest.raises(NameRefused):
