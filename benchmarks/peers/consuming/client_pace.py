@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from benchmarks.load import buckets, monotonic_seconds, process_cpu_seconds
-from benchmarks.peers.consuming.job import Consumed, Job
+from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
 from benchmarks.wires.consumer import DUE, DueSlots, stamped
 from mq.monitoring.cpu_time import cpu_seconds
 
@@ -50,7 +50,7 @@ class Tally:
     def consumed(self) -> Consumed:
         """What came until now; all, or all that were sent since `begin`."""
         return Consumed(
-            self.count,
+            self.count if self._job.kind == DRAIN else len(self._samples),
             monotonic_seconds() - self._started,
             self._of_servers() - self._servers,
             process_cpu_seconds() - self._own,

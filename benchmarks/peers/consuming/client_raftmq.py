@@ -40,6 +40,11 @@ async def _work(job: Job) -> Consumed:
             await done.wait()
         else:
             await consumer.wait_assigned()
+            # A new group begins with the first message while the topic still has it, also with "last".
+            before = -1
+            while tally.count != before:
+                before = tally.count
+                await trio.sleep(1.0)
             warm, begin = False, monotonic_seconds()
             for due in due_times(job, begin):
                 if not warm and due >= begin + job.warm_up:
