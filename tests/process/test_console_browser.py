@@ -1,6 +1,8 @@
 """The console in a real browser, in front of real brokers: every page, every change, a leader that is killed.
 
-REWRITE=1 writes the pictures of docs/console.md. Without Chromium and its driver these tests are skipped.
+REWRITE=1 writes the pictures of docs/console.md. Without Chromium and its driver these tests are skipped; without npm,
+those of the rules of accessibility. They run at night: to install Chromium and to show every page in it takes minutes,
+which a run at each change does not have. The same pages and changes are tested over HTTP in `tests/kit`.
 """
 
 from __future__ import annotations
