@@ -9,6 +9,8 @@ from mq.protocol.wire_names import HeaderFields, wire
 AUTO_CREATE_TOPIC: Final = "autoCreateTopicEnable"
 RETENTION_HOURS: Final = "fileReservedTime"
 DELETE_HOUR: Final = "deleteWhen"
+AUTO_CREATE_GROUP: Final = "autoCreateSubscriptionGroup"
+MESSAGES_PER_PULL: Final = "maxTransferCountOnMessageInMemory"
 
 FORBIDDEN: Final = frozenset({"brokerConfigPath", "configBlackList"})
 """Settings that no broker allows to change."""

@@ -17,7 +17,15 @@ from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.setting_groups import SettingGroup
 from mq.broker.settings import BrokerSettings
-from mq.protocol.broker_properties import AUTO_CREATE_TOPIC, DELETE_HOUR, FORBIDDEN, RETENTION_HOURS, BrokerProperties
+from mq.protocol.broker_properties import (
+    AUTO_CREATE_GROUP,
+    AUTO_CREATE_TOPIC,
+    DELETE_HOUR,
+    FORBIDDEN,
+    MESSAGES_PER_PULL,
+    RETENTION_HOURS,
+    BrokerProperties,
+)
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import TRACE_TOPIC
 from mq.protocol.operator_bodies import decode_properties, encode_properties
@@ -28,8 +36,8 @@ CHANGEABLE: Final = {
     AUTO_CREATE_TOPIC: "auto_create_topics",
     RETENTION_HOURS: "retention_hours",
     DELETE_HOUR: "delete_when",
-    "autoCreateSubscriptionGroup": "auto_create_groups",
-    "maxTransferCountOnMessageInMemory": "pull_messages_max",
+    AUTO_CREATE_GROUP: "auto_create_groups",
+    MESSAGES_PER_PULL: "pull_messages_max",
     "raftmq.retention_bytes": "retention_bytes",
     "raftmq.sql_filter": "sql_filter",
     "raftmq.bulk_bytes_per_second": "bulk_bytes_per_second",
