@@ -19,6 +19,7 @@ from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.inspection.wording import time_of
+from raftlog.segment.copy_rate import CopyRate
 
 if TYPE_CHECKING:
     from raftlog.segment.backup import BackupTarget
@@ -35,8 +36,6 @@ SNAPSHOT_SECONDS = 15.0
 PROGRESS_SECONDS = 10.0
 NICE = 10
 """As the command nice has it."""
-CATCH_UP_SECONDS = 0.1
-"""What was late by more than this is not made up for by going faster than the rate."""
 
 EXIT_LEADS = 3
 """Nothing was copied, since the replica leads: not a failure for a timer that runs on every replica."""
@@ -187,10 +186,7 @@ def verify(target: Target, as_json: Json = False, endpoint_url: EndpointUrl = No
 
 
 class Pace:
-    """Limits the rate, and prints progress now and then.
-
-    After a pause, because the disk was slow or the process was stopped, it does not catch up.
-    """
+    """Limits the rate (`CopyRate`), and prints progress now and then."""
 
     def __init__(
         self,
@@ -202,10 +198,9 @@ class Pace:
     ) -> None:
         self.nbytes = 0
         self._done = done
-        self._bytes_per_second = bytes_per_second
         self._clock = clock
-        self._sleep = sleep
-        self._due_at = self._told_at = clock()
+        self._told_at = clock()
+        self._rate = CopyRate(bytes_per_second, clock=clock, sleep=sleep)
 
     def copied(self, nbytes: int) -> None:
         """This many more bytes were copied; sleeps if that was too fast."""
@@ -214,11 +209,7 @@ class Pace:
         if now > self._told_at + PROGRESS_SECONDS:
             self._told_at = now
             print(f"{decimal(self.nbytes)} {self._done}", file=sys.stderr)
-        if not self._bytes_per_second:
-            return
-        self._due_at = max(self._due_at, now - CATCH_UP_SECONDS) + nbytes / self._bytes_per_second
-        if self._due_at > now:
-            self._sleep(self._due_at - now)
+        self._rate.copied(nbytes)
 
 
 def yield_processors() -> None:

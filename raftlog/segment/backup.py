@@ -15,13 +15,24 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator
-from itertools import groupby
-from typing import Final
+from contextlib import contextmanager
+from itertools import groupby, takewhile
+from typing import Final, Protocol
 
 import msgspec
 
 from raftlog.log_numbers import NO_INDEX
-from raftlog.segment.backup_layouts import SNAPSHOT_NAME, Snapshot, drop_leftovers, file_name, layout_for, quietly_tidy
+from raftlog.segment.backup_layouts import (
+    INDEX_FOLDER,
+    SNAPSHOT_NAME,
+    Snapshot,
+    check_stored,
+    drop_leftovers,
+    file_name,
+    layout_for,
+    objects_for,
+    quietly_tidy,
+)
 from raftlog.segment.backup_manifest import (
     BackupManifest,
     StoredObject,
@@ -29,21 +40,33 @@ from raftlog.segment.backup_manifest import (
     encode_backup_manifest,
 )
 from raftlog.segment.backup_store import (
+    CONDITIONS_NAME,
     LOCK_FILE_NAME,
     LOG_FOLDER,
     MANIFEST_NAME,
     BackupDamaged,
     BackupRefused,
     BackupStore,
+    ManifestChanged,
     NotStored,
 )
+from raftlog.segment.codec import BLANK_BYTES_MIN, EntryRef
 from raftlog.segment.entry_runs import EntryRun, entry_runs
 from raftlog.segment.errors import EntryTooNew, FormatTooNew, FrameCorrupt, SegmentError, StorageCorrupt
+from raftlog.segment.meta import Base
 from raftlog.segment.running_log import RunningLog
 
 _READ_BYTES: Final = 1024 * 1024
 _OWN_NAMES: Final = frozenset(
-    (LOG_FOLDER, LOCK_FILE_NAME, SNAPSHOT_NAME, SNAPSHOT_NAME + ".tmp", MANIFEST_NAME + ".tmp")
+    (
+        LOG_FOLDER,
+        INDEX_FOLDER,
+        LOCK_FILE_NAME,
+        SNAPSHOT_NAME,
+        SNAPSHOT_NAME + ".tmp",
+        MANIFEST_NAME + ".tmp",
+        CONDITIONS_NAME,
+    )
 )
 _IGNORED_NAMES: Final = frozenset(("lost+found",))
 
@@ -112,6 +135,8 @@ class Backup:
             raise BackupDamaged(
                 self.path(last.pos), f"entry {last.index} is not the one that the manifest names as its last"
             )
+        if manifest.next_file.pos > last.pos:  # what follows the last entry of a complete file
+            self.read(manifest.end_pos, BLANK_BYTES_MIN)
         for each in _objects(manifest).values():
             if self._objects[each.start] == each and each not in self._whole:
                 raise BackupDamaged(self._store.path(each.name), "it does not end with an entry of this backup")
@@ -155,6 +180,16 @@ class Backup:
             pieces.append(piece)
             nbytes += len(piece)
         return b"".join(pieces)
+
+
+class FileIndex(Protocol):
+    """Builds the index of one file of the log."""
+
+    def add(self, run: EntryRun) -> None:
+        """The next entries of the file."""
+
+    def content(self) -> bytes:
+        """The index, after all of the file; not empty."""
 
 
 class BackupTarget:
@@ -221,12 +256,7 @@ class BackupTarget:
             BackupDamaged: files of the backup are missing. In all these cases the backup is unchanged.
         """
         state, store = source.state, self._store
-        before = self.manifest
-        if before is None:
-            before = self._first(source, conf, snapshot, now_ms)
-        else:
-            self._check_continued(source, before)
-        first = self.manifest is None
+        before, first = self._begin(source, conf, snapshot, now_ms), self.manifest is None
         layout = layout_for(store, before, first=first, now_ms=now_ms, node_id=state.node_id)
         last = layout.resume_after if state.commit_hint > before.last.index else before.last
 
@@ -237,20 +267,112 @@ class BackupTarget:
                 last = run.entries[-1] if run.entries else last
                 copied(len(run.data))
 
-        try:
+        with _source_errors(source, lambda: last):
             found = entry_runs(source.read, last, state.commit_hint, state.segment_bytes)
             for start, runs in groupby(found, lambda run: run.pos - run.pos % state.segment_bytes):
                 layout.put(start, last, pieces(runs))
-        except EntryTooNew as error:
-            raise FormatTooNew(source.directory, f"the entry after {last.index}", error.found, error.newest) from error
-        except FrameCorrupt as error:
-            raise StorageCorrupt(source.directory, error.physical_offset, str(error)) from error
         manifest = msgspec.structs.replace(before, last=last, taken_at_ms=now_ms, node_id=state.node_id)
         manifest = layout.complete(manifest, snapshot if first else None)
         store.replace_manifest(encode_backup_manifest(manifest))
         self.manifest = manifest
         self.not_tidied = quietly_tidy(layout, manifest)
         return manifest
+
+    def archive_file(
+        self,
+        source: RunningLog,
+        *,
+        conf: bytes,
+        snapshot: Snapshot | None,
+        now_ms: int,
+        new_index: Callable[[Base], FileIndex],
+        copied: Callable[[int], None] = lambda nbytes: None,
+    ) -> BackupManifest:
+        """Store the next file of the log with its index; read both back, then replace the manifest.
+
+        The file must be complete: the source knows of a committed entry in the next one (`RunningLog.goes_on_at`). A
+        file that a backup has stored before it was complete is stored again as a whole.
+
+        Args:
+            conf, snapshot: as for `extend`.
+            new_index: called with the log before the file; the result gets all of the file.
+            copied: called for each piece that was written or read back, with its size; may sleep.
+
+        Returns:
+            The durable manifest, read back.
+
+        Raises as `extend`; and ManifestChanged if another run has replaced the manifest.
+        """
+        state, store = source.state, self._store
+        before, first = self._begin(source, conf, snapshot, now_ms), self.manifest is None
+        layout = objects_for(store, before, first=first, now_ms=now_ms, node_id=state.node_id, verifies=True)
+        begin = before.next_file
+        last, index = begin.ref, new_index(begin)
+
+        def pieces(runs: Iterator[EntryRun]) -> Iterator[bytes]:
+            nonlocal last
+            for run in runs:
+                index.add(run)
+                yield run.data
+                last = run.entries[-1] if run.entries else last
+                copied(len(run.data))
+
+        with _source_errors(source, lambda: last):
+            found = entry_runs(source.read, last, state.commit_hint, state.segment_bytes)
+            file = takewhile(lambda run: run.pos < begin.pos + state.segment_bytes, found)
+            layout.put(begin.pos, begin.ref, pieces(file))
+        assert last.index < state.commit_hint, f"the file at {begin.pos} ends with entry {last.index}, the last one"
+        layout.put_index(index.content())
+        manifest = msgspec.structs.replace(before, last=last, taken_at_ms=now_ms, node_id=state.node_id)
+        manifest = layout.complete(manifest, snapshot if first else None, is_complete=True)
+        self._replace_manifest(manifest)
+        self.not_tidied = quietly_tidy(layout, manifest)
+        return manifest
+
+    def verify_objects(self, copied: Callable[[int], None] = lambda nbytes: None) -> BackupManifest:
+        """Read back the complete objects of a backup that was taken without, and note in the manifest that they are
+        intact.
+
+        Raises:
+            BackupDamaged: an object is missing, or not what was written.
+            ManifestChanged: another run has replaced the manifest.
+            StorageFailed, StoreFailed: an error of the store. In all these cases the backup is unchanged.
+        """
+        before = self.manifest
+        assert before is not None, f"nothing to verify at {self.name}"
+        if before.objects is msgspec.UNSET:
+            raise BackupRefused(self.name, "it is a copy of a backup in a directory: use a new prefix for an archive")
+        files = []
+        for each in before.objects.files:
+            if not each.verified and each.start < before.next_file.pos:
+                check_stored(self._store, each, copied)
+                each = msgspec.structs.replace(each, verified=True)
+            files.append(each)
+        if tuple(files) != before.objects.files:
+            objects = msgspec.structs.replace(before.objects, files=tuple(files))
+            self._replace_manifest(msgspec.structs.replace(before, objects=objects))
+        assert self.manifest is not None, "a manifest was replaced by none"
+        return self.manifest
+
+    def _replace_manifest(self, manifest: BackupManifest) -> None:
+        """Replace the manifest, and read it back: a store may ignore the condition of another writer."""
+        content = encode_backup_manifest(manifest)
+        self._store.replace_manifest(content)
+        if self._store.load_manifest() != content:
+            raise ManifestChanged(self.name, "another run has changed the manifest right after this one")
+        self.manifest = manifest
+
+    def check_continued(self, source: RunningLog) -> None:
+        """Raises BackupRefused if this backup cannot be continued from the source."""
+        assert self.manifest is not None, f"nothing to continue at {self.name}"
+        self._check_continued(source, self.manifest)
+
+    def _begin(self, source: RunningLog, conf: bytes, snapshot: Snapshot | None, now_ms: int) -> BackupManifest:
+        """The manifest to continue, or that of an empty backup. Raises BackupRefused."""
+        if self.manifest is None:
+            return self._first(source, conf, snapshot, now_ms)
+        self._check_continued(source, self.manifest)
+        return self.manifest
 
     def _first(self, source: RunningLog, conf: bytes, snapshot: Snapshot | None, now_ms: int) -> BackupManifest:
         state = source.state
@@ -292,6 +414,8 @@ class BackupTarget:
                 f"it ends with entry {last.index}, and {source.directory} knows only of {state.commit_hint} entries "
                 "that they are committed: that replica is behind, or belongs to a group that was created again"
             )
+        elif state.starts_at == before.next_file and state.starts_at.index == last.index:
+            pass  # their chains are equal: retention has deleted exactly what is stored
         elif state.starts_at.pos > last.pos:
             reason = (
                 f"its last entry is {last.index}, and the log in {source.directory} begins with entry "
@@ -328,6 +452,18 @@ class _Checksum:
             if end == written and self._sha256.hexdigest() != self.stored.sha256:
                 return "its content is not what was written: the SHA-256 is another one"
         return None
+
+
+@contextmanager
+def _source_errors(source: RunningLog, last: Callable[[], EntryRef]) -> Iterator[None]:
+    """Errors of entries that are read from a source, with its path; ``last`` returns the last intact one."""
+    try:
+        yield
+    except EntryTooNew as error:
+        what = f"the entry after {last().index}"
+        raise FormatTooNew(source.directory, what, error.found, error.newest) from error
+    except FrameCorrupt as error:
+        raise StorageCorrupt(source.directory, error.physical_offset, str(error)) from error
 
 
 def _objects(manifest: BackupManifest) -> dict[int, StoredObject]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
 
 from raftlog.log_numbers import LogIndex
-from raftlog.segment.backup_manifest import OBJECTS_FORMAT, BackupManifest, ObjectList, StoredObject
-from raftlog.segment.backup_store import LOG_FOLDER, BackupDamaged, BackupRefused, BackupStore, GrowingStore
+from raftlog.segment.backup_manifest import OBJECTS_FORMAT, BackupManifest, ObjectList, StoredIndex, StoredObject
+from raftlog.segment.backup_store import LOG_FOLDER, BackupDamaged, BackupRefused, BackupStore, GrowingStore, NotStored
 from raftlog.segment.codec import EntryRef
 from raftlog.segment.errors import SegmentError
 from raftlog.segment.files import segment_start
@@ -25,8 +25,18 @@ from raftlog.segment.meta import Base
 SNAPSHOT_NAME: Final = "snapshot"
 """A file in a directory, a folder in object storage."""
 
+INDEX_FOLDER: Final = "index"
+"""Of object storage: an index for each log file of an archive."""
+
+_READ_BYTES: Final = 1024 * 1024
+
 LEFTOVERS_STAY_MS: Final = 24 * 3_600_000
 """An object without a manifest belongs to a running or an aborted run. Removed at this age."""
+
+
+def _nothing(nbytes: int) -> None:
+    """For those who do not count."""
+
 
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
 _RUN = re.compile(r"\d{20}\.(\d+)\..+")
@@ -63,7 +73,7 @@ class Layout(Protocol):
 
 
 def layout_for(store: BackupStore, before: BackupManifest, *, first: bool, now_ms: int, node_id: str) -> Layout:
-    """The layout for a store.
+    """The layout of a backup in a store.
 
     Args:
         before: the manifest of the previous run, or of an empty backup for the ``first`` run.
@@ -78,11 +88,19 @@ def layout_for(store: BackupStore, before: BackupManifest, *, first: bool, now_m
                 store.name, "it is a copy of a backup in object storage, which can only be continued there"
             )
         return GrowingFiles(store, before)
-    if not first and not has_objects:
+    return objects_for(store, before, first=first, now_ms=now_ms, node_id=node_id)
+
+
+def objects_for(
+    store: BackupStore, before: BackupManifest, *, first: bool, now_ms: int, node_id: str, verifies: bool = False
+) -> ImmutableObjects:
+    """The layout in object storage; see `layout_for` and `ImmutableObjects`. Raises BackupRefused."""
+    if not first and before.objects is msgspec.UNSET:
         raise BackupRefused(
             store.name, "it is a copy of a backup in a directory, which can only be continued there: use a new prefix"
         )
-    return ImmutableObjects(store, before, f"{now_ms}.{_ODD.sub('_', node_id)}", now_ms)
+    run = f"{now_ms}.{_ODD.sub('_', node_id)}"
+    return ImmutableObjects(store, before, run, now_ms, verifies=verifies)
 
 
 class GrowingFiles:
@@ -114,15 +132,21 @@ class GrowingFiles:
 class ImmutableObjects:
     """One object for each file of the log, with a name unique to this run. Format 2.
 
-    The newest file is not complete yet. A run with new entries stores all of it again, under another name. So a
+    If the newest file is not complete yet, a run with new entries stores all of it again, under another name. So a
     manifest is valid as long as its objects exist, whatever other runs do.
+
+    Args:
+        verifies: read every object back after it is written. Raises BackupDamaged if it is not what was written.
     """
 
-    def __init__(self, store: BackupStore, before: BackupManifest, run: str, now_ms: int) -> None:
+    def __init__(
+        self, store: BackupStore, before: BackupManifest, run: str, now_ms: int, *, verifies: bool = False
+    ) -> None:
         known = before.objects
         self._before = ObjectList(last_file=before.base, files=()) if known is msgspec.UNSET else known
-        self.resume_after = self._before.last_file.ref
+        self.resume_after = before.next_file.ref
         self._store = store
+        self._verifies = verifies
         self._run = run
         self._now_ms = now_ms
         self._last_file = self._before.last_file
@@ -141,11 +165,28 @@ class ImmutableObjects:
 
         name = f"{file_name(start)}.{self._run}"
         self._store.write(name, counted())
-        self._new.append(StoredObject(start, name, nbytes, checksum.hexdigest()))
+        stored = StoredObject(start, name, nbytes, checksum.hexdigest(), verified=self._verifies)
+        if self._verifies:
+            check_stored(self._store, stored)
+        self._new.append(stored)
         self._last_file = Base(before.index, before.term, start, before.chain)
 
-    def complete(self, manifest: BackupManifest, snapshot: Snapshot | None) -> BackupManifest:
-        """The newest object of the previous run is superseded if this run has stored any."""
+    def put_index(self, content: bytes) -> None:
+        """Store the index of the file that was put last."""
+        stored = self._new[-1]
+        name = f"{INDEX_FOLDER}/{stored.start:020d}.{self._run}"
+        self._store.write(name, (content,))
+        index = StoredIndex(name, len(content), hashlib.sha256(content).hexdigest())
+        check_stored(self._store, index)
+        self._new[-1] = msgspec.structs.replace(stored, index=index)
+
+    def complete(
+        self, manifest: BackupManifest, snapshot: Snapshot | None, *, is_complete: bool = False
+    ) -> BackupManifest:
+        """The newest object of the previous run is superseded if it was not complete and this run has stored any.
+
+        ``is_complete`` says that the newest object that this run has stored is a complete file.
+        """
         start = self._new[0].start if self._new else manifest.end_pos
         name = self._before.snapshot
         if snapshot is not None:
@@ -156,6 +197,7 @@ class ImmutableObjects:
             files=(*(each for each in self._before.files if each.start < start), *self._new),
             snapshot=name,
             superseded=tuple(each.name for each in self._before.files if each.start >= start),
+            complete=is_complete if self._new else self._before.complete,
         )
         if missing := objects.names - set(self._names()):
             raise BackupDamaged(self._store.path(min(missing)), "the object is missing")
@@ -172,8 +214,31 @@ class ImmutableObjects:
                 self._store.remove(name)
 
     def _names(self) -> Iterator[str]:
-        for folder in (LOG_FOLDER, SNAPSHOT_NAME):
+        for folder in (LOG_FOLDER, INDEX_FOLDER, SNAPSHOT_NAME):
             yield from (f"{folder}/{name}" for name in self._store.names(folder))
+
+
+def check_stored(
+    store: BackupStore, stored: StoredObject | StoredIndex, read: Callable[[int], None] = _nothing
+) -> None:
+    """Read an object and compare its length and SHA-256. ``read`` is called with the size of each piece.
+
+    Raises:
+        BackupDamaged: it is missing, or not what was written.
+        StorageFailed, StoreFailed: an error of the store.
+    """
+    checksum, nbytes = hashlib.sha256(), 0
+    try:
+        while piece := store.read(stored.name, _READ_BYTES, nbytes):
+            checksum.update(piece)
+            nbytes += len(piece)
+            read(len(piece))
+    except NotStored as error:
+        raise BackupDamaged(error.path, "it is missing") from error
+    if (nbytes, checksum.hexdigest()) != (stored.nbytes, stored.sha256):
+        raise BackupDamaged(
+            store.path(stored.name), f"{nbytes:,} bytes were read back, and {stored.nbytes:,} written, or they differ"
+        )
 
 
 def file_name(start: int) -> str:

@@ -24,35 +24,54 @@ OBJECTS_FORMAT: Final = 2
 
 _LOG_OBJECT = re.compile(r"log/(\d{20})\.\d+\.[\w-]+")
 _SNAPSHOT_OBJECT = re.compile(r"snapshot/\d{20}\.\d+\.[\w-]+")
+_INDEX_OBJECT = re.compile(r"index/(\d{20})\.\d+\.[\w-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class StoredObject(msgspec.Struct, frozen=True):
-    """The object of the log file that begins at the physical offset ``start``."""
+class StoredIndex(msgspec.Struct, frozen=True):
+    """The object with the index of a log file; its content is opaque here."""
 
-    start: int
     name: str
     nbytes: int
     sha256: str
 
 
-class ObjectList(msgspec.Struct, frozen=True, kw_only=True):
+class StoredObject(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The object of the log file that begins at the physical offset ``start``.
+
+    ``verified`` says that it was read back from the store after it was written.
+    """
+
+    start: int
+    name: str
+    nbytes: int
+    sha256: str
+    verified: bool = False
+    index: StoredIndex | None = None
+
+
+class ObjectList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The objects of a backup of format 2.
 
     ``files`` are those of the log, in order. The last one is replaced by a longer one when there are new entries;
     ``last_file`` describes the log before it. ``snapshot`` is empty if there is none. ``superseded`` are names from the
     previous manifest that this one does not have: they stay until the next run, for readers of that manifest.
+
+    ``complete`` says that the log continues in the next file: then the newest object is never replaced. An older
+    version of this software ignores that and replaces it by an equal one.
     """
 
     last_file: Base
     files: tuple[StoredObject, ...]
     snapshot: str = ""
     superseded: tuple[str, ...] = ()
+    complete: bool = False
 
     @property
     def names(self) -> frozenset[str]:
         """Names of all objects of the backup."""
-        return frozenset(each.name for each in self.files) | ({self.snapshot} if self.snapshot else set())
+        indexes = {each.index.name for each in self.files if each.index is not None}
+        return frozenset(each.name for each in self.files) | indexes | ({self.snapshot} if self.snapshot else set())
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +99,23 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     def end_pos(self) -> int:
         """Physical offset of the end of the last entry."""
         return self.last.pos + self.last.size
+
+    @property
+    def next_file(self) -> Base:
+        """Where the next run begins to store objects: after the newest complete file, an incomplete one is replaced."""
+        if self.objects is msgspec.UNSET:
+            return self.base
+        if not self.objects.complete:
+            return self.objects.last_file
+        last = self.last
+        return Base(last.index, last.term, self.objects.files[-1].start + self.segment_bytes, last.chain)
+
+    @property
+    def archived(self) -> Base:
+        """The log up to here is in complete objects that were all read back after they were written."""
+        end = self.next_file
+        files = () if self.objects is msgspec.UNSET else self.objects.files
+        return end if all(each.verified for each in files if each.start < end.pos) else self.base
 
     def as_offer(self, last: EntryRef | None = None, conf: bytes | None = None) -> Manifest:
         """The manifest for a replica that takes over the log, up to the entry ``last``."""
@@ -141,6 +177,10 @@ def _why_objects_impossible(manifest: BackupManifest) -> str | None:
             return f"{each.name!r} is not an object of the file at {start}"
         if not 0 < each.nbytes <= manifest.segment_bytes or not _SHA256.fullmatch(each.sha256):
             return f"length or checksum of {each.name} is invalid"
+        if (index := each.index) is not None:
+            name = _INDEX_OBJECT.fullmatch(index.name)
+            if name is None or int(name[1]) != start or index.nbytes <= 0 or not _SHA256.fullmatch(index.sha256):
+                return f"{index.name!r} is not an index of the file at {start}"
     before = objects.last_file
     if before.pos != starts[-1] or not manifest.base.index <= before.index < manifest.last.index:
         return f"its newest object cannot begin at {before.pos} after entry {before.index}"

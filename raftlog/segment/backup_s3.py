@@ -10,7 +10,15 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused, NotStored, StoreFailed
+from raftlog.segment.backup_store import (
+    CONDITIONS_NAME,
+    MANIFEST_NAME,
+    BackupDamaged,
+    BackupRefused,
+    ManifestChanged,
+    NotStored,
+    StoreFailed,
+)
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -27,6 +35,8 @@ MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
 CONNECT_SECONDS: Final = 10
 
 _URL = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/(.*))?", re.DOTALL)
+SECRET_IN_URL: Final = "credentials do not belong into it: use AWS_ACCESS_KEY_ID, or a profile"  # noqa: S105 - a reason
+NO_BUCKET: Final = "is not s3://BUCKET/PREFIX"
 _MISSING = frozenset(("NoSuchKey", "404", "NotFound"))
 _CONFLICTS = frozenset(("PreconditionFailed", "ConditionalRequestConflict", "412"))
 _SECRET_IN_URL = re.compile(r"//[^/@\s\"']+@")
@@ -115,9 +125,30 @@ class S3Store:
                     raise NotStored(path) from error
         except NotStored as error:
             if self.load_manifest() != content:  # equal if the answer to the first attempt was lost
-                raise BackupRefused(
+                raise ManifestChanged(
                     self.name, "another run has changed this backup meanwhile; what this run copied does not count"
                 ) from error
+
+    def check_conditions(self) -> None:
+        """Refuse a store that ignores the conditions of writes: with two writers, it would lose a manifest.
+
+        Raises:
+            BackupRefused: it ignores them. Also `StoreFailed`.
+        """
+        from botocore.exceptions import ClientError
+
+        path = self.path(CONDITIONS_NAME)
+        with _Failures(path, "writing it"):
+            for _ in range(2):
+                try:
+                    self._client.put_object(
+                        Bucket=self._bucket, Key=self._prefix + CONDITIONS_NAME, Body=b"conditions\n", IfNoneMatch="*"
+                    )
+                except ClientError as error:
+                    if _code(error) not in _CONFLICTS:
+                        raise
+                    return
+        raise BackupRefused(self.name, "the store overwrites objects although If-None-Match forbids it")
 
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
         """In parts, if it is large."""
@@ -167,6 +198,18 @@ class S3Store:
         raise AssertionError("unreachable")
 
 
+def has_secret(url: str) -> bool:
+    """Whether a URL has credentials in it."""
+    return _SECRET_IN_URL.search(url) is not None
+
+
+def why_no_bucket(url: str) -> str | None:
+    """Why `open_s3` refuses a URL; None if it does not."""
+    if has_secret(url):
+        return SECRET_IN_URL
+    return NO_BUCKET if _URL.fullmatch(url) is None else None
+
+
 def open_s3(url: str, endpoint_url: str | None = None) -> S3Store:
     """A store for ``s3://BUCKET/PREFIX``. Sends nothing yet.
 
@@ -177,12 +220,10 @@ def open_s3(url: str, endpoint_url: str | None = None) -> S3Store:
         BackupRefused: the URL is invalid, or boto3 is not installed.
         StoreFailed: the configuration of boto3 is wrong.
     """
-    if _SECRET_IN_URL.search(url) or (endpoint_url and _SECRET_IN_URL.search(endpoint_url)):
-        raise BackupRefused(
-            "the URL of a backup", "credentials do not belong into it: use AWS_ACCESS_KEY_ID, or a profile"
-        )
+    if has_secret(url) or (endpoint_url and has_secret(endpoint_url)):
+        raise BackupRefused("the URL of a backup", SECRET_IN_URL)
     if (found := _URL.fullmatch(url)) is None:
-        raise BackupRefused(url, "is not s3://BUCKET/PREFIX")
+        raise BackupRefused(url, NO_BUCKET)
     try:
         from boto3.session import Session
         from botocore.config import Config

@@ -17,6 +17,8 @@ from raftlog.segment.errors import SegmentError, StorageFailed
 
 MANIFEST_NAME: Final = "manifest.json"
 LOG_FOLDER: Final = "log"
+CONDITIONS_NAME: Final = "conditions"
+"""An object that shows whether a store refuses to overwrite one when it is told to."""
 LOCK_FILE_NAME: Final = "LOCK"
 SYNC_EVERY_BYTES: Final = 16 * 1024 * 1024
 """Written bytes are synced in steps of this size: one sync of a whole file would block other writers of the disk."""
@@ -29,6 +31,10 @@ class BackupRefused(SegmentError):
         super().__init__(f"{target}: {reason}")
         self.target = target
         self.reason = reason
+
+
+class ManifestChanged(BackupRefused):
+    """Another run has replaced the manifest since it was loaded; that one stays."""
 
 
 class BackupDamaged(SegmentError):
@@ -86,7 +92,7 @@ class BackupStore(Protocol):
         """Replace the manifest that was loaded last, durably and atomically.
 
         Raises:
-            BackupRefused: another process has replaced it since; that one stays.
+            ManifestChanged: another process has replaced it since; that one stays.
         """
 
     def write(self, name: str, pieces: Iterable[bytes]) -> None:

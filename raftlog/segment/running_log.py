@@ -81,6 +81,13 @@ class RunningLog:
         kind, size, index, term, pos, _, chain, _, _ = HEADER.unpack(self.read(entry.pos, HEADER_BYTES))
         return EntryRef(index, term, kind, pos, size, chain) == entry
 
+    def goes_on_at(self, pos: int) -> bool:
+        """Whether the entry at the beginning of the file at ``pos`` is known to be committed. Raises as `read`."""
+        if self.state.durable_pos < pos + HEADER_BYTES:
+            return False
+        index: int = HEADER.unpack(self.read(pos, HEADER_BYTES))[2]
+        return 0 < index <= self.state.commit_hint
+
     def close(self) -> None:
         """Release the file that was read last."""
         if self._open is not None:

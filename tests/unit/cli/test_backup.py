@@ -19,6 +19,7 @@ from raftlog import RealDisk
 from raftlog.segment import StorageFailed
 from raftlog.segment.backup import BackupTarget
 from raftlog.segment.backup_store import DirectoryStore
+from raftlog.segment.copy_rate import CATCH_UP_SECONDS
 from tests.support.replica_directories import grow, opened
 
 NOBODY = "127.0.0.1:1"
@@ -79,7 +80,7 @@ def test_rate_holds_and_a_pause_is_not_made_up_for() -> None:
     clock.now += 60.0
     for _ in range(20):
         pace.copied(100)
-    assert clock.slept == pytest.approx(4.0 - command.CATCH_UP_SECONDS)
+    assert clock.slept == pytest.approx(4.0 - CATCH_UP_SECONDS)
     assert pace.nbytes == 4000
 
 

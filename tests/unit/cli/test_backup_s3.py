@@ -5,13 +5,10 @@ from __future__ import annotations
 import builtins
 import json
 import sys
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.loaders import JSONFileLoader
 from typer.testing import CliRunner, Result
 
 from mq.cli.app import app
@@ -22,30 +19,11 @@ from raftlog.segment.backup_s3 import open_s3
 from raftlog.segment.backup_store import BackupRefused
 from raftlog.segment.disk import ReadOnlyDisk
 from raftlog.segment.running_log import RunningLog
-from tests.support.object_storage import BUCKET, ENVIRONMENT, SECRET_KEY, ObjectStorage, object_storage
+from tests.support.object_storage import BUCKET, SECRET_KEY, ObjectStorage
 from tests.support.replica_directories import grow
 
 TARGET = f"s3://{BUCKET}/a/broker"
 PEERS = "n0@127.0.0.1:1,n1@127.0.0.1:2,n2@127.0.0.1:3"
-
-
-@pytest.fixture(scope="module")
-def running_storage() -> Iterator[ObjectStorage]:
-    """Each command makes a session of its own, and each session would parse megabytes that describe the API."""
-    load = cache(JSONFileLoader().load_file)
-    with pytest.MonkeyPatch.context() as patch, object_storage() as storage:
-        patch.setattr(JSONFileLoader, "load_file", lambda _, path: load(path))
-        yield storage
-
-
-@pytest.fixture
-def storage(running_storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> ObjectStorage:
-    """Empty."""
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    running_storage.forget()
-    return running_storage
 
 
 def run(storage: ObjectStorage, *arguments: str | Path) -> Result:

@@ -1,0 +1,147 @@
+"""Archives the complete files of a log, one after the other: objects, read back; then the manifest; then the report.
+
+Only what this module reports may count as archived, and it reports nothing before the manifest that names it is
+durable and was read back. Two archivers at once are harmless: the manifest is replaced only by whoever read it last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from mq.store.archive.file_index import FileIndexBuilder
+from mq.store.archive.job import ArchiveStep, Trouble
+from mq.store.backup_snapshot import snapshot_between
+from raftlog.forced_members import configuration_at_base
+from raftlog.segment.backup import BackupTarget
+from raftlog.segment.backup_layouts import Snapshot
+from raftlog.segment.backup_manifest import BackupManifest
+from raftlog.segment.backup_store import BackupDamaged, BackupRefused, BackupStore, ManifestChanged, StoreFailed
+from raftlog.segment.errors import SegmentError
+from raftlog.segment.meta import Base
+from raftlog.segment.running_log import RunningLog
+
+
+class SnapshotNotReady(Exception):
+    """The log has lost its beginning, and there is no checkpoint of that yet which is known to be committed."""
+
+
+class ArchiveStore(BackupStore, Protocol):
+    """A store that several replicas may write to."""
+
+    def check_conditions(self) -> None:
+        """Raises BackupRefused if the store ignores the condition of a write; then two writers would lose a manifest.
+        Also `StoreFailed`.
+        """
+
+
+def archive(
+    store: ArchiveStore,
+    source: RunningLog,
+    data_dir: str,
+    *,
+    known_index: int,
+    now_ms: Callable[[], int],
+    copied: Callable[[int], None] = lambda nbytes: None,
+) -> Iterator[ArchiveStep]:
+    """Archive all complete files of a log that the archive does not have; closes the store at the end.
+
+    Yields a step for what was there before, one for each file, and one with ``is_last``. ``copied`` is called for each
+    piece that was written or read back; it may sleep.
+    """
+    try:
+        target = BackupTarget(store)
+    except SegmentError as error:
+        yield _trouble(error)
+        return
+    try:
+        store.check_conditions()
+        yield from _archive(target, source, data_dir, known_index, now_ms, copied)
+    except SegmentError as error:
+        yield _trouble(error)
+    except SnapshotNotReady:
+        yield ArchiveStep(is_last=True)  # a moment later there is one
+    except OSError as error:
+        yield ArchiveStep(is_last=True, trouble=Trouble.REPLICA, reason=str(error))
+    finally:
+        target.close()
+
+
+def _archive(
+    target: BackupTarget,
+    source: RunningLog,
+    data_dir: str,
+    known_index: int,
+    now_ms: Callable[[], int],
+    copied: Callable[[int], None],
+) -> Iterator[ArchiveStep]:
+    known = target.manifest
+    if known is None and known_index:
+        raise BackupRefused(
+            target.name,
+            f"the manifest is missing, and the group has archived its log up to entry {known_index} there: restore the "
+            "manifest, or set archive_url to a new prefix",
+        )
+    is_older = known is not None and known.archived.index < known_index
+    if known is not None:
+        target.check_continued(source)
+        known = target.verify_objects(copied)
+        yield _step(known, is_older=is_older)
+    while (more := _next_file(target, source, data_dir, now_ms, copied)) is not None:
+        begin = more.base.pos if known is None else known.archived.pos
+        yield _step(more, nbytes=more.archived.pos - begin)
+        known = more
+    yield ArchiveStep(is_last=True)
+
+
+def _next_file(
+    target: BackupTarget,
+    source: RunningLog,
+    data_dir: str,
+    now_ms: Callable[[], int],
+    copied: Callable[[int], None],
+) -> BackupManifest | None:
+    state = source.refresh()
+    size = state.segment_bytes
+    next_file = state.starts_at if target.manifest is None else target.manifest.next_file
+    if not source.goes_on_at(next_file.pos + size):
+        return None
+    return target.archive_file(
+        source,
+        conf=configuration_at_base(state),
+        snapshot=_snapshot(source, data_dir) if target.manifest is None else None,
+        now_ms=now_ms(),
+        new_index=lambda begin: FileIndexBuilder(begin, size),
+        copied=copied,
+    )
+
+
+def _snapshot(source: RunningLog, data_dir: str) -> Snapshot | None:
+    """What a log without its beginning needs. Raises SnapshotNotReady, OSError."""
+    state = source.state
+    if state.starts_at.index == 0:
+        return None
+    found = snapshot_between(data_dir, state.starts_at.index, state.commit_hint)
+    if found is None:
+        raise SnapshotNotReady
+    return found
+
+
+def _step(manifest: BackupManifest, *, nbytes: int = 0, is_older: bool = False) -> ArchiveStep:
+    end: Base = manifest.archived
+    return ArchiveStep(end.index, end.term, end.pos, end.chain, nbytes, is_older)
+
+
+def _trouble(error: SegmentError) -> ArchiveStep:
+    match error:
+        case ManifestChanged():
+            kind = Trouble.OTHER_WRITER
+        case StoreFailed():
+            kind = Trouble.STORE
+        case BackupDamaged():
+            kind = Trouble.DAMAGED
+        case BackupRefused():
+            kind = Trouble.REFUSED
+        case _:
+            kind = Trouble.REPLICA
+    return ArchiveStep(is_last=True, trouble=kind, reason=str(error))

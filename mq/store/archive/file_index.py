@@ -1,0 +1,164 @@
+"""The index of one archived log file: what is in each block of it, so that a reader need not read all of it.
+
+A block is a run of entries of about a megabyte. The index has the chain before each, so a block can be verified without
+those before it. For each queue with messages in a block it has their offsets, and their tag codes if there are few.
+Everything in it can be derived from the log file.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.records import RecordError, latest_store_timestamp
+from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun, scan_runs
+from mq.store.errors import RunRefused
+from raftlog.log_numbers import LogIndex
+from raftlog.segment.backup_store import BackupDamaged
+from raftlog.segment.codec import HEADER_BYTES, NORMAL, EntryRef
+from raftlog.segment.entry_runs import EntryRun
+from raftlog.segment.errors import EntryUnusable, FormatTooNew
+from raftlog.segment.meta import Base
+
+TAGS_MAX: Final = 16
+"""A queue with more different tags in one block has none in the index."""
+
+_MAGIC: Final = b"rfqarch"
+_VERSION: Final = b"1"
+
+
+class QueueRange(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive messages of one queue in a block; ``tags`` are their tag codes, ascending, or None for too many."""
+
+    topic: str
+    queue_id: int
+    first_offset: QueueOffset
+    count: int
+    tags: tuple[int, ...] | None
+
+    @property
+    def end_offset(self) -> QueueOffset:
+        """The offset behind the last one."""
+        return self.first_offset + self.count
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """Entries back to back.
+
+    ``before`` is the log before the first one, which begins at its ``pos``. ``newest_ms`` is the latest time at which
+    one of its messages was stored (ms since 1970), 0 without messages.
+    """
+
+    before: Base
+    nbytes: int
+    last_index: LogIndex
+    newest_ms: int
+    queues: tuple[QueueRange, ...]
+
+
+class FileIndex(msgspec.Struct, frozen=True, array_like=True):
+    """All blocks of a file, in order, and the log behind it, which begins at the next file."""
+
+    blocks: tuple[Block, ...]
+    end: Base
+
+    @property
+    def begin(self) -> Base:
+        """The log before the file."""
+        return self.blocks[0].before
+
+
+class FileIndexBuilder:
+    """Builds the index of one file from all its entries.
+
+    Args:
+        begin: the log before the file.
+
+    Raises (`add`):
+        EntryUnusable: an entry has other content than messages.
+    """
+
+    def __init__(self, begin: Base, segment_bytes: int) -> None:
+        self._last = begin.ref
+        self._file_end = begin.pos + segment_bytes
+        self._blocks: list[Block] = []
+
+    def add(self, run: EntryRun) -> None:
+        """The next entries; they become one block."""
+        if not run.entries:
+            return
+        ranges: list[QueueRange] = []
+        open_ranges: dict[tuple[str, int], tuple[QueueOffset, int, set[int]]] = {}
+        newest_ms = 0
+        for entry in run.entries:
+            if entry.kind != NORMAL:
+                continue
+            body = run.body(entry)
+            try:
+                found, _ = scan_runs(body, PhysicalOffset(entry.pos + HEADER_BYTES))
+                newest_ms = max(newest_ms, latest_store_timestamp(body))
+            except (RecordError, RunRefused, UnicodeDecodeError) as error:
+                raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
+            for queue in found:
+                key = queue.topic, queue.queue_id
+                first, count, tags = open_ranges.get(key, (queue.first_offset, 0, set()))
+                if first + count != queue.first_offset:  # a topic of this name was created again
+                    ranges.append(_range(*key, first, count, tags))
+                    first, count, tags = queue.first_offset, 0, set()
+                tags |= _tags(queue)
+                open_ranges[key] = first, count + len(queue.entries) // QUEUE_ENTRY_BYTES, tags
+        ranges += [_range(*key, first, count, tags) for key, (first, count, tags) in sorted(open_ranges.items())]
+        nbytes = sum(entry.size for entry in run.entries)
+        self._blocks.append(Block(_base(self._last), nbytes, run.entries[-1].index, newest_ms, tuple(ranges)))
+        self._last = run.entries[-1]
+
+    @property
+    def index(self) -> FileIndex:
+        """The index of what was added."""
+        end = Base(self._last.index, self._last.term, self._file_end, self._last.chain)
+        return FileIndex(tuple(self._blocks), end)
+
+    def content(self) -> bytes:
+        """The index as bytes."""
+        return encode_file_index(self.index)
+
+
+def encode_file_index(index: FileIndex) -> bytes:
+    """The content of the object."""
+    return _MAGIC + _VERSION + msgspec.msgpack.encode(index)
+
+
+def decode_file_index(content: bytes, path: str) -> FileIndex:
+    """Raises BackupDamaged for anything but a result of `encode_file_index`, FormatTooNew for a newer version."""
+    magic, version = content[: len(_MAGIC)], content[len(_MAGIC) : len(_MAGIC) + 1]
+    if magic == _MAGIC and version > _VERSION:
+        raise FormatTooNew(path, "the index", int(version, 36), int(_VERSION))
+    if magic != _MAGIC or version != _VERSION:
+        raise BackupDamaged(path, "it is not the index of a log file")
+    try:
+        index = msgspec.msgpack.decode(content[len(_MAGIC) + 1 :], type=FileIndex)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise BackupDamaged(path, str(error)) from error
+    blocks = index.blocks
+    if not blocks or any(each.before.pos + each.nbytes != after.before.pos for each, after in pairwise(blocks)):
+        raise BackupDamaged(path, "its blocks do not follow each other")
+    return index
+
+
+def _base(last: EntryRef) -> Base:
+    return Base(last.index, last.term, last.pos + last.size, last.chain)
+
+
+def _tags(queue: QueueRun) -> set[int]:
+    words = array("q")
+    for at in range(QUEUE_ENTRY_BYTES - 8, len(queue.entries), QUEUE_ENTRY_BYTES):
+        words.append(int.from_bytes(queue.entries[at : at + 8], "big", signed=True))
+    return set(words)
+
+
+def _range(topic: str, queue_id: int, first: QueueOffset, count: int, tags: set[int]) -> QueueRange:
+    return QueueRange(topic, queue_id, first, count, tuple(sorted(tags)) if len(tags) <= TAGS_MAX else None)

@@ -1,0 +1,60 @@
+"""What a broker asks the process that archives, and what that answers."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class ArchiveJob(msgspec.Struct, frozen=True):
+    """Archive the complete files of a log.
+
+    Attributes:
+        data_dir, log_dir: of the replica.
+        url, endpoint_url: where the archive is; see `raftlog.segment.backup_s3.open_s3`.
+        known_index: up to this entry the group knows that this archive has its log; 0 if nothing.
+        bytes_per_second: maximum rate of what is written and read back; 0 for no limit.
+    """
+
+    data_dir: str
+    log_dir: str
+    url: str
+    endpoint_url: str | None = None
+    known_index: int = 0
+    bytes_per_second: int = 0
+
+
+class Trouble(enum.Enum):
+    """Why a run ended early."""
+
+    STORE = "store"
+    """The store did not answer, or refused a request: it is tried again."""
+    DAMAGED = "damaged"
+    """An object is missing, or not what was written."""
+    REFUSED = "refused"
+    """The archive cannot be continued from this log, or belongs to another one."""
+    OTHER_WRITER = "other writer"
+    """Another run has changed the archive in the meantime: nothing is wrong."""
+    REPLICA = "replica"
+    """The log of this replica could not be read, or its archiving process ended."""
+
+
+class ArchiveStep(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the answer to a job: how far the archive goes now, or why the run ended, or that it lives.
+
+    ``index``, ``term``, ``pos`` and ``chain`` describe the archived log (`raftlog.segment.meta.Base`); ``index`` is 0
+    if that is not known. Every object below was read back, and the manifest names all of them. ``nbytes`` is how much
+    of the log this step has stored. ``is_older`` says that the manifest had less than the group knows to be archived:
+    it was replaced by an older one. ``is_last`` ends the answer.
+    """
+
+    index: int = 0
+    term: int = 0
+    pos: int = 0
+    chain: int = 0
+    nbytes: int = 0
+    is_older: bool = False
+    is_last: bool = False
+    trouble: Trouble | None = None
+    reason: str = ""

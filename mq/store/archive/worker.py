@@ -1,0 +1,83 @@
+"""Archives the log of a broker, in a process of its own with low priority.
+
+``python -m mq.store.archive.worker`` reads one `ArchiveJob` from standard input, and writes an `ArchiveStep` for each
+line of its answer, as JSON. It ends with its job, and when nobody reads its answer any more. The broker may kill it at
+any moment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from mq.store.archive.archiver import archive
+from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from raftlog import SegmentError
+from raftlog.segment.backup_s3 import open_s3
+from raftlog.segment.backup_store import BackupRefused
+from raftlog.segment.copy_rate import CopyRate
+from raftlog.segment.disk import ReadOnlyDisk
+from raftlog.segment.running_log import RunningLog
+
+NICE = 10
+"""As the command nice has it."""
+ALIVE_SECONDS = 5.0
+"""A step at least this often while bytes are copied, so that the broker knows that the store answers."""
+
+
+def run(job: ArchiveJob) -> Iterator[ArchiveStep]:
+    """The answer to a job, without the steps that only say that it goes on."""
+    rate = CopyRate(job.bytes_per_second)
+    alive_at = time.monotonic()
+
+    def copied(nbytes: int) -> None:
+        nonlocal alive_at
+        rate.copied(nbytes)
+        if time.monotonic() >= alive_at + ALIVE_SECONDS:
+            alive_at = time.monotonic()
+            tell(ArchiveStep())
+
+    try:
+        store = open_s3(job.url, job.endpoint_url)
+        source = RunningLog(ReadOnlyDisk(), job.log_dir)
+    except SegmentError as error:
+        trouble = Trouble.REFUSED if isinstance(error, BackupRefused) else Trouble.REPLICA
+        yield ArchiveStep(is_last=True, trouble=trouble, reason=str(error))
+        return
+    try:
+        yield from archive(
+            store,
+            source,
+            job.data_dir,
+            known_index=job.known_index,
+            now_ms=lambda: time.time_ns() // 1_000_000,
+            copied=copied,
+        )
+    finally:
+        source.close()
+
+
+def tell(step: ArchiveStep) -> None:
+    """Write a line of the answer. Raises BrokenPipeError."""
+    os.write(sys.stdout.fileno(), msgspec.json.encode(step) + b"\n")
+
+
+def main() -> None:
+    """Do the job from standard input."""
+    os.nice(NICE)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return  # the broker was killed
+    try:
+        for step in run(msgspec.json.decode(line, type=ArchiveJob)):
+            tell(step)
+    except BrokenPipeError:
+        return  # the broker was killed
+
+
+if __name__ == "__main__":
+    main()

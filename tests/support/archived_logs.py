@@ -1,0 +1,107 @@
+"""Logs of real messages on disks in memory, and archives of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from itertools import count
+
+from chaos.disk import MemoryDisk
+from chaos.object_store import Bucket, BucketStore
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.records import encode_host, encode_record
+from mq.store.archive.archiver import archive
+from mq.store.archive.job import ArchiveStep
+from raftlog.log_numbers import Term
+from raftlog.segment import HEADER_BYTES, NORMAL, InlineWriter, SegmentLog
+from raftlog.segment.running_log import RunningLog
+
+DIRECTORY = "/data/commitlog"
+SEGMENT_BYTES = 4096
+BEGIN_MS = 1_800_000_000_000
+HOST = encode_host("127.0.0.1", 10911)
+TAGS = ("red", "green", "blue")
+
+
+class MessageLog:
+    """A log of one replica with messages of two topics, all committed."""
+
+    def __init__(self) -> None:
+        self.disk = MemoryDisk()
+        clock = count()
+        self.log = SegmentLog.open(
+            DIRECTORY,
+            cluster_id="c",
+            node_id="n1",
+            segment_bytes=SEGMENT_BYTES,
+            disk=self.disk,
+            writer=InlineWriter(clock=lambda: next(clock)),
+        )
+        self.offsets: dict[tuple[str, int], int] = {}
+        self.sent: list[tuple[str, int, int, bytes]] = []
+        """Topic, queue id, offset and body of every message."""
+        self._ticket = 0
+
+    def send(self, messages: int) -> None:
+        """Append so many entries of one message each, and commit them."""
+        for _ in range(messages):
+            number = len(self.sent)
+            topic, queue_id = ("T", number % 2) if number % 3 else ("U", 0)
+            offset = self.offsets.get((topic, queue_id), 0)
+            body = b"%06d" % number * 30
+            record = self._record(topic, queue_id, offset, body, f"TAGS\x01{TAGS[number % 3]}\x02", 0)
+            record = self._record(
+                topic,
+                queue_id,
+                offset,
+                body,
+                f"TAGS\x01{TAGS[number % 3]}\x02",
+                self.log.position_for(HEADER_BYTES + len(record)) + HEADER_BYTES,
+            )
+            self.log.append(NORMAL, self.log.last_index + 1, Term(1), record)
+            self.offsets[topic, queue_id] = offset + 1
+            self.sent.append((topic, queue_id, offset, body))
+        self._submit()
+        self._submit()
+
+    def _submit(self) -> None:
+        self._ticket += 1
+        self.log.submit(self._ticket, commit_hint=self.log.last_index)
+
+    def _record(self, topic: str, queue_id: int, offset: int, body: bytes, text: str, pos: int) -> bytes:
+        return encode_record(
+            topic=topic,
+            queue_id=queue_id,
+            body=body,
+            properties=text,
+            queue_offset=QueueOffset(offset),
+            physical_offset=PhysicalOffset(pos),
+            born_timestamp_ms=BEGIN_MS,
+            born_host=HOST,
+            store_timestamp_ms=BEGIN_MS + len(self.sent) * 1000,
+            store_host=HOST,
+        )
+
+    def source(self) -> RunningLog:
+        return RunningLog(self.disk, DIRECTORY)
+
+    @property
+    def complete_index(self) -> int:
+        """The last entry of the complete files."""
+        return max((each.last_index for each in self.log.segments() if each.closed), default=0)
+
+
+def new_bucket(seed: int = 0) -> Bucket:
+    return Bucket(random.Random(seed))
+
+
+def steps(
+    log: MessageLog, bucket: Bucket, *, known_index: int = 0, now_ms: int = BEGIN_MS
+) -> Generator[ArchiveStep, None, None]:
+    """Archive what the log has."""
+    clock = count(now_ms)
+    source = log.source()
+    try:
+        yield from archive(BucketStore(bucket), source, "/data", known_index=known_index, now_ms=lambda: next(clock))
+    finally:
+        source.close()

@@ -1,0 +1,260 @@
+"""Archiving complete files: each once, read back before the manifest, whatever ends a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from chaos.object_store import Bucket, BucketStore, Killed
+from mq.store.archive.job import ArchiveStep, Trouble
+from mq.store.archive.reader import ArchiveReader, Wanted
+from raftlog.segment.backup import BackupTarget
+from raftlog.segment.backup_manifest import BackupManifest, decode_backup_manifest
+from raftlog.segment.backup_store import MANIFEST_NAME
+from tests.support.archived_logs import BEGIN_MS, MessageLog, new_bucket, steps
+
+DAY_MS = 24 * 3_600_000
+
+
+def manifest_of(bucket: Bucket) -> BackupManifest:
+    return decode_backup_manifest(bucket.objects[MANIFEST_NAME])
+
+
+def archived(bucket: Bucket) -> list[tuple[str, int, int, bytes]]:
+    """All messages of the topics T and U that the archive has, by physical offset."""
+    found = []
+    for topic in ("T", "U"):
+        reader = ArchiveReader(BucketStore(bucket))
+        reader.verify()
+        found += [(each.physical_offset, each) for each in reader.messages(Wanted(topic=topic))]
+        reader.close()
+    return [(m.topic, m.queue_id, m.queue_offset, m.body) for _, m in sorted(found, key=lambda row: row[0])]
+
+
+def backup_run(log: MessageLog, bucket: Bucket, now_ms: int) -> None:
+    """A run of `raftmq backup` to the same place."""
+    target, source = BackupTarget(BucketStore(bucket)), log.source()
+    target.extend(source, conf=b"", snapshot=None, now_ms=now_ms)
+    source.close()
+    target.close()
+
+
+def test_each_complete_file_is_stored_once_with_its_index_and_reported_after_its_manifest() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(100)
+    found: list[ArchiveStep] = []
+    for step in steps(log, bucket):
+        found.append(step)
+        assert manifest_of(bucket).archived.index >= step.index
+    assert found[-1] == ArchiveStep(is_last=True)
+    assert found[-2].index == log.complete_index
+    assert archived(bucket) == log.sent[: log.complete_index]
+    files = [each for each in log.log.segments() if each.closed]
+    assert len(found) - 1 == len(files) > 5
+    assert sum(each.nbytes for each in found) == files[-1].end
+    before = set(bucket.objects)
+    assert len([name for name in before if name.startswith("log/")]) == len(files)
+    assert len([name for name in before if name.startswith("index/")]) == len(files)
+    log.send(1)
+    again = list(steps(log, bucket))
+    assert [each.nbytes for each in again] == [0, 0]
+    assert again[0].index == log.complete_index
+    log.send(50)
+    assert list(steps(log, bucket))[-2].index == log.complete_index
+    assert before < set(bucket.objects)
+    assert archived(bucket) == log.sent[: log.complete_index]
+
+
+def test_nothing_is_archived_before_a_file_is_complete() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(3)
+    assert list(steps(log, bucket)) == [ArchiveStep(is_last=True)]
+    assert bucket.objects == {}
+
+
+@pytest.mark.parametrize("files", [0, 3])
+def test_run_that_is_killed_at_any_operation_leaves_a_valid_archive(files: int) -> None:
+    log, whole = MessageLog(), new_bucket()
+    log.send(100)
+    runs = steps(log, whole)
+    for _ in range(files):
+        next(runs)
+    runs.close()
+    before, end = dict(whole.objects), 0
+    bucket = new_bucket()
+
+    def kill_at(operation: int) -> Callable[[str, str], None]:
+        def before_it(what: str, name: str) -> None:
+            if bucket.operations == operation:
+                raise Killed
+
+        return before_it
+
+    for operation in range(1, 1000):
+        bucket = new_bucket()
+        bucket.objects, bucket.before = dict(before), kill_at(operation)
+        reported = 0
+        try:
+            for step in steps(log, bucket):
+                reported = max(reported, step.index)
+        except Killed:
+            end = operation
+        bucket.before = lambda what, name: None
+        if MANIFEST_NAME in bucket.objects:
+            assert manifest_of(bucket).archived.index >= reported
+        else:
+            assert reported == 0
+        if operation % 7 == 0 or end != operation:
+            list(steps(log, bucket, now_ms=BEGIN_MS + 1000))
+            assert archived(bucket) == log.sent[: log.complete_index]
+        if end != operation:
+            break
+    assert end > 50
+
+
+def test_object_that_is_not_what_was_written_never_gets_into_the_manifest() -> None:
+    log = MessageLog()
+    log.send(100)
+    for seed in range(20):
+        bucket = new_bucket(seed)
+        bucket.tears = 0.2
+        last = list(steps(log, bucket))[-1]
+        if last.trouble is not None:
+            assert last.trouble is Trouble.DAMAGED
+        bucket.tears = 0.0
+        if MANIFEST_NAME in bucket.objects:
+            assert archived(bucket) == log.sent[: manifest_of(bucket).archived.index]
+        list(steps(log, bucket, now_ms=BEGIN_MS + 1000))
+        assert archived(bucket) == log.sent[: log.complete_index]
+
+
+def test_backup_is_taken_over_after_its_objects_were_read_back() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(50)
+    backup_run(log, bucket, BEGIN_MS)
+    assert manifest_of(bucket).archived.index == 0
+    taken_over = len([name for name in bucket.objects if name.startswith("log/")]) - 1
+    found = list(steps(log, bucket, now_ms=BEGIN_MS + 1))
+    assert found[0].index == log.complete_index
+    assert manifest_of(bucket).last.index == 50, "the newest file is still the one of the backup"
+    log.send(50)
+    found = list(steps(log, bucket, now_ms=BEGIN_MS + 2))
+    assert found[-2].index == log.complete_index
+    files = manifest_of(bucket).objects
+    assert files
+    assert [each.index is None for each in files.files] == [True] * taken_over + [False] * (
+        len(files.files) - taken_over
+    )
+    assert archived(bucket) == log.sent[: log.complete_index]
+    backup_run(log, bucket, BEGIN_MS + 3)
+    assert archived(bucket) == log.sent
+
+
+def test_damaged_object_of_a_backup_is_not_taken_over() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(50)
+    backup_run(log, bucket, BEGIN_MS)
+    name = min(each for each in bucket.objects if each.startswith("log/"))
+    bucket.objects[name] = bucket.objects[name][:-1] + b"\xff"
+    (step,) = steps(log, bucket, now_ms=BEGIN_MS + 1)
+    assert step.trouble is Trouble.DAMAGED
+    assert name in step.reason
+
+
+def test_archive_and_backup_to_one_place_leave_no_objects_that_no_manifest_names() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    for number in range(6):
+        log.send(30)
+        backup_run(log, bucket, BEGIN_MS + 2 * number * DAY_MS)
+        list(steps(log, bucket, now_ms=BEGIN_MS + (2 * number + 1) * DAY_MS))
+        assert archived(bucket) == log.sent[: manifest_of(bucket).last.index]
+    objects = manifest_of(bucket).objects
+    assert objects
+    assert set(bucket.objects) - {MANIFEST_NAME, *objects.names} <= {*objects.superseded}
+
+
+def test_second_archiver_ends_without_harm() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(100)
+    first, second = steps(log, bucket), steps(log, bucket, now_ms=BEGIN_MS + 500)
+    for _ in range(2):
+        next(first)
+    next(second)
+    next(first)
+    last = list(second)[-1]
+    assert last.trouble is Trouble.OTHER_WRITER
+    assert list(first)[-2].index == log.complete_index
+    assert archived(bucket) == log.sent[: log.complete_index]
+
+
+def test_missing_manifest_of_a_known_archive_is_refused() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(100)
+    list(steps(log, bucket))
+    del bucket.objects[MANIFEST_NAME]
+    (step,) = steps(log, bucket, known_index=log.complete_index)
+    assert step.trouble is Trouble.REFUSED
+    assert "the manifest is missing" in step.reason
+    assert MANIFEST_NAME not in bucket.objects
+
+
+def test_manifest_that_was_replaced_by_an_older_one_is_told_of_and_continued() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(60)
+    list(steps(log, bucket))
+    older = bucket.objects[MANIFEST_NAME]
+    log.send(60)
+    list(steps(log, bucket, now_ms=BEGIN_MS + 1000))
+    bucket.objects[MANIFEST_NAME] = older
+    found = list(steps(log, bucket, known_index=log.complete_index, now_ms=BEGIN_MS + 2000))
+    assert found[0].is_older
+    assert not any(each.is_older for each in found[1:])
+    assert archived(bucket) == log.sent[: log.complete_index]
+
+
+def test_archive_of_another_log_is_refused() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(100)
+    list(steps(log, bucket))
+    other = MessageLog()
+    other.sent.append(("T", 0, 0, b"another first message"))
+    other.send(100)
+    (step,) = steps(other, bucket)
+    assert step.trouble is Trouble.REFUSED
+    assert "the group was created again" in step.reason
+
+
+def test_missing_object_ends_the_run_and_is_named() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(100)
+    list(steps(log, bucket))
+    name = min(each for each in bucket.objects if each.startswith("log/"))
+    del bucket.objects[name]
+    log.send(50)
+    last = list(steps(log, bucket, now_ms=BEGIN_MS + 1000))[-1]
+    assert last.trouble is Trouble.DAMAGED
+    assert name in last.reason
+
+
+def test_log_whose_archived_beginning_was_deleted_is_continued() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(100)
+    list(steps(log, bucket))
+    last_complete = [each for each in log.log.segments() if each.closed][-1]
+    log.log.drop_prefix(last_complete.end, b"conf")
+    log.send(60)
+    assert list(steps(log, bucket, now_ms=BEGIN_MS + 1000))[-2].index == log.complete_index
+    assert archived(bucket) == log.sent[: log.complete_index]
+
+
+def test_files_that_were_deleted_before_they_were_archived_are_told_of() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(40)
+    list(steps(log, bucket))
+    log.send(100)
+    log.log.drop_prefix([each for each in log.log.segments() if each.closed][-1].end, b"conf")
+    log.send(1)
+    (step,) = steps(log, bucket, now_ms=BEGIN_MS + 1000)
+    assert step.trouble is Trouble.REFUSED
+    assert "begins with entry" in step.reason
