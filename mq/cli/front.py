@@ -59,6 +59,7 @@ GROUPS = {
     "bench": ("bench.commands", "Measure throughput and latency of sends and consumption."),
     "config": ("config", "Convert settings files of RocketMQ."),
     "backup": ("backup", "Back up the log of a replica, and verify backups."),
+    "archive": ("archive", "List, print and verify archived messages, without brokers."),
     "log": ("log_files", "Verify, print and repair the log of a stopped node."),
 }
 

@@ -54,7 +54,7 @@ def tail(
                 for message in await consumer.poll(timeout=1.0):
                     if left is not None and left <= 0:
                         break
-                    print_bytes(_line(message, verbose=verbose, as_json=as_json))
+                    print_bytes(line_of(message, verbose=verbose, as_json=as_json))
                     left = None if left is None else left - 1
                 if trio.current_time() >= looked_at + NEW_QUEUES_SECONDS:
                     looked_at = trio.current_time()
@@ -69,7 +69,8 @@ async def _begin(admin: Admin, queue: MessageQueue, last: int) -> int:
     return max(await admin.min_offset(queue), end - last)
 
 
-def _line(message: ReceivedMessage, *, verbose: bool, as_json: bool) -> bytes:
+def line_of(message: ReceivedMessage, *, verbose: bool, as_json: bool) -> bytes:
+    """How a message is printed, with the line feed."""
     if as_json:
         return json.dumps(message_fields(message)).encode() + b"\n"
     if not verbose:

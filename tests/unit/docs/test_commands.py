@@ -23,6 +23,7 @@ import trio
 import typer
 from typer.testing import CliRunner
 
+from chaos.object_store import BucketStore
 from mq.cli.app import app
 from mq.cli.errors import CommandFailed
 from mq.cli.output import JsonLines
@@ -38,6 +39,7 @@ from raftlog.consensus.types import ConfState
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.net.secret_file import FILE_NAME
 from raftlog.segment import CONFIG, SegmentLog
+from tests.support.archived_logs import MessageLog, new_bucket, steps
 from tests.support.guarded import ADMIN, guarded
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.running_broker import SECONDS_MAX
@@ -196,7 +198,7 @@ class Commands:
     def note(self, name: str, text: str) -> Any:
         found = (
             [json.loads(line) for line in text.splitlines()]
-            if name in ("consume", "dlq export", "mirror", "mirror --verify", "tail", "top")
+            if name in ("archive cat", "consume", "dlq export", "mirror", "mirror --verify", "tail", "top")
             else [json.loads(text)]
         )
         fields = self.fields.setdefault(name, {})
@@ -263,6 +265,7 @@ async def test_the_guide_has_every_field(tmp_path: Path, monkeypatch: pytest.Mon
         await with_servers(cli, tmp_path)
         nursery.cancel_scope.cancel()
     await files(cli, data_dir, tmp_path)
+    await archives(cli, monkeypatch)
     names = {name for name, _ in commands()}
     assert cli.fields.keys() - {"export FILE", "mirror --verify"} == names - NO_RESULT
     put("fields", cli.text())
@@ -407,6 +410,18 @@ def one_of_three(data_dir: Path) -> Path:
     log.submit(1)
     log.close()
     return data_dir
+
+
+async def archives(cli: Commands, patch: pytest.MonkeyPatch) -> None:
+    messages, bucket = MessageLog(), new_bucket()
+    messages.send(30)
+    list(steps(messages, bucket))
+    patch.setattr("mq.cli.archive.open_store", lambda url, endpoint_url, disk: BucketStore(bucket))
+    patch.setattr("mq.cli.messages.print_bytes", lambda data: sys.stdout.write(data.decode()))
+    await cli.run("archive ls", "s3://bucket")
+    await cli.run("archive ls", "s3://bucket", "--topics")
+    await cli.run("archive cat", "s3://bucket", "T", "--count", "1")
+    await cli.run("archive verify", "s3://bucket")
 
 
 async def files(cli: Commands, data_dir: Path, directory: Path) -> None:
