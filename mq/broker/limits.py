@@ -206,6 +206,21 @@ class UpkeepLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveLimits:
+    """Of archiving."""
+
+    look_seconds: float = 5.0
+    """Interval at which a replica looks whether there is something to archive."""
+    turn_seconds: float = 600.0
+    """If nothing is archived for this long, it is the turn of the next replica."""
+    silent_seconds: float = 300.0
+    """A process that archives, and says nothing for this long, is killed: the store does not answer."""
+    retry_seconds: float = 5.0
+    retry_seconds_max: float = 60.0
+    """Time until an upload that failed is tried again: the first time, and after many failures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLimits:
     """All limits of a broker, in groups."""
 
@@ -217,6 +232,7 @@ class BrokerLimits:
     bulk: BulkLimits = field(default_factory=BulkLimits)
     state: StateLimits = field(default_factory=StateLimits)
     upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
+    archive: ArchiveLimits = field(default_factory=ArchiveLimits)
     node: NodeLimits = field(default_factory=NodeLimits)
 
 

@@ -29,6 +29,7 @@ from mq.broker.admin.topic_expiry import TopicExpiry
 from mq.broker.admin.topic_queries import TopicQueries
 from mq.broker.admin.topics import Topics
 from mq.broker.admin.users import UserAdministration
+from mq.broker.archive.archiving import Archiving
 from mq.broker.base.disk import disk_usage
 from mq.broker.base.retention import Retention
 from mq.broker.bulk.bulk_read import BulkReads
@@ -303,7 +304,8 @@ class Services:
             log=context.log,
         )
         addresses = PeerAddresses(context, calls=self.calls, admit=self.authentication.admit)
-        return self.authentication, addresses, self.forwarded, self.forwarder
+        archiving = Archiving(context, calls=self.calls, admit=self.authentication.admit)
+        return self.authentication, addresses, archiving, self.forwarded, self.forwarder
 
     # -- calls from the broker -----------------------------------------------------------------------------------------
 

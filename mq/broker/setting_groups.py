@@ -17,6 +17,7 @@ from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.settings import parse_metrics_address, parse_networks
 from mq.tls import TlsMode, check_tls
 from raftlog import parse_address
+from raftlog.segment.backup_s3 import SECRET_IN_URL, has_secret, why_no_bucket
 
 Address = tuple[str, int]
 
@@ -336,6 +337,37 @@ class StorageSettings(SettingGroup):
         if not self.disk_warn_ratio <= self.disk_expire_ratio <= self.disk_full_ratio:
             raise ValueError("disk ratios must ascend: disk_warn_ratio <= disk_expire_ratio <= disk_full_ratio")
         return self
+
+
+class ArchiveSettings(SettingGroup):
+    """Where the log is archived."""
+
+    archive_url: str | None = Field(
+        None,
+        max_length=1024,
+        description="archive complete segment files here, s3://BUCKET/PREFIX, the same on all replicas of a group and "
+        "different for each group; default: no archive",
+    )
+    archive_endpoint_url: str | None = Field(
+        None, description="address of the object storage with that bucket; default: AWS_ENDPOINT_URL, or Amazon S3"
+    )
+    archive_bytes_per_second: int = Field(
+        50 * MIB, ge=0, description="limit of what is uploaded and read back; 0: no limit"
+    )
+
+    @field_validator("archive_url")
+    @classmethod
+    def _is_url_of_bucket(cls, value: str | None) -> str | None:
+        if value is not None and why_no_bucket(value) is not None:
+            raise ValueError(why_no_bucket(value))
+        return value
+
+    @field_validator("archive_endpoint_url")
+    @classmethod
+    def _has_no_secret(cls, value: str | None) -> str | None:
+        if value is not None and has_secret(value):
+            raise ValueError(SECRET_IN_URL)
+        return value
 
 
 class ChangeableSettings(SettingGroup):

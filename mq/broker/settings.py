@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from mq.broker.setting_groups import (
     Address,
+    ArchiveSettings,
     BulkSettings,
     ChangeableSettings,
     ConsumeSettings,
@@ -60,6 +61,7 @@ def derived_identity(cluster: str, group: str) -> str:
 
 class BrokerSettings(
     ChangeableSettings,
+    ArchiveSettings,
     StorageSettings,
     BulkSettings,
     ConsumeSettings,

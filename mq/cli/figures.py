@@ -35,6 +35,7 @@ _UNITS: Final = tuple(
         (r"(scheduleMessageOffset_\d+)$", "messages delivered, stored"),
         (r"QueueSize$|^pullThreadPoolQueueCapacity$|held(Pops|LitePops|Pulls)$|forwarded\w+$", "requests"),
         (r"\.scheduleTicks", "ticks"),
+        (r"\.archiveFailures$", "attempts"),
         (r"\.schedules", "schedules"),
         (r"\.lite(Topics|Expired)$", "lite topics"),
         (r"\.liteSubscriptions$", "subscriptions"),

@@ -66,6 +66,7 @@ def table_of(group: GroupStatus) -> Table:
             replica.node_id, address, role_of(replica), term, committed, position, _lag(replica), disk, style=style
         )
     notes = [note for replica in group.replicas for note in _notes(replica)]
+    notes += _archived(group)
     notes += _unguarded(group)
     if group.leader is None and any(replica.abstaining for replica in group.replicas):
         notes.append(
@@ -106,6 +107,16 @@ def _notes(replica: ReplicaStatus) -> Iterator[str]:
         yield f"{replica.address} refuses to answer: {replica.refusal}"
     if replica.abstaining:
         yield f"{replica.node_id} abstains: it lost acknowledged entries, and fetches them"
+
+
+def _archived(group: GroupStatus) -> Iterator[str]:
+    """How much of the log is archived, as the leader knows it."""
+    for replica in group.replicas:
+        if replica.role == "leader" and (replica.archived_index or replica.archive_lag_bytes):
+            waits = ""
+            if replica.archive_lag_bytes:
+                waits = f"; {decimal(replica.archive_lag_bytes)} wait, for {(replica.archive_lag_ms or 0) // 1000:,} s"
+            yield f"archived up to entry {replica.archived_index:,}{waits}"
 
 
 def _unguarded(group: GroupStatus) -> Iterator[str]:

@@ -74,6 +74,12 @@ class ReplicaStatus:
     """Size of waiting pulls and pops."""
     pending_bytes: int | None = None
     """Size of uncommitted messages."""
+    archived_index: int | None = None
+    """Up to this entry the log is archived, as far as it knows; 0 without an archive."""
+    archive_lag_bytes: int | None = None
+    """Complete log files that wait to be archived."""
+    archive_lag_ms: int | None = None
+    """How long some wait since something was last archived."""
     clock_ahead_ms: int | None = None
     """How far its clock is ahead of that of this machine; negative if behind. Accurate to `clock_error_ms`."""
     clock_error_ms: int | None = None
@@ -207,6 +213,9 @@ def _replica_status(
         unread_bytes=_number(figures, "unreadBytes"),
         held_bytes=_number(figures, "heldBytes"),
         pending_bytes=_number(figures, "pendingBytes"),
+        archived_index=_number(figures, "archiveIndex"),
+        archive_lag_bytes=_number(figures, "archiveLagBytes"),
+        archive_lag_ms=_number(figures, "archiveLagMs"),
         figures=figures,
     )
 

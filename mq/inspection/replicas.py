@@ -19,6 +19,8 @@ CLOCKS_APART_MS: Final = 1000
 """Replicas whose clocks are further apart deliver delayed messages at different times after a change of the leader."""
 EXPIRES_SOON_MS: Final = 14 * 24 * HOUR_MS
 
+ARCHIVE_STUCK_MS: Final = 30 * 60_000
+
 OF_ONE_REPLICA: Final = frozenset(
     f"raftmq.{name}"
     for name in (
@@ -81,6 +83,7 @@ def replica_findings(survey: Survey) -> Iterator[Finding]:
         )
     for group in survey.groups:
         yield from _leadership(group)
+        yield from _archive(group)
         for replica in group.replicas:
             yield from _replica(group, replica, survey)
         yield from _versions(group)
@@ -164,6 +167,21 @@ def _leadership(group: GroupStatus) -> Iterator[Finding]:
                 "start it; a machine that is lost is replaced with raftmq group replace",
                 "docs/operations.md#replace-a-dead-replica",
             )
+
+
+def _archive(group: GroupStatus) -> Iterator[Finding]:
+    """The archive does not get on, as the replica says that has watched it for the longest time."""
+    lag_ms = max((each.archive_lag_ms or 0 for each in group.replicas), default=0)
+    if lag_ms < ARCHIVE_STUCK_MS:
+        return
+    waiting = max(each.archive_lag_bytes or 0 for each in group.replicas)
+    yield Finding(
+        Severity.WARNING,
+        f"group {group.group}",
+        f"has archived nothing for {lag_ms // 60_000} minutes: {decimal(waiting)} of complete log files wait",
+        "archive_failed in the logs of its replicas has the reason; retention may delete what is not archived",
+        "docs/archive.md#when-it-does-not-get-on",
+    )
 
 
 def _replica(group: GroupStatus, replica: ReplicaStatus, survey: Survey) -> Iterator[Finding]:

@@ -167,6 +167,25 @@ class AnnounceReplica(Request, tag=int(Code.ANNOUNCE_REPLICA)):
     ext: AnnounceReplicaExt = msgspec.field(name="extFields")
 
 
+class ReportArchivedExt(Ext):
+    """The archive at ``url`` has the log up to the entry ``index`` of ``term``, which ends before the physical offset
+    ``pos``; ``chain`` is that after the entry. ``identity`` is that of the replicated log.
+    """
+
+    identity: str
+    url: str
+    index: int
+    term: int
+    pos: int
+    chain: int
+
+
+class ReportArchived(Request, tag=int(Code.REPORT_ARCHIVED)):
+    """9018, our own, to the leader of a group: how much of the log the sender has archived."""
+
+    ext: ReportArchivedExt = msgspec.field(name="extFields")
+
+
 class AuthenticateReplicaExt(Ext):
     """``call`` and ``bound`` in the first request of a connection; the others in the second one. Bytes are hexadecimal.
 

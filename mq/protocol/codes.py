@@ -175,6 +175,8 @@ class RequestCode(IntEnum):
     """Our own: send the message of a schedule now."""
     ASK_PENDING = 9017
     """Our own: messages that wait to become visible."""
+    REPORT_ARCHIVED = 9018
+    """Our own: a replica that does not lead reports how much of the log it has archived."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -196,6 +196,7 @@ ROWS: Final[Mapping[type[Any], Row]] = {
         admin_requests.AuthenticateReplica,
         admin_requests.Forward,
         admin_requests.AnnounceReplica,
+        admin_requests.ReportArchived,
         reply_requests.RelayReply,
     ),
     **_rows(

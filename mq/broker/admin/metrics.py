@@ -79,6 +79,15 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     "bulk_reads_damaged": _Named("raftmq_bulk_reads_refused_damaged", _C, "Bulk reads refused: the log was damaged."),
     "bulk_reads_waiting": _Named("raftmq_bulk_reads_waiting", _G, "Bulk reads in the wait queue."),
     "log_leases": _Named("raftmq_log_leases", _G, "Leases with which readers keep segment files from retention."),
+    "archive_index": _Named("raftmq_archive_index", _G, "Up to this entry the log is archived."),
+    "archive_lag_bytes": _Named("raftmq_archive_lag_bytes", _G, "Bytes of complete log files that are not archived."),
+    "archive_lag_ms": _Named(
+        "raftmq_archive_lag_seconds", _G, "How long complete log files wait since something was last archived.", 1e-3
+    ),
+    "archive_uploaded_bytes": _Named(
+        "raftmq_archive_uploaded_bytes", _C, "Bytes of the log that this replica has archived."
+    ),
+    "archive_failures": _Named("raftmq_archive_failures", _C, "Failed attempts of this replica to archive."),
     "locked_queues": _Named("raftmq_queues_locked", _G, "Queues locked by a member of a consumer group."),
     "fenced_commits": _Named(
         "raftmq_offset_commits_fenced", _C, "Offset commits refused: the client had lost the lock of the queue."

@@ -14,6 +14,7 @@ import cbor2
 import msgspec
 from msgspec import Meta
 
+from mq.broker.state.archived_log import NoteArchived
 from mq.broker.state.check_cursors import AdvanceChecks
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.state.expired_messages import ExpireMessages
@@ -236,6 +237,7 @@ _AsWritten: TypeAlias = (
     | ResetLiteOffsets
     | ExpireLiteTopics
     | ExpireMessages
+    | NoteArchived
 )
 """Commands whose fields are encoded as they are."""
 Command: TypeAlias = _AsWritten | CommitOffsets

@@ -16,7 +16,8 @@ Levels never go down, and each includes those before it:
    (`mq.broker.transaction.staged_sets`).
 5. Consumer groups have attributes, such as the factor of priorities. A message may be in the queue of a lite topic, too
    (`mq.store.dispatch.LitePlace`), and lite topics have offsets of their own (`mq.broker.state.lite_offsets`).
-6. Topics may keep their messages for less time than the log (`mq.broker.state.expired_messages`).
+6. Topics may keep their messages for less time than the log (`mq.broker.state.expired_messages`). The group
+   knows how much of its log is archived (`mq.broker.state.archived_log`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ LEVEL_OF_TRANSACTION_SETS: Final = 4
 LEVEL_OF_LITE_TOPICS: Final = 5
 LEVEL_OF_GROUP_ATTRIBUTES: Final = 5
 LEVEL_OF_TOPIC_RETENTION: Final = 6
+LEVEL_OF_ARCHIVE: Final = 6
 LEVEL_NEWEST: Final = 6
 """Up to which level this version of the software understands the log."""
 FEATURES: Final = {
@@ -46,7 +48,7 @@ FEATURES: Final = {
     3: ("continued-offsets", "younger-queues"),
     4: ("schedules", "transaction-sets"),
     5: ("group-attributes", "lite-topics"),
-    6: ("topic-retention",),
+    6: ("topic-retention", "archive"),
 }
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1

@@ -9,11 +9,12 @@ It reads no clock and no settings: commands contain everything that a change nee
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from mq.broker.limits import DEFAULT, StateLimits
+from mq.broker.state.archived_log import ArchivedLog
 from mq.broker.state.check_cursors import CheckCursors
 from mq.broker.state.commands import (
     AdvanceDelay,
@@ -94,6 +95,13 @@ def _no_queues(_: str) -> Mapping[int, QueueOffset]:
     return {}
 
 
+_PARTS: Final = (
+    *("format_level", "marks", "pops", "request_modes", "sequences", "checks", "users"),
+    *("former_topics", "younger_queues", "schedules", "lite", "archived"),
+)
+"""Tables with their own commands, by the names of their attributes, which they have in snapshots, too."""
+
+
 class Metadata:
     """Topics, groups and consumer offsets of one broker group. Readers may access all fields; only `apply` changes
     them.
@@ -145,21 +153,11 @@ class Metadata:
         """Where queues begin whose topic's name was used before."""
         self.schedules = Schedules(limits)
         """Messages that the leader sends by a rule."""
+        self.archived = ArchivedLog()
+        """How much of the log is in the archive."""
         self.lite = LiteOffsets()
         """Consumer offsets of lite topics."""
-        self._parts: dict[str, StateTable] = {
-            "format_level": self.format_level,
-            "marks": self.marks,
-            "pops": self.pops,
-            "request_modes": self.request_modes,
-            "sequences": self.sequences,
-            "checks": self.checks,
-            "users": self.users,
-            "former_topics": self.former_topics,
-            "younger_queues": self.younger_queues,
-            "schedules": self.schedules,
-            "lite": self.lite,
-        }
+        self._parts: dict[str, StateTable] = {name: getattr(self, name) for name in _PARTS}
         """Parts by their name in snapshots."""
         self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}
 
@@ -471,6 +469,7 @@ class Metadata:
         self.users.check_invariants()
         self.request_modes.check_invariants()
         self.lite.check_invariants()
+        self.archived.check_invariants()
         assert all(parent in self.topics for _, parent, _ in self.lite.tables), f"of no topic: {list(self.lite.tables)}"
 
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> bool:

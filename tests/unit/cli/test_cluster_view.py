@@ -130,6 +130,16 @@ def shown(group: GroupStatus) -> str:
     return output.getvalue()
 
 
+def test_archive_is_shown_as_the_leader_knows_it() -> None:
+    leader = figures(
+        "n0", "leader", peers=peers(), archiveIndex="1234", archiveLagBytes="2000000", archiveLagMs="90500"
+    )
+    [group] = group_statuses([answer(0, leader)])
+    assert "archived up to entry 1,234; 2.0 MB wait, for 90 s" in str(table_of(group).caption)
+    [group] = group_statuses([answer(0, figures("n0", "leader", peers=peers(), archiveIndex="0", archiveLagBytes="0"))])
+    assert "archived" not in str(table_of(group).caption)
+
+
 def test_learners_priorities_bases_and_disks_are_shown() -> None:
     members = json.dumps({"n0": "voter", "n1": "voter", "n7": "learner"})
     leader = figures("n0", "leader", peers=peers(), members=members, priority="5", diskUsed="0.421", baseIndex="0")

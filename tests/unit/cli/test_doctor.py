@@ -143,6 +143,7 @@ def test_one_replica_with_a_problem(more: dict[str, Any], severity: Severity, te
         {"certificateExpiresMs": NOW_MS + 15 * 24 * HOUR_MS},
         {"errorsLogged": "{}"},
         {"schedulesUnusable": 0},
+        {"archiveLagMs": HOUR_MS // 3, "archiveLagBytes": 2_000_000},
     ],
 )
 def test_what_is_within_bounds_is_not_reported(more: dict[str, Any]) -> None:
@@ -302,6 +303,14 @@ def test_dead_letters_are_worse_while_they_are_fresh(age_ms: int, severity: Seve
     was, what = only(found(consumers=replace(IDLE, dead_letters=letters)))
     assert was is severity
     assert "has 3 dead letters, the last one at 2027-01-15T0" in what
+
+
+def test_archive_that_does_not_get_on_is_a_finding_of_its_group() -> None:
+    waits: dict[str, Any] = {"archiveLagMs": HOUR_MS, "archiveLagBytes": 2_000_000}
+    status = group(figures("n0", "leader", **waits), figures("n1", **waits), figures("n2"))
+    severity, what = only(found(status))
+    assert severity is Severity.WARNING
+    assert what == "group broker-a has archived nothing for 60 minutes: 2.0 MB of complete log files wait"
 
 
 def test_every_page_that_a_finding_names_exists() -> None:

@@ -132,6 +132,7 @@ def test_loopback_addresses() -> None:
 def test_only_what_replicas_prove_by_themselves_is_for_anybody() -> None:
     assert {kind.__name__ for kind, row in ROWS.items() if row is Role.ANYBODY} == {
         "AnnounceReplica",
+        "ReportArchived",
         "AuthenticateReplica",
         "Forward",
         "RelayReply",

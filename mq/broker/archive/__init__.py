@@ -1,0 +1,1 @@
+"""Archives the log in object storage: see ``docs/archive.md``."""

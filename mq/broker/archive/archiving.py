@@ -1,0 +1,281 @@
+"""The part of a broker in the archive: when this replica archives, what the group knows of it, and what operators see.
+
+A process reads the log's files and uploads them (`process`), so a slow or stuck store never delays the event loop. It
+reports how far the archive goes. This replica then asks the leader (request code 9018) to replicate that
+(`NoteArchived`); the leader compares it with its own log. Reports are repeated until they are applied, so none is lost
+by a crash in between; and a new archiver finds in the manifest what an earlier one has not reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+from mq.broker.archive.process import archive_in_process
+from mq.broker.archive.turns import archives
+from mq.broker.base.periodic_task import Periodic
+from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
+from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route, Service, Task
+from mq.broker.replication.peer_calls import PeerCalls
+from mq.broker.state.archived_log import NOTHING, NoteArchived
+from mq.broker.state.commands import encode_command
+from mq.broker.state.format_level import LEVEL_OF_ARCHIVE
+from mq.broker.state.table import CommandRefused
+from mq.protocol.admin_requests import ReportArchived, ReportArchivedExt
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
+from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from raftlog import SegmentError
+from raftlog.common_step import sleep_to_step
+from raftlog.log_numbers import LogIndex, Term
+from raftlog.segment.meta import Base
+
+ANSWER_SECONDS: Final = 3.0
+LOG_AGAIN_SECONDS: Final = 600.0
+"""The same failure is logged again after this time."""
+
+Archive = Callable[[ArchiveJob, Callable[[ArchiveStep], None], float], Awaitable[None]]
+"""As `archive_in_process`."""
+
+
+class Archiving(Service):
+    """Archives complete files of the log while it is this replica's turn, and replicates how far the archive goes.
+
+    Args:
+        admit: raises RequestRefused unless the connection is a replica of this group.
+        archive: does a job.
+    """
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        calls: PeerCalls,
+        admit: Callable[[ClientConnection, str], None],
+        archive: Archive = archive_in_process,
+    ) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._limits = context.limits.archive
+        self._replica = context.replica
+        self._metadata = context.metadata
+        self._appender = context.appender
+        self._calls = calls
+        self._admit = admit
+        self._archive = archive
+        self._clock = context.clock
+        self._log = context.log
+        self._reported = NOTHING
+        self._report_at = 0.0
+        self._progress_at = self._clock()
+        self._seen_end = NOTHING
+        self._waits_since: float | None = None
+        self._retry_at = 0.0
+        self._failed_runs = 0
+        self._logged: tuple[Trouble, float] | None = None
+        self._failures = self._uploaded_bytes = 0
+
+    def routes(self) -> Iterator[Route]:
+        """The requests that this service handles; see `Service`."""
+        yield Route(ReportArchived, self.handle)
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions; see `Service`."""
+        if self._settings.archive_url is not None:
+            yield Periodic(self._limits.look_seconds, self.look)
+
+    def tasks(self) -> Iterator[Task]:
+        """What runs until the broker stops; see `Service`."""
+        if self._settings.archive_url is not None:
+            yield self.run
+
+    def counters(self) -> dict[str, int]:
+        """See `Service`."""
+        waits = 0.0 if self._waits_since is None else self._clock() - self._waits_since
+        return {
+            "archive_index": self._end.index,
+            "archive_lag_bytes": self._waiting_bytes() if self._waits_since is not None else 0,
+            "archive_lag_ms": round(waits * 1000),
+            "archive_uploaded_bytes": self._uploaded_bytes,
+            "archive_failures": self._failures,
+        }
+
+    # -- what is archived, and what could be ---------------------------------------------------------------------------
+
+    @property
+    def _end(self) -> Base:
+        """How much of the log the group knows to be in this archive."""
+        return self._metadata.archived.end_at(self._settings.archive_url)
+
+    def _complete_pos(self) -> int:
+        """The physical offset up to which files are complete: the log goes on behind them, by a committed entry."""
+        end = self._replica.log.base_pos
+        for segment in self._replica.log.segments():
+            if not segment.closed or segment.last_index >= self._replica.commit_index:
+                break
+            end = segment.end
+        return end
+
+    def _waiting_bytes(self) -> int:
+        """Bytes of complete files that are not known to be archived."""
+        return max(0, self._complete_pos() - max(self._end.pos, self._replica.log.base_pos))
+
+    def look(self) -> None:
+        """Note since when something waits, and repeat a report that was not applied; called by a timer."""
+        now = self._clock()
+        if self._waiting_bytes() == 0:
+            self._waits_since = None
+            self._progress_at = now
+        else:
+            if self._waits_since is None:
+                self._waits_since = self._progress_at = now
+            if self._seen_end != self._end:
+                self._waits_since = self._progress_at = now
+        self._seen_end = self._end
+        if self._reported.index > self._end.index and now >= self._report_at:
+            self._report()
+
+    # -- archiving -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Archive when it is this replica's turn, until cancelled."""
+        while True:
+            await sleep_to_step(self._limits.look_seconds)
+            if (job := self.next_job()) is not None:
+                await self._archive(job, self.take, self._limits.silent_seconds)
+
+    def next_job(self) -> ArchiveJob | None:
+        """What this replica should archive now; None if it is not its turn, or nothing is to be archived."""
+        now, core = self._clock(), self._replica.core
+        is_due = (
+            self._metadata.format_level.level >= LEVEL_OF_ARCHIVE
+            and self._waits_since is not None
+            and self._reported.index <= self._end.index
+            and now >= self._retry_at
+            and archives(
+                core.node_id, core.conf.voters, core.leader_id, now - self._progress_at, self._limits.turn_seconds
+            )
+        )
+        settings = self._settings
+        if not is_due or settings.archive_url is None:
+            return None
+        return ArchiveJob(
+            data_dir=str(settings.data_dir),
+            log_dir=str(settings.log_dir),
+            url=settings.archive_url,
+            endpoint_url=settings.archive_endpoint_url,
+            known_index=self._end.index,
+            bytes_per_second=settings.archive_bytes_per_second,
+        )
+
+    def take(self, step: ArchiveStep) -> None:
+        """A step of the process that archives."""
+        if step.is_older:
+            self._log.error("archive_rolled_back", archive_index=step.index, known_index=self._end.index)
+        self._uploaded_bytes += step.nbytes
+        end = Base(LogIndex(step.index), Term(step.term), step.pos, step.chain)
+        if end.index > max(self._end.index, self._reported.index):
+            self._reported = end
+            self._report()
+            if step.nbytes:
+                self._log.info("archive_advanced", index=end.index, nbytes=step.nbytes)
+        if step.trouble is not None:
+            self._failed(step.trouble, step.reason)
+        elif step.is_last:
+            self._failed_runs, self._logged = 0, None
+
+    def _failed(self, trouble: Trouble, reason: str) -> None:
+        now = self._clock()
+        self._failed_runs += 1
+        self._retry_at = now + min(
+            self._limits.retry_seconds * 2 ** min(self._failed_runs - 1, 16), self._limits.retry_seconds_max
+        )
+        if trouble is Trouble.OTHER_WRITER:
+            return  # the archive gets on
+        self._failures += 1
+        if self._logged is not None and self._logged[0] is trouble and now < self._logged[1] + LOG_AGAIN_SECONDS:
+            return
+        self._logged = trouble, now
+        self._log.error(
+            "archive_failed",
+            trouble=trouble.value,
+            reason=reason,
+            archive_index=self._end.index,
+            waiting_bytes=self._waiting_bytes(),
+        )
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        """Let the group know how far the archive goes."""
+        end, url = self._reported, self._settings.archive_url
+        assert url is not None, f"entry {end.index} is archived nowhere"
+        self._report_at = self._clock() + ANSWER_SECONDS + self._limits.look_seconds
+        if self._appender.is_open:
+            try:
+                self._note(url, end)
+            except RequestRefused as refusal:
+                self._refused(refusal.remark)
+            return
+        leader = self._context.leader_address()
+        if leader is None:
+            return
+        ext = ReportArchivedExt(
+            identity=self._settings.identity, url=url, index=end.index, term=end.term, pos=end.pos, chain=end.chain
+        )
+        self._calls.ask(leader, RequestCode.REPORT_ARCHIVED, ext.fields(), b"", ANSWER_SECONDS, self._answered)
+
+    def _answered(self, response: Response | NoAnswer, body: bytes) -> None:
+        if isinstance(response, Response) and response.code == ResponseCode.INVALID_PARAMETER:
+            self._refused(response.remark)
+
+    def _refused(self, remark: str | None) -> None:
+        """A report was refused for good: the next run reads the manifest again."""
+        self._reported = self._end
+        self._failed(Trouble.REFUSED, f"the leader refuses the report: {remark}")
+
+    def handle(self, call: Call[ReportArchived]) -> bytes:
+        """Request code 9018. Raises RequestRefused."""
+        ext = call.request.ext
+        self._admit(call.connection, ext.identity)
+        if not self._appender.is_open:
+            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
+        if ext.url != self._settings.archive_url:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"archive_url of the leader is {self._settings.archive_url or 'not set'}",
+            )
+        self._note(ext.url, Base(LogIndex(ext.index), Term(ext.term), ext.pos, ext.chain))
+        return call.response()
+
+    def _note(self, url: str, end: Base) -> None:
+        """Replicate how far the archive goes. Raises RequestRefused if it is not this log that is archived."""
+        if self._metadata.format_level.level < LEVEL_OF_ARCHIVE:
+            raise RequestRefused(ResponseCode.VERSION_NOT_SUPPORTED, "the group is below format level 6")
+        if self._end.index >= end.index:
+            return
+        if (reason := self._why_not_own(end)) is not None:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{url} has another log: {reason}")
+        command = NoteArchived(url=url, index=end.index, term=end.term, pos=end.pos, chain=end.chain)
+        try:
+            self._appender.add_command(encode_command(command))
+        except CommandRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+
+    def _why_not_own(self, end: Base) -> str | None:
+        """Why an archived log is not the beginning of this one; None if it is."""
+        log, size = self._replica.log, self._settings.segment_bytes
+        if end.index >= self._replica.commit_index:
+            return f"entry {end.index} ends a file, and {self._replica.commit_index} is the last committed entry"
+        if end.index < log.first_index:
+            return None  # gone here; the sender has compared it with its log
+        try:
+            entry = log.locate(end.index)
+        except SegmentError as error:
+            return str(error)
+        own = Base(entry.index, entry.term, entry.pos - entry.pos % size + size, entry.chain)
+        return None if own == end else f"after entry {end.index} this log is {own}, and that one {end}"

@@ -1,0 +1,28 @@
+"""Which replica archives: decided by each for itself, from what all of them know. Pure.
+
+A follower, so that the leader has no work with it; without a voting follower, the leader. If the archive does not get
+on, it is the turn of the next follower, and last of the leader. Two that archive at the same time do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from raftlog import NodeId
+
+
+def archives(
+    node: NodeId, voters: Collection[NodeId], leader: NodeId | None, stuck_seconds: float, turn_seconds: float
+) -> bool:
+    """Whether it is the turn of ``node``.
+
+    Args:
+        voters: all voters of the group.
+        leader: None if it is not known: then nobody archives.
+        stuck_seconds: how long something could have been archived, and nothing was.
+        turn_seconds: of each replica.
+    """
+    if leader is None or leader not in voters:
+        return False
+    order = [*sorted(set(voters) - {leader}), leader]
+    return order[int(stuck_seconds // turn_seconds) % len(order)] == node

@@ -1,0 +1,110 @@
+"""A group of real brokers that archives its log in object storage, with an outage of the store and of a follower."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client import Message, Producer
+from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.trio]
+
+URL = f"s3://{BUCKET}/broker-a"
+SETTINGS = {"segment_bytes": "262144", "message_bytes_max": "65536", "entry_bytes_max": "65536", "archive_url": URL}
+TEXT = "0123456789abcdef" * 128
+
+
+@asynccontextmanager
+async def archiving(tmp_path: Path, patch: pytest.MonkeyPatch) -> AsyncIterator[tuple[DevCluster, ObjectStorage]]:
+    for name, value in ENVIRONMENT.items():
+        patch.setenv(name, value)
+    with object_storage() as storage:
+        settings = SETTINGS | {"archive_endpoint_url": storage.url}
+        async with DevCluster.open(tmp_path / "group", ports=Ports.free(3), settings=settings) as cluster:
+            yield cluster, storage
+
+
+async def send(cluster: DevCluster, first: int, count: int) -> None:
+    async with Producer(cluster.namesrv) as producer, trio.open_nursery() as nursery:
+
+        async def send_one(number: int) -> None:
+            await producer.send(Message("T", f"{number:06d}{TEXT}".encode()), timeout=30)
+
+        for number in range(first, first + count):
+            nursery.start_soon(send_one, number)
+
+
+async def figures(cluster: DevCluster) -> dict[str, dict[str, int]]:
+    """By node the figures of its archive."""
+    status = await cluster.status()
+    assert status is not None
+    return {
+        each.node_id: {name: int(text) for name, text in each.figures.items() if name.startswith("raftmq.archive")}
+        for each in status.replicas
+        if each.figures
+    }
+
+
+async def everything_archived(cluster: DevCluster, nodes: int = 3) -> int:
+    """Wait until each replica knows that all complete files are archived; up to which entry."""
+    indexes: set[int] = set()
+
+    async def is_archived() -> bool:
+        nonlocal indexes
+        found = await figures(cluster)
+        indexes = {each["raftmq.archiveIndex"] for each in found.values()}
+        waiting = sum(each["raftmq.archiveLagBytes"] for each in found.values())
+        return len(found) == nodes and len(indexes) == 1 and 0 not in indexes and waiting == 0
+
+    await until(is_archived, seconds=120)
+    return indexes.pop()
+
+
+async def raftmq(storage: ObjectStorage, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return await trio.run_process(
+        [sys.executable, "-m", "mq.cli", *arguments, "--endpoint-url", storage.url], capture_stdout=True, check=True
+    )
+
+
+async def test_group_archives_its_log_while_store_and_follower_are_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with archiving(tmp_path, monkeypatch) as (cluster, storage):
+        await send(cluster, 0, 400)
+        first = await everything_archived(cluster)
+        uploaded = {node: each["raftmq.archiveUploadedBytes"] for node, each in (await figures(cluster)).items()}
+        leader = await cluster.leader()
+        assert leader is not None
+        assert uploaded[leader] == 0, "a follower archives"
+        assert sum(count > 0 for count in uploaded.values()) == 1
+
+        storage.fault = lambda method, path: 503
+        await send(cluster, 400, 400)
+
+        async def somebody_has_failed() -> bool:
+            return any(each["raftmq.archiveFailures"] for each in (await figures(cluster)).values())
+
+        await until(somebody_has_failed, seconds=120)
+        assert any(each["raftmq.archiveLagBytes"] for each in (await figures(cluster)).values())
+        storage.come_back()
+        second = await everything_archived(cluster)
+        assert second > first
+
+        verified = json.loads((await raftmq(storage, "archive", "verify", URL, "--json")).stdout)
+        assert (verified["intact"], verified["archived_index"]) == (True, second)
+        shown = (await raftmq(storage, "archive", "cat", URL, "T")).stdout.splitlines()
+        numbers = {int(line[:6]) for line in shown}
+        assert len(numbers) == len(shown) > 600
+        rows: list[dict[str, Any]] = json.loads((await raftmq(storage, "archive", "ls", URL, "--json")).stdout)
+        assert rows[-1]["last_index"] == second

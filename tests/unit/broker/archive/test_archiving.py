@@ -1,0 +1,292 @@
+"""When a replica archives, what it reports, what the leader believes, and what operators are told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mq.broker.archive.archiving import ANSWER_SECONDS, LOG_AGAIN_SECONDS, Archiving
+from mq.broker.limits import DEFAULT
+from mq.broker.net.errors import RequestRefused
+from mq.broker.state.archived_log import NOTHING, NoteArchived
+from mq.broker.state.commands import decode_command, encode_command
+from mq.broker.state.format_level import RaiseLevel
+from mq.broker.state.metadata import Metadata
+from mq.protocol.admin_requests import ReportArchived, ReportArchivedExt
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
+from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from raftlog import NodeId
+from raftlog.segment.meta import Base
+from tests.support.archived_logs import SEGMENT_BYTES, MessageLog
+from tests.support.broker_contexts import context_of
+
+URL = "s3://archives/broker-a"
+LIMITS = DEFAULT.archive
+
+
+class Replica:
+    """One replica of a group of three with a log of messages, whose clock stands still until it is moved."""
+
+    def __init__(self, node_id: str = "n1", *, leader: str = "n0", level: int = 6, url: str | None = URL) -> None:
+        self.now = 1000.0
+        self.messages = MessageLog()
+        self.metadata = Metadata()
+        self.metadata.apply(RaiseLevel(level=level, timestamp_ms=1))
+        self.commands: list[bytes] = []
+        self.asked: list[dict[str, str]] = []
+        self.logged: list[tuple[str, dict[str, Any]]] = []
+        core = SimpleNamespace(
+            node_id=NodeId(node_id),
+            leader_id=leader,
+            conf=SimpleNamespace(voters=[NodeId(f"n{number}") for number in range(3)]),
+        )
+        self.replica = SimpleNamespace(core=core, log=self.messages.log, commit_index=0)
+        self.appender = SimpleNamespace(is_open=node_id == leader, add_command=self.commands.append)
+
+        def log(event: str, **fields: object) -> None:
+            self.logged.append((event, fields))
+
+        context = context_of(
+            settings=SimpleNamespace(
+                archive_url=url,
+                archive_endpoint_url=None,
+                archive_bytes_per_second=1000,
+                data_dir="/data",
+                log_dir="/data/commitlog",
+                identity="c",
+                segment_bytes=SEGMENT_BYTES,
+            ),
+            replica=self.replica,
+            metadata=self.metadata,
+            appender=self.appender,
+            clock=lambda: self.now,
+            log__info=log,
+            log__error=log,
+            leader_address=lambda: "leader:1",
+        )
+        self.service = Archiving(context, calls=cast("Any", self), admit=lambda connection, identity: None)
+
+    def ask(self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: Any) -> None:
+        assert (address, code) == ("leader:1", RequestCode.REPORT_ARCHIVED)
+        self.asked.append(ext)
+        self.answer = on_answer
+
+    def send(self, messages: int) -> None:
+        self.messages.send(messages)
+        self.replica.commit_index = self.messages.log.last_index
+
+    def looks(self, later: float = 0.0) -> ArchiveJob | None:
+        self.now += later
+        self.service.look()
+        return self.service.next_job()
+
+    def ends(self) -> list[Base]:
+        """The log up to the end of each complete file."""
+        log = self.messages.log
+        return [
+            Base(each.last_index, log.locate(each.last_index).term, each.end, log.locate(each.last_index).chain)
+            for each in log.segments()
+            if each.closed
+        ]
+
+    def events(self) -> list[str]:
+        return [event for event, _ in self.logged]
+
+
+def step(end: Base, **more: Any) -> ArchiveStep:
+    return ArchiveStep(end.index, end.term, end.pos, end.chain, **more)
+
+
+def report(end: Base, url: str = URL) -> Any:
+    ext = ReportArchivedExt(identity="c", url=url, index=end.index, term=end.term, pos=end.pos, chain=end.chain)
+    return SimpleNamespace(request=ReportArchived(ext=ext), connection=None, response=lambda: b"done")
+
+
+def noted(end: Base, url: str = URL) -> NoteArchived:
+    return NoteArchived(url=url, index=end.index, term=end.term, pos=end.pos, chain=end.chain)
+
+
+def test_follower_archives_complete_files_and_reports_until_that_is_applied() -> None:
+    replica = Replica()
+    assert replica.looks() is None
+    replica.send(50)
+    job = replica.looks()
+    assert job == ArchiveJob("/data", "/data/commitlog", URL, None, 0, 1000)
+    first, *_, last = replica.ends()
+    replica.service.take(step(first, nbytes=4096))
+    assert [ext["index"] for ext in replica.asked] == [str(first.index)]
+    assert replica.looks() is None, "the report is not applied yet"
+    replica.looks(ANSWER_SECONDS + LIMITS.look_seconds)
+    assert len(replica.asked) == 2
+    replica.metadata.apply(noted(first))
+    assert replica.looks(60) is not None
+    assert len(replica.asked) == 2
+    assert replica.looks() == ArchiveJob("/data", "/data/commitlog", URL, None, first.index, 1000)
+    replica.metadata.apply(noted(last))
+    assert replica.looks() is None
+    assert replica.service.counters()["archive_lag_bytes"] == 0
+    assert replica.service.counters()["archive_index"] == last.index
+
+
+@pytest.mark.parametrize(("node", "turn"), [("n1", 0), ("n2", 1), ("n0", 2)])
+def test_others_archive_if_nothing_gets_on(node: str, turn: int) -> None:
+    replica = Replica(node)
+    replica.send(50)
+    due = [replica.looks(LIMITS.turn_seconds if number else 0) is not None for number in range(3)]
+    assert due == [number == turn for number in range(3)]
+    replica.metadata.apply(noted(replica.ends()[0]))
+    assert (replica.looks() is not None) == (node == "n1"), "something was archived: the first one goes on"
+
+
+@pytest.mark.parametrize("given", [{"level": 5}, {"leader": None}])
+def test_nothing_is_archived_below_the_format_level_or_without_a_leader(given: dict[str, Any]) -> None:
+    replica = Replica(**given)
+    replica.send(50)
+    assert replica.looks() is None
+
+
+def test_file_is_not_complete_before_an_entry_behind_it_is_committed() -> None:
+    replica = Replica()
+    replica.send(50)
+    complete = replica.messages.complete_index
+    first = next(each for each in replica.messages.log.segments() if each.closed)
+    replica.replica.commit_index = first.last_index
+    assert replica.looks() is None
+    replica.replica.commit_index = first.last_index + 1
+    assert replica.looks() is not None
+    assert first.last_index < complete
+
+
+def test_leader_believes_only_what_its_own_log_says() -> None:
+    leader = Replica("n0")
+    leader.send(50)
+    first, second, *_ = leader.ends()
+    service = leader.service
+    for wrong in (
+        Base(first.index, first.term, first.pos, first.chain ^ 1),
+        Base(first.index, first.term, second.pos, first.chain),
+        Base(first.index, second.term + 1, first.pos, first.chain),
+        Base(leader.replica.commit_index, first.term, first.pos, first.chain),
+    ):
+        with pytest.raises(RequestRefused, match="another log") as refused:
+            service.handle(report(wrong))
+        assert refused.value.code == ResponseCode.INVALID_PARAMETER
+    with pytest.raises(RequestRefused, match="archive_url of the leader"):
+        service.handle(report(first, "s3://elsewhere/x"))
+    assert leader.commands == []
+    assert service.handle(report(second)) == b"done"
+    (command,) = leader.commands
+    assert decode_command(command) == noted(second)
+    leader.metadata.apply(noted(second))
+    service.handle(report(first))
+    assert len(leader.commands) == 1, "the group knows of more"
+
+
+def test_follower_and_old_level_take_no_report() -> None:
+    for replica, code in (
+        (Replica("n1"), ResponseCode.SERVICE_NOT_AVAILABLE),
+        (Replica("n0", level=5), ResponseCode.VERSION_NOT_SUPPORTED),
+    ):
+        replica.send(50)
+        with pytest.raises(RequestRefused) as refused:
+            replica.service.handle(report(replica.ends()[0]))
+        assert refused.value.code == code
+
+
+def test_leader_that_archives_itself_appends_the_command() -> None:
+    leader = Replica("n0")
+    leader.send(50)
+    leader.looks()
+    end = leader.ends()[0]
+    leader.service.take(step(end, nbytes=1))
+    assert [decode_command(command) for command in leader.commands] == [noted(end)]
+    leader.service.take(step(Base(end.index + 1, end.term, end.pos, 5)))
+    assert leader.events() == ["archive_advanced", "archive_failed"]
+    assert "another log" in leader.logged[1][1]["reason"]
+
+
+def test_refused_report_is_logged_and_not_repeated() -> None:
+    replica = Replica()
+    replica.send(50)
+    replica.looks()
+    replica.service.take(step(replica.ends()[0]))
+    replica.answer(Response(code=ResponseCode.INVALID_PARAMETER, opaque=0, flag=1, remark="another log"), b"")
+    replica.looks(100)
+    assert len(replica.asked) == 1
+    assert replica.events() == ["archive_failed"]
+    assert replica.looks() is not None, "it looks at the archive again"
+
+
+def test_failures_are_logged_once_in_a_while_and_delay_the_next_attempt() -> None:
+    replica = Replica()
+    replica.send(50)
+    assert replica.looks() is not None
+    failed = ArchiveStep(is_last=True, trouble=Trouble.STORE, reason="503")
+    replica.service.take(failed)
+    assert replica.looks() is None
+    assert replica.looks(LIMITS.retry_seconds) is not None
+    for _ in range(20):
+        replica.service.take(failed)
+    assert replica.looks(LIMITS.retry_seconds_max - 1) is None
+    assert replica.looks(1) is not None
+    assert replica.events() == ["archive_failed"]
+    assert replica.logged[0][1]["trouble"] == "store"
+    replica.service.take(ArchiveStep(is_last=True, trouble=Trouble.DAMAGED, reason="an object"))
+    replica.now += LOG_AGAIN_SECONDS
+    replica.service.take(ArchiveStep(is_last=True, trouble=Trouble.DAMAGED, reason="an object"))
+    replica.service.take(ArchiveStep(is_last=True, trouble=Trouble.OTHER_WRITER, reason="n2"))
+    assert replica.events() == ["archive_failed"] * 3
+    assert replica.service.counters()["archive_failures"] == 23
+
+
+def test_lag_is_counted_from_the_last_progress() -> None:
+    replica = Replica()
+    replica.send(50)
+    replica.looks()
+    replica.looks(90)
+    counters = replica.service.counters()
+    assert (counters["archive_lag_bytes"], counters["archive_lag_ms"]) == (replica.ends()[-1].pos, 90_000)
+    replica.metadata.apply(noted(replica.ends()[1]))
+    replica.looks(10)
+    counters = replica.service.counters()
+    assert counters["archive_lag_bytes"] == replica.ends()[-1].pos - replica.ends()[1].pos
+    assert counters["archive_lag_ms"] == 0
+
+
+def test_manifest_that_went_back_is_an_error() -> None:
+    replica = Replica()
+    replica.send(50)
+    first, second, *_ = replica.ends()
+    replica.metadata.apply(noted(second))
+    replica.looks()
+    replica.service.take(step(first, is_older=True))
+    assert replica.logged == [("archive_rolled_back", {"archive_index": first.index, "known_index": second.index})]
+    assert replica.asked == []
+
+
+def test_without_a_url_there_is_nothing_to_do() -> None:
+    replica = Replica(url=None)
+    assert [*replica.service.tasks(), *replica.service.periodic()] == []
+    assert replica.service.counters()["archive_lag_bytes"] == 0
+
+
+def test_state_keeps_the_highest_index_of_one_archive_and_survives_a_snapshot() -> None:
+    metadata = Metadata()
+    assert metadata.archived.end_at(URL) == NOTHING
+    low, high = Base(10, 1, 4096, 7), Base(20, 2, 8192, 8)  # type: ignore[arg-type]
+    for end in (high, low):
+        metadata.apply(decode_command(encode_command(noted(end))))
+    assert metadata.archived.end_at(URL) == high
+    restored = Metadata()
+    restored.restore(metadata.snapshot())
+    assert restored.archived.end_at(URL) == high
+    assert restored.snapshot() == metadata.snapshot()
+    assert restored.archived.end_at("s3://new/x") == NOTHING
+    restored.apply(noted(low, "s3://new/x"))
+    assert restored.archived.end_at("s3://new/x") == low
+    assert restored.archived.end_at(URL) == NOTHING
+    restored.restore(b"")
+    assert restored.archived.end_at(URL) == NOTHING
