@@ -55,7 +55,7 @@ class _Shared(Generic[T]):
         """In the thread."""
         try:
             self._results.append(self._job())
-        except BaseException as error:  # goes to its caller
+        except BaseException as error:  # noqa: ASYNC103 - its caller raises it
             self.error = error
 
     def result(self) -> T:
