@@ -39,6 +39,7 @@ BEGIN = "<!-- measured by `make bench-proxy`: begin -->"
 END = "<!-- measured by `make bench-proxy`: end -->"
 TOPIC, QUEUES = "BenchmarkProxy", 8
 WORK = (("send", 1), ("send", 64), ("receive", 1), ("receive", 64))
+BEFORE_OTHERS = " Servers and clients got the processors before the other work (`--real-time`)."
 _MIB = 1024 * 1024
 
 
@@ -182,7 +183,7 @@ def table(systems: list[System]) -> str:
     return "\n".join(rows)
 
 
-async def measure(directory: Path, messages: int, rounds: int, warm_up: int) -> str:
+async def measure(directory: Path, messages: int, rounds: int, warm_up: int, *, real_time: bool) -> str:
     """Both systems by turns; returns the report."""
     before = load_average()
     async with raftmq(directory) as ours, rocketmq(directory) as theirs:
@@ -197,9 +198,10 @@ async def measure(directory: Path, messages: int, rounds: int, warm_up: int) -> 
                 for system in systems:
                     figures = await turn(system, work, in_flight, count)
                     system.figures.setdefault((work, in_flight), []).append(figures)
+        how = BEFORE_OTHERS if real_time else ""
         lines = [
             f"On {dt.datetime.now(tz=dt.UTC):%Y-%m-%d}, {machine()}, with other work: load average {before:.1f} before"
-            f" and {load_average():.1f} after. Medians of {rounds} rounds, by turns.",
+            f" and {load_average():.1f} after. Medians of {rounds} rounds, by turns.{how}",
             "",
             table(systems),
             "",
@@ -226,7 +228,8 @@ def main() -> None:
     if not servers_built(VERSION):
         build_servers(VERSION)
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-") as directory:
-        told = run_trio(partial(measure, Path(directory), options.messages, options.rounds, options.warm_up))
+        plan = options.messages, options.rounds, options.warm_up
+        told = run_trio(partial(measure, Path(directory), *plan, real_time=options.real_time))
     print(told)
     PAGE.write_text(replace_section(PAGE.read_text(), told, BEGIN, END))
 

@@ -16,6 +16,7 @@ import trio
 
 from mq.cli.dev_cluster import HOST, DevClusterFailed, Ports
 from mq.client import Admin
+from tests.interop.clients import SERVERS_VERSION
 from tests.interop.rocketmq_servers import CLUSTER, READY_SECONDS_MAX, RocketMQServer
 from tests.interop.security import PROXY, Security
 
@@ -92,7 +93,9 @@ class RaftmqProxy:
 
 
 @asynccontextmanager
-async def rocketmq_proxy(namesrv: str, directory: Path, security: Security) -> AsyncIterator[str]:
+async def rocketmq_proxy(
+    namesrv: str, directory: Path, security: Security, version: str = SERVERS_VERSION
+) -> AsyncIterator[str]:
     """RocketMQ's proxy in cluster mode, in front of whatever brokers a name server knows; yields its address.
 
     It signs requests, or uses TLS, as ``security`` says. Raises DevClusterFailed, and ClientError if the servers do not
@@ -114,7 +117,7 @@ async def rocketmq_proxy(namesrv: str, directory: Path, security: Security) -> A
     path = directory / "conf" / "rmq-proxy.json"
     path.write_text(json.dumps(settings) + "\n")
     options = security.java_tls_options
-    server = await RocketMQServer.start("the proxy", _MAIN, directory, ["-pc", str(path)], options=options)
+    server = await RocketMQServer.start("the proxy", _MAIN, directory, ["-pc", str(path)], version, options=options)
     try:
         await server.wait_listening(port)
         yield f"{HOST}:{port}"

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from mq.client.admin import Admin
 from mq.client.message import Message
 from tests.spark.stage import Stage, bodies_of
 
@@ -44,22 +43,6 @@ def test_rows_are_what_was_sent(read: Read, stage: Stage) -> None:
         stored = row.store_timestamp.replace(tzinfo=dt.UTC)
         assert began - dt.timedelta(seconds=5) < stored < began + dt.timedelta(minutes=2)
     assert rows[results[0].message_id].properties["colour"] == "red"
-
-
-@pytest.mark.nightly
-def test_messages_of_lite_topics_are_rows_of_their_topic(read: Read, stage: Stage) -> None:
-    async def create() -> None:
-        async with Admin(stage.namesrv) as admin:
-            await admin.create_topic("Sessions", 2, attributes={"message.type": "LITE"})
-
-    stage.call(create)
-    sent = [("a", b"1"), ("b", b"1"), ("a", b"2"), ("c", b"1")]
-    stage.send("Sessions", [Message("Sessions", body, lite_topic=lite) for lite, body in sent])
-
-    rows = read(subscribe="Sessions").collect()
-
-    assert {row.topic for row in rows} == {"Sessions"}
-    assert sorted((row.properties["__LITE_TOPIC"], bytes(row.body)) for row in rows) == sorted(sent)
 
 
 def test_all_columns_can_be_asked_for(read: Read, stage: Stage) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -77,8 +77,11 @@ class QueueOffsets(Service):
         self._next_offset = next_offset
         self._names: dict[str, TopicName] = {}
         self._tails: dict[tuple[str, int], NextOffset] = {}
-        self._lite: dict[str, NextOffset] = {}
-        """The tails of lite topics with messages that may not be applied yet, the oldest first."""
+        self._lite: OrderedDict[str, NextOffset] = OrderedDict()
+        """The tails of lite topics with messages that may not be applied yet, the oldest first.
+
+        Finding the first one of an ordinary table takes the longer the more were removed before it.
+        """
         self._deletions: Counter[str] = Counter()
         """Deletions per topic that are in the log but not applied yet."""
 
@@ -116,11 +119,13 @@ class QueueOffsets(Service):
 
         Tails whose messages are all applied are forgotten after a while: the store says where such a queue ends.
         """
-        tail = self._lite.pop(queue, None)
+        tail = self._lite.get(queue)
         if tail is None:
             tail = NextOffset(TopicName(queue, self._host_bytes), 0, self._next_offset(queue, 0))
             self._forget_some_lite()
-        self._lite[queue] = tail
+            self._lite[queue] = tail
+        else:
+            self._lite.move_to_end(queue)
         return tail
 
     def lite_end(self, queue: str) -> QueueOffset:
