@@ -154,7 +154,7 @@ class Play:
         answers = await client.ask("ReceiveMessage", request, pb.ReceiveMessageResponse)
         messages = [answer.message for answer in answers if answer.HasField("message")]
         if not messages:
-            await trio.sleep(0.2)
+            await trio.sleep(0.2)  # as clients do between two receives
         for each in messages:
             known = each.system_properties.message_id
             if known not in self.sent or not each.body.startswith(f"{known}.".encode()):
@@ -181,7 +181,7 @@ class Play:
 
     async def _acknowledge_late(self, received: pb.Message) -> None:
         """When it may have come again: then the acknowledgement must be refused."""
-        await trio.sleep(self.chance.uniform(5.0, 30.0))
+        await trio.sleep(self.chance.uniform(5.0, 30.0))  # virtual time
         await self._acknowledge(self.client(f"late-{received.system_properties.message_id}"), received)
 
     async def _defer(self, client: Client, received: pb.Message) -> None:
