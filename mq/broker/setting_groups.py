@@ -342,6 +342,8 @@ class StorageSettings(SettingGroup):
 class ArchiveSettings(SettingGroup):
     """Where the log is archived."""
 
+    why_fixed: ClassVar[str] = "an upload that is under way uses it"
+
     archive_url: str | None = Field(
         None,
         max_length=1024,
