@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 from mq.client.net.client_core import RemotingSettings
 from mq.client.net.credentials import Credentials
 from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import HOSTILE, Browser
+from tests.support.console_browser import HOSTILE, Answer, Browser
 from tests.support.console_browser import run as run_console
+from tests.support.waiting import until
 
 SECRET = "correct-HORSE-battery"
 
@@ -45,9 +46,19 @@ NEW = {"name": "shop-one", "kind": "Normal", "password": SECRET, "again": SECRET
 
 
 def test_a_user_lives_from_its_creation_to_its_end(kit: SyncKit) -> None:
+    answer: Answer | None = None
+
     async def main(browser: Browser) -> None:
+        async def is_created() -> bool:
+            """Not before the broker has raised its format level, right after its start."""
+            nonlocal answer
+            answer = await browser.post("/create-user", NEW)
+            return answer.status == 303
+
         await browser.get("/accounts")
-        page = await browser.follow(await browser.post("/create-user", NEW))
+        await until(is_created)
+        assert answer is not None
+        page = await browser.follow(answer)
         assert "may do nothing until a policy allows it" in page.text
         again = await browser.post("/create-user", NEW)
         assert (again.status, "exists already" in again.text) == (400, True)
