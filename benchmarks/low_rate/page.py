@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,12 @@ class LowRateSample:
         return 1e3 * cores * self.seconds / self.acknowledged if self.acknowledged else float("inf")
 
 
+LOAD_BUSY = 2.0
+BUSY = (
+    "**The machine was busy with other work**, so that single rows are far too high, also those of the floor. Compare "
+    "CPU per message and wake-ups."
+)
+
 Samples = Mapping[str, Sequence[LowRateSample]]
 """By the name of a system."""
 
@@ -57,6 +64,7 @@ def section(
     longest = [
         f"Command: `{command}`. Date: {date}. Load average before each row: {min(loads):.1f} to {max(loads):.1f}.",
         f"Machine: {machine}; servers and clients share it.",
+        *([BUSY] if statistics.median(loads) >= LOAD_BUSY else []),
         "",
         "| name | what it is |",
         "|---|---|",

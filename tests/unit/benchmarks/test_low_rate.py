@@ -11,7 +11,7 @@ import trio
 
 from benchmarks.low_rate.__main__ import parse_arguments
 from benchmarks.low_rate.job import LowRateJob
-from benchmarks.low_rate.page import LowRateSample, goals, section
+from benchmarks.low_rate.page import BUSY, LowRateSample, goals, section
 from benchmarks.workers import drive
 
 
@@ -48,6 +48,9 @@ def test_a_page_has_a_row_for_each_rate_and_says_what_was_left_out() -> None:
     assert "| raftmq | 0.20 / 0.10 | 1.00 | 15 / 9 | 5 |" in text
     assert "a loopback hop | 3 ms | at most 2.03, missed |" in text
     assert "nats (not installed)" in text
+    assert BUSY not in text
+    busy = {name: [replace(each, load_average=9.0) for each in found] for name, found in samples.items()}
+    assert BUSY in section(about, busy, {}, command="c", machine="m", date="d")
 
 
 def test_cpu_is_divided_by_the_messages_acknowledged_not_by_those_due() -> None:
