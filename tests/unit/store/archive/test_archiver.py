@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Generator
 
 import pytest
 
@@ -258,3 +259,36 @@ def test_files_that_were_deleted_before_they_were_archived_are_told_of() -> None
     (step,) = steps(log, bucket, now_ms=BEGIN_MS + 1000)
     assert step.trouble is Trouble.REFUSED
     assert "begins with entry" in step.reason
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_archivers_and_a_store_that_fails_at_any_time_lose_nothing_that_was_reported(seed: int) -> None:
+    """The store refuses, and loses answers of what it did; runs are killed; the log grows meanwhile."""
+    rng, log, bucket = random.Random(seed), MessageLog(), new_bucket(seed)
+    bucket.fails = 0.08
+    runs: dict[str, Generator[ArchiveStep, None, None]] = {}
+    reported = now_ms = 0
+    for _ in range(150):
+        node, chance = rng.choice(("n1", "n2")), rng.random()
+        if chance < 0.1:
+            log.send(5)
+        elif chance < 0.15:
+            runs.pop(node, None)
+        else:
+            now_ms += 1000
+            run = runs.setdefault(node, steps(log, bucket, known_index=reported, now_ms=BEGIN_MS + now_ms))
+            step = next(run, None)
+            if step is None or step.is_last:
+                runs.pop(node, None)
+                assert step is None or step.trouble in (None, Trouble.STORE, Trouble.OTHER_WRITER), step
+            if step is not None:
+                assert not step.is_older
+                reported = max(reported, step.index)
+        if reported:
+            assert manifest_of(bucket).archived.index >= reported
+    bucket.fails = 0.0
+    for _ in range(2):
+        list(steps(log, bucket, known_index=reported, now_ms=BEGIN_MS + now_ms + 10_000))
+        now_ms += 10_000
+    assert archived(bucket) == log.sent[: log.complete_index]
+    assert manifest_of(bucket).archived.index == log.complete_index >= reported > 0
