@@ -157,6 +157,9 @@ def _row(replica: ReplicaStatus, group: GroupStatus) -> ReplicaRow:
     if replica.clock_ahead_ms is not None and abs(replica.clock_ahead_ms) - (replica.clock_error_ms or 0) > 1000:
         word = "ahead" if replica.clock_ahead_ms > 0 else "behind"
         notes.append(f"clock {duration(abs(replica.clock_ahead_ms) / 1000)} {word} of this machine's")
+    leases = replica.figures.get("raftmq.logLeases", "0")
+    if leases.isdigit() and int(leases):
+        notes.append(f"keeps log files for {int(leases):,} reader{'s' if int(leases) > 1 else ''}, such as Spark's")
     is_bad = replica.role == UNREACHABLE or replica.abstaining
     return ReplicaRow(
         node=replica.node_id,

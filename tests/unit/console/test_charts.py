@@ -6,6 +6,7 @@ import pytest
 
 from mq.console.history import EVERY_SECONDS, SECONDS, History, Rates, rates_of
 from mq.console.views.charts import HEIGHT, WIDTH, chart
+from mq.console.views.overview import card
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
 
 
@@ -23,6 +24,13 @@ def test_the_rate_is_that_of_ten_seconds(text: str, expected: float | None) -> N
 def test_a_group_without_a_leader_has_no_rates() -> None:
     figures = {"raftmq.role": "follower", "putTps": "5 5 5"}
     assert rates_of(group(role="follower", **figures)) == (None, None)
+
+
+@pytest.mark.parametrize(("leases", "note"), [("0", ""), ("x", ""), ("1", "for 1 reader,"), ("3", "for 3 readers,")])
+def test_a_replica_says_for_how_many_readers_it_keeps_its_log(leases: str, note: str) -> None:
+    [row] = card(group(**{"raftmq.logLeases": leases}), History(), 0.0).replicas
+    assert note in row.note
+    assert bool(row.note) is bool(note)
 
 
 def test_the_history_is_an_hour_long() -> None:
