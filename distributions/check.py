@@ -21,7 +21,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from distributions.build import DIST, ROOT
-from distributions.extras import CLIENT_EXTRAS, SERVER_EXTRAS, check_client_extra, check_server_extra, untried
+from distributions.extras import (
+    CLIENT_EXTRAS,
+    SERVER_EXTRAS,
+    check_client_extra,
+    check_server_extra,
+    check_together,
+    install_together,
+    untried,
+)
 from distributions.interpreters import Environment, Interpreter, clean_environment, find_interpreters, new_environment
 from tests.free_ports import free_ports
 
@@ -269,8 +277,8 @@ def check_server(server: Environment, client: Environment, *, compiled: bool = T
 def check_extras(
     interpreter: Interpreter, directory: Path, client_wheel: Path, server: Environment, server_distribution: Path
 ) -> Iterator[str]:
-    """Each extra of the client in an environment of its own, those of the servers in theirs. Raises CheckFailed,
-    CalledProcessError.
+    """Each extra of the client in an environment of its own, those of the servers in theirs, and all of them in one.
+    Raises CheckFailed, CalledProcessError.
     """
     if missing := untried():
         raise CheckFailed(f"extras without a program in distributions/extras.py: {', '.join(sorted(missing))}")
@@ -281,6 +289,9 @@ def check_extras(
             )
     for extra in SERVER_EXTRAS:
         yield check_server_extra(extra, server, server_distribution)
+    together = install_together(interpreter, directory / "together", client_wheel)
+    with running_dev(together) as namesrv:
+        yield check_together(together, namesrv, listing=_INSTALLED)
 
 
 def check_kit(server: Environment, tests: Path) -> str:

@@ -151,14 +151,43 @@ SERVER_EXTRAS: Final[dict[str, str]] = {
 }
 """By extra of the distribution of the servers: a program."""
 
+_SPARK: Final = """
+import pyspark, pyspark_raftmq, spark.reader
+"""
+
 _ELSEWHERE: Final = {"server", "testing", "spark", "dev", "docs"}
 """Tried with the servers; for Apache Spark, which `make test-spark` runs; for a checkout."""
 
 
 def untried() -> set[str]:
     """The extras in pyproject.toml without a program here; empty if each has one."""
+    return _extras() - CLIENT_EXTRAS.keys() - SERVER_EXTRAS.keys() - _ELSEWHERE
+
+
+def _extras() -> set[str]:
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return set(project["optional-dependencies"]) - CLIENT_EXTRAS.keys() - SERVER_EXTRAS.keys() - _ELSEWHERE
+    return set(project["optional-dependencies"])
+
+
+def install_together(interpreter: Interpreter, directory: Path, client_wheel: Path) -> Environment:
+    """A new environment with all extras but those of a checkout: do their dependencies agree? Raises
+    CalledProcessError.
+    """
+    environment = new_environment(interpreter, directory)
+    extras = ",".join(sorted(_extras() - {"dev", "docs"}))
+    environment.pip("install", "--find-links", str(client_wheel.parent), f"raftmq[{extras}] @ {client_wheel.as_uri()}")
+    environment.pip("check")
+    return environment
+
+
+def check_together(environment: Environment, namesrv: str, *, listing: str) -> str:
+    """Run the programs of all extras in one environment; returns how much is installed. Raises CalledProcessError."""
+    for program, *arguments in CLIENT_EXTRAS.values():
+        environment.run("-c", program, namesrv, *arguments)
+    for program in [*SERVER_EXTRAS.values(), _SPARK]:
+        environment.run("-c", program)
+    sizes: dict[str, int] = json.loads(environment.run("-c", listing))
+    return f"all extras together: {sum(sizes.values()) / 1e6:.0f} MB in {len(sizes)} distributions"
 
 
 def check_client_extra(
