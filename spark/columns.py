@@ -8,6 +8,7 @@ and UTF-8 properties without duplicate names in a message. Other responses go th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -42,11 +43,6 @@ _ARROW_TYPES: Final = {
 }
 _TYPES: Final = {name: _ARROW_TYPES[kind] for name, kind in COLUMN_TYPES.items()}
 
-BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A batch ends at the record with which its decompressed bodies reach this, which bounds a worker's memory."""
-BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""The largest decompressed body."""
-
 OFFSET_COLUMNS: Final = frozenset({"topic", "broker_name", "queue_id", "queue_offset"})
 """Columns that are known without reading the messages."""
 OFFSET_ROWS_MAX: Final = 64 * 1024
@@ -68,6 +64,19 @@ def schema_of(names: Sequence[str]) -> Any:
     return pa.schema([(name, _TYPES[name]) for name in names])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """Of decompressed bodies."""
+
+    bodies_bytes_max: int = 64 * 1024 * 1024
+    """A batch ends at the record with which its decompressed bodies reach this, which bounds a worker's memory."""
+    body_bytes_max: int = 64 * 1024 * 1024
+    """The largest one."""
+
+
+DEFAULT: Final = BodyLimits()
+
+
 def decode_batches(
     data: bytes | bytearray | memoryview,
     sizes: Sequence[int] | np.ndarray[Any, Any],
@@ -76,6 +85,7 @@ def decode_batches(
     *,
     keep_bad_bodies: bool = False,
     without_bodies: bool = False,
+    limits: BodyLimits = DEFAULT,
 ) -> Iterator[Any]:
     """The records of a response as `pyarrow.RecordBatch`, usually one, with the columns ``names``.
 
@@ -109,7 +119,7 @@ def decode_batches(
     if "body" not in names:
         yield pa.record_batch([table.columns[name] for name in names], schema=schema)
         return
-    for begin, bodies in _inflated(table, source, keep_bad=keep_bad_bodies):
+    for begin, bodies in _inflated(table, source, limits, keep_bad=keep_bad_bodies):
         columns = {name: column.slice(begin, len(bodies)) for name, column in table.columns.items()}
         columns["body"] = bodies
         yield pa.record_batch([columns[name] for name in names], schema=schema)
@@ -147,7 +157,7 @@ class _Table(NamedTuple):
 # -- bodies --------------------------------------------------------------------------------------------------------
 
 
-def _inflated(table: _Table, source: Source, *, keep_bad: bool) -> Iterator[tuple[int, Any]]:
+def _inflated(table: _Table, source: Source, limits: BodyLimits, *, keep_bad: bool) -> Iterator[tuple[int, Any]]:
     """Runs of decompressed bodies: (number of the first record, binary array)."""
     stored = table.columns["body"]
     compressed = (table.sys_flags & COMPRESSED) != 0
@@ -160,14 +170,14 @@ def _inflated(table: _Table, source: Source, *, keep_bad: bool) -> Iterator[tupl
         body = stored[number].as_py()
         if is_compressed:
             try:
-                body = inflate(int(table.sys_flags[number]), body, BODY_BYTES_MAX)
+                body = inflate(int(table.sys_flags[number]), body, limits.body_bytes_max)
             except InflateError as error:
                 if not keep_bad:
                     where = int(table.queue_ids[number]), int(table.queue_offsets[number])
                     raise BodyUnreadable(*source, *where, str(error)) from error
         bodies.append(body)
         nbytes += len(body)
-        if nbytes >= BODIES_BYTES_MAX:
+        if nbytes >= limits.bodies_bytes_max:
             yield begin, pa.array(bodies, pa.binary())
             begin, nbytes, bodies = number + 1, 0, []
     if bodies:

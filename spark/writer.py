@@ -37,17 +37,26 @@ _LATER: Final = frozenset({_SYSTEM_ERROR, SYSTEM_BUSY, SERVICE_NOT_AVAILABLE})
 """Responses after which the same is sent again: numbers make that harmless whatever the outcome."""
 ALREADY_STORED: Final = "alreadyStored"
 
-BATCH_BYTES: Final = 256 << 10
-BATCH_ROWS: Final = 2048
-_GATHERED_BYTES_MAX: Final = 4 << 20
-"""Bytes of rows that wait until enough of them go to the same destination."""
-DESTINATIONS_MAX: Final = 1000
-"""Per task: brokers remember 10,000 producers, and each is one."""
 _UNDER_WAY_MAX: Final = 64
 """Requests in flight per task. Brokers remember far more sends of each producer."""
 _PAUSE_SECONDS: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 2.0
 _LEADER_ID: Final = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterLimits:
+    """What a task gathers at most; `TEST_MIN` has the smallest values with which rows are still gathered."""
+
+    batch_bytes: int = 256 << 10
+    batch_rows: int = 2048
+    gathered_bytes_max: int = 4 << 20
+    """Bytes of rows that wait until enough of them go to the same destination."""
+    destinations_max: int = 1000
+    """Per task: brokers remember 10,000 producers, and each is one."""
+
+
+TEST_MIN: Final = WriterLimits(batch_bytes=2000, batch_rows=10, gathered_bytes_max=5000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +70,7 @@ class WriterOptions:
     request_seconds: float
     deadline_seconds: float
     client_id: str
+    limits: WriterLimits = WriterLimits()
 
 
 @dataclass(slots=True)
@@ -126,6 +136,7 @@ class TaskWriter:
         wall_clock: Callable[[], float] = time.time,  # noqa: TID251
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self._limits = options.limits
         self._options = options
         self._job = job
         self._partition = partition
@@ -176,23 +187,23 @@ class TaskWriter:
     def _gather(self, message: Message) -> None:
         producer = self._producers.get(message.destination) or self._new_producer(message.destination)
         nbytes = OVERHEAD_BYTES + len(message.body) + len(message.properties)
-        if producer.gathered and producer.nbytes + nbytes > BATCH_BYTES:
+        if producer.gathered and producer.nbytes + nbytes > self._limits.batch_bytes:
             self._send(producer)
         if producer.gathered is None:
             producer.gathered = []
         producer.gathered.append(message)
         producer.nbytes += nbytes
         self._gathered_bytes += nbytes
-        if len(producer.gathered) >= BATCH_ROWS:
+        if len(producer.gathered) >= self._limits.batch_rows:
             self._send(producer)
-        elif self._gathered_bytes > _GATHERED_BYTES_MAX:
+        elif self._gathered_bytes > self._limits.gathered_bytes_max:
             self._send_gathered()
 
     def _new_producer(self, destination: Destination) -> _Producer:
-        if len(self._producers) >= DESTINATIONS_MAX:
+        if len(self._producers) >= self._limits.destinations_max:
             raise WriteFailed(
-                f"Spark partition {self._partition} has rows for more than {DESTINATIONS_MAX} topics and queues, the "
-                f"last one {destination}; repartition by topic and queue, so that each task writes to few"
+                f"Spark partition {self._partition} has rows for more than {self._limits.destinations_max} topics and "
+                f"queues, the last one {destination}; repartition by topic and queue, so that each task writes to few"
             )
         known = _Producer(destination, producer_id(self._job, self._partition, destination))
         self._producers[destination] = known

@@ -15,7 +15,7 @@ from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
 from spark.numbering import Job
 from spark.outgoing import sink_columns
-from spark.writer import TaskWriter, WriterOptions, Written
+from spark.writer import TaskWriter, WriterLimits, WriterOptions, Written
 from tests.support.real_groups import SETTINGS
 from tests.support.stored_bodies import stored_bodies
 from tests.support.waiting import until
@@ -42,6 +42,7 @@ class Task:
     async def run(self, fail_at: int = ROWS, **given: Any) -> Written:
         columns = sink_columns([("body", "binary")], "Out")
         options: dict[str, Any] = {"codec": "none", "in_flight_bytes_max": 1 << 20} | given
+        options.setdefault("limits", WriterLimits(batch_rows=20))
         writer = TaskWriter(
             WriterOptions(
                 namesrv=(self._cluster.namesrv,),
@@ -73,8 +74,7 @@ async def kill_leader_at(cluster: DevCluster, task: Task, row: int) -> None:
     await cluster.start(node)
 
 
-async def test_a_micro_batch_that_comes_again_adds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark.writer.BATCH_ROWS", 20)
+async def test_a_micro_batch_that_comes_again_adds_nothing(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("Out", QUEUES)
@@ -89,9 +89,8 @@ async def test_a_micro_batch_that_comes_again_adds_nothing(tmp_path: Path, monke
             await cluster.wait_ready()
             async with trio.open_nursery() as nursery:  # a twin at the same time, and the rows divided anew
                 nursery.start_soon(Task(cluster, number).run)
-                monkeypatch.setattr("spark.writer.BATCH_ROWS", 50)
-                again = await Task(cluster, number).run(codec="zlib", in_flight_bytes_max=100_000)
-            monkeypatch.setattr("spark.writer.BATCH_ROWS", 20)
+                limits = WriterLimits(batch_rows=50)
+                again = await Task(cluster, number).run(codec="zlib", in_flight_bytes_max=100_000, limits=limits)
             assert (again.rows, again.already_stored) == (ROWS, ROWS)
         found = await stored_bodies(cluster, "Out", QUEUES)
     expected = Counter(rows_of(0) + rows_of(1))

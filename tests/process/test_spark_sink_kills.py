@@ -51,6 +51,7 @@ def write(namesrv: str, number: int) -> None:
         request_seconds=10.0,
         deadline_seconds=300.0,
         client_id="spark",
+        limits=writer.WriterLimits(batch_rows=ROWS_PER_REQUEST),
     )
     bodies = rows_of(number)
 
@@ -58,7 +59,6 @@ def write(namesrv: str, number: int) -> None:
         whole = pa.record_batch([pa.array(bodies, pa.binary())], ["body"])
         return [whole.slice(at, ROWS_PER_REQUEST) for at in range(0, ROWS, ROWS_PER_REQUEST)]
 
-    writer.BATCH_ROWS = ROWS_PER_REQUEST  # type: ignore[misc]
     writer.TaskWriter(task, Job("query", number), 0).write(batches())
 
 

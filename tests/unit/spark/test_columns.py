@@ -238,17 +238,16 @@ def test_a_body_that_cannot_be_inflated_is_refused_or_kept(flag: int) -> None:
     assert [row["body"] for row in rows] == [b"body", b"not compressed at all"]
 
 
-def test_inflated_bodies_are_bounded_in_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "BODIES_BYTES_MAX", 1000)
+def test_inflated_bodies_are_bounded_in_each_batch() -> None:
+    limits = columns.BodyLimits(bodies_bytes_max=1000)
     flag, small = deflate("zlib", b"x" * 600)
 
-    batches = decoded([record(small, sys_flag=flag, queue_offset=number) for number in range(5)])
+    batches = decoded([record(small, sys_flag=flag, queue_offset=number) for number in range(5)], limits=limits)
 
     assert [batch.num_rows for batch in batches] == [2, 2, 1]
     assert [row["queue_offset"] for row in rows_of(batches)] == list(range(5))
-    monkeypatch.setattr(columns, "BODY_BYTES_MAX", 599)
     with pytest.raises(BodyUnreadable, match="more than 599 bytes"):
-        decoded([record(small, sys_flag=flag)])
+        decoded([record(small, sys_flag=flag)], limits=columns.BodyLimits(body_bytes_max=599))
 
 
 def test_timestamps_are_those_of_spark() -> None:

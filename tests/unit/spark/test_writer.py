@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,12 +15,11 @@ import pytest
 from mq.protocol import properties as props
 from mq.protocol.batch import split_batch
 from mq.protocol.sequencing import SequenceRange, sent_range
-from spark import writer as module
 from spark.client import GET_ROUTE, SEND_BATCH, Answer, Connection, Unreachable
 from spark.errors import RowRefused, WriteFailed
 from spark.numbering import Destination, Job, home, producer_id
 from spark.outgoing import sink_columns
-from spark.writer import TaskWriter, WriterOptions, Written
+from spark.writer import TEST_MIN, TaskWriter, WriterOptions, Written
 
 JOB = Job("query", 7)
 REPLICAS = 3
@@ -173,6 +173,7 @@ class Cluster:
             "request_seconds": 1.0,
             "deadline_seconds": 30.0,
             "client_id": "spark",
+            "limits": TEST_MIN,
         }
         made = TaskWriter(
             WriterOptions(**{**options, **given}),
@@ -205,13 +206,6 @@ def bodies(count: int, size: int = 100) -> list[bytes]:
     return [b"%d:" % number + bytes(size) for number in range(count)]
 
 
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCH_BYTES", 2000)
-    monkeypatch.setattr(module, "BATCH_ROWS", 10)
-    monkeypatch.setattr(module, "_GATHERED_BYTES_MAX", 5000)
-
-
 def test_rows_are_stored_in_their_order_over_all_queues() -> None:
     cluster, sent = Cluster(), bodies(95)
     written = cluster.write([rows(body=sent[:50]), rows(body=sent[50:])], partition=2)
@@ -222,17 +216,17 @@ def test_rows_are_stored_in_their_order_over_all_queues() -> None:
     assert cluster.now == 0.0
 
 
-def test_a_task_that_is_run_again_adds_nothing_however_its_rows_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_is_run_again_adds_nothing_however_its_rows_are_divided() -> None:
     cluster, sent = Cluster("a", "b"), bodies(200)
     columns: dict[str, list[Any]] = {"topic": ["T", "U", None, "U", "T"] * 40, "queue_id": [0, None, 1, None, 1] * 40}
     columns["broker_name"] = ["a", "b", "b", None, "a"] * 40
     first = cluster.write([rows(body=sent, **columns)])
     before = {name: list(group.stored) for name, group in cluster.groups.items()}
     assert sum((group.bodies() for group in cluster.groups.values()), Counter()) == Counter(sent)
-    monkeypatch.setattr(module, "BATCH_ROWS", 7)
     whole = rows(body=sent, **columns)
     for batches in ([whole], [whole.slice(at, 13) for at in range(0, 200, 13)]):
-        again = cluster.write(batches, codec="zlib", in_flight_bytes_max=1)
+        limits = replace(TEST_MIN, batch_rows=7)
+        again = cluster.write(batches, codec="zlib", in_flight_bytes_max=1, limits=limits)
         assert (again.rows, again.already_stored) == (first.rows, 200)
     assert {name: list(group.stored) for name, group in cluster.groups.items()} == before
     assert cluster.write([whole], job=Job("query", 8)).already_stored == 0
@@ -388,10 +382,10 @@ def test_a_row_that_cannot_be_a_message_is_told_by_its_number_in_the_task() -> N
     assert refused.value.row == 51
 
 
-def test_a_task_with_rows_for_too_many_places_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DESTINATIONS_MAX", 3)
+def test_a_task_with_rows_for_too_many_places_is_told_what_to_do() -> None:
+    few = replace(TEST_MIN, destinations_max=3)
     with pytest.raises(WriteFailed, match="than 3 topics and queues, the last one topic 'T', queue 3; repartition"):
-        Cluster().write([rows(body=[b"x"] * 4, queue_id=[0, 1, 2, 3])])
+        Cluster().write([rows(body=[b"x"] * 4, queue_id=[0, 1, 2, 3])], limits=few)
 
 
 def test_name_servers_that_come_back_in_time_are_waited_for() -> None:
