@@ -112,6 +112,8 @@ cdef class PlainSends:
         give_back,
     ):
         assert len(store_host) == HOST_BYTES, f"a store host of {len(store_host)} bytes"
+        assert body_bytes_max > 0 and block_bytes_max > 0, f"bodies of {body_bytes_max}, blocks of {block_bytes_max} bytes"
+        assert len(suffix) <= SENT_PROPERTIES_BYTES_MAX, f"a suffix of {len(suffix)} bytes"
         self.writable = writable
         self.tag_codes = tag_codes
         self.suffix = suffix
@@ -170,6 +172,13 @@ cdef class PlainSends:
         return at
 
     cdef SendBlock _block(self, Filled *filled, list senders):
+        assert 0 < filled.requests <= filled.messages <= BLOCK_MESSAGES_MAX, (
+            f"{filled.requests} requests with {filled.messages} messages; maximum: {<int>BLOCK_MESSAGES_MAX}"
+        )
+        assert 0 < filled.nbytes <= self.block_bytes_max, (
+            f"{filled.messages} messages have {filled.nbytes} bytes; maximum: {self.block_bytes_max}"
+        )
+        assert senders, f"{filled.requests} requests of nobody"
         cdef SendBlock block = SendBlock.__new__(SendBlock)
         block.sends = <Send *>PyMem_Malloc(filled.messages * sizeof(Send))
         block.requests = <Request *>PyMem_Malloc(filled.requests * sizeof(Request))

@@ -28,6 +28,7 @@ def checked_records(data, position):
     PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
     cdef Py_ssize_t checked = _checked_records(<const uint8_t *>buffer.buf, buffer.len, <uint64_t>begin)
     PyBuffer_Release(&buffer)
+    assert 0 <= checked <= len(data), f"{checked} of {len(data)} bytes at {position} are records"
     return checked
 
 

@@ -83,6 +83,7 @@ cdef class CompiledReceiver:
         cdef int descriptor = sender.descriptor
         self._begin(room)
         taken = self._take(sender, <const uint8_t *>PyBytes_AS_STRING(chunk), size, chunk)
+        assert 0 <= taken <= size, f"{taken} of {size} bytes were taken"
         if taken == size and descriptor >= 0:
             self.senders[descriptor] = sender
         else:
@@ -123,8 +124,12 @@ cdef class CompiledReceiver:
                 continue
             sender = chosen[n]
             sender.heard = True
+            assert 0 <= received.at <= RECEIVED_BYTES_MAX - received.size, (
+                f"{received.size} bytes at {received.at} of a buffer of {<int>RECEIVED_BYTES_MAX}"
+            )
             data = self.buffer + received.at
             taken = self._take(sender, data, received.size, None)
+            assert 0 <= taken <= received.size, f"{taken} of {received.size} bytes were taken"
             if taken < received.size:
                 del self.senders[received.fd]
                 unserved.append((received.fd, sender, data[taken : received.size]))

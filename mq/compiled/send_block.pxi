@@ -74,6 +74,9 @@ cdef class SendBlock:
             raise AssertionError("a block is built once")
         cdef int64_t position = draft.position, store_ms = draft.store_ms
         cdef Py_ssize_t queues = len(self.tails), n
+        assert position >= 0 and store_ms >= 0, f"records at {position}, stored at {store_ms} ms"
+        assert 0 < queues <= QUEUES_MAX, f"a block of {self.count} messages for {queues} queues; maximum: {QUEUES_MAX}"
+        assert len(self.records) == self.nbytes, f"{len(self.records)} bytes of records, {self.nbytes} were announced"
         cdef int64_t[QUEUES_MAX] next_offsets
         cdef int32_t[QUEUES_MAX] queue_ids
         for n in range(queues):
@@ -114,6 +117,10 @@ cdef class SendBlock:
                 number += 1
             if reply != begin:
                 draft.reply(sender, begin[: reply - begin])
+        assert number == self.request_count, f"{number} of {self.request_count} requests have a reply"
+        assert reply - <uint8_t *>PyBytes_AS_STRING(rendered) <= replies_bytes_max, (
+            f"replies to {number} requests have more than {replies_bytes_max} bytes"
+        )
         built, self.records = self.records, None
         draft.add_records(built, self.count)
         self.engine.built_messages += self.count

@@ -61,6 +61,7 @@ cdef class _ReplyTemplate:
             self.before_opaque,
             self.end,
         ) = parts
+        assert len(store_host) * 2 == HOST_HEX_BYTES, f"a store host of {len(store_host)} bytes"
         self.next_offset = b"," + store_host.hex().upper().encode()
         self.parts_bytes = sum(len(part) for part in parts)
 

@@ -148,6 +148,7 @@ cdef class PlainWrites:
 
     def __cinit__(self, int done_fd, int64_t sync_bytes_max, calls=None):
         cdef pthread_condattr_t attributes
+        assert sync_bytes_max > 0, f"{sync_bytes_max} bytes are to be written before a sync"
         self._calls = calls
         if calls is None:
             self._system = SystemCalls(
@@ -268,7 +269,8 @@ cdef class PlainWrites:
         Returns False, and sends nothing, if that is durable already.
         """
         cdef bint is_early
-        assert self._frame is None, "a frame waits already"
+        assert self._frame is None, f"a frame waits for ticket {self._frame_ticket}, another one comes for {ticket}"
+        assert frame, f"an empty frame is to be sent after ticket {ticket}"
         self._lock_reporting()
         is_early = self._done_ticket < ticket
         if is_early:
@@ -321,6 +323,8 @@ cdef class PlainWrites:
         an object has raised that was given for the system, unless it was an OSError of a write.
         """
         cdef bint found
+        assert not self._is_running, f"a queue that writes from {self.end_pos} on is to write from {end_pos} on as well"
+        assert file_pos <= end_pos, f"the log ends at {end_pos}, before its file, which begins at {file_pos}"
         self._begin(end_pos, commit_hint)
         with nogil:
             found = self._run(fd, file_pos, limit_pos, is_due, self._system.monotonic(<void *>self) + due_seconds)
@@ -352,6 +356,7 @@ cdef class PlainWrites:
 
     def durations(self):
         """How long each write since the last call took, in seconds."""
+        assert 0 <= self._durations_count <= DURATIONS_MAX, f"{self._durations_count} writes of {<int>DURATIONS_MAX}"
         taken = [self._durations[number] for number in range(self._durations_count)]
         self._durations_count = 0
         return taken

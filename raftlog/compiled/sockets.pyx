@@ -43,7 +43,9 @@ def send_single_buffers(streams, calls=None):
         if data is None:
             rest.append(stream)
             continue
+        assert len(chosen) < AT_ONCE, f"{len(chosen)} sockets at once; maximum: {<int>AT_ONCE}"
         outputs[len(chosen)].fd = stream.plain_fd
+        assert outputs[len(chosen)].fd >= 0, f"{len(data)} bytes are for descriptor {outputs[len(chosen)].fd}"
         outputs[len(chosen)].data = PyBytes_AS_STRING(data)
         outputs[len(chosen)].size = <size_t>PyBytes_GET_SIZE(data)
         chosen.append(stream)
@@ -58,6 +60,7 @@ def send_single_buffers(streams, calls=None):
 
 cdef _send(Output *outputs, list chosen, list buffers, list rest, calls):
     cdef Py_ssize_t count = len(chosen), n
+    assert len(buffers) == count, f"{len(buffers)} buffers for {count} sockets"
     if calls is None:
         with nogil:
             for n in range(count):

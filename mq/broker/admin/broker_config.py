@@ -95,6 +95,9 @@ class BrokerConfig(Service):
             )
         wanted = decoded(decode_properties, call.body)
         changes = self._checked(wanted)
+        assert changes.keys() <= {*CHANGEABLE.values()}, (
+            f"{changes.keys()} are to change, at run time only {CHANGEABLE}"
+        )
         if changes:
             values = self._settings.model_dump(exclude_unset=True) | changes
             try:

@@ -121,6 +121,7 @@ class ConsumerGroups(Service):
 
         def check() -> None:
             # Other requests may have used up the room since, and others may have made room again.
+            assert creation.missing <= names, f"{creation.missing - names} are missing, and nobody created them"
             if creation.missing:
                 is_full = not all(map(self._metadata.has_room_for_group, creation.missing))
                 remark = self._full() if is_full else self._creations.not_created(creation)
@@ -131,6 +132,7 @@ class ConsumerGroups(Service):
     def _config(self, wanted: SubscriptionGroupConfig) -> GroupConfig:
         """The requested configuration. Raises RequestRefused."""
         known = self._metadata.groups.get(wanted.group_name)
+        assert known is None or known.name == wanted.group_name, f"the group {wanted.group_name} is known as {known}"
         return GroupConfig(
             name=wanted.group_name,
             consume_enable=wanted.consume_enable,

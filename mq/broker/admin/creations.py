@@ -40,5 +40,7 @@ class Creations:
 
     def not_created(self, creation: Creation) -> str:
         """Why a name of an answered request is missing, if there is room for it now."""
+        assert creation in self._waiting, f"a creation that was not begun lacks {creation.missing}"
+        assert creation.missing, f"no {self._what} of the request is missing"
         name = min(creation.missing)
         return f"the {self._what} {name} is not there: there were too many until just now; send the request again"

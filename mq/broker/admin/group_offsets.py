@@ -202,6 +202,7 @@ class GroupOffsets(Service):
                     self._beginning.check(queue.min_offset, offset)
                 if offset >= (0 if queue is None else queue.min_offset):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, _BEYOND))
+        assert all(offset >= FIRST_OFFSET for offset in lowest.values()), f"offsets in {ext.topic}: {lowest}"
         compared = self._metadata.consumer_offsets.get((ext.compare_group, ext.topic), {})
         for queue_id, offset in compared.items():
             if lowest.get(queue_id, _BEYOND) > offset:
@@ -235,6 +236,7 @@ class GroupOffsets(Service):
         stored = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
         if not ext.force and ext.offset is None:
             wanted = {queue_id: min(offset, stored.get(queue_id, offset)) for queue_id, offset in wanted.items()}
+        assert all(offset >= FIRST_OFFSET for offset in wanted.values()), f"offsets of {ext.topic} to be set: {wanted}"
         changed = {queue_id: offset for queue_id, offset in wanted.items() if stored.get(queue_id) != offset}
         table = {QueueRef(ext.topic, self._broker_name, queue_id): offset for queue_id, offset in wanted.items()}
 
@@ -258,6 +260,7 @@ class GroupOffsets(Service):
         self, group: str, topic: str, queue_id: int, offset: QueueOffset, on_outcome: OnOutcome, *, before: PendingGroup
     ) -> None:
         """Set the offset of a group in one queue, in one entry with the items in ``before``, and tell its members."""
+        assert offset >= FIRST_OFFSET, f"{group} is to stand at {offset} of {topic}/{queue_id}"
         online = self._clients.consumer_group(group)
 
         def moved(outcome: Outcome) -> None:

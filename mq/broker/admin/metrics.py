@@ -340,6 +340,7 @@ class BrokerMetrics:
                 yield
             if topic.startswith(DEAD_LETTER_PREFIX):
                 dead.append(((*self._common, topic.removeprefix(DEAD_LETTER_PREFIX)), series.nums))
+            assert series.nums >= 0, f"{series.nums} messages of the topic {topic} were put"
             values = (*self._common, topic, _bool(is_system_topic(topic)))
             put.append((values, series.nums))
             put_bytes.append((values, series.nbytes))
@@ -361,6 +362,7 @@ class BrokerMetrics:
             if number % _SLICE == 0:
                 yield
             values = self._of_group(topic, group)
+            assert series.nums >= 0, f"{group} got {series.nums} messages of the topic {topic}"
             got.append((values, series.nums))
             got_bytes.append((values, series.nbytes))
         labels = ("topic", "consumer_group", "is_retry", "is_system")

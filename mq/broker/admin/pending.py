@@ -101,6 +101,8 @@ class PendingQueries(Service):
                 if (message := self._shown(each)) is not None:
                     shown.append(message)
                 yield
+            assert len(shown) <= count <= SHOWN_MAX, f"{len(shown)} messages are shown of {count}; maximum: {SHOWN_MAX}"
+            assert looked_at <= LOOKED_AT_MAX, f"{looked_at} messages were looked at; maximum: {LOOKED_AT_MAX}"
             info = PendingInfo(total=total, looked_at=looked_at, counts=sorted(counts.items()), messages=shown)
             return call.response(body=info.encode())
 
@@ -141,6 +143,7 @@ class PendingQueries(Service):
                 return  # the broker has reported it, and delivers the others
             if not entries:
                 return
+            assert len(entries) <= STEP_ENTRIES * QUEUE_ENTRY.size, f"{len(entries)} bytes of {STEP_ENTRIES} entries"
             is_done = self._metadata.marks.of(topic, queue_id).is_done
             is_timed = topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
             for position, size, code in QUEUE_ENTRY.iter_unpack(entries):

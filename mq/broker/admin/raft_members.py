@@ -105,6 +105,9 @@ class RaftMembers(Service):
             return reply(True, "", "")
         outcome = self._transfer(command) if command.action == "transfer" else self._change(command)
         if isinstance(outcome, _Waiting):
+            assert outcome.first_index <= self._replica.core.last_index, (
+                f"a change waits for entry {outcome.first_index}, {self._replica.core.last_index} is the last"
+            )
             self._waiting.append(outcome._replace(answer=answer_later))
             return None
         return reply(*outcome)
@@ -175,6 +178,7 @@ class RaftMembers(Service):
 
     def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
         """A configuration entry was committed: answer those who wait for it, unless a second step follows."""
+        assert index > NO_INDEX, f"entry {index} has the members {sorted(conf.members)}"
         if not conf.is_joint:
             self._answer(lambda waiting: 0 < waiting.first_index <= index, True, "", None)
 
@@ -232,6 +236,7 @@ class RaftMembers(Service):
             if node != status.node_id:
                 member.reason = self._connect_failure(node)
             members.append(member)
+        assert len(members) == len(status.conf.members), f"{len(members)} of {sorted(status.conf.members)} are shown"
         return GroupView(
             node_id=status.node_id,
             cluster=self._settings.cluster,

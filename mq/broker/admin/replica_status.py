@@ -57,10 +57,15 @@ class ReplicaStatus(Service):
         stock = self._runtime.figures()
         applied, commit, last = replica.applied_index, replica.commit_index, log.last_index
         assert applied <= commit <= last, f"entry {applied} is applied, {commit} committed, and {last} the last"
+        assert core.durable <= core.last_index, f"entry {core.durable} is durable, {core.last_index} is the last"
+        assert log.base_pos <= log.end_pos, f"the log begins at {log.base_pos} and ends at {log.end_pos}"
         commit_position = log.end_pos
         if commit < last:
             ref = log.locate(replica.commit_index + 1)
             commit_position = ref.pos
+            assert commit_position < log.end_pos, (
+                f"entry {ref.index} begins at {ref.pos}, the log ends at {log.end_pos}"
+            )
         peers = {
             peer.peer: PeerFigures(match_index=peer.match, active=peer.active, state=peer.state.name.lower())
             for peer in status.peers

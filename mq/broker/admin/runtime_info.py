@@ -51,6 +51,7 @@ class RuntimeInfo:
         replica = self._replica
         log = replica.log
         committed, applied = self._position(replica.commit_index), self._position(replica.applied_index)
+        assert log.base_pos <= log.end_pos, f"the log begins at {log.base_pos} and ends at {log.end_pos}"
         assert applied <= committed <= log.end_pos, f"applied up to {applied}, committed {committed} of {log.end_pos}"
         return StockFigures(
             boot_timestamp=self._boot_ms,
@@ -96,7 +97,13 @@ class RuntimeInfo:
     def _position(self, index: LogIndex) -> int:
         """The physical offset of the end of an entry."""
         log = self._replica.log
-        return log.end_pos if index >= log.last_index else log.locate(max(index + 1, log.first_index)).pos
+        if index >= log.last_index:
+            return log.end_pos
+        pos = log.locate(max(index + 1, log.first_index)).pos
+        assert log.base_pos <= pos < log.end_pos, (
+            f"entry {index} ends at {pos} of a log {log.base_pos} to {log.end_pos}"
+        )
+        return pos
 
     def _earliest_ms(self) -> int:
         """Store time of the first message in the log; -1 if there is none near its beginning."""

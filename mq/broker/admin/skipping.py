@@ -85,6 +85,7 @@ class Skips(Service):
         position = PhysicalOffset(QUEUE_ENTRY.unpack(queue.read(ext.offset, 1))[0])
         who = f"{safe_value(ext.operator) or 'an unnamed operator'} from {call.connection.peer}"
         letter = self._retries.dead_letter_of(position, ext.group, reason=_REASON, given_up_by=who)
+        assert letter, f"message {ext.offset} of {ext.topic}/{ext.queue_id} would be skipped without a dead letter"
         under_way = self._under_way
         under_way.add(key)
 

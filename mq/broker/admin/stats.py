@@ -127,6 +127,7 @@ class Stats(Service):
         before = self._ends.get(key, queue.min_offset)
         if before > end or before < queue.min_offset:
             before = queue.min_offset
+        assert queue.min_offset <= before <= end, f"{key}: {before} was seen of {queue.min_offset} to {end}"
         if end > before:
             self.figures.note_put(queue.topic, end - before, _sizes(queue, before, end))
 
@@ -136,6 +137,7 @@ def _sizes(queue: ConsumeQueue, start: QueueOffset, end: QueueOffset) -> int:
     count = end - start
     assert count > 0, f"{count} messages of {queue.key} are measured"
     counted = min(count, _SIZES_MAX)
+    assert queue.min_offset <= start, f"{queue.key} is measured from {start} on, and begins at {queue.min_offset}"
     try:
         sizes = entry_sizes(queue.read(end - counted, counted))
     except (OSError, QueueFileDamaged):

@@ -133,7 +133,9 @@ class TopicQueries(Service):
         return b'{"dataVersion":%s,"offsetTable":{%s}}' % (self._version().encode(), rows)
 
     def _delay_offsets(self, request: GetAllDelayOffset) -> tuple[bytes, dict[str, str] | None]:
-        return DelayOffsets(dict(self._metadata.delay_offsets)).encode(), None
+        offsets = dict(self._metadata.delay_offsets)
+        assert all(offset >= 0 for offset in offsets.values()), f"offsets of delay levels: {offsets}"
+        return DelayOffsets(offsets).encode(), None
 
 
 def _no_topic(topic: str) -> RequestRefused:

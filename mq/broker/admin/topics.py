@@ -101,6 +101,7 @@ class Topics(Service):
         continued = self._metadata.format_level.level >= LEVEL_OF_CONTINUED_OFFSETS
         # The topic also if it does not exist: its creation may be in flight.
         names = [*self._pop_retry_topics(topic), topic] if continued else [topic]
+        assert len({*names}) == len(names), f"{names} are to be deleted with the topic {topic}, some of them twice"
         now_ms = self._wall_clock_ms()
         commands = [encode_command(DeleteTopic(name=name, timestamp_ms=now_ms, continued=continued)) for name in names]
         on_framed = None if continued else partial(self._tails.reset, topic)
@@ -135,6 +136,7 @@ class Topics(Service):
 
         def check() -> None:
             # Other requests may have used up the room since, and others may have made room again.
+            assert creation.missing <= names, f"{creation.missing - names} are missing, and nobody created them"
             if creation.missing:
                 is_full = not all(map(self._metadata.has_room_for_topic, creation.missing))
                 remark = self._full() if is_full else self._creations.not_created(creation)
@@ -164,6 +166,7 @@ class Topics(Service):
         self._check_lite(name, None if known is None else known.attributes, attributes)
         if sets(wanted.attributes, RESERVE_TIME):
             self._check_reserve_time(attributes)
+        assert known is None or known.name == name, f"the topic {name} is known as {known}"
         return TopicConfig(
             name=name,
             read_queues=wanted.read_queue_nums,

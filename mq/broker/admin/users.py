@@ -259,6 +259,8 @@ class UserAdministration(Service):
         body = encoded(command)
         call.drop_body()  # the body may contain a password
 
+        assert not call.body, f"a request about user {name} keeps its body of {len(call.body)} bytes"
+
         def checked() -> None:
             check()
             self._log.info("user_changed", user=name, change=change)
@@ -311,7 +313,11 @@ class UserAdministration(Service):
         return compare_digest(secret_key.encode(), str(wanted.password).encode())
 
     def _sealed(self, name: str, secret_key: str) -> str:
-        return seal(self._secrets()[0], name, secret_key, self._random_bytes(NONCE_BYTES))
+        secret = self._secrets()[0]
+        sealed = seal(secret, name, secret_key, self._random_bytes(NONCE_BYTES))
+        assert is_sealed_with(secret, sealed), f"what was sealed for user {name} does not name the secret"
+        assert opened([secret], name, sealed) == secret_key, f"the seal of user {name} opens to another key"
+        return sealed
 
 
 def _invalid(remark: str) -> RequestRefused:

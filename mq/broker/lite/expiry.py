@@ -122,6 +122,7 @@ class LiteExpiry(Service):
         if not last:
             return True
         position, size, _ = QUEUE_ENTRY.unpack(last)
+        assert size > 0, f"the last message of {queue.key} has {size} bytes"
         return position < self._log.base_pos or reads.is_older(PhysicalOffset(position), size, before_ms)
 
     def _end(self, rows: list[tuple[str, QueueOffset]]) -> None:

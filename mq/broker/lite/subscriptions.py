@@ -92,6 +92,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
             return client
         group = self._wild.setdefault(parent, {}).setdefault(key[0], {})
         ready: dict[str, None] = next(iter(group.values())).ready if group else {}
+        assert key not in group, f"{key} reads all lite topics of {parent} already"
         client = self.clients[key] = group[key] = LiteClient(key, parent, None, ready)
         self.count += 1
         return client
@@ -105,6 +106,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
             client.queues.add(queue)
             self._by_queue.setdefault(queue, {})[client.key] = client
         self.count += len(added)
+        assert self.count >= len(client.queues), f"{self.count} subscriptions, {len(client.queues)} of {client.key}"
         return added
 
     def remove(self, client: LiteClient[ConnectionT], queues: Iterable[str]) -> list[str]:
@@ -120,6 +122,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
             if not others:
                 del self._by_queue[queue]
         self.count -= len(removed)
+        assert self.count >= 0, f"{self.count} subscriptions without {len(removed)} of {client.key}"
         return removed
 
     def drop(self, client: LiteClient[ConnectionT]) -> None:

@@ -127,6 +127,8 @@ class BatchSends:
             messages.append(QueuedMessage(size, flag, body, properties, code, born_ms))
             self._check_bytes(nbytes, messages)
             keys.append(unique_key)
+        assert len(keys) == len(messages) == len(parts), f"{len(keys)} keys, {len(messages)} of {len(parts)} messages"
+        assert numbers is None or numbers.message_count == len(messages), f"{numbers} for {len(messages)} messages"
         joined = b",".join(keys)
         self._check_answer(len(messages), joined)
         return QueuedSend(call, tail, messages, nbytes, joined), keys, numbers
@@ -239,6 +241,7 @@ def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Stored
     for low, high in _new(numbers, stored):
         part = SequenceRange(numbers.producer, low, high)
         parts.append((len(messages), part))
+        assert numbers.first <= low <= high <= numbers.last, f"{low} to {high} are new, of {numbers}"
         first, *others = batch.messages[low - numbers.first : high + 1 - numbers.first]
         mark = props.encode(range_properties(part)).encode()
         properties = first.properties + mark
@@ -259,6 +262,7 @@ def _new(numbers: SequenceRange, stored: Sequence[Stored]) -> list[tuple[int, in
     new: list[tuple[int, int]] = []
     low = numbers.first
     for one in stored:
+        assert one.first <= one.last, f"the messages {one.first} to {one.last} are stored"
         if low < one.first:
             new.append((low, one.first - 1))
         low = one.last + 1

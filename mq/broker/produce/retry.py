@@ -109,6 +109,7 @@ class Retries(Service):
         properties = with_origin(message, self._broker_name)
         if ext.failure:
             properties[props.FAILURE] = props.safe_value(ext.failure)
+        assert message.reconsume_times < limit, f"delivery {message.reconsume_times} is repeated; maximum: {limit}"
         level = max(ext.delay_level or _FIRST_LEVEL + message.reconsume_times, 1)
         queue_id = self._rng.randrange(queues)
         tail, properties = self._places.at_level(properties, topic, queue_id, level, self._wall_clock_ms())
@@ -197,7 +198,9 @@ class Retries(Service):
             ], queues
         if not config.perm & PERM_WRITE or config.write_queues == 0:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {name} is not writable")
-        return [], min(queues, config.write_queues)
+        writable = min(queues, config.write_queues)
+        assert writable > 0, f"{queues} of {config.write_queues} queues of {name} are to be written to"
+        return [], writable
 
     @staticmethod
     def _command(command: PutTopic | PutGroup) -> PendingCommand:

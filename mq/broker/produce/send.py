@@ -127,6 +127,7 @@ class Sends(Service):
         """
         room = self._pending_bytes_max - self._appender.pending_bytes if self._serves_here else -1
         blocks, taken = self.receiver.take(connection, chunk, room)
+        assert not blocks or taken, f"{len(blocks)} blocks of {taken} bytes of a chunk"
         for block in blocks:
             self._appender.add(block)
         return taken

@@ -231,6 +231,7 @@ class _Blocks:
         if self._nbytes > self._block_bytes_max or self._messages > BLOCK_MESSAGES_MAX:
             self._full.append(SendBlock(*self._open))
             self._open, self._nbytes, self._messages = [], nbytes, messages
+        assert messages > 0, f"a request of {nbytes} bytes without messages"
         self._open.append(send)
         self.room -= nbytes
         return True
