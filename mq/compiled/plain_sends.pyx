@@ -112,7 +112,8 @@ cdef class PlainSends:
         give_back,
     ):
         assert len(store_host) == HOST_BYTES, f"a store host of {len(store_host)} bytes"
-        assert body_bytes_max > 0 and block_bytes_max > 0, f"bodies of {body_bytes_max}, blocks of {block_bytes_max} bytes"
+        assert body_bytes_max > 0, f"bodies of {body_bytes_max} bytes at most"
+        assert block_bytes_max > 0, f"blocks of {block_bytes_max} bytes at most"
         assert len(suffix) <= SENT_PROPERTIES_BYTES_MAX, f"a suffix of {len(suffix)} bytes"
         self.writable = writable
         self.tag_codes = tag_codes
