@@ -122,7 +122,10 @@ class Stats(Service):
 
     def _look_at(self, queue: ConsumeQueue) -> None:
         key = (queue.topic, queue.queue_id)
-        end = self._seen[key] = queue.max_offset
+        end = queue.max_offset
+        if end < queue.min_offset:
+            return  # its topic was deleted since the pass began
+        self._seen[key] = end
         # A queue that is new here, or was deleted and created again, began with its first entry.
         before = self._ends.get(key, queue.min_offset)
         if before > end or before < queue.min_offset:

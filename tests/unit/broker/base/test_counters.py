@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 from mq.broker.admin import stats
 from mq.broker.admin.stats import Stats
 from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, TrafficCounters
+from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN
+from mq.store.dispatch import QUEUE_ENTRY, QueueRun
+from mq.store.queue_store import QueueStore, QueueStoreSettings
 from tests.support.broker_contexts import context_of
 
 
@@ -166,3 +170,31 @@ def test_few_queues_are_looked_at_when_somebody_asks(monkeypatch: pytest.MonkeyP
     store.clock = 1.0
     kept.look()
     assert kept.figures.puts.nums == 3
+
+
+def test_a_topic_deleted_while_many_queues_are_looked_at_is_left_out(tmp_path: Path) -> None:
+    store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=LOG_BEGIN)
+    entry = QUEUE_ENTRY.pack(0, 50, 0)
+    now = 0.0
+    kept = Stats(
+        context_of(
+            settings__cluster="c",
+            store=store,
+            clock=lambda: now,
+            wall_clock_ms=lambda: 0,
+            traffic=TrafficCounters(0, 1),
+        )
+    )
+    for number in range(300):
+        store.append_run(QueueRun(f"T{number}", 0, FIRST_OFFSET, entry))
+    now = 1.0
+    kept.look_on()
+    store.drop_topic("T299")
+    kept.look_on()
+    assert kept.figures.puts.nums == 299
+    assert kept.figures.by_topic.get("T299") is None
+    store.append_run(QueueRun("T299", 0, FIRST_OFFSET, entry + entry))
+    now = 2.0
+    kept.look_on()
+    kept.look_on()
+    assert kept.figures.puts.nums == 301
