@@ -262,6 +262,7 @@ class Services:
             log=context.log,
             limits=context.limits.upkeep,
         )
+        self.retention.plausible_ms()  # before this replica stamps messages
         group_offsets = GroupOffsets(context, offsets=self.offsets, lookup=self.lookup)
         return (
             stats,
@@ -283,7 +284,7 @@ class Services:
             UserAdministration(context),
             PendingQueries(context),
             Cleanup(context, retention=self.retention),
-            TopicExpiry(context, leased_pos=self.leases.first_pos),
+            TopicExpiry(context, leased_pos=self.leases.first_pos, now_ms=self.retention.plausible_ms),
             LevelRaises(context),
         )
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
-from mq.broker.base.file_times import PlausibleTime
 from mq.broker.base.periodic_task import Periodic
-from mq.broker.base.stored_times import newest_ms, old_until
+from mq.broker.base.stored_times import old_until
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service
 from mq.broker.state.commands import encode_command
@@ -21,7 +20,6 @@ from mq.broker.state.expired_messages import ROWS_MAX, ExpireMessages
 from mq.broker.state.format_level import LEVEL_OF_TOPIC_RETENTION
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import RecordError
 from mq.protocol.retention_attributes import reserve_hours
 from mq.store.errors import StoreError
 from mq.store.queue_store import QueueKey
@@ -38,15 +36,16 @@ class TopicExpiry(Service):
 
     Args:
         leased_pos: physical offset from which on readers have leases.
+        now_ms: the time by which messages expire; see `mq.broker.base.retention.Retention.plausible_ms`.
     """
 
-    def __init__(self, context: BrokerContext, *, leased_pos: Callable[[], PhysicalOffset]) -> None:
+    def __init__(
+        self, context: BrokerContext, *, leased_pos: Callable[[], PhysicalOffset], now_ms: Callable[[], int]
+    ) -> None:
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
         self._segment_log = context.replica.log
-        self._leased_pos = leased_pos
+        self._leased_pos, self._now_ms = leased_pos, now_ms
         self._wall_clock_ms, self._clock = context.wall_clock_ms, context.clock
-        self._log = context.log
-        self._time: PlausibleTime | None = None
         self._hours: dict[str, int] | None = None
         self._places: dict[int, PhysicalOffset] = {}
         self._unlooked: Iterator[QueueKey] | None = None
@@ -106,12 +105,7 @@ class TopicExpiry(Service):
 
     def _look_up(self, hours: set[int]) -> dict[int, PhysicalOffset]:
         """The physical offset before which everything is older than so many hours."""
-        if self._time is None:
-            newest = None
-            with suppress(SegmentError, RecordError):
-                newest = newest_ms(self._segment_log, self._segment_log.last_index)
-            self._time = PlausibleTime(self._clock, newest, self._log)
-        now_ms = self._time.look(self._wall_clock_ms())
+        now_ms = self._now_ms()
         found: dict[int, PhysicalOffset] = {}
         for each in sorted(hours):
             with suppress(SegmentError, OSError):

@@ -276,11 +276,18 @@ class Retention:
         grace = LAG_GRACE_SEGMENTS * self._settings.segment_bytes
         return PhysicalOffset(wanted if wanted + grace >= min(log.end_pos, self._floor_pos()) else log.end_pos)
 
+    def plausible_ms(self) -> int:
+        """The time by which messages expire: without what a recent jump of the clock ahead has added to it.
+
+        The first call compares the clock with the newest message of the log. So it comes when the broker starts: later,
+        this replica may have stamped that one itself, by a wrong clock.
+        """
+        return self._plausible_ms(self._replica.log.segments(), self._wall_clock_ms())
+
     def _plausible_ms(self, segments: Sequence[SegmentInfo], wall_ms: int) -> int:
-        """The time by which files are deleted."""
         if self._time is None:
             newest: Sequence[int] = ()
-            with suppress(SegmentError, RecordError):  # an unreadable message must not keep a full disk full
+            with suppress(SegmentError, RecordError, OSError):  # an unreadable message must not keep a full disk full
                 newest = next(filter(None, map(self._stamps, reversed(segments))), ())
             self._time = PlausibleTime(self._clock, max(newest, default=None), self._log)
         return self._time.look(wall_ms)

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from mq.broker.admin import topic_expiry
+from mq.broker.base.stored_times import StampedLog, old_until
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.retention_attributes import RESERVE_TIME
 from tests.support.running_broker import Client, properties, running, send_ext
 from tests.support.waiting import until
+from tests.support.waiting_messages import WallClock
 
 pytestmark = pytest.mark.trio
 
@@ -122,3 +125,31 @@ async def test_a_group_with_older_members_refuses_it(tmp_path: Path) -> None:
         client = await broker.connect()
         assert await limit(client, "1") == ResponseCode.VERSION_NOT_SUPPORTED
         assert await limit(client, "-1") == ResponseCode.SUCCESS
+
+
+async def test_a_clock_that_is_set_a_day_ahead_expires_nothing_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first topic with a time of its own comes when messages have the wrong time already."""
+    clock = WallClock()
+    monkeypatch.setattr("raftlog.Machine.wall_clock_ms", clock)
+    monkeypatch.setattr(topic_expiry, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(topic_expiry, "_AGAIN_SECONDS", 0.0)
+    looked: list[int] = []
+
+    def look(log: StampedLog, before_ms: int) -> PhysicalOffset | None:
+        looked.append(before_ms)
+        return old_until(log, before_ms)
+
+    monkeypatch.setattr(topic_expiry, "old_until", look)
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        await client.fill(3)
+        right_ms = clock.now_ms
+        clock.now_ms += 24 * 3_600_000
+        await client.fill(1)
+        assert await limit(client, "1") == ResponseCode.SUCCESS
+        await until(lambda: len(looked) >= 3)
+        assert looked[0] < right_ms - 3_000_000
+        assert await begin(client) == 0
