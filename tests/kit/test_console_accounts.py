@@ -38,27 +38,33 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncKit]:
     structlog.reset_defaults()
 
 
-def run(test: Callable[[Browser], Awaitable[None]], kit: SyncKit, **settings: Any) -> None:
-    run_console(test, kit, remoting=RemotingSettings(credentials=ADMINISTRATOR, tls=None), **settings)
+def run(
+    test: Callable[[Browser], Awaitable[None]], kit: SyncKit, keys: Credentials = ADMINISTRATOR, **settings: Any
+) -> None:
+    run_console(test, kit, remoting=RemotingSettings(credentials=keys, tls=None), **settings)
+
+
+async def create(browser: Browser, form: dict[str, str]) -> Answer:
+    """The answer when the user is created: not before the broker has raised its format level, right after its start."""
+    answer: Answer | None = None
+
+    async def is_created() -> bool:
+        nonlocal answer
+        answer = await browser.post("/create-user", form)
+        return answer.status == 303
+
+    await browser.get("/accounts")
+    await until(is_created)
+    assert answer is not None
+    return answer
 
 
 NEW = {"name": "shop-one", "kind": "Normal", "password": SECRET, "again": SECRET}
 
 
 def test_a_user_lives_from_its_creation_to_its_end(kit: SyncKit) -> None:
-    answer: Answer | None = None
-
     async def main(browser: Browser) -> None:
-        async def is_created() -> bool:
-            """Not before the broker has raised its format level, right after its start."""
-            nonlocal answer
-            answer = await browser.post("/create-user", NEW)
-            return answer.status == 303
-
-        await browser.get("/accounts")
-        await until(is_created)
-        assert answer is not None
-        page = await browser.follow(answer)
+        page = await browser.follow(await create(browser, NEW))
         assert "may do nothing until a policy allows it" in page.text
         again = await browser.post("/create-user", NEW)
         assert (again.status, "exists already" in again.text) == (400, True)
@@ -80,6 +86,50 @@ def test_a_user_lives_from_its_creation_to_its_end(kit: SyncKit) -> None:
         assert (await browser.get("/account?name=shop-one")).status == 404
 
     run(main, kit, allow_changes=True)
+
+
+OWNER = Credentials("owner-user", "owner-SECRET")
+BOSS = {"name": OWNER.access_key, "kind": "Super", "password": OWNER.secret_key, "again": OWNER.secret_key}
+
+
+def test_nobody_locks_the_console_out(kit: SyncKit) -> None:
+    """Without a login the console signs with keys of its own: they are the user then."""
+
+    async def prepare(browser: Browser) -> None:
+        await create(browser, BOSS)
+
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/account?name=owner-user")
+        assert "Delete the user" not in page.content
+        for address, form in (
+            ("/delete-user", {"typed": "owner-user"}),
+            ("/change-user", {"kind": "Normal", "enabled": "yes"}),
+            ("/change-user", {"kind": "Super"}),
+            ("/change-user", {"kind": "Super", "enabled": "yes", "password": SECRET, "again": SECRET}),
+        ):
+            answer = await browser.post(address, {"name": "owner-user"} | form)
+            assert answer.status == 400, form
+            assert "console" in answer.content
+        assert (await browser.get("/accounts")).status == 200
+
+    run(prepare, kit, allow_changes=True)
+    run(main, kit, OWNER, allow_changes=True)
+
+
+def test_whoever_changes_the_own_password_logs_in_again(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.post("/login", {"user": ADMINISTRATOR.access_key, "secret": ADMINISTRATOR.secret_key})
+        await create(browser, BOSS | {"name": "other-boss"})
+        await browser.post("/login", {"user": "other-boss", "secret": OWNER.secret_key})
+        await browser.get("/account?name=other-boss")
+        change = {"name": "other-boss", "kind": "Super", "enabled": "yes", "password": SECRET, "again": SECRET}
+        answer = await browser.post("/change-user", change)
+        assert (answer.status, answer.to) == (303, "/login?next=%2Faccounts")
+        answer = await browser.post("/login", {"user": "other-boss", "secret": SECRET, "next": "/accounts"})
+        page = await browser.follow(answer)
+        assert (page.status, "other-boss" in page.content) == (200, True)
+
+    run(main, kit, allow_changes=True, login=True)
 
 
 def test_a_password_is_nowhere(kit: SyncKit) -> None:

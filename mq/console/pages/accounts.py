@@ -11,6 +11,7 @@ from mq.protocol.user_bodies import DISABLED, ENABLED, NORMAL, SUPER, PolicyEntr
 
 ACTIONS: Final = ("Pub", "Sub")
 DECISIONS: Final = ("Allow", "Deny")
+LOCKED_OUT: Final = "this console would be locked out, whose requests are signed as this user: let another do that"
 
 
 async def accounts(visit: Visit) -> Page:
@@ -29,7 +30,7 @@ async def account(visit: Visit) -> Page:
     if user is None:
         raise NotFound(f"there is no user {name}; accounts in the brokers' acl_file are changed there")
     policies = [each for each in policy_rows(await looking.policies(name)) if each.user == name]
-    values = {"user": user, "policies": policies, "is_self": name == visit.session.user}
+    values = {"user": user, "policies": policies, "is_self": name == visit.signed_as}
     return Page("account.html", f"User {name}", values, live=False)
 
 
@@ -48,14 +49,22 @@ async def change(visit: Visit, form: Form) -> Done:
     """Change the type, the password or the state of a user; an empty password stays as it is."""
     name, kind = required(form, "name"), _kind(form)
     is_enabled = one(form, "enabled") == "yes"
-    if name == visit.session.user and (not is_enabled or kind != SUPER):
-        raise Refused("you would lock yourself out: let another administrator do that")
+    is_self = name == visit.signed_as
+    if is_self and (not is_enabled or kind != SUPER):
+        raise Refused(LOCKED_OUT)
     password = _password(form) if (form.get("password") or [""])[-1] else None
+    if is_self and password is not None and not visit.settings.login:
+        raise Refused(
+            f"this console signs its requests as {name}: change that password with raftmq user, and restart it"
+        )
     state = ENABLED if is_enabled else DISABLED
     user = UserInfo(name=name, password=password, user_type=kind, user_status=state)
     await visit.watch.changing.update_user(user)
+    said = f"User {name} was changed."
     words = f"{name}: {kind}, {'enabled' if is_enabled else 'disabled'}{', a new password' if password else ''}"
-    return Done(link("/account", name=name), f"User {name} was changed.", words)
+    if is_self and password is not None:  # the session still has the old one, which brokers refuse from now on
+        return Done(link("/login", next="/accounts"), said, words)
+    return Done(link("/account", name=name), said, words)
 
 
 async def delete(visit: Visit, form: Form) -> Done:
@@ -63,8 +72,8 @@ async def delete(visit: Visit, form: Form) -> Done:
     name = required(form, "name")
     if one(form, "typed") != name:
         raise Refused(f"type {name} to confirm: nothing was changed")
-    if name == visit.session.user:
-        raise Refused("you would lock yourself out: let another administrator do that")
+    if name == visit.signed_as:
+        raise Refused(LOCKED_OUT)
     await visit.watch.changing.delete_user(name)
     return Done("/accounts", f"User {name} and its policies were deleted.", name)
 

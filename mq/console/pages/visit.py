@@ -42,6 +42,12 @@ class Visit:
     wall_clock_ms: Callable[[], int]
 
     @property
+    def signed_as(self) -> str:
+        """The access key that signs the requests: of who is logged in, or of the console itself; empty if none does."""
+        credentials = self.watch.remoting.credentials
+        return "" if credentials is None else credentials.access_key
+
+    @property
     def now_ms(self) -> int:
         """The time, in milliseconds since 1970."""
         return self.wall_clock_ms()
