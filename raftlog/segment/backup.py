@@ -305,7 +305,7 @@ class BackupTarget:
         """
         state, store = source.state, self._store
         before, first = self._begin(source, conf, snapshot, now_ms), self.manifest is None
-        layout = objects_for(store, before, first=first, now_ms=now_ms, node_id=state.node_id, verifies=True)
+        layout = objects_for(store, before, first=first, now_ms=now_ms, node_id=state.node_id, verified=copied)
         begin = before.next_file
         last, index = begin.ref, new_index(begin)
 

@@ -92,7 +92,13 @@ def layout_for(store: BackupStore, before: BackupManifest, *, first: bool, now_m
 
 
 def objects_for(
-    store: BackupStore, before: BackupManifest, *, first: bool, now_ms: int, node_id: str, verifies: bool = False
+    store: BackupStore,
+    before: BackupManifest,
+    *,
+    first: bool,
+    now_ms: int,
+    node_id: str,
+    verified: Callable[[int], None] | None = None,
 ) -> ImmutableObjects:
     """The layout in object storage; see `layout_for` and `ImmutableObjects`. Raises BackupRefused."""
     if not first and before.objects is msgspec.UNSET:
@@ -100,7 +106,7 @@ def objects_for(
             store.name, "it is a copy of a backup in a directory, which can only be continued there: use a new prefix"
         )
     run = f"{now_ms}.{_ODD.sub('_', node_id)}"
-    return ImmutableObjects(store, before, run, now_ms, verifies=verifies)
+    return ImmutableObjects(store, before, run, now_ms, verified=verified)
 
 
 class GrowingFiles:
@@ -136,17 +142,24 @@ class ImmutableObjects:
     manifest is valid as long as its objects exist, whatever other runs do.
 
     Args:
-        verifies: read every object back after it is written. Raises BackupDamaged if it is not what was written.
+        verified: if given, every object is read back after it is written, and this is called for each piece, with its
+            size; may sleep. Raises BackupDamaged if it is not what was written.
     """
 
     def __init__(
-        self, store: BackupStore, before: BackupManifest, run: str, now_ms: int, *, verifies: bool = False
+        self,
+        store: BackupStore,
+        before: BackupManifest,
+        run: str,
+        now_ms: int,
+        *,
+        verified: Callable[[int], None] | None = None,
     ) -> None:
         known = before.objects
         self._before = ObjectList(last_file=before.base, files=()) if known is msgspec.UNSET else known
         self.resume_after = before.next_file.ref
         self._store = store
-        self._verifies = verifies
+        self._verified = verified
         self._run = run
         self._now_ms = now_ms
         self._last_file = self._before.last_file
@@ -165,9 +178,9 @@ class ImmutableObjects:
 
         name = f"{file_name(start)}.{self._run}"
         self._store.write(name, counted())
-        stored = StoredObject(start, name, nbytes, checksum.hexdigest(), verified=self._verifies)
-        if self._verifies:
-            check_stored(self._store, stored)
+        stored = StoredObject(start, name, nbytes, checksum.hexdigest(), verified=self._verified is not None)
+        if self._verified is not None:
+            check_stored(self._store, stored, self._verified)
         self._new.append(stored)
         self._last_file = Base(before.index, before.term, start, before.chain)
 
@@ -192,6 +205,9 @@ class ImmutableObjects:
         if snapshot is not None:
             name = f"{SNAPSHOT_NAME}/{snapshot.index:020d}.{self._run}"
             self._store.write(name, (snapshot.data,))
+            if self._verified is not None:
+                stored = StoredIndex(name, len(snapshot.data), hashlib.sha256(snapshot.data).hexdigest())
+                check_stored(self._store, stored, self._verified)
         objects = ObjectList(
             last_file=self._last_file,
             files=(*(each for each in self._before.files if each.start < start), *self._new),

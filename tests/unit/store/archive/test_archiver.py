@@ -8,12 +8,16 @@ from collections.abc import Callable, Generator
 import pytest
 
 from chaos.object_store import Bucket, BucketStore, Killed
+from mq.store.archive.archiver import archive
+from mq.store.archive.file_index import FileIndexBuilder
 from mq.store.archive.job import ArchiveStep, Trouble
 from mq.store.archive.reader import ArchiveReader, Wanted
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup import BackupTarget
+from raftlog.segment.backup_layouts import Snapshot
 from raftlog.segment.backup_manifest import BackupManifest, decode_backup_manifest
-from raftlog.segment.backup_store import MANIFEST_NAME
-from tests.support.archived_logs import BEGIN_MS, MessageLog, new_bucket, steps
+from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged
+from tests.support.archived_logs import BEGIN_MS, SEGMENT_BYTES, MessageLog, new_bucket, steps
 
 DAY_MS = 24 * 3_600_000
 
@@ -292,3 +296,38 @@ def test_two_archivers_and_a_store_that_fails_at_any_time_lose_nothing_that_was_
         now_ms += 10_000
     assert archived(bucket) == log.sent[: log.complete_index]
     assert manifest_of(bucket).archived.index == log.complete_index >= reported > 0
+
+
+def test_reading_back_is_as_slow_and_as_visible_as_writing() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(100)
+    copied: list[int] = []
+    source = log.source()
+    run = archive(BucketStore(bucket), source, "/data", known_index=0, now_ms=lambda: BEGIN_MS, copied=copied.append)
+    stored = sum(step.nbytes for step in run)
+    source.close()
+    files = sum(len(content) for name, content in bucket.objects.items() if name.startswith("log/"))
+    assert sum(copied) == 2 * files
+    assert files > stored * 0.9
+
+
+def test_torn_snapshot_never_gets_into_the_manifest() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(100)
+    target, source = BackupTarget(BucketStore(bucket)), log.source()
+
+    def tear(operation: str, name: str) -> None:
+        bucket.tears = float(name.startswith("snapshot/"))
+
+    bucket.before = tear
+    with pytest.raises(BackupDamaged, match="snapshot/"):
+        target.archive_file(
+            source,
+            conf=b"",
+            snapshot=Snapshot(LogIndex(5), b"state" * 100),
+            now_ms=BEGIN_MS,
+            new_index=lambda begin: FileIndexBuilder(begin, SEGMENT_BYTES),
+        )
+    source.close()
+    target.close()
+    assert MANIFEST_NAME not in bucket.objects
