@@ -219,7 +219,8 @@ class Archiving(Service):
             try:
                 self._note(url, end)
             except RequestRefused as refusal:
-                self._refused(refusal.remark)
+                if refusal.code == ResponseCode.INVALID_PARAMETER:
+                    self._refused(refusal.remark)
             return
         leader = self._context.leader_address()
         if leader is None:
@@ -258,6 +259,10 @@ class Archiving(Service):
             raise RequestRefused(ResponseCode.VERSION_NOT_SUPPORTED, "the group is below format level 6")
         if self._end.index >= end.index:
             return
+        if self._replica.commit_index <= end.index <= self._replica.log.last_index:  # right after an election
+            raise RequestRefused(
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"the leader does not know yet that entry {end.index} is committed"
+            )
         if (reason := self._why_not_own(end)) is not None:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{url} has another log: {reason}")
         command = NoteArchived(url=url, index=end.index, term=end.term, pos=end.pos, chain=end.chain)

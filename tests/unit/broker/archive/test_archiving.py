@@ -169,7 +169,7 @@ def test_leader_believes_only_what_its_own_log_says() -> None:
         Base(first.index, first.term, first.pos, first.chain ^ 1),
         Base(first.index, first.term, second.pos, first.chain),
         Base(first.index, second.term + 1, first.pos, first.chain),
-        Base(leader.replica.commit_index, first.term, first.pos, first.chain),
+        Base(leader.messages.log.last_index + 1, first.term, first.pos, first.chain),
     ):
         with pytest.raises(RequestRefused, match="another log") as refused:
             service.handle(report(wrong))
@@ -183,6 +183,21 @@ def test_leader_believes_only_what_its_own_log_says() -> None:
     leader.metadata.apply(noted(second))
     service.handle(report(first))
     assert len(leader.commands) == 1, "the group knows of more"
+
+
+def test_leader_that_does_not_know_yet_what_is_committed_is_asked_again() -> None:
+    leader = Replica("n0")
+    leader.send(50)
+    first, *_ = leader.ends()
+    committed, leader.replica.commit_index = leader.replica.commit_index, first.index
+    with pytest.raises(RequestRefused, match="does not know yet") as refused:
+        leader.service.handle(report(first))
+    assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    leader.service.take(step(first))
+    assert leader.events() == [], "nothing has failed"
+    leader.replica.commit_index = committed
+    leader.looks(ANSWER_SECONDS + LIMITS.look_seconds)
+    assert [decode_command(command) for command in leader.commands] == [noted(first)]
 
 
 def test_follower_and_old_level_take_no_report() -> None:
