@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import trio
@@ -16,9 +17,20 @@ import trio
 import mq
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
 
+WORKER: Final = (sys.executable, "-P", "-m", "mq.store.archive.worker")
+"""It imports nothing from the working directory, which is that of the broker."""
 
-async def archive_in_process(job: ArchiveJob, take: Callable[[ArchiveStep], None], silent_seconds: float) -> None:
+
+async def archive_in_process(
+    job: ArchiveJob,
+    take: Callable[[ArchiveStep], None],
+    silent_seconds: float,
+    *,
+    command: Sequence[str] = WORKER,
+) -> None:
     """Do a job in a process; ``take`` is called with each step, the last one included.
+
+    A process that cannot be started, or writes something else than steps, is a failed run.
 
     A process that says nothing for ``silent_seconds`` is killed: the store has stopped to answer. If this is cancelled,
     the process is killed, which leaves the archive as the last step has described it.
@@ -26,7 +38,7 @@ async def archive_in_process(job: ArchiveJob, take: Callable[[ArchiveStep], None
     root = str(Path(mq.__file__).parent.parent)
     start = partial(
         trio.run_process,
-        [sys.executable, "-m", "mq.store.archive.worker"],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         check=False,
@@ -34,38 +46,56 @@ async def archive_in_process(job: ArchiveJob, take: Callable[[ArchiveStep], None
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))},
     )
     async with trio.open_nursery() as nursery:
-        worker: trio.Process = await nursery.start(start)
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        with suppress(trio.BrokenResourceError):
-            await worker.stdin.send_all(msgspec.json.encode(job) + b"\n")
-        reason = await _take_all(worker.stdout, take, silent_seconds)
-        if reason is not None:
-            worker.kill()
-            await worker.wait()
-            take(ArchiveStep(is_last=True, trouble=reason[0], reason=reason[1]))
+        try:
+            worker: trio.Process = await nursery.start(start)
+        except OSError as error:  # no memory, no descriptors
+            take(_failed(f"the process that archives does not start: {error}"))
+        else:
+            await _follow(worker, job, take, silent_seconds)
         nursery.cancel_scope.cancel()
+
+
+async def _follow(
+    worker: trio.Process, job: ArchiveJob, take: Callable[[ArchiveStep], None], silent_seconds: float
+) -> None:
+    """Give the process its job, and take all steps, until it has ended or should end."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    with suppress(trio.BrokenResourceError):
+        await worker.stdin.send_all(msgspec.json.encode(job) + b"\n")
+    failed = await _take_all(worker.stdout, take, silent_seconds)
+    if failed is not None:
+        worker.kill()
+        await worker.wait()
+        take(failed)
 
 
 async def _take_all(
     steps: trio.abc.ReceiveStream, take: Callable[[ArchiveStep], None], silent_seconds: float
-) -> tuple[Trouble, str] | None:
-    """Take all steps; returns why the last one did not come, None if it did."""
+) -> ArchiveStep | None:
+    """Take all steps; returns the last one if it did not come, None if it did."""
     rest = b""
     while True:
         more = None
         with trio.move_on_after(silent_seconds):
             more = await steps.receive_some()
         if more is None:
-            return Trouble.STORE, f"the store has not answered for {silent_seconds:g} s; the upload was ended"
+            return _failed(f"the store has not answered for {silent_seconds:g} s; the upload was ended", Trouble.STORE)
         if not more:
-            return Trouble.REPLICA, "the process that archives has ended; its standard error may say why"
+            return _failed("the process that archives has ended; its standard error may say why")
         *lines, rest = (rest + more).split(b"\n")
         for line in lines:
-            step = msgspec.json.decode(line, type=ArchiveStep)
+            try:
+                step = msgspec.json.decode(line, type=ArchiveStep)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                return _failed(f"the process that archives wrote {line[:200]!r}, which is no step: {error}")
             take(step)
             if step.is_last:
                 return None
+
+
+def _failed(reason: str, trouble: Trouble = Trouble.REPLICA) -> ArchiveStep:
+    return ArchiveStep(is_last=True, trouble=trouble, reason=reason)
 
 
 async def _kill(worker: trio.Process) -> None:

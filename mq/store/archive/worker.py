@@ -1,14 +1,16 @@
 """Archives the log of a broker, in a process of its own with low priority.
 
 ``python -m mq.store.archive.worker`` reads one `ArchiveJob` from standard input, and writes an `ArchiveStep` for each
-line of its answer, as JSON. It ends with its job, and when nobody reads its answer any more. The broker may kill it at
-any moment.
+line of its answer, as JSON. It ends with its job, and when standard input ends, since then the broker has ended. The
+broker may kill it at any moment; signals that a terminal or systemd sends to all processes of a broker do not end it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -31,15 +33,25 @@ ALIVE_SECONDS = 5.0
 
 def run(job: ArchiveJob) -> Iterator[ArchiveStep]:
     """The answer to a job, without the steps that only say that it goes on."""
-    rate = CopyRate(job.bytes_per_second)
     alive_at = time.monotonic()
 
-    def copied(nbytes: int) -> None:
+    def lives() -> None:
         nonlocal alive_at
-        rate.copied(nbytes)
         if time.monotonic() >= alive_at + ALIVE_SECONDS:
             alive_at = time.monotonic()
             tell(ArchiveStep())
+
+    def sleep(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (rest := end - time.monotonic()) > 0:
+            time.sleep(min(rest, ALIVE_SECONDS))
+            lives()
+
+    rate = CopyRate(job.bytes_per_second, sleep=sleep)
+
+    def copied(nbytes: int) -> None:
+        rate.copied(nbytes)
+        lives()
 
     try:
         store = open_s3(job.url, job.endpoint_url)
@@ -68,15 +80,25 @@ def tell(step: ArchiveStep) -> None:
 
 def main() -> None:
     """Do the job from standard input."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     os.nice(NICE)
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return  # the broker was killed
+    threading.Thread(target=_end_with_broker, daemon=True).start()
     try:
         for step in run(msgspec.json.decode(line, type=ArchiveJob)):
             tell(step)
     except BrokenPipeError:
         return  # the broker was killed
+
+
+def _end_with_broker() -> None:
+    """End this process when the broker has ended: it may be waiting for a store that does not answer."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)
 
 
 if __name__ == "__main__":
