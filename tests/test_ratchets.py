@@ -41,7 +41,7 @@ ASSERTED: dict[str, float] = {
     "mq/broker/state": 0.26,
     "mq/broker/transaction": 0.22,
     "mq/broker/write_path": 0.26,
-    "mq/store": 0.23,
+    "mq/store": 0.25,
     "raftlog/consensus": 0.29,
     "raftlog/segment": 0.1,
 }

@@ -122,7 +122,7 @@ class Machine:
             _together.set(None)
             try:
                 await trio.to_thread.run_sync(_run_all, jobs)
-            except RuntimeError as error:  # there is no room for a thread
+            except (RuntimeError, MemoryError) as error:  # there is no room for a thread
                 for each in jobs:
                     each.error = error
             for each in jobs:

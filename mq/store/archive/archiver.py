@@ -49,6 +49,7 @@ def archive(
     Yields a step for what was there before, one for each file, and one with ``is_last``. ``copied`` is called for each
     piece that was written or read back; it may sleep.
     """
+    assert known_index >= 0, f"the group knows that {known_index} entries are archived"
     try:
         target = BackupTarget(store)
     except SegmentError as error:
@@ -89,6 +90,7 @@ def _archive(
         yield _step(known, is_older=is_older)
     while (more := _next_file(target, source, data_dir, now_ms, copied)) is not None:
         begin = more.base.pos if known is None else known.archived.pos
+        assert more.archived.pos > begin, f"a file from {begin} on was archived, up to {more.archived.pos}"
         yield _step(more, nbytes=more.archived.pos - begin)
         known = more
     yield ArchiveStep(is_last=True)
@@ -124,6 +126,10 @@ def _snapshot(source: RunningLog, data_dir: str) -> Snapshot | None:
     found = snapshot_between(data_dir, state.starts_at.index, state.commit_hint)
     if found is None:
         raise SnapshotNotReady
+    assert state.starts_at.index <= found.index <= state.commit_hint, (
+        f"a state after entry {found.index} for a log that begins behind {state.starts_at.index}, and is committed up "
+        f"to {state.commit_hint}"
+    )
     return found
 
 

@@ -91,6 +91,12 @@ class FileIndexBuilder:
         """The next entries; they become one block."""
         if not run.entries:
             return
+        last, oldest, newest = self._last, run.entries[0], run.entries[-1]
+        assert oldest.index == last.index + 1, f"entry {oldest.index} is indexed behind {last.index}"
+        assert last.pos + last.size <= oldest.pos <= newest.pos < self._file_end, (
+            f"entries at {oldest.pos} to {newest.pos} are indexed behind {last.pos + last.size} in a file that ends at "
+            f"{self._file_end}"
+        )
         ranges: list[QueueRange] = []
         open_ranges: dict[tuple[str, int], tuple[QueueOffset, int, set[int]]] = {}
         newest_ms = 0
@@ -113,8 +119,8 @@ class FileIndexBuilder:
                 open_ranges[key] = first, count + len(queue.entries) // QUEUE_ENTRY_BYTES, tags
         ranges += [_range(*key, first, count, tags) for key, (first, count, tags) in sorted(open_ranges.items())]
         nbytes = sum(entry.size for entry in run.entries)
-        self._blocks.append(Block(_base(self._last), nbytes, run.entries[-1].index, newest_ms, tuple(ranges)))
-        self._last = run.entries[-1]
+        self._blocks.append(Block(_base(last), nbytes, newest.index, newest_ms, tuple(ranges)))
+        self._last = newest
 
     @property
     def index(self) -> FileIndex:
@@ -154,11 +160,14 @@ def _base(last: EntryRef) -> Base:
 
 
 def _tags(queue: QueueRun) -> set[int]:
+    nbytes = len(queue.entries)
+    assert nbytes % QUEUE_ENTRY_BYTES == 0, f"{nbytes} bytes of queue entries of {queue.topic}/{queue.queue_id}"
     words = array("q")
-    for at in range(QUEUE_ENTRY_BYTES - 8, len(queue.entries), QUEUE_ENTRY_BYTES):
+    for at in range(QUEUE_ENTRY_BYTES - 8, nbytes, QUEUE_ENTRY_BYTES):
         words.append(int.from_bytes(queue.entries[at : at + 8], "big", signed=True))
     return set(words)
 
 
 def _range(topic: str, queue_id: int, first: QueueOffset, count: int, tags: set[int]) -> QueueRange:
+    assert 0 < len(tags) <= count, f"{len(tags)} tags of the {count} messages of {topic}/{queue_id} from {first} on"
     return QueueRange(topic, queue_id, first, count, tuple(sorted(tags)) if len(tags) <= TAGS_MAX else None)

@@ -240,5 +240,8 @@ def _messages(body: bytes, topic: bytes, wanted: Wanted) -> Iterator[StoredMessa
             and wanted.tag_code in (None, tag_code)
         ):
             message = decode_record(view[at : at + size])
+            assert (message.queue_id, message.queue_offset) == (queue_id, offset), (
+                f"message {offset} of queue {queue_id} was decoded as {message.queue_offset} of {message.queue_id}"
+            )
             if wanted.matches(message):
                 yield message

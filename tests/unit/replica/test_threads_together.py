@@ -77,16 +77,19 @@ async def test_a_cancelled_caller_does_not_take_the_others_along(cancelled: int)
     assert await machine.in_thread_together(lambda: 5) == 5
 
 
-async def test_callers_learn_that_no_thread_could_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+async def test_callers_learn_that_no_thread_could_be_started(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def no_room(*_: object) -> None:
         await trio.lowlevel.checkpoint()
-        raise RuntimeError("can't start new thread")
+        raise error("can't start new thread")
 
     monkeypatch.setattr("trio.to_thread.run_sync", no_room)
     machine, told = Machine(), list[str]()
 
     async def ask() -> None:
-        with pytest.raises(RuntimeError) as refused:
+        with pytest.raises(error) as refused:
             await machine.in_thread_together(lambda: 1)
         told.append(str(refused.value))
 
