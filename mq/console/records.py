@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
 
 RECORDS_MAX: Final = 500
+TEXT_MAX: Final = 1000
+"""Characters of a target and of an outcome: forms, and what brokers say of them, may be as large as 256 KiB."""
 
 Log = structlog.stdlib.BoundLogger
 
@@ -34,6 +36,7 @@ class Records:
 
     def add(self, record: Record) -> None:
         """Note a change, also one that failed."""
+        record = replace(record, target=_short(record.target), outcome=_short(record.outcome))
         self._records.appendleft(record)
         self._log.info(
             "console_change",
@@ -47,3 +50,7 @@ class Records:
     def all(self) -> list[Record]:
         """The newest first."""
         return list(self._records)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + " ..."

@@ -61,14 +61,15 @@ class Tail:
         rows: what is shown of each message, the newest first; their bodies may be large and are dropped.
         left_out: how many messages came too fast to be read.
         fault: why it does not go on; empty while it does.
+        scope: ends the reading when nobody has looked for `WATCHED_SECONDS`, also while a broker is waited for.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self) -> None:
         self.rows: deque[Any] = deque(maxlen=ROWS_MAX)
         self.left_out = 0
         self.fault = ""
         self.is_running = True
-        self.looked = now
+        self.scope = trio.CancelScope()
         self.ended = 0.0
         self.has_begun = trio.Event()
 
@@ -104,14 +105,15 @@ class Tails:
                 raise TooManyTails(f"{TAILS_MAX} topics are followed already: close a tab, and wait some seconds")
             for old in [each for each, other in self._tails.items() if not other.is_running]:
                 del self._tails[old]
-            tail = self._tails[followed] = Tail(now)
+            tail = self._tails[followed] = Tail()
             self._nursery.start_soon(self._read, followed, tail, show)
-        tail.looked = now
+        tail.scope.deadline = now + WATCHED_SECONDS
         return tail
 
     async def _read(self, followed: Followed, tail: Tail, show: Show) -> None:
         try:
-            await self._follow(followed, tail, show)
+            with tail.scope:
+                await self._follow(followed, tail, show)
         except (ClientError, SubscriptionError) as error:
             tail.fault = str(error)
         except Exception as error:  # of one topic; the console goes on, and says so
@@ -137,7 +139,7 @@ class Tails:
                 tail.rows.appendleft(show(message))
             tail.has_begun.set()
             looked_at = trio.current_time()
-            while trio.current_time() < tail.looked + WATCHED_SECONDS:
+            while True:
                 await self._second(consumer, followed.topic, tail, show)
                 if trio.current_time() >= looked_at + NEW_QUEUES_SECONDS:
                     looked_at = trio.current_time()

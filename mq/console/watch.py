@@ -181,7 +181,9 @@ class Watch:
             if not seen.fault:
                 self.history.add(seen.value or (), trio.current_time())
                 self.events.add(seen.value or (), trio.current_time())
-            if trio.current_time() >= lags_at:
+            # Those of a broker group without a leader are unknown: the next ones are noted when it has one.
+            is_whole = all(group.leader is not None or group.is_stock for group in seen.value or ())
+            if trio.current_time() >= lags_at and not seen.fault and is_whole:
                 lags_at = trio.current_time() + lags.EVERY_SECONDS
                 progress = await self.progress.get()
                 if not progress.fault:

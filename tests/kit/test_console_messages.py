@@ -126,6 +126,31 @@ def test_a_topic_that_nobody_looks_at_is_not_read_any_more(kit: SyncKit, monkeyp
     run(main, kit)
 
 
+def test_a_topic_whose_brokers_do_not_answer_is_not_waited_for_when_nobody_looks(
+    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, "WATCHED_SECONDS", 0.1)
+    monkeypatch.setattr(tails, "TAILS_MAX", 1)
+    answer = Tails._follow
+
+    async def wait(self: Tails, followed: Followed, tail: tails.Tail, show: tails.Show) -> None:
+        if followed.topic == "Orders":
+            await trio.sleep_forever()
+        await answer(self, followed, tail, show)
+
+    monkeypatch.setattr(Tails, "_follow", wait)
+
+    async def is_shown(browser: Browser) -> bool:
+        return (await browser.get("/tail?topic=Letters")).status == 200
+
+    async def main(browser: Browser) -> None:
+        with trio.move_on_after(0.05):
+            await browser.get("/tail?topic=Orders")
+        await until(partial(is_shown, browser), seconds=5)
+
+    run(main, kit)
+
+
 def test_a_topic_that_is_not_there_is_not_followed(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         page = await browser.get("/tail?topic=Nowhere")

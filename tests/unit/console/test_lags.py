@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from mq.client.message import MessageQueue
+from mq.client.net.client_core import RemotingSettings
 from mq.console.lags import EVERY_SECONDS, GROUPS_MAX, SECONDS, Lag, LagHistory
 from mq.console.views.charts import lag_chart
 from mq.console.views.groups import member_rows, reasons
+from mq.console.watch import Shared, Watch
+from mq.inspection.changing import ChangingAdmin
+from mq.inspection.cluster import GroupStatus
+from mq.inspection.looking import LookingAdmin
 from mq.inspection.members import Member
 from mq.protocol.group_bodies import ClientConnectionData, ProcessQueueInfo
 from mq.protocol.numbers import QueueOffset
@@ -80,6 +87,38 @@ def test_a_lag_is_a_line_that_says_its_highest_point() -> None:
     assert chart.highest == "2,500"
     assert "now 10" in chart.words
     assert lag_chart([Lag(0.0, 5)], 0.0) is None
+
+
+def test_lags_are_kept_while_a_broker_group_has_no_leader() -> None:
+    """Its offsets are missing in what is asked for then, as if its consumer groups were gone."""
+    leader: str | None = "n0"
+
+    async def groups() -> list[GroupStatus]:
+        return [GroupStatus("c", "broker-a", None, leader, ())]
+
+    async def progress() -> dict[str, dict[MessageQueue, GroupProgress]]:
+        return {"mail": waits(5)} if leader is not None else {}
+
+    async def main() -> None:
+        nonlocal leader
+        remoting = RemotingSettings(credentials=None, tls=None)
+        looking = LookingAdmin("127.0.0.1:1", remoting=remoting)
+        changing = ChangingAdmin("127.0.0.1:1", remoting=remoting)
+        async with trio.open_nursery() as nursery:
+            watch = Watch("127.0.0.1:1", remoting, looking, changing, nursery)
+            watch.cluster, watch.progress = Shared(groups, 0), Shared(progress, 0)
+            nursery.start_soon(watch.keep_history)
+            await trio.sleep(200)
+            leader = None
+            await trio.sleep(300)
+            leader = "n1"
+            await trio.sleep(100)
+            nursery.cancel_scope.cancel()
+        found = watch.lags.of("mail", trio.current_time())
+        assert {each.waiting for each in found} == {5}
+        assert found[-1].at - found[0].at > 300
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 @pytest.mark.parametrize(
