@@ -10,10 +10,13 @@ import pytest
 import structlog
 import trio
 
+from mq.broker.admin.pending import STEP_ENTRIES
 from mq.client import Admin, BrokerError, Every, Message, Producer, Schedule, TransactionProducer
 from mq.inspection.looking import LookingAdmin
 from mq.protocol.codes import RequestCode
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.pending_requests import SHOWN_MAX
+from mq.store.consume_queue import ConsumeQueue
 from mq.testing import SyncKit, running_kit
 from tests.support.console_browser import HOSTILE, Browser, count_requests, run
 from tests.support.waiting import until, wait_until
@@ -176,3 +179,30 @@ def test_no_body_is_in_an_answer_about_what_waits(kit: SyncKit) -> None:
                 await admin.pending("all", 1)  # type: ignore[arg-type]
 
     trio.run(main)
+
+
+def test_finished_messages_behind_an_open_one_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One transaction that stays open for days must not make each look cost as much as all that were finished."""
+    begun: list[int] = []
+    read = ConsumeQueue.read
+
+    def counted(self: ConsumeQueue, offset: QueueOffset, count: int) -> bytes:
+        if count == STEP_ENTRIES:
+            begun.append(offset)
+        return read(self, offset, count)
+
+    async def main(namesrv: str) -> None:
+        await transaction(namesrv, "open")
+        async with TransactionProducer(namesrv, "shop", check=lambda message: None) as producer:
+            for number in range(STEP_ENTRIES + 20):
+                async with producer.transaction(Message("Orders", b"%d" % number)):
+                    pass
+        await transaction(namesrv, "last")
+        async with LookingAdmin(namesrv) as admin:
+            monkeypatch.setattr(ConsumeQueue, "read", counted)
+            found = (await admin.pending("half", 10) or {})["broker-a"]
+        assert (found.total, [each.keys for each in found.messages]) == (2, ["open", "last"])
+        assert begun == [0, STEP_ENTRIES + 21]
+
+    with running_kit() as kit:
+        trio.run(main, kit.namesrv)
