@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from mq.broker.admin import topic_expiry
 from mq.broker.base.stored_times import StampedLog, old_until
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.retention_attributes import RESERVE_TIME
-from tests.support.running_broker import Client, properties, running, send_ext
+from tests.support.running_broker import Client, broker_settings, properties, running, send_ext
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
@@ -153,3 +156,48 @@ async def test_a_clock_that_is_set_a_day_ahead_expires_nothing_at_once(
         await until(lambda: len(looked) >= 3)
         assert looked[0] < right_ms - 3_000_000
         assert await begin(client) == 0
+
+
+@pytest.mark.usefixtures("short_hours")
+async def test_queues_begin_at_the_same_place_however_a_replica_comes_to_them(tmp_path: Path) -> None:
+    """From its checkpoint, by the whole log, and by the log up to a snapshot that came from another replica.
+
+    Topics: one with a time of its own, one that lost it, and one that was deleted and created again with more queues.
+    """
+    live, whole, behind = (tmp_path / name for name in ("live", "whole", "behind"))
+    address = broker_settings(live).listen
+    async with running(live, group="b-a", listen=address) as broker:
+        client = await broker.connect()
+        for topic in ("Kept", "Again"):
+            await client.create_topic(topic, 2, attributes=f"+{RESERVE_TIME}=1")
+            await client.fill(3, topic, 1)
+            await until(partial(begins_at, client, topic, 1, 3))
+        assert (await client.create_topic("Kept", 1, attributes=f"-{RESERVE_TIME}")).code == 0
+        await client.fill(2, "Kept")
+        assert (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Again"})).code == 0
+        await client.create_topic("Again", 4)
+        await client.fill(2, "Again", 1)
+        await client.create_topic("T", attributes=f"+{RESERVE_TIME}=1")
+        await client.fill(2)
+        await client.create_topic("Other")  # the last message of a log is not known to be old
+        await until(partial(begins_at, client, "T", 0, 2))
+        assert await client.offset(RequestCode.GET_MIN_OFFSET, "Kept", 0) == 0
+    for copy in (whole, behind):
+        shutil.copytree(live, copy)
+        shutil.rmtree(copy / "queues")
+    (whole / "checkpoint").unlink()
+    (behind / "checkpoint").rename(behind / "commitlog" / "snapshot")
+    states = []
+    for directory in (live, whole, behind):
+        with capture_logs() as log:
+            async with running(directory, group="b-a", listen=address) as broker:
+                client = await broker.connect()
+                places = [("Kept", 0), ("Kept", 1), ("Again", 1), ("T", 0)]
+                codes = RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET
+                states.append([[await client.offset(code, *place) for code in codes] for place in places])
+        assert not [line for line in log if line["log_level"] == "error"]
+    assert states == [[[0, 2], [3, 3], [3, 5], [2, 2]]] * 3
+
+
+async def begins_at(client: Client, topic: str, queue_id: int, offset: int) -> bool:
+    return await client.offset(RequestCode.GET_MIN_OFFSET, topic, queue_id) == offset
