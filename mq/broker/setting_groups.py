@@ -378,12 +378,17 @@ class ChangeableSettings(SettingGroup):
     """
 
     auto_create_topics: bool = Field(True, description="create a topic when the first message is sent to it")
-    retention_hours: float = Field(72.0, gt=0, description="how long a segment file is kept after its newest message")
+    retention_hours: float = Field(
+        72.0, gt=0, le=1_000_000, description="how long a segment file is kept after its newest message"
+    )
     delete_when: int = Field(4, ge=-1, le=23, description="hour of the day for deleting expired files; -1: any")
     auto_create_groups: bool = Field(True, description="create a consumer group when it first consumes")
     sql_filter: bool = Field(True, description="allow SQL92 filters")
-    pull_messages_max: int = Field(32, ge=1, description="messages per pull")
+    pull_messages_max: int = Field(32, ge=1, le=65_536, description="messages per pull")
     bulk_bytes_per_second: int = Field(
-        1024 * MIB, ge=MIB, description="throughput of bulk readers; above, they are told when to retry"
+        1024 * MIB,
+        ge=MIB,
+        le=2**63 - 1,
+        description="throughput of bulk readers; above, they are told when to retry",
     )
-    retention_bytes: int | None = Field(None, ge=MIB, description="maximum size of the log")
+    retention_bytes: int | None = Field(None, ge=MIB, le=2**63 - 1, description="maximum size of the log")

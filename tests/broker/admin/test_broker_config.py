@@ -171,6 +171,10 @@ async def test_changed_settings_take_effect_at_once(tmp_path: Path) -> None:
     [
         ("raftmq.segment_bytes=1", ResponseCode.NO_PERMISSION, "elections and the log are set up with it"),
         ("raftmq.pull_messages_max=0", ResponseCode.SYSTEM_ERROR, "pull_messages_max"),
+        ("maxTransferCountOnMessageInMemory=65537", ResponseCode.SYSTEM_ERROR, "pull_messages_max"),
+        ("fileReservedTime=1e305", ResponseCode.SYSTEM_ERROR, "retention_hours"),
+        (f"raftmq.retention_bytes={2**63}", ResponseCode.SYSTEM_ERROR, "retention_bytes"),
+        (f"raftmq.bulk_bytes_per_second={2**63}", ResponseCode.SYSTEM_ERROR, "bulk_bytes_per_second"),
         ("raftmq.bulk_bytes_per_second=", ResponseCode.SYSTEM_ERROR, "bulk_bytes_per_second"),
         ("listenPort=1", ResponseCode.NO_PERMISSION, "listenPort is '"),
         ("brokerConfigPath=/etc", ResponseCode.NO_PERMISSION, "brokerConfigPath"),
