@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from raftlog.log_numbers import NO_INDEX
+from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.segment.backup_layouts import (
     INDEX_FOLDER,
     SNAPSHOT_NAME,
@@ -423,6 +423,13 @@ class BackupTarget:
             )
         elif not source.holds(last):
             reason = f"the log in {source.directory} has another entry {last.index}: the group was created again"
+        elif before.next_file.index == last.index < state.commit_hint and not source.begins_file(
+            LogIndex(last.index + 1), before.next_file.pos
+        ):
+            reason = (
+                f"it ends with entry {last.index} and a complete file, which goes on in {source.directory}: "
+                "the group was restored from it, and needs a new prefix"
+            )
         if reason is not None:
             raise BackupRefused(self.name, reason)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import HEADER, HEADER_BYTES, EntryRef
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import DirectoryUnusable, EntryGone, MetaCorrupt, StorageFailed
@@ -83,10 +84,18 @@ class RunningLog:
 
     def goes_on_at(self, pos: int) -> bool:
         """Whether the entry at the beginning of the file at ``pos`` is known to be committed. Raises as `read`."""
+        return 0 < self._first_index(pos) <= self.state.commit_hint
+
+    def begins_file(self, index: LogIndex, pos: int) -> bool:
+        """Whether this entry is the one at the beginning of the file at ``pos``. Raises as `read`."""
+        return self._first_index(pos) == index
+
+    def _first_index(self, pos: int) -> int:
+        """Of the file at ``pos``; 0 if it has no entry yet."""
         if self.state.durable_pos < pos + HEADER_BYTES:
-            return False
+            return 0
         index: int = HEADER.unpack(self.read(pos, HEADER_BYTES))[2]
-        return 0 < index <= self.state.commit_hint
+        return index
 
     def close(self) -> None:
         """Release the file that was read last."""

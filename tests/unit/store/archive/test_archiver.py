@@ -12,11 +12,12 @@ from mq.store.archive.archiver import archive
 from mq.store.archive.file_index import FileIndexBuilder
 from mq.store.archive.job import ArchiveStep, Trouble
 from mq.store.archive.reader import ArchiveReader, Wanted
-from raftlog.log_numbers import LogIndex
+from raftlog.log_numbers import LogIndex, Term
+from raftlog.segment import NORMAL
 from raftlog.segment.backup import BackupTarget
 from raftlog.segment.backup_layouts import Snapshot
 from raftlog.segment.backup_manifest import BackupManifest, decode_backup_manifest
-from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged
+from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused
 from tests.support.archived_logs import BEGIN_MS, SEGMENT_BYTES, MessageLog, new_bucket, steps
 
 DAY_MS = 24 * 3_600_000
@@ -331,3 +332,21 @@ def test_torn_snapshot_never_gets_into_the_manifest() -> None:
     source.close()
     target.close()
     assert MANIFEST_NAME not in bucket.objects
+
+
+@pytest.mark.parametrize("more", [1, 100])
+def test_group_that_was_restored_from_an_archive_does_not_go_on_there_in_the_same_file(more: int) -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(100)
+    list(steps(log, bucket))
+    before = dict(bucket.objects)
+    restored = MessageLog()
+    restored.send(log.complete_index)
+    restored.log.append(NORMAL, LogIndex(log.complete_index + 1), Term(1), b"members")
+    restored.send(more)
+    (refused,) = steps(restored, bucket)
+    assert refused.trouble is Trouble.REFUSED
+    assert "restored from it" in refused.reason
+    with pytest.raises(BackupRefused, match="restored from it"):
+        backup_run(restored, bucket, BEGIN_MS)
+    assert dict(bucket.objects) == before
