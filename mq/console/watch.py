@@ -182,13 +182,18 @@ class Watch:
                 self.history.add(seen.value or (), trio.current_time())
                 self.events.add(seen.value or (), trio.current_time())
             # Those of a broker group without a leader are unknown: the next ones are noted when it has one.
-            is_whole = all(group.leader is not None or group.is_stock for group in seen.value or ())
+            is_whole = not any(group.is_leaderless for group in seen.value or ())
             if trio.current_time() >= lags_at and not seen.fault and is_whole:
                 lags_at = trio.current_time() + lags.EVERY_SECONDS
                 progress = await self.progress.get()
                 if not progress.fault:
                     self.lags.add(progress.value or {}, trio.current_time())
             await trio.sleep(EVERY_SECONDS)
+
+    async def left_out(self) -> str:
+        """Which broker groups are missing in lists of what all have, since they have no leader; empty if none is."""
+        names = [group.group for group in (await self.cluster.get()).value or () if group.is_leaderless]
+        return f"This is a part: {', '.join(names)} without a leader cannot be asked" if names else ""
 
     def members(self, group: str) -> Shared[list[Member]]:
         """The members of a consumer group."""

@@ -105,6 +105,12 @@ class GroupStatus:
         answering = [each for each in self.replicas if each.figures]
         return bool(answering) and not any("raftmq.role" in each.figures for each in answering)
 
+    @property
+    def is_leaderless(self) -> bool:
+        """Whether it has no leader that could be asked; False if that is unknown, since it refuses its figures."""
+        is_refused = any(each.refusal is not None for each in self.replicas)
+        return self.leader is None and not self.is_stock and not is_refused
+
     def as_json(self, *, with_figures: bool = False) -> dict[str, object]:
         """As JSON."""
         table = asdict(self)

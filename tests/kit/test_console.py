@@ -107,7 +107,16 @@ def test_hostile_content_is_shown_and_does_nothing(kit: SyncKit) -> None:
             await browser.get(f"/message?topic=Orders&broker=broker-a&queue=0&offset={n}&as=text") for n in range(10)
         ]
         for text in HOSTILE:
-            for address in ("/topics?part=", "/groups?part=", "/messages?topic=", "/group?name=", "/dead-letters?key="):
+            for address in (
+                *("/topics?part=", "/groups?part=", "/messages?topic=", "/group?name=", "/dead-letters?key="),
+                *("/account?name=", "/members?name=", "/schedules?part=", "/pending?kind=", "/tail?topic="),
+                *("/send?topic=", "/messages?topic=Orders&sql=", "/messages?topic=Orders&tags=", "/settings?address="),
+                "/member-change?name=broker-a&action=add&address=h:1&node=",
+                "/member-change?name=broker-a&action=add&node=n9&voter=",
+                "/member-change?name=broker-a&action=replace&replaced=n0&node=n9&address=h:1",
+                "/member-change?name=broker-a&action=",
+                "/message?topic=Orders&broker=broker-a&queue=0&offset=0&as=",
+            ):
                 pages.append(await browser.get(address + "".join(f"%{each:02x}" for each in text.encode())))
         # What somebody typed into a field is in it again, as it was.
         whole = re.sub(r' value="[^"]*"', "", "".join(page.text for page in pages))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -12,10 +13,13 @@ import trio
 
 from mq.broker.admin.pending import STEP_ENTRIES
 from mq.client import Admin, BrokerError, Every, Message, Producer, Schedule, TransactionProducer
+from mq.client.net.client_core import ClientCore
+from mq.console import watch
+from mq.inspection.cluster import GroupStatus
 from mq.inspection.looking import LookingAdmin
-from mq.protocol.codes import RequestCode
+from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.pending_requests import SHOWN_MAX
+from mq.protocol.pending_requests import KINDS, SHOWN_MAX
 from mq.store.consume_queue import ConsumeQueue
 from mq.testing import SyncKit, running_kit
 from tests.support.console_browser import HOSTILE, Browser, count_requests, run
@@ -152,6 +156,43 @@ def test_what_waits_costs_one_request_per_broker_group(kit: SyncKit, monkeypatch
         for kind in ("timed", "half", "given-up", "timed"):
             assert (await browser.get(f"/pending?kind={kind}")).status == 200
         assert counts[RequestCode.ASK_PENDING] == 3
+
+    run(main, kit)
+
+
+@pytest.mark.parametrize("address", ["/pending", "/pending?kind=half", "/schedules", "/accounts", "/topics", "/groups"])
+def test_a_list_says_that_a_broker_group_without_a_leader_is_missing(
+    kit: SyncKit, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def without(admin: object) -> list[GroupStatus]:
+        del admin
+        return [GroupStatus("c", "broker-b", None, None, ())]
+
+    monkeypatch.setattr(watch, "ask_brokers", without)
+
+    async def main(browser: Browser) -> None:
+        assert "This is a part: broker-b without a leader" in (await browser.get(address)).content
+
+    run(main, kit)
+
+
+def test_brokers_that_do_not_know_the_requests_are_told_apart_from_those_with_nothing(
+    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ClientCore.call
+
+    async def unknown(self: ClientCore, address: str, code: int, *arguments: Any, **more: Any) -> Any:
+        if code >= 9000:  # as Apache RocketMQ's
+            raise BrokerError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {code} not supported", address)
+        return await call(self, address, code, *arguments, **more)
+
+    monkeypatch.setattr(ClientCore, "call", unknown)
+
+    async def main(browser: Browser) -> None:
+        for kind in KINDS:
+            assert "do not tell what waits" in (await browser.get(f"/pending?kind={kind}")).content
+        page = await browser.get("/schedules")
+        assert (page.status, "These brokers have no schedules" in page.content) == (200, True)
 
     run(main, kit)
 

@@ -18,7 +18,8 @@ async def accounts(visit: Visit) -> Page:
     """All users and policies; two requests per broker group. Passwords are never told by brokers."""
     looking = visit.watch.looking
     users = user_rows(await looking.users())
-    values = {"users": users, "policies": policy_rows(await looking.policies())}
+    policies = policy_rows(await looking.policies())
+    values = {"users": users, "policies": policies, "fault": await visit.watch.left_out()}
     return Page("accounts.html", "Users", values, live=False)
 
 

@@ -45,7 +45,7 @@ async def group_list(visit: Visit) -> Page:
         "part": part,
         "order": order,
         "system": visit.query.get("system", ""),
-        "fault": fault_of(configs) or fault_of(progress),
+        "fault": fault_of(configs) or fault_of(progress) or await visit.watch.left_out(),
     }
     return Page("groups.html", "Consumer groups", values)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from mq.client.errors import MessageRefused
+from mq.client.errors import BrokerError, MessageRefused
+from mq.client.schedules import ScheduleStatus
 from mq.console.pages.visit import Done, Form, Page, Refused, Visit, fault_of, one, required
 from mq.console.views.links import link
 from mq.console.views.pending import PendingView, pending_view, schedule_rows
 from mq.console.views.text import matching, paged
+from mq.protocol.codes import ResponseCode
 from mq.protocol.pending_requests import KINDS, SHOWN_MAX, PendingKind
 
 TITLES: Final[dict[PendingKind, str]] = {
@@ -26,7 +29,12 @@ async def pending(visit: Visit) -> Page:
     view: PendingView | None = None
     if seen.value is not None:
         view = pending_view(seen.value, visit.now_ms, SHOWN_MAX)
-    values = {"kind": kind, "kinds": list(TITLES.items()), "view": view, "fault": fault_of(seen)}
+    values = {
+        "kind": kind,
+        "kinds": list(TITLES.items()),
+        "view": view,
+        "fault": fault_of(seen) or await visit.watch.left_out(),
+    }
     return Page("pending.html", TITLES[kind], values)
 
 
@@ -49,11 +57,19 @@ async def resume(visit: Visit, form: Form) -> Done:
 
 async def schedules(visit: Visit) -> Page:
     """A page of the schedules; a request per broker group for each hundred."""
-    found = {(each.schedule.name, each.broker_name): each for each in await visit.watch.looking.schedules.list()}
     part = visit.query.get("part", "")
+    fault = await visit.watch.left_out()
+    listed: Sequence[ScheduleStatus] = ()
+    try:
+        listed = await visit.watch.looking.schedules.list()
+    except BrokerError as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+        fault = "These brokers have no schedules; Apache RocketMQ's do not know them"
+    found = {(each.schedule.name, each.broker_name): each for each in listed}
     names = set(matching({name for name, _ in found}, part))
     page = paged([each for (name, _), each in sorted(found.items()) if name in names], visit.page)
-    values = {"page": page, "rows": schedule_rows(page.rows), "part": part}
+    values = {"page": page, "rows": schedule_rows(page.rows), "part": part, "fault": fault}
     return Page("schedules.html", "Schedules", values)
 
 

@@ -36,6 +36,7 @@ async def topic_list(visit: Visit) -> Page:
         held = await visit.watch.looking.held(readable)
     except ClientError as error:
         fault = fault or str(error)
+    fault = fault or await visit.watch.left_out()
     values = {"page": page, "rows": rows(page, configs, held or {}), "part": part, "kind": kind, "fault": fault}
     return Page("topics.html", "Topics", values)
 
