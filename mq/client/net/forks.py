@@ -29,8 +29,10 @@ class _HasSocket(Protocol):
 
 _forks = 0
 _process = os.getpid()
-_noticing = threading.Lock()
-"""Only a child takes it, and no process forks meanwhile: its clients wait for what it guards."""
+_noticing = threading.RLock()
+"""Only a child takes it, and no process forks meanwhile: its clients wait for what it guards. A finalizer of the
+parent's objects, which may run meanwhile, does not wait."""
+_begins = False
 _in_children: list[Callable[[], None]] = []
 _guarded: dict[int, weakref.ref[_HasSocket]] = {}
 """Not a WeakSet: at the moment of a fork, another thread may be in the middle of changing it."""
@@ -40,7 +42,7 @@ def forks() -> int:
     """How many forks lie between the process in which this module was imported and this one."""
     if os.getpid() != _process:
         with _noticing:
-            if os.getpid() != _process:
+            if os.getpid() != _process and not _begins:
                 _begin_child()
     return _forks
 
@@ -61,12 +63,16 @@ def release_socket(connection: _HasSocket) -> None:
 
 
 def _begin_child() -> None:
-    global _forks, _process
-    _leave_parents_sockets()
-    for function in _in_children:
-        function()
+    global _begins, _forks, _process
+    _begins = True
     _forks += 1
-    _process = os.getpid()
+    try:
+        _leave_parents_sockets()
+        for function in _in_children:
+            function()
+        _process = os.getpid()
+    finally:
+        _begins = False
 
 
 def _leave_parents_sockets() -> None:

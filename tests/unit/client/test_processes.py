@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -97,3 +98,25 @@ def test_an_event_loop_that_ends_names_open_clients(threads: FakeCluster, name: 
     assert ended.stderr.count("not_closed") == count
     assert ended.stderr.count("pending=1") == count
     assert ended.stderr.count("1 in flight") == count
+
+
+FINALIZER: Final = """
+import ctypes, os, signal, sys
+from mq.client.net.forks import call_in_children, forks
+
+seen = []
+call_in_children(lambda: seen.append(forks()))
+child = ctypes.PyDLL(None).fork() if sys.argv[1] == "in C" else os.fork()
+if child == 0:
+    signal.alarm(10)
+    os._exit(0 if (forks(), seen) == (1, [1]) else 3)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("how", ["in C", "in Python"])
+def test_a_finalizer_may_ask_for_forks_while_a_child_begins(how: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FINALIZER, how], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
