@@ -36,6 +36,7 @@ from mq.client.errors import BrokerError
 from mq.client.message import MessageQueue
 from mq.client.schedules import schedule_of
 from mq.inspection.catalogue import CatalogueAdmin, portions
+from mq.protocol.codes import ResponseCode
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from mq.protocol.registration import TopicConfig
 
@@ -44,6 +45,8 @@ LEFT: Final = "leave as it is:"
 PASSED: Final = "keep, the group has passed the document's:"
 """For offsets."""
 REFUSED: Final = "refused:"
+_REFUSALS: Final = frozenset({ResponseCode.INVALID_PARAMETER, ResponseCode.VERSION_NOT_SUPPORTED})
+"""Of what a document says, not of the command."""
 
 T = TypeVar("T")
 SettingsT = TypeVar("SettingsT", Topic, Group)
@@ -68,7 +71,8 @@ def import_(
     Topics and schedules are created in the broker groups that the document names. Schedules begin now: ticks of the
     time between export and import are not sent. Nothing is deleted. A topic, group or schedule that exists with other
     settings is not changed without --update: the command names it, and exits with 1. Offsets are stored where the group
-    has none or a lower one. One beyond the end of its queue is refused, and named; the exit code is 1.
+    has none or a lower one. What a broker refuses is named, such as an offset beyond the end of its queue, or a topic
+    that is to keep messages for longer than the broker keeps its log; the rest is imported, and the exit code is 1.
     """
     wanted = parse_definitions(file)
 
@@ -157,35 +161,40 @@ def _action(now: object, *, update: bool) -> str:
 
 async def _carry_out(
     admin: CatalogueAdmin,
-    steps: Sequence[Mapping[str, object]],
+    steps: Sequence[dict[str, object]],
     wanted: Definitions,
     there: Definitions,
     advance: Advance,
 ) -> None:
-    """Create and change what the steps say: topics first, since schedules send to them. Raises ClientError."""
+    """Create and change what the steps say: topics first, since schedules send to them. Raises ClientError.
+
+    What a broker refuses is noted in its step, and the rest is done.
+    """
     changes = [step for step in steps if step["do"] in ("create", "change")]
-    topics: dict[str, list[TopicConfig]] = {}
+    topics: dict[str, list[tuple[dict[str, object], TopicConfig]]] = {}
+    groups: list[tuple[dict[str, object], SubscriptionGroupConfig]] = []
     for step in changes:
+        name, broker = str(step["name"]), str(step.get("broker", ""))
         if step["what"] == "topic":
-            name, broker = str(step["name"]), str(step["broker"])
             known = there.topics.get(name, {}).get(broker)
-            topics.setdefault(broker, []).append(
-                _topic_config(name, _filled(wanted.topics[name][broker], known), known)
-            )
-    groups = []
-    for name in (str(step["name"]) for step in changes if step["what"] == "consumer group"):
-        now = there.consumer_groups.get(name)
-        groups.append(group_config(name, _filled(wanted.consumer_groups[name], now), now))
+            config = _topic_config(name, _filled(wanted.topics[name][broker], known), known)
+            topics.setdefault(broker, []).append((step, config))
+        elif step["what"] == "consumer group":
+            now = there.consumer_groups.get(name)
+            groups.append((step, group_config(name, _filled(wanted.consumer_groups[name], now), now)))
     schedules = [step for step in changes if step["what"] == "schedule"]
     total, done = len(changes), 0
     for broker, configs in sorted(topics.items()):
-        # Name servers learn of topics in the order of their creation: when the last one is there, all are.
+        put_one = partial(_put_topic, admin, broker)
         *others, last = configs
         for some in portions(others):
             advance("topics", done, total)
-            await _put_all(some, partial(admin.put_topics, broker), partial(_put_topic, admin, broker))
+            await _put_all(some, partial(admin.put_topics, broker), put_one)
             done += len(some)
-        await _put_topic(admin, broker, last)
+        # Name servers learn of topics in the order of their creation: when the last one is there, all are.
+        if not await _put_or_note(*last, put_one):
+            for config in [config for step, config in others if step["do"] != REFUSED][-1:]:
+                await put_one(config)
         done += 1
     for those in portions(groups):
         advance("consumer groups", done, total)
@@ -195,21 +204,35 @@ async def _carry_out(
         advance("schedules", done, total)
         name, broker = str(step["name"]), str(step["broker"])
         put = admin.schedules.create if step["do"] == "create" else admin.schedules.update
-        await put(schedule_of(wanted.schedules[name][broker]), broker=broker)
+        await _put_or_note(step, schedule_of(wanted.schedules[name][broker]), partial(put, broker=broker))
         done += 1
 
 
 async def _put_all(
-    configs: Sequence[T], put: Callable[[Sequence[T]], Awaitable[None]], put_one: Callable[[T], Awaitable[None]]
+    configs: Sequence[tuple[dict[str, object], T]],
+    put: Callable[[Sequence[T]], Awaitable[None]],
+    put_one: Callable[[T], Awaitable[None]],
 ) -> None:
     """Put topics or groups with one request. If it is refused, one by one: older brokers do not know it, and a refusal
     of many does not name the wrong one.
     """
     try:
-        await put(configs)
+        await put([config for _, config in configs])
     except BrokerError:
-        for config in configs:
-            await put_one(config)
+        for step, config in configs:
+            await _put_or_note(step, config, put_one)
+
+
+async def _put_or_note(step: dict[str, object], config: T, put_one: Callable[[T], Awaitable[object]]) -> bool:
+    """Put one of them, or note in its step why a broker refuses it; returns whether it was put. Raises ClientError."""
+    try:
+        await put_one(config)
+    except BrokerError as error:
+        if error.code not in _REFUSALS:
+            raise
+        step.update(do=REFUSED, reason=error.remark or str(error))
+        return False
+    return True
 
 
 def _topic_config(name: str, topic: Topic, known: Topic | None) -> TopicConfig:
