@@ -164,7 +164,8 @@ class Topics(Service):
         known = self._metadata.topics.get(name)
         attributes = self._attributes(known, wanted.attributes)
         self._check_lite(name, None if known is None else known.attributes, attributes)
-        if sets(wanted.attributes, RESERVE_TIME):
+        becomes_lite = is_lite(attributes) and not (known is not None and is_lite(known.attributes))
+        if sets(wanted.attributes, RESERVE_TIME) or becomes_lite:
             self._check_reserve_time(attributes)
         assert known is None or known.name == name, f"the topic {name} is known as {known}"
         return TopicConfig(

@@ -11,10 +11,12 @@ from structlog.testing import capture_logs
 
 from mq.broker.admin import topic_expiry
 from mq.broker.base.stored_times import StampedLog, old_until
+from mq.broker.state.commands import encode_command
+from mq.broker.state.expired_messages import ExpireMessages
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.numbers import PhysicalOffset
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.retention_attributes import RESERVE_TIME
-from tests.support.running_broker import Client, broker_settings, properties, running, send_ext
+from tests.support.running_broker import Client, broker_settings, note_brokers, properties, running, send_ext
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
@@ -121,6 +123,35 @@ async def test_a_topic_that_said_so_before_the_broker_kept_less_can_be_changed(t
         assert await limit(await broker.connect(), "72") == ResponseCode.SUCCESS
     async with running(tmp_path, group="b-a", retention_hours=1.0) as broker:
         assert (await (await broker.connect()).create_topic("T", 2)).code == ResponseCode.SUCCESS
+
+
+async def test_a_topic_with_a_time_of_its_own_does_not_get_lite_topics(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        assert await limit(client, "1") == ResponseCode.SUCCESS
+        refused = await client.create_topic("T", attributes="+message.type=LITE")
+        assert (refused.code, RESERVE_TIME in str(refused.remark)) == (ResponseCode.INVALID_PARAMETER, True)
+        assert (await client.create_topic("T", attributes=f"+message.type=LITE,-{RESERVE_TIME}")).code == 0
+
+
+async def test_queues_of_a_command_that_are_elsewhere_or_end_earlier_harm_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = note_brokers(monkeypatch)
+    rows = [("T", 0, 2**62), ("T", 1, 2**62), ("T", 7, 9), ("Gone", 0, 5), ("T", 0, 1)]
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 2)
+        await client.fill(3)
+        command = encode_command(ExpireMessages(rows=[(topic, at, QueueOffset(first)) for topic, at, first in rows]))
+        started[0].appender.add_command(command)
+        started[0].end_turn()
+        await until(partial(begins_at, client, "T", 0, 3))
+        await client.fill(2)
+        await client.fill(1, "T", 1)
+        moved = await client.pull("T", 0, 0)
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "3")
+        assert len((await client.pull("T", 1, 0)).records) == 1
 
 
 async def test_a_group_with_older_members_refuses_it(tmp_path: Path) -> None:
