@@ -110,10 +110,15 @@ def test_a_topic_is_followed_by_many_tabs_at_the_price_of_one(kit: SyncKit, monk
     run(main, kit)
 
 
-def test_a_topic_that_nobody_looks_at_is_not_read_any_more(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def one_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A console follows a single topic, and only for a moment if nobody looks."""
     monkeypatch.setattr(tails, "WATCHED_SECONDS", 0.1)
     monkeypatch.setattr(tails, "TAILS_MAX", 1)
 
+
+@pytest.mark.usefixtures("one_tail")
+def test_a_topic_that_nobody_looks_at_is_not_read_any_more(kit: SyncKit) -> None:
     async def is_shown(browser: Browser) -> bool:
         return (await browser.get("/tail?topic=Letters")).status == 200
 
@@ -126,11 +131,10 @@ def test_a_topic_that_nobody_looks_at_is_not_read_any_more(kit: SyncKit, monkeyp
     run(main, kit)
 
 
+@pytest.mark.usefixtures("one_tail")
 def test_a_topic_whose_brokers_do_not_answer_is_not_waited_for_when_nobody_looks(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tails, "WATCHED_SECONDS", 0.1)
-    monkeypatch.setattr(tails, "TAILS_MAX", 1)
     answer = Tails._follow
 
     async def wait(self: Tails, followed: Followed, tail: tails.Tail, show: tails.Show) -> None:
