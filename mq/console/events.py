@@ -111,4 +111,4 @@ def _of_replica(before: ReplicaStatus, now: ReplicaStatus) -> Iterator[tuple[str
 
 def _count(replica: ReplicaStatus, name: str) -> int:
     text = replica.figures.get(f"raftmq.{name}", "0")
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -177,18 +177,28 @@ class Watch:
         """Note rates and events of all broker groups, and lags of all consumer groups, until cancelled."""
         lags_at = trio.current_time() + EVERY_SECONDS
         while True:
-            seen = await self.cluster.get()
-            if not seen.fault:
-                self.history.add(seen.value or (), trio.current_time())
-                self.events.add(seen.value or (), trio.current_time())
-            # Those of a broker group without a leader are unknown: the next ones are noted when it has one.
-            is_whole = not any(group.is_leaderless for group in seen.value or ())
-            if trio.current_time() >= lags_at and not seen.fault and is_whole:
-                lags_at = trio.current_time() + lags.EVERY_SECONDS
-                progress = await self.progress.get()
-                if not progress.fault:
-                    self.lags.add(progress.value or {}, trio.current_time())
+            try:
+                lags_at = await self._note(lags_at)
+            except Exception as error:  # a broker that answers nonsense must not end the console
+                structlog.get_logger("console").exception("console_look_failed", error=repr(error))
             await trio.sleep(EVERY_SECONDS)
+
+    async def _note(self, lags_at: float) -> float:
+        """Note how all broker groups are now, and the lags from ``lags_at`` on; returns when those are due again."""
+        seen = await self.cluster.get()
+        if seen.fault:
+            return lags_at
+        groups = seen.value or ()
+        self.history.add(groups, trio.current_time())
+        self.events.add(groups, trio.current_time())
+        # Lags of a broker group without a leader are unknown: the next ones are noted when it has one.
+        if trio.current_time() < lags_at or any(group.is_leaderless for group in groups):
+            return lags_at
+        lags_at = trio.current_time() + lags.EVERY_SECONDS
+        progress = await self.progress.get()
+        if not progress.fault:
+            self.lags.add(progress.value or {}, trio.current_time())
+        return lags_at
 
     async def left_out(self) -> str:
         """Which broker groups are missing in lists of what all have, since they have no leader; empty if none is."""

@@ -254,7 +254,7 @@ def _silent_peers(
 
 def _number(figures: Mapping[str, str], name: str) -> int | None:
     text = figures.get(f"raftmq.{name}", "")
-    return int(text) if text.lstrip("-").isdigit() else None
+    return int(text) if text.isascii() and text.removeprefix("-").isdigit() else None
 
 
 async def ask_cluster(namesrv: str, remoting: RemotingSettings | None = None) -> list[GroupStatus]:

@@ -42,6 +42,12 @@ def test_a_voter_is_removed_after_a_preview_and_a_learner_added(kit: SyncKit) ->
         page = await browser.get("/members?name=broker-a")
         assert f'scope="row">{leaver}<' not in page.content
 
+        harm = FORM | {"action": "add", "node": "n8", "address": f"{HOSTILE[1]}:1"}
+        pages = await ended(browser, (await browser.post("/member-change", harm)).to)
+        pages += (await browser.get("/members?name=broker-a")).text + (await browser.get("/changes")).text
+        assert "&lt;img" in pages
+        assert "<img" not in pages
+        await ended(browser, (await browser.post("/member-change", remove | {"node": "n8", "typed": "n8"})).to)
         add = FORM | {"action": "add", "node": "n9", "address": "198.18.0.9:10912"}
         await ended(browser, (await browser.post("/member-change", add)).to)
         page = await browser.get("/members?name=broker-a")
@@ -67,6 +73,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_happens(kit: SyncKit) -
             {"action": "promote", "node": HOSTILE[0]},
             {"action": "replace", "node": "n9", "address": "h:1", "replaced": "n7", "typed": "n7"},
             {"action": "force", "node": "n0"},
+            {"action": "add", "node": "n9", "address": "h:²"},
         ):
             answer = await browser.post("/member-change", FORM | wrong)
             assert answer.status == 400, wrong

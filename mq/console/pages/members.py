@@ -92,7 +92,8 @@ def change_of(form: Form) -> Change:
     if action not in ("add", "promote", "remove", "replace"):
         raise Refused(f"{action[:40]!r} is not add, promote, remove or replace")
     change = Change(known[action], required(form, "node"), one(form, "address"), one(form, "replaced"))
-    if action in ("add", "replace") and not change.address.rpartition(":")[2].isdigit():
+    port = change.address.rpartition(":")[2]
+    if action in ("add", "replace") and not (port.isascii() and port.isdigit()):
         raise Refused("the replication address of the new node is HOST:PORT")
     if action == "replace" and not change.replaced:
         raise Refused("which node is to be replaced?")

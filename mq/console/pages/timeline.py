@@ -10,6 +10,7 @@ from mq.client.errors import ClientError, TopicNotFound
 from mq.client.message import ReceivedMessage
 from mq.console.pages.visit import Visit, fault_of
 from mq.console.views.timeline import copy_topics, group_states, timeline
+from mq.console.watch import words_of
 from mq.protocol.trace import MessageTrace
 
 READ_SECONDS: Final = 5.0
@@ -38,7 +39,7 @@ async def timeline_of(visit: Visit, message: ReceivedMessage) -> dict[str, Any]:
         except TopicNotFound:
             return
         except ClientError as error:
-            trace_fault = str(error)
+            trace_fault = words_of(error)
 
     async def ask_copies(group: str, topic: str) -> None:
         async with limiter:

@@ -89,6 +89,31 @@ def test_a_lag_is_a_line_that_says_its_highest_point() -> None:
     assert lag_chart([Lag(0.0, 5)], 0.0) is None
 
 
+def test_a_broker_that_answers_nonsense_does_not_end_the_console() -> None:
+    asked = 0
+
+    async def groups() -> list[GroupStatus]:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise ValueError("could not convert string to float: 'full'")
+        return []
+
+    async def main() -> None:
+        remoting = RemotingSettings(credentials=None, tls=None)
+        looking = LookingAdmin("127.0.0.1:1", remoting=remoting)
+        changing = ChangingAdmin("127.0.0.1:1", remoting=remoting)
+        async with trio.open_nursery() as nursery:
+            watch = Watch("127.0.0.1:1", remoting, looking, changing, nursery)
+            watch.cluster = Shared(groups, 0)
+            nursery.start_soon(watch.keep_history)
+            await trio.sleep(100)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert asked > 5, "it goes on"
+
+
 def test_lags_are_kept_while_a_broker_group_has_no_leader() -> None:
     """Its offsets are missing in what is asked for then, as if its consumer groups were gone."""
     leader: str | None = "n0"
