@@ -79,4 +79,4 @@ def test_the_broker_knows_no_service_by_name() -> None:
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self.services"
     }
     told = {name for name, value in vars(Services).items() if inspect.isfunction(value)}
-    assert used - told == {"requests", "periodic", "tasks"}
+    assert used - told == {"requests", "periodic", "tasks", "end_turns"}

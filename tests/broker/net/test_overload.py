@@ -35,11 +35,13 @@ async def test_changes_are_refused_while_too_much_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, ext: dict[str, Any] | None, body: bytes
 ) -> None:
     stalled: list[Appender] = []
+    start_round = Appender.start_round
 
-    def waits(appender: Appender) -> bool:
+    def noted(appender: Appender) -> bool:
         stalled.append(appender)
-        return False
+        return start_round(appender)
 
+    monkeypatch.setattr(Appender, "start_round", noted)
     async with running(tmp_path, pending_bytes_max=2**20) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
@@ -47,7 +49,7 @@ async def test_changes_are_refused_while_too_much_waits(
         await client.request(RequestCode.LOCK_BATCH_MQ, body=lock_body("c1", 0))
         await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, COMMIT | {"commitOffset": 0})
         with monkeypatch.context() as patched:
-            patched.setattr(Appender, "start_round", waits)
+            patched.setattr(Appender, "start_round", lambda appender: False)
             assert await client.alive()
             stalled[0].pending_bytes += 2**21 + 1
             before = (await client.info())["raftmq.pendingBytes"]
