@@ -24,11 +24,16 @@ pytestmark = pytest.mark.trio
 
 
 @pytest.fixture
-def short_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hour is a millisecond, and brokers look all the time."""
-    monkeypatch.setattr(topic_expiry, "_HOUR_MS", 1)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers look all the time."""
     monkeypatch.setattr(topic_expiry, "_LOOK_SECONDS", 0.02)
     monkeypatch.setattr(topic_expiry, "_AGAIN_SECONDS", 0.0)
+
+
+@pytest.fixture
+def short_hours(looks_often: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour is a millisecond, too."""
+    monkeypatch.setattr(topic_expiry, "_HOUR_MS", 1)
 
 
 async def limit(client: Client, hours: str, topic: str = "T", **given: str) -> ResponseCode:
@@ -161,14 +166,13 @@ async def test_a_group_with_older_members_refuses_it(tmp_path: Path) -> None:
         assert await limit(client, "-1") == ResponseCode.SUCCESS
 
 
+@pytest.mark.usefixtures("looks_often")
 async def test_a_clock_that_is_set_a_day_ahead_expires_nothing_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first topic with a time of its own comes when messages have the wrong time already."""
     clock = WallClock()
     monkeypatch.setattr("raftlog.Machine.wall_clock_ms", clock)
-    monkeypatch.setattr(topic_expiry, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(topic_expiry, "_AGAIN_SECONDS", 0.0)
     looked: list[int] = []
 
     def look(log: StampedLog, before_ms: int) -> PhysicalOffset | None:
