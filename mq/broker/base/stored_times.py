@@ -30,7 +30,7 @@ class StampedLog(Protocol):
 
 
 def stored_ms(log: StampedLog, indexes: Iterable[LogIndex]) -> int | None:
-    """The store time of the first of these entries that has one. Raises SegmentError, RecordError."""
+    """The store time of the last message of the first entry here that has one. Raises SegmentError, RecordError."""
     for index in indexes:
         [ref, *_], data = log.read_entries(index, 1)
         if ref.kind == EntryKind.NORMAL:
@@ -46,10 +46,9 @@ def newest_ms(log: StampedLog, last: LogIndex) -> int | None:
 
 
 def old_until(log: StampedLog, before_ms: int) -> PhysicalOffset | None:
-    """The physical offset before which all messages were stored before then; None if not even the first one was.
+    """The physical offset before which all messages were stored before then; None if not even the first entry was.
 
-    The last one may not be known to be so: then it counts as younger. Reads some entries, since it is a binary search.
-    Raises SegmentError.
+    It is the end of an entry. Reads some entries, since it is a binary search. Raises SegmentError.
     """
 
     def is_old(indexes: Iterable[LogIndex]) -> bool:
@@ -67,8 +66,9 @@ def old_until(log: StampedLog, before_ms: int) -> PhysicalOffset | None:
             low = middle
         else:
             high = LogIndex(middle - 1)
-    # Its first message was stored before then, and perhaps not its last one.
-    return PhysicalOffset(log.locate(low).pos)
+    # The time is that of its last message, or it has none and follows such an entry.
+    ref = log.locate(low)
+    return PhysicalOffset(ref.pos + ref.size)
 
 
 def first_from_the_future(log: StampedLog, now_ms: int) -> int | None:
