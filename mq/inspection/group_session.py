@@ -13,6 +13,8 @@ from mq.protocol.group_admin import GroupAction, GroupAnswer, GroupCommand, Memb
 LEADER_SECONDS_MAX = 10.0
 CHANGE_SECONDS_MAX = 35.0
 """A broker answers within 30 s, if only that the outcome is unknown."""
+HEARTBEATS_SECONDS_MAX = 2.0
+"""Some heartbeats: before a new member has answered one, its leader does not let it take over."""
 POLL_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
 
@@ -52,12 +54,17 @@ class GroupSession:
     async def change(
         self, action: GroupAction, node: str = "", *, address: str = "", replaced: str = ""
     ) -> GroupAnswer:
-        """Send one command to the leader; retried at the next leader if leadership has changed."""
+        """Send one command to the leader; retried at the next leader if leadership has changed, and for a moment if a
+        member is to take over that has the whole log and has not answered a heartbeat yet.
+        """
         command = GroupCommand(action=action, node=node, address=address, replaced=replaced)
-        until = trio.current_time() + LEADER_SECONDS_MAX
+        begin = trio.current_time()
+        until = begin + LEADER_SECONDS_MAX
         while True:
             answer = await self._admin.manage_group(await self._leader(until), command, timeout=CHANGE_SECONDS_MAX)
-            if answer.code not in ("NOT_LEADER", "NOT_READY") or trio.current_time() > until:
+            is_new = action == "transfer" and answer.code == "NOT_CAUGHT_UP" and _is_fit(answer.view.member(node))
+            retried = is_new or answer.code in ("NOT_LEADER", "NOT_READY")
+            if not retried or trio.current_time() > (begin + HEARTBEATS_SECONDS_MAX if is_new else until):
                 return answer
             await trio.sleep(POLL_SECONDS)
 
@@ -115,7 +122,7 @@ class GroupSession:
             member = answer.view.member(node)
             if answer.done and member is None:
                 return GroupAnswer(done=False, code="UNKNOWN_NODE", text=f"{node} was removed", view=answer.view)
-            if member is not None and member.state == "replicate" and 0 <= member.lag_entries <= NEAR_ENTRIES:
+            if _is_near(member):
                 if replaced:
                     await self._hand_over(replaced)
                 answer = await self.change(action, node, replaced=replaced)
@@ -166,6 +173,16 @@ class GroupSession:
         if refusals and not answers:
             raise refusals[0]
         return answers
+
+
+def _is_near(member: MemberView | None) -> bool:
+    """Whether a member gets the rest of the log within a moment."""
+    return member is not None and member.state == "replicate" and 0 <= member.lag_entries <= NEAR_ENTRIES
+
+
+def _is_fit(member: MemberView | None) -> bool:
+    """Whether nothing that is known of a member keeps it from leading soon."""
+    return member is not None and member.disk_ok and _is_near(member)
 
 
 def _is_learner_at(member: MemberView | None, address: str) -> bool:
