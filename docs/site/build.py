@@ -1,7 +1,8 @@
 """Builds the documentation as a site: python docs/site/build.py OUTPUT.
 
-The pages are those of docs/, ARCHITECTURE.md and CHANGELOG.md, and a reference made from the docstrings of the SDK, the
-replicated log and the test kit. Any warning of Sphinx, such as a link that leads nowhere, fails the build.
+The pages are those of docs/, ARCHITECTURE.md and CHANGELOG.md, a reference made from the docstrings of the SDK, the
+replicated log and the test kit, and a list of all modules. Any warning of Sphinx, such as a link that leads nowhere,
+fails the build.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import modules
 from sphinx.cmd.build import build_main
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +65,8 @@ def write_reference(source: Path) -> None:
     directory.mkdir()
     for title, (name, module) in REFERENCE.items():
         (directory / f"{name}.md").write_text("\n".join(reference_page(title, module)) + "\n")
+    listed = [line for package in modules.PACKAGES for line in modules.lines(package)]
+    (directory / "modules.md").write_text("\n".join(["# Modules", *listed]) + "\n")
 
 
 def reference_page(title: str, module: str) -> Iterator[str]:
@@ -94,7 +98,7 @@ def write_contents(source: Path) -> None:
         pages = [page for page in dict.fromkeys(re.findall(r"\]\(([^)#\s]+)\.md", rest)) if page not in listed]
         listed.update(pages)
         lines += contents(title, pages)
-    lines += contents("Reference", [f"reference/{name}" for name, _ in REFERENCE.values()])
+    lines += contents("Reference", [f"reference/{name}" for name, _ in REFERENCE.values()] + ["reference/modules"])
     for title, directory in (("Benchmarks", "benchmarks"), ("Decisions", "decisions"), ("Reports", "reports")):
         pages = sorted(f"{directory}/{page.stem}" for page in (source / directory).glob("*.md"))
         lines += contents(title, [page for page in pages if page not in listed])

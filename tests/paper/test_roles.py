@@ -1,7 +1,7 @@
 """Every message to every role, of a lower, the same and a higher term: which role follows, and none that must not.
 
 What follows is written in roles.txt, beside this file; ``REWRITE=1`` in the environment writes it anew. The diagram of
-roles in ARCHITECTURE.md is made from the table of the code in the same way.
+roles in docs/internals/raftlog.md is made from the table of the code in the same way.
 """
 
 from __future__ import annotations
@@ -187,10 +187,10 @@ def test_the_role_is_set_in_one_place() -> None:
 
 
 def test_the_diagram_in_the_documentation_is_that_of_the_table() -> None:
-    page = ROOT / "ARCHITECTURE.md"
+    page = ROOT / "docs" / "internals" / "raftlog.md"
     text = page.read_text()
     found = re.search(r"```mermaid\n(stateDiagram-v2\n.*?)```", text, re.DOTALL)
-    assert found is not None, "ARCHITECTURE.md has no diagram of roles"
+    assert found is not None, "docs/internals/raftlog.md has no diagram of roles"
     check_written(page, text, text[: found.start(1)] + diagram() + text[found.end(1) :])
 
 
