@@ -249,6 +249,7 @@ def _topic(config: TopicConfig) -> Topic:
 
 
 def group_of(config: SubscriptionGroupConfig) -> Group:
+    """The settings of a consumer group that a broker has, as a document has them."""
     return Group(
         enabled=config.consume_enable,
         broadcast=config.consume_broadcast_enable,

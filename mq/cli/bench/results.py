@@ -53,6 +53,7 @@ class Counted:
         self.by_second[second] = self.by_second.get(second, 0) + messages
 
     def as_json(self, seconds: float) -> dict[str, float]:
+        """Totals, and rates over `seconds`."""
         return {
             "messages": self.messages,
             "messages_per_second": round(self.messages / seconds, 1),
