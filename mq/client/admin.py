@@ -66,10 +66,6 @@ from mq.protocol.trace import TRACE_TOPIC, MessageTrace
 __all__ = ["Admin"]
 
 TOPIC_VISIBLE_SECONDS = 5.0
-ELECTION_SECONDS = 10.0
-"""For a topic to be created by a broker group that loses its leader meanwhile."""
-LEADER_SECONDS = 5.0
-"""A group that lost its leader has a new one before, unless most of its replicas are down."""
 TRACE_MESSAGES_MAX = 64
 POLL_SECONDS = 0.05
 
@@ -158,10 +154,10 @@ class Admin(Client):
     async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]:
         """Leader address by broker name, of one cluster, of one broker group, or of all.
 
-        Waits up to `LEADER_SECONDS` for groups that elect a leader, and for the first broker to register. Raises
-        NoRoute.
+        Waits up to `leader_seconds` of its limits for groups that elect a leader, and for the first broker to
+        register. Raises NoRoute.
         """
-        deadline = anyio.current_time() + LEADER_SECONDS
+        deadline = anyio.current_time() + self._opened().settings.limits.leader_seconds
         while True:
             leaders = _leaders_in(await self.cluster_info(), cluster, broker)
             led = {name: address for name, address in leaders.items() if address is not None}
@@ -236,10 +232,10 @@ class Admin(Client):
     ) -> None:
         """Send a request, which may be carried out twice, to the leader of a broker group; `address` is the last known.
 
-        Waits for an election, up to `ELECTION_SECONDS`: name servers may still know the former leader, and a leader may
-        not serve yet. Raises the error of the last attempt.
+        Waits for an election, up to `election_seconds` of its limits: name servers may still know the former leader,
+        and a leader may not serve yet. Raises the error of the last attempt.
         """
-        deadline = anyio.current_time() + ELECTION_SECONDS
+        deadline = anyio.current_time() + self._opened().settings.limits.election_seconds
         while True:
             try:
                 await self._opened().call(address, *request)

@@ -10,12 +10,10 @@ from typing import Any
 
 import anyio
 
+from mq.client.limits import ClientLimits
 from mq.client.logs import log
 
 __all__ = ["LongWait"]
-
-WARN_AFTER_SECONDS = 10.0
-WARN_EVERY_SECONDS = 30.0
 
 
 class LongWait:
@@ -24,9 +22,10 @@ class LongWait:
     With `once`, there is one warning until it is over: for what may be meant, such as a spare member of a group.
     """
 
-    __slots__ = ("_event", "_once", "_since", "_warn_at", "reason")
+    __slots__ = ("_event", "_limits", "_once", "_since", "_warn_at", "reason")
 
-    def __init__(self, event: str, *, once: bool = False) -> None:
+    def __init__(self, event: str, limits: ClientLimits, *, once: bool = False) -> None:
+        self._limits = limits
         self._event = event
         self._once = once
         self._since: float | None = None
@@ -39,9 +38,9 @@ class LongWait:
         self.reason = str(reason)
         now = anyio.current_time()
         if self._since is None:
-            self._since, self._warn_at = now, now + WARN_AFTER_SECONDS
+            self._since, self._warn_at = now, now + self._limits.warn_after_seconds
         elif now >= self._warn_at:
-            self._warn_at = float("inf") if self._once else now + WARN_EVERY_SECONDS
+            self._warn_at = float("inf") if self._once else now + self._limits.warn_every_seconds
             log.warning(self._event, **fields, reason=str(reason), seconds=round(now - self._since))
             return True
         return False

@@ -141,7 +141,7 @@ class Consumer(Client, Generic[BodyT]):
                     await self._ping_first(remoting)
                     await self._start(remoting, tasks)
                     if recorder is not None:
-                        tasks.start_soon(recorder.run, self._lag_to_show())
+                        tasks.start_soon(recorder.run, self._lag_to_show(), remoting.settings.limits.sample_seconds)
                     try:
                         yield
                     finally:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from mq.client.events import ClientEvent
+from mq.client.limits import ClientLimits
 from mq.client.long_wait import LongWait
 from mq.filter.subscription import Subscription
 
@@ -18,9 +19,10 @@ class FilterWatch:
     If none has for 10 s, that is logged once (`nothing_matches`), and told as an event.
     """
 
-    def __init__(self, group: str, tell: Callable[[ClientEvent], None]) -> None:
+    def __init__(self, group: str, tell: Callable[[ClientEvent], None], limits: ClientLimits) -> None:
         self._group = group
         self._tell = tell
+        self._limits = limits
         self._passed: Counter[tuple[str, str]] = Counter()
         self._matched: set[tuple[str, str]] = set()
         self._waits: dict[tuple[str, str], LongWait] = {}
@@ -37,6 +39,6 @@ class FilterWatch:
         if not self._passed[key]:
             return
         reason = f"{self._passed[key]} messages were passed over, and none matches {key[1]!r}; is the filter right?"
-        wait = self._waits.setdefault(key, LongWait("nothing_matches", once=True))
+        wait = self._waits.setdefault(key, LongWait("nothing_matches", self._limits, once=True))
         if wait.goes_on(reason, group=self._group, topic=key[0]):
             self._tell(ClientEvent("stuck", key[0], reason))

@@ -71,7 +71,7 @@ class GroupMember:
         self._commit_seconds = commit_seconds
         self._rebalance_seconds = rebalance_seconds
         self._rebalance_wanted = anyio.Event()
-        self._watch = FilterWatch(group, remoting.tell)
+        self._watch = FilterWatch(group, remoting.tell, remoting.settings.limits)
         self.assignment = Assignment(
             tasks,
             remoting,

@@ -47,7 +47,6 @@ from mq.protocol.replies import PopTimes
 __all__ = ["PopConsumer", "PopConsumerOptions"]
 
 RETRY_SECONDS = 0.2
-LEAVE_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
 """Time to wait for the answer to a pop after the time for which it may be held."""
 WARN_SECONDS = 30.0
@@ -444,7 +443,7 @@ class PopConsumer(Consumer[BodyT]):
         remoting = self._remoting
         assert remoting is not None, "pops before the consumer was opened"
         refresh = False
-        wait = self._waits[broker_name] = LongWait("cannot_pop")
+        wait = self._waits[broker_name] = LongWait("cannot_pop", remoting.settings.limits)
         attempt = self._new_attempt()
         while True:
             await self._inbox.room()

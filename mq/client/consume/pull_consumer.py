@@ -43,7 +43,6 @@ from mq.protocol.trace import ContextCode
 __all__ = ["PullConsumer", "PullConsumerOptions"]
 
 RETRY_SECONDS = 0.1
-LEAVE_SECONDS = 2.0
 LOOK_SECONDS = 0.1
 """How often to look whether the end was reached by messages that no filter lets through."""
 LATER_SECONDS = 0.2
@@ -140,7 +139,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
     def _connected(self, remoting: ClientCore) -> None:
         # Messages returned by `poll` may be unfinished, so offsets are only sent by `commit`.
         self._offsets = GroupOffsets(remoting, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
-        self._watch = FilterWatch(self.group, remoting.tell)
+        self._watch = FilterWatch(self.group, remoting.tell, remoting.settings.limits)
         self._subscribed = {}
         self._pullers = {}
         self._paused = set()

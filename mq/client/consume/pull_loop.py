@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from mq.client import long_wait
 from mq.client.consume.filter_watch import FilterWatch
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.offsets import GroupOffsets
@@ -108,7 +107,8 @@ class Puller:
         self._backoff_seconds = BACKOFF_SECONDS_MIN
         self._refused_offset: int | None = None
         self._damaged: set[str] = set()
-        self._wait = LongWait("cannot_pull")
+        self._limits = remoting.settings.limits
+        self._wait = LongWait("cannot_pull", self._limits)
         self._is_told_full = False
         self._is_codec_told = False
 
@@ -156,7 +156,7 @@ class Puller:
         """Wait until messages of the queue were finished, or it was resumed; say so if none is for long."""
         queue = self.process_queue
         self._progress = progress = anyio.Event()
-        with anyio.move_on_after(long_wait.WARN_AFTER_SECONDS):
+        with anyio.move_on_after(self._limits.warn_after_seconds):
             await progress.wait()
             return
         if not (queue.paused or self._is_told_full):
@@ -168,7 +168,7 @@ class Puller:
                 unfinished=queue.cached_count,
                 offset=queue.commit_offset,
                 reason=queue.why_full(self._settings.limits),
-                seconds=round(long_wait.WARN_AFTER_SECONDS),
+                seconds=round(self._limits.warn_after_seconds),
             )
         await progress.wait()
 

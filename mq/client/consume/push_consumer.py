@@ -20,7 +20,6 @@ from typing import Any, Literal, TypedDict
 import anyio
 import anyio.abc
 
-from mq.client import long_wait
 from mq.client.body_codecs import BodyCodec
 from mq.client.consume.allocation import Strategy, allocate_averagely
 from mq.client.consume.delivery import DeliveryBoard, DeliveryStream, MessageStream
@@ -66,8 +65,6 @@ FOR_OPERATORS_MAX = 16
 """Maximum number of messages handled at once on request of operators."""
 DRAIN_SECONDS = 30.0
 """Default time for running handlers to finish; what starts containers usually waits so long before it kills."""
-REMIND_SECONDS = 10.0
-"""If `run` was not called after this time, an open consumer with handlers logs a warning."""
 
 
 class PushConsumerOptions(TypedDict, total=False):
@@ -276,7 +273,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             rebalance_seconds=self._rebalance_seconds,
         )
         tasks.start_soon(self._member.run)
-        tasks.start_soon(self._handling.remind, REMIND_SECONDS)
+        tasks.start_soon(self._handling.remind, remoting.settings.limits.remind_seconds)
 
     def _stop(self) -> None:
         self._handling.stop()
@@ -397,13 +394,14 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         """
         self._opened()
         assignment = self._entered().assignment
-        wait = LongWait("not_assigned")
+        limits = self._limits
+        wait = LongWait("not_assigned", limits)
         while not assignment.queues:
             topics = self._subscribed.keys() - {self._retry_topic}
             wait.goes_on(assignment.why_none(topics), group=self.group)
             if assignment.changed.is_set():  # otherwise other tasks wait for it, too
                 assignment.changed = anyio.Event()
-            with anyio.move_on_after(long_wait.WARN_AFTER_SECONDS):
+            with anyio.move_on_after(limits.warn_after_seconds):
                 await assignment.changed.wait()
             self._opened()
         return assignment.queues

@@ -31,16 +31,11 @@ from mq.protocol.names import retry_topic
 __all__ = ["Assignment"]
 
 COMMIT_SECONDS = 1.0
-LEAVE_COMMIT_SECONDS = 5.0
-"""For the last offsets of a member that leaves: as long as a group needs to elect a leader after one was killed."""
 DRAIN_POLL_SECONDS = 0.02
 UNLOCK_RETRY_SECONDS = 0.1
 
 WARN_SECONDS = 30.0
 """Between two warnings that a member cannot begin."""
-
-MISSING_SECONDS = 10.0
-"""A topic that is missing for so long is worth a warning. Consumers often start before the first message creates it."""
 
 HANDOVER_SECONDS = 0.1
 """Time for the former owners to store their offsets. If it is too short, messages are repeated; none is lost."""
@@ -68,6 +63,7 @@ class Assignment:
     ) -> None:
         self._tasks = tasks
         self._remoting = remoting
+        self._limits = remoting.settings.limits
         self._offsets = offsets
         self._group = group
         self._client_id = client_id
@@ -152,7 +148,7 @@ class Assignment:
 
     def _note_share(self, topic: str, share: int, *, queues: int, members: int) -> None:
         """Log that this member gets no queue of a topic, once, if that lasts; it may be meant as a spare one."""
-        wait = self._spare.setdefault(topic, LongWait("cannot_consume", once=True))
+        wait = self._spare.setdefault(topic, LongWait("cannot_consume", self._limits, once=True))
         if share or topic == retry_topic(self._group):
             wait.is_over()
             return
@@ -189,7 +185,7 @@ class Assignment:
         denied = isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
         missing = False
         if isinstance(error, TopicNotFound) and topic != retry_topic(self._group):
-            missing = now - self._missing_since.setdefault(topic, now) >= MISSING_SECONDS
+            missing = now - self._missing_since.setdefault(topic, now) >= self._limits.missing_seconds
         if missing and isinstance(self._offsets, LocalOffsets):
             self._offsets.note_missing(topic)
         is_told = denied or missing or isinstance(error, NameServersUnavailable)
@@ -209,7 +205,7 @@ class Assignment:
             self._remoting.tell(ClientEvent("stuck", topic, reason))
 
     def _wait_for(self, topic: str) -> LongWait:
-        return self._waits.setdefault(topic, LongWait("cannot_consume"))
+        return self._waits.setdefault(topic, LongWait("cannot_consume", self._limits))
 
     def queues_of(self, topic: str) -> frozenset[MessageQueue]:
         """The assigned queues of one topic."""
@@ -338,7 +334,8 @@ class Assignment:
                 self._tasks.start_soon(self._drain, queue, puller.process_queue)
             else:
                 idle.add(queue)
-        await self._offsets.commit(offsets, seconds=LEAVE_COMMIT_SECONDS if leaving else COMMIT_SECONDS)
+        seconds = self._limits.leave_commit_seconds if leaving else COMMIT_SECONDS
+        await self._offsets.commit(offsets, seconds=seconds)
         self._tell("revoked", queues)
         if self._locker is not None:
             owed = await self._locker.unlock(idle)

@@ -34,7 +34,6 @@ from mq.client.net.forks import forks
 
 __all__ = ["ClientMetrics", "HandlerTimer", "LabelBook", "Recorder", "check_metrics", "recording"]
 
-SAMPLE_SECONDS: Final = 5.0
 LAG_EVERY: Final = 3
 """Samples between two requests for the ends of queues."""
 OTHER: Final = "other"
@@ -199,14 +198,14 @@ class Recorder:
 
         return tell
 
-    async def run(self, lag: Lag | None) -> None:
-        """Sample gauges for ever, and ask for the lag if there is one."""
+    async def run(self, lag: Lag | None, sample_seconds: float) -> None:
+        """Sample gauges for ever at this interval, and ask for the lag if there is one."""
         while True:
             if lag is not None:
                 await self._ask_lag(lag)
             for _ in range(LAG_EVERY):
                 self._sample()
-                await anyio.sleep(SAMPLE_SECONDS)
+                await anyio.sleep(sample_seconds)
 
     @_harmless
     def _sample(self) -> None:

@@ -36,6 +36,7 @@ from mq.client.errors import (
     copy_of,
 )
 from mq.client.events import ClientEvent, OnEvent, tell
+from mq.client.limits import DEFAULT, ClientLimits
 from mq.client.logs import log
 from mq.client.net.connection import (
     Answer,
@@ -111,6 +112,8 @@ class RemotingSettings:
     """Credentials for requests; by default from the environment, see `Credentials.from_environment`."""
     tls: ssl.SSLContext | None = field(default_factory=tls_from_environment, repr=False)
     """For connections to brokers and name servers; by default from the environment, see `tls_from_environment`."""
+    limits: ClientLimits = field(default=DEFAULT, repr=False)
+    """No options: tests of this project lower them."""
 
 
 def _reason(failure: ClientError) -> str:

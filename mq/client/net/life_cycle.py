@@ -34,8 +34,9 @@ import anyio.lowlevel
 from mq.client.application_code import runs_on_asyncio
 from mq.client.errors import AlreadyOpen, ClientClosed, ClientForked
 from mq.client.events import Health, OnEvent
+from mq.client.limits import DEFAULT, ClientLimits
 from mq.client.logs import log
-from mq.client.net.client_core import ClientCore
+from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.forks import call_in_children, forks
 from mq.client.net.ping import PING_SECONDS, ping
 
@@ -52,11 +53,16 @@ class Client:
     """A client of brokers: a context manager, or opened and closed by `open` and `aclose`."""
 
     _remoting: ClientCore | None = None
+    _remoting_settings: RemotingSettings | None = None
     _on_event: OnEvent | None = None
     _pings_first = False
     """Whether opening it checks its addresses."""
     _host: _Host | None = None
     _block: _Host | None = None
+
+    @property
+    def _limits(self) -> ClientLimits:
+        return DEFAULT if self._remoting_settings is None else self._remoting_settings.limits
 
     async def open(self) -> Self:
         """Open the client until `aclose`, in any task of this event loop; `async with` does both.

@@ -195,7 +195,7 @@ class Producer(Client, Generic[BodyT]):
                     tasks.start_soon(pipeline.run)
                     if recorder is not None:
                         recorder.show_sends(self._in_flight)
-                        tasks.start_soon(recorder.run, None)
+                        tasks.start_soon(recorder.run, None, remoting.settings.limits.sample_seconds)
                     if self._linger is not None:
                         self._accumulator = Accumulator(
                             pipeline, linger=self._linger, batch_bytes=self._batch_bytes, on_finished=self._limit.let_in

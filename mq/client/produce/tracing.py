@@ -1,7 +1,7 @@
 """Records the fate of messages in the trace topic, for `Admin.trace` and Java's tools.
 
-Recording never waits and never fails: records accumulate in memory, at most `RECORDS_MAX`, and are sent to the trace
-topic several times a second. Records without room, or without a reachable broker, are dropped and counted.
+Recording never waits and never fails: records accumulate in memory, at most `trace_records_max`, and are sent to the
+trace topic several times a second. Records without room, or without a reachable broker, are dropped and counted.
 """
 
 from __future__ import annotations
@@ -42,11 +42,9 @@ from mq.protocol.trace import (
 
 __all__ = ["HandlingTrace", "Tracer", "open_tracer", "trace_topic"]
 
-RECORDS_MAX = 4096
 BATCH_RECORDS = 100
 GATHER_SECONDS = 0.2
 MESSAGES_IN_FLIGHT_MAX = 16
-SEND_SECONDS = 5.0
 LEAVE_SECONDS = 1.0
 """Time to send the remaining records when a client closes."""
 
@@ -97,6 +95,7 @@ class Tracer:
         unique_keys: UniqKeyGenerator,
     ) -> None:
         self._remoting = remoting
+        self._limits = remoting.settings.limits
         self._topic = topic
         self._group = group
         self._unique_keys = unique_keys
@@ -109,8 +108,8 @@ class Tracer:
 
     def note(self, record: TraceRecord) -> None:
         """Record this; it is sent soon."""
-        if len(self._records) >= RECORDS_MAX:
-            self._drop(1, f"{RECORDS_MAX} records are waiting")
+        if len(self._records) >= self._limits.trace_records_max:
+            self._drop(1, f"{len(self._records)} records are waiting")
             return
         self._records.append(record)
         self._noted.set()
@@ -279,7 +278,7 @@ class Tracer:
                     compress="zlib",
                     compress_bytes_min=_COMPRESS_BYTES_MIN,
                 )
-                self._pipeline.start(outgoing, self._written(count), timeout=SEND_SECONDS)
+                self._pipeline.start(outgoing, self._written(count), timeout=self._limits.trace_send_seconds)
             except ClientError as error:
                 self._lost(count, error)
 

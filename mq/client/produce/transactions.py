@@ -42,8 +42,6 @@ CHECKS_MAX = 64
 ROLLBACK_SECONDS = 2.0
 """Maximum delay of an exception that leaves a transaction."""
 
-CONNECT_EVERY_SECONDS = 5.0
-
 _OUTCOMES = {True: COMMITTED, False: ROLLBACK}
 
 Check = Callable[[ReceivedMessage[BodyT]], Awaitable[bool | None] | bool | None]
@@ -279,7 +277,7 @@ class TransactionProducer(Producer[BodyT]):
         """Stay connected to all replicas, whatever this process has sent: each of them may become leader and check
         back.
         """
-        wait = LongWait("cannot_be_checked")
+        wait = LongWait("cannot_be_checked", remoting.settings.limits)
         while True:
             try:
                 route = await remoting.route(AUTO_CREATE_TEMPLATE, refresh=True)
@@ -291,7 +289,7 @@ class TransactionProducer(Producer[BodyT]):
             except ClientError as error:
                 log.debug("brokers_unknown", reason=str(error))
                 wait.goes_on(error, group=self.group)
-            await anyio.sleep(CONNECT_EVERY_SECONDS)
+            await anyio.sleep(remoting.settings.limits.stay_connected_seconds)
 
     def _asked(self, check: Check[BodyT], message: ReceivedMessage[Any]) -> Awaitable[bool | None] | bool | None:
         """Ask about the transaction of one message. Raises BodyNotDecoded, and what `check` raises."""

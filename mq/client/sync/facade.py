@@ -85,7 +85,7 @@ class Facade(Generic[C_co]):
         with self._lock:
             if self._thread is not None:
                 raise AlreadyOpen(f"this {type(self).__name__} is open already")
-            thread = LoopThread(f"{type(self).__name__} of mq.client")
+            thread = LoopThread(f"{type(self).__name__} of mq.client", self._client._limits)
             try:
                 thread.call(self._client.open)
             except BaseException:

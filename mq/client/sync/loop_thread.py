@@ -14,6 +14,7 @@ import anyio
 import anyio.from_thread
 
 from mq.client.errors import ClientClosed
+from mq.client.limits import DEFAULT, ClientLimits
 from mq.client.logs import log
 
 __all__ = ["LoopThread"]
@@ -22,8 +23,6 @@ R = TypeVar("R")
 
 CANCEL_SECONDS = 5.0
 """Time for an interrupted call to end; its thread goes on then."""
-WARN_SECONDS = 10.0
-"""Between two warnings that the thread is still busy."""
 
 
 def event_loop() -> str:
@@ -34,8 +33,9 @@ def event_loop() -> str:
 class LoopThread:
     """An event loop in a thread of its own. The thread does not keep the process alive."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, limits: ClientLimits = DEFAULT) -> None:
         self._name = name
+        self._warn_seconds = limits.close_warn_seconds
         started: Future[anyio.from_thread.BlockingPortal] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         self._thread.start()
@@ -85,11 +85,10 @@ class LoopThread:
             raise
         return call.result()
 
-    @staticmethod
-    def _has_ended(future: Future[None], waits_for: str | None) -> bool:
+    def _has_ended(self, future: Future[None], waits_for: str | None) -> bool:
         """Wait for a call, for ever if nobody wants to know."""
         try:
-            future.result(None if waits_for is None else WARN_SECONDS)
+            future.result(None if waits_for is None else self._warn_seconds)
         except TimeoutError:  # the call's own failure is a value
             return False
         return True
@@ -109,7 +108,7 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):  # it has ended
             self.portal.start_task_soon(self.portal.stop).result()
         while self._thread.is_alive():
-            self._thread.join(WARN_SECONDS)
+            self._thread.join(self._warn_seconds)
             if self._thread.is_alive():
                 log.warning("close_waits", client=self._name, waits_for=waits_for)
 

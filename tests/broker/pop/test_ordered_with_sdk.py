@@ -92,8 +92,7 @@ async def test_what_is_behind_a_message_waits_for_it(tmp_path: Path) -> None:
                 assert (second.body, second.reconsume_times) == (b"1", 1), "it was popped before, behind the first"
 
 
-async def test_who_leaves_leaves_the_rest_to_others_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.client.consume.pop_consumer.LEAVE_SECONDS", SECONDS)
+async def test_who_leaves_leaves_the_rest_to_others_at_once(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv:
         await filled(namesrv, 4)
         with trio.fail_after(SECONDS):

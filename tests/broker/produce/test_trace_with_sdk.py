@@ -24,9 +24,10 @@ from mq.client import (
     PullConsumer,
     PushConsumer,
     ReceivedMessage,
+    RemotingSettings,
     TransactionProducer,
 )
-from mq.client.produce import tracing as client_tracing
+from mq.client.limits import TEST_MIN
 from mq.protocol import properties as props
 from mq.protocol.trace import TRACE_TOPIC, ContextCode, MessageKind, MessageTrace, TraceRecord, decode_trace
 from tests.support.name_server_and_broker import cluster_and_broker
@@ -191,14 +192,11 @@ async def test_records_of_stock_clients_are_read(tmp_path: Path) -> None:
         ]
 
 
-async def test_tracing_fails_nothing_and_stays_within_its_bounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_tracing, "RECORDS_MAX", 50)
-    monkeypatch.setattr(client_tracing, "SEND_SECONDS", 0.1)
+async def test_tracing_fails_nothing_and_stays_within_its_bounds(tmp_path: Path) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, broker):
         await (await broker.connect()).create_topic("NoTrace", perm=4)
-        async with Producer(namesrv, "P", trace="NoTrace") as producer:
+        remoting = RemotingSettings(limits=TEST_MIN)
+        async with Producer(namesrv, "P", trace="NoTrace", remoting=remoting) as producer:
             assert len(await producer.send_many([Message("T", b"x") for _ in range(200)])) == 200
             tracer = producer._tracer
             assert tracer is not None

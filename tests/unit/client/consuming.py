@@ -11,7 +11,9 @@ import anyio
 from mq.client import (
     PushConsumer,
     ReceivedMessage,
+    RemotingSettings,
 )
+from mq.client.limits import TEST_MIN
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.fake_messages import StoredMessage
 
@@ -26,6 +28,10 @@ def fill(cluster: FakeCluster, count: int, topic: str = "T", queues: int = 1) ->
     for number, body in enumerate(bodies):
         cluster.group.append(topic, number % queues, stored(body))
     return bodies
+
+
+IMPATIENT = RemotingSettings(limits=TEST_MIN)
+"""It warns at once of what it waits for."""
 
 
 def consumer_of(cluster: FakeCluster, group: str = "cg", **options: Any) -> PushConsumer[Any]:

@@ -7,9 +7,9 @@ import datetime as dt
 import pytest
 
 from mq.client import Admin, BrokerError, Message, MessageQueue, NoRoute, Producer, PushConsumer, TopicNotFound
-from mq.client.net.leader_calls import PAUSE_SECONDS
 from mq.protocol.bodies import ClusterInfo
 from mq.protocol.codes import ResponseCode
+from tests.unit.client.consuming import IMPATIENT
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -30,9 +30,8 @@ async def test_a_topic_may_be_created_on_one_group() -> None:
         assert route.write_queues == (MessageQueue("T", "b-1", 0),)
 
 
-async def test_creating_needs_a_leader_in_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.client.admin.LEADER_SECONDS", 0.1)
-    async with FakeCluster.start(groups=2) as cluster, Admin(cluster.namesrv) as admin:
+async def test_creating_needs_a_leader_in_each_group() -> None:
+    async with FakeCluster.start(groups=2) as cluster, Admin(cluster.namesrv, remoting=IMPATIENT) as admin:
         cluster.groups["b-1"].leader = None
         with pytest.raises(NoRoute, match="b-1 has no leader"):
             await admin.create_topic("T")
@@ -95,18 +94,16 @@ async def test_creating_waits_for_a_leader_that_does_not_serve_yet(monkeypatch: 
         assert len(asked) == 3
 
 
-async def test_creating_does_not_wait_for_an_election_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.client.admin.ELECTION_SECONDS", 2 * PAUSE_SECONDS)
-    async with FakeCluster.start() as cluster, Admin(cluster.namesrv) as admin:
+async def test_creating_does_not_wait_for_an_election_for_ever() -> None:
+    async with FakeCluster.start() as cluster, Admin(cluster.namesrv, remoting=IMPATIENT) as admin:
         cluster.leader.fail_codes[17] = ResponseCode.SERVICE_NOT_AVAILABLE
         with pytest.raises(BrokerError) as refused:
             await admin.create_topic("T")
         assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-async def test_before_any_broker_has_registered_the_error_says_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.client.admin.LEADER_SECONDS", 0.1)
-    async with FakeCluster.start(groups=1) as cluster, Admin(cluster.namesrv) as admin:
+async def test_before_any_broker_has_registered_the_error_says_to_wait() -> None:
+    async with FakeCluster.start(groups=1) as cluster, Admin(cluster.namesrv, remoting=IMPATIENT) as admin:
         cluster.groups.clear()
         with pytest.raises(NoRoute, match="no broker is registered at the name servers yet"):
             await admin.create_topic("T")

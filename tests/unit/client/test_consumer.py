@@ -17,10 +17,11 @@ from mq.client import (
     PullSettings,
     PushConsumer,
     ReceivedMessage,
-    long_wait,
+    RemotingSettings,
 )
+from mq.client.limits import ClientLimits
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of, running, stored, take
+from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, offset_of, running, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -65,16 +66,14 @@ async def test_a_consumer_without_a_name_server_says_so_once_in_a_while(caplog: 
     assert server.address in warning.getMessage()
 
 
-async def test_missing_name_server_is_reported_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_missing_name_server_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     """It was reported for each topic, and once more by the wait of each."""
-    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.0)
     async with FakeCluster.start(topics={"T": 1, "U": 1}) as cluster:
         [server] = cluster.name_servers
         await server.stop()
         with caplog.at_level("INFO", "mq.client"):
-            async with PushConsumer(server.address, "G") as consumer:
+            remoting = RemotingSettings(limits=ClientLimits(warn_after_seconds=0.0))
+            async with PushConsumer(server.address, "G", remoting=remoting) as consumer:
                 consumer.subscribe("T")
                 consumer.subscribe("U")
                 await until(lambda: caplog.text.count("rebalance_postponed") >= 9, seconds=60)
@@ -82,22 +81,19 @@ async def test_missing_name_server_is_reported_once(
     assert "cannot_consume" in warning.getMessage()
 
 
-async def test_a_consumer_of_a_topic_that_stays_missing_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_consumer_of_a_topic_that_stays_missing_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """It used to wait without a word, also for a misspelled topic."""
-    monkeypatch.setattr("mq.client.consume.rebalance.MISSING_SECONDS", 0.0)
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        consumer_of(cluster, remoting=IMPATIENT) as consumer,
+    ):
         consumer.subscribe("Tt")
         await until(lambda: any("cannot_consume" in record.getMessage() for record in caplog.records))
     assert "topic Tt does not exist" in caplog.text
 
 
-async def test_a_consumer_without_a_subscription_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("mq.client.consume.push_consumer.REMIND_SECONDS", 0.01)
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster):
+async def test_a_consumer_without_a_subscription_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, remoting=IMPATIENT):
         await until(lambda: "no_subscription" in caplog.text)
 
 
@@ -390,13 +386,13 @@ async def test_run_needs_a_handler_for_every_topic() -> None:
 
 @pytest.mark.parametrize("is_run", [True, False])
 async def test_handlers_that_nobody_runs_are_told_of(monkeypatch: pytest.MonkeyPatch, is_run: bool) -> None:
-    monkeypatch.setattr("mq.client.consume.push_consumer.REMIND_SECONDS", 0.1)
     warnings: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(
         "mq.client.consume.handlers.log.warning", lambda event, *, topics, **_: warnings.append((event, topics))
     )
     async with FakeCluster.start(topics={"T": 1}) as cluster:
-        consumer = consumer_of(cluster)
+        remoting = RemotingSettings(limits=ClientLimits(remind_seconds=0.1))
+        consumer = consumer_of(cluster, remoting=remoting)
 
         @consumer.on("T")
         async def handle(message: ReceivedMessage) -> None: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -25,8 +26,8 @@ from mq.client import (
     PushConsumer,
     RemotingSettings,
     TopicNotFound,
-    long_wait,
 )
+from mq.client.limits import TEST_MIN
 from mq.client.long_wait import LongWait
 from mq.client.sync import SyncAdmin, SyncProducer, SyncPullConsumer, SyncPushConsumer
 from tests.support.waiting import until
@@ -165,12 +166,11 @@ async def test_lag_counts_unfinished_messages() -> None:
 
 
 @pytest.mark.anyio
-async def test_application_hears_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.1)
+async def test_application_hears_what_happens() -> None:
     events: list[ClientEvent] = []
     async with FakeCluster.start(topics={"T": 2}) as cluster:
         fill(cluster, 1)
-        async with consumer_of(cluster, on_event=events.append, remoting=QUICK) as consumer:
+        async with consumer_of(cluster, on_event=events.append, remoting=replace(QUICK, limits=TEST_MIN)) as consumer:
             consumer.subscribe("T")
             queues = await consumer.wait_assigned()
             await until(lambda: any(event.kind == "assigned" for event in events))
@@ -238,7 +238,7 @@ async def test_reopened_pop_consumer_forgets_its_troubles() -> None:
         consumer = PopConsumer(cluster.namesrv, "cg", "T")
         async with consumer:
             await until(lambda: consumer._waits)
-            consumer._waits["gone"] = wait = LongWait("cannot_pop")
+            consumer._waits["gone"] = wait = LongWait("cannot_pop", TEST_MIN)
             wait.goes_on("its broker group is gone")
             assert not consumer.health()
         async with consumer:

@@ -19,11 +19,10 @@ from mq.client.sync import (
     SyncPullConsumer,
     SyncPushConsumer,
     SyncTransactionProducer,
-    loop_thread,
 )
 from mq.client.sync.facade import Facade, _close_at_exit
 from tests.support.waiting import until
-from tests.unit.client.consuming import fill
+from tests.unit.client.consuming import IMPATIENT, fill
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed, check_back
 from tests.unit.client.popping import popped_message
 
@@ -139,11 +138,10 @@ def test_ctrl_c_ends_a_waiting_receive(threads: FakeCluster) -> None:
 
 
 def test_a_closing_consumer_says_that_a_handler_still_runs(
-    threads: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    threads: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop_thread, "WARN_SECONDS", 0.05)
     fill(threads, 1)
-    consumer = SyncPushConsumer(threads.namesrv, "cg", consume_from="first")
+    consumer = SyncPushConsumer(threads.namesrv, "cg", consume_from="first", remoting=IMPATIENT)
     begun, go_on = threading.Event(), threading.Event()
 
     @consumer.on("T")
@@ -159,10 +157,7 @@ def test_a_closing_consumer_says_that_a_handler_still_runs(
     runner.join(60)
 
 
-def test_a_closing_producer_says_that_a_check_still_runs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(loop_thread, "WARN_SECONDS", 0.05)
+def test_a_closing_producer_says_that_a_check_still_runs(caplog: pytest.LogCaptureFixture) -> None:
     begun, go_on = threading.Event(), threading.Event()
     refused: list[ClientError] = []
 
@@ -178,7 +173,7 @@ def test_a_closing_producer_says_that_a_check_still_runs(
         anyio.from_thread.start_blocking_portal("trio") as portal,
         portal.wrap_async_context_manager(FakeCluster.start(topics={"T": 1})) as cluster,
     ):
-        producer = SyncTransactionProducer(cluster.namesrv, "pg", check=check).open()
+        producer = SyncTransactionProducer(cluster.namesrv, "pg", check=check, remoting=IMPATIENT).open()
         producer.send(Message("T", b"x"))
         [connection] = cluster.leader.connections
         portal.call(connection.send, check_back(cluster))

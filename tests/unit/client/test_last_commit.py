@@ -5,9 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from mq.client.consume import rebalance
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of, stored, take
+from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, offset_of, stored, take
 from tests.unit.client.fake_cluster import FakeBroker, FakeCluster
 from tests.unit.client.fake_server import FakeConnection, FakeRequest
 
@@ -31,13 +30,10 @@ async def test_a_closing_consumer_waits_for_the_next_leader() -> None:
         assert offset_of(cluster) == 3
 
 
-async def test_a_consumer_names_offsets_that_it_cannot_store(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rebalance, "LEAVE_COMMIT_SECONDS", 0.3)
+async def test_a_consumer_names_offsets_that_it_cannot_store(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1}, replicas=2) as cluster:
         fill(cluster, 4)
-        async with consumer_of(cluster) as consumer:
+        async with consumer_of(cluster, remoting=IMPATIENT) as consumer:
             consumer.subscribe("T")
             await take(consumer, 4)
             await cluster.kill(cluster.leader)

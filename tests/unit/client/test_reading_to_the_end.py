@@ -10,7 +10,7 @@ import pytest
 from mq.client import ClientError, Message, Producer, PullConsumer, RemotingSettings
 from mq.client.sync import SyncPullConsumer
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, stored, take
+from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 
 
@@ -126,10 +126,9 @@ async def test_broadcast_reads_added_queue_from_its_first_message(is_in_file: bo
 
 
 @pytest.mark.anyio
-async def test_broadcast_reads_missing_topic_from_its_first_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.client.consume.rebalance.MISSING_SECONDS", 0.0)
+async def test_broadcast_reads_missing_topic_from_its_first_message() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
-        member = consumer_of(cluster, broadcast=True, consume_from="last")
+        member = consumer_of(cluster, broadcast=True, consume_from="last", remoting=IMPATIENT)
         async with member:
             member.subscribe("U")
             await until(lambda: "does not exist" in str(member.health()))

@@ -26,15 +26,15 @@ from mq.client import (
     RemotingSettings,
     RetryLater,
     TransactionProducer,
-    long_wait,
 )
+from mq.client.limits import TEST_MIN
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, running, stored
+from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, running, stored
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
 from tests.unit.client.strange_servers import strange_server
 
 pytestmark = pytest.mark.anyio
-QUICK = RemotingSettings(connect_seconds=0.3, request_seconds=0.3, silence_seconds=0.1)
+QUICK = RemotingSettings(connect_seconds=0.3, request_seconds=0.3, silence_seconds=0.1, limits=TEST_MIN)
 
 
 ANSWERS = {
@@ -89,10 +89,7 @@ async def test_many_callers_wait_for_a_mute_server_once() -> None:
 
 
 @pytest.mark.parametrize("missing", ["name server", "broker", "broker later"])
-async def test_a_push_consumer_says_what_it_waits_for(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
-    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.2)
+async def test_a_push_consumer_says_what_it_waits_for(caplog: pytest.LogCaptureFixture, missing: str) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 1)
         cluster.name_servers[0].mute = missing == "name server"
@@ -105,11 +102,7 @@ async def test_a_push_consumer_says_what_it_waits_for(
             await until(lambda: event in caplog.text, seconds=60)
 
 
-async def test_a_transaction_producer_says_that_it_cannot_be_checked(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr("mq.client.produce.transactions.CONNECT_EVERY_SECONDS", 0.05)
+async def test_a_transaction_producer_says_that_it_cannot_be_checked(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         strange_server(None) as address,
         TransactionProducer(address, "pg", check=lambda message: None, remoting=QUICK),
@@ -117,10 +110,7 @@ async def test_a_transaction_producer_says_that_it_cannot_be_checked(
         await until(lambda: "cannot_be_checked" in caplog.text, seconds=60)
 
 
-async def test_a_pop_consumer_says_what_it_waits_for(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.2)
+async def test_a_pop_consumer_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         cluster.leader.fail_codes = {200050: 2}  # busy
         async with PopConsumer(cluster.namesrv, "G", "T", remoting=QUICK):
@@ -128,17 +118,14 @@ async def test_a_pop_consumer_says_what_it_waits_for(
     assert "reason='code 2: as told'" in caplog.text
 
 
-async def test_a_spare_member_says_why_it_has_no_queue(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_spare_member_says_why_it_has_no_queue(caplog: pytest.LogCaptureFixture) -> None:
     def said(event: str) -> list[str]:
         lines = [record.getMessage() for record in caplog.records]
         reason = "the group has 2 members for 1 queues; add queues, or stop members"
         return [line for line in lines if event in line and reason in line]
 
-    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.1)
     async with FakeCluster.start(topics={"T": 1}) as cluster:
-        members = [consumer_of(cluster, rebalance_seconds=0.05) for _ in range(2)]
+        members = [consumer_of(cluster, remoting=IMPATIENT, rebalance_seconds=0.05) for _ in range(2)]
         async with members[0], members[1]:
             for member in members:
                 member.subscribe("T")
@@ -150,13 +137,10 @@ async def test_a_spare_member_says_why_it_has_no_queue(
     assert len(said("cannot_consume")) == 1, "a spare member may be meant"
 
 
-async def test_waiting_without_a_subscription_says_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.05)
+async def test_waiting_without_a_subscription_says_so(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
-        consumer_of(cluster) as consumer,
+        consumer_of(cluster, remoting=IMPATIENT) as consumer,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(consumer.wait_assigned)
@@ -164,14 +148,11 @@ async def test_waiting_without_a_subscription_says_so(
         tasks.cancel_scope.cancel()
 
 
-async def test_a_full_queue_says_why_it_is_not_pulled(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.1)
+async def test_a_full_queue_says_why_it_is_not_pulled(caplog: pytest.LogCaptureFixture) -> None:
     limits = FlowLimits(count_max=4)
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 12)
-        consumer = consumer_of(cluster, pull=PullSettings(batch_max=4, limits=limits))
+        consumer = consumer_of(cluster, remoting=IMPATIENT, pull=PullSettings(batch_max=4, limits=limits))
         consumer.subscribe("T")
         async with consumer:
             deliveries = consumer.deliveries()
@@ -184,15 +165,12 @@ async def test_a_full_queue_says_why_it_is_not_pulled(
                 assert (await anext(deliveries)).message.body == b"004"
 
 
-async def test_message_that_keeps_failing_is_named_when_pulling_pauses(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_message_that_keeps_failing_is_named_when_pulling_pauses(caplog: pytest.LogCaptureFixture) -> None:
     """With `ordered="key"` the others are handled, but the first one holds the offset."""
-    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.1)
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 12)
         pull = PullSettings(batch_max=4, limits=FlowLimits(span_max=4))
-        consumer = consumer_of(cluster, ordered="key", pull=pull)
+        consumer = consumer_of(cluster, remoting=IMPATIENT, ordered="key", pull=pull)
         done: list[bytes] = []
 
         @consumer.on("T")
@@ -274,29 +252,23 @@ async def test_flush_waits_for_messages_of_a_divided_batch() -> None:
             assert [each.done for each in pending] == [True] * 3
 
 
-async def test_lost_trace_records_are_told_while_it_runs(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mq.client.produce.tracing.SEND_SECONDS", 0.1)
+async def test_lost_trace_records_are_told_while_it_runs(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1, "Story": 1}) as cluster:
         cluster.leader.ignored_topics = {"Story"}
-        async with Producer(cluster.namesrv, trace="Story") as producer:
+        async with Producer(cluster.namesrv, trace="Story", remoting=IMPATIENT) as producer:
             await producer.send(Message("T", b"x"))
             await until(lambda: "trace_incomplete" in caplog.text, seconds=60)
             assert "dropped_records=1" in caplog.text
 
 
-async def test_filter_that_lets_nothing_through_is_named(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.1)
+async def test_filter_that_lets_nothing_through_is_named(caplog: pytest.LogCaptureFixture) -> None:
     events: list[ClientEvent] = []
     pull = PullSettings(hold_seconds=0.1)
     async with FakeCluster.start(topics={"T": 2, "U": 1}) as cluster:
         for number in range(6):
             cluster.group.append("T", number % 2, stored(b"%d" % number, tags="new"))
             cluster.group.append("U", 0, stored(b"%d" % number, tags="rare" if number == 5 else "new"))
-        async with consumer_of(cluster, pull=pull, on_event=events.append) as consumer:
+        async with consumer_of(cluster, remoting=IMPATIENT, pull=pull, on_event=events.append) as consumer:
             consumer.subscribe("T", "neu")
             consumer.subscribe("U", "rare")
             with anyio.fail_after(60):
