@@ -27,7 +27,6 @@ from mq.client.errors import ClientError
 from mq.client.message import Message, ReceivedMessage
 from mq.client.produce.producer import Producer
 
-MESSAGES = 5000
 _WARM_UP_SHARE = 0.1
 _SILENCE_SECONDS_MAX = 20.0
 
@@ -97,7 +96,7 @@ def share_of(values: Sequence[float], share: float) -> float:
 
 async def measure_latency(plan: Plan, directory: Path, note: Note) -> None:
     """One message at a time through three replicas."""
-    messages = MESSAGES // (20 if plan.quick else 1)
+    messages = plan.sizes.latency_messages // (20 if plan.quick else 1)
     async with DevCluster.open(directory / "latency", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         job = Job(cluster.namesrv, TOPIC, 1024, int(messages * _WARM_UP_SHARE), messages)

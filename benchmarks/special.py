@@ -28,7 +28,6 @@ from benchmarks.flows import Job, Report
 from benchmarks.lateness import measure_lateness
 from benchmarks.procfs import rss_bytes
 from benchmarks.store_load import (
-    CONNECT_SECONDS,
     DISK,
     Measure,
     Note,
@@ -42,7 +41,6 @@ from benchmarks.suite import Suite
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.admin import Admin
 
-TIMERS = 1_000_000
 IN_FLIGHT = 64
 POP_MESSAGES = 3_000_000
 _MINUTE_MS = 60_000
@@ -58,7 +56,7 @@ async def run_flows(cluster: DevCluster, node_id: str, job: Job) -> tuple[Report
 
 def job_of(cluster: DevCluster, node_id: str, plan: Plan, kind: str, **more: Any) -> Job:
     """Windows begin after the warm-up."""
-    begin = time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + plan.warmup
+    begin = time.clock_gettime(time.CLOCK_MONOTONIC) + plan.sizes.connect_seconds + plan.warmup
     given: dict[str, Any] = {"connections": 4, "flows": IN_FLIGHT} | more
     address = ("127.0.0.1", cluster.port(node_id))
     return Job(address, kind, begin=begin, window_seconds=plan.seconds, windows=plan.windows, **given)
@@ -75,7 +73,7 @@ async def three_brokers(directory: Path) -> AsyncIterator[tuple[DevCluster, str]
 
 async def measure_timers(plan: Plan, directory: Path, note: Note) -> None:
     """Many pending messages: memory and recovery."""
-    wanted = TIMERS // 100 if plan.quick else TIMERS
+    wanted = plan.sizes.timers // (100 if plan.quick else 1)
     async with one_broker(directory / "timers") as cluster:
         await create_topics(cluster, 1)
 

@@ -34,8 +34,6 @@ BODY_BYTES = 1024
 SECONDS_MIN, BYTES_MIN = 60.0, 2_000_000_000
 WINDOW_SECONDS = 5.0
 CONNECT_SECONDS = 1.0
-IDLE_CORE = 0.1
-"""All replicas together use less than this share of a core when they are idle."""
 IDLE_SECONDS_MAX = 120.0
 LEADER_GOALS_US = {"pipelined": 9.0, "batches": 5.0}
 INDEX_GOAL_US = 1.0
@@ -79,7 +77,7 @@ async def _measure(case: str, in_flight: int, batch: int, plan: Plan, directory:
         if await cluster.leader() != leader:
             raise DevClusterFailed(f"{case}: the leader changed meanwhile; is this machine too busy?")
         children = sum(rss_bytes(child) for pid in pids for child in process_tree(pid)[1:]) / 2**20
-        idle_after, used_after = await _wait_idle(pids)
+        idle_after, used_after = await _wait_idle(pids, plan.sizes.idle_core)
     for figure in figures_of(case, windows, seconds):
         note(figure)
     note(Figure(case, "stored by each replica", stored / 1e6, "MB"))
@@ -98,7 +96,7 @@ def _meters(pids: Sequence[int]) -> list[Meter]:
     return [*(partial(own_cpu_seconds, pid) for pid in pids), *(partial(of_children, pid) for pid in pids)]
 
 
-async def _wait_idle(pids: Sequence[int]) -> tuple[float, float]:
+async def _wait_idle(pids: Sequence[int], idle_core: float) -> tuple[float, float]:
     """Seconds until the replicas are idle after the load, and the CPU seconds that they use meanwhile."""
 
     def used() -> float:
@@ -108,7 +106,7 @@ async def _wait_idle(pids: Sequence[int]) -> tuple[float, float]:
     while trio.current_time() < began + IDLE_SECONDS_MAX:
         before = used()
         await trio.sleep(WINDOW_SECONDS)
-        if used() - before < IDLE_CORE * WINDOW_SECONDS:
+        if used() - before < idle_core * WINDOW_SECONDS:
             return trio.current_time() - WINDOW_SECONDS - began, before - first
     return IDLE_SECONDS_MAX, used() - first
 

@@ -36,7 +36,6 @@ from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics, job_for
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.monitoring.cpu_time import cpu_seconds
 
-OLD_MESSAGES = 5_000_000
 LAG_BYTES = 64 * 1024 * 1024
 SLOW_PULL_MESSAGES = 8
 """What a consumer that is so far behind gets at once, see `slow_pull_messages_max`."""
@@ -83,7 +82,7 @@ def cost_of(messages: Sequence[int], cpu: Sequence[float], seconds: float, reads
 
 async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
     """Windows with and without a consumer on a follower."""
-    wanted = OLD_MESSAGES // (100 if plan.quick else 1)
+    wanted = plan.sizes.old_messages // (100 if plan.quick else 1)
     lag = LAG_BYTES // (100 if plan.quick else 1)
     settings = DISK | {"slow_consumer_bytes": str(lag), "slow_pull_messages_max": str(SLOW_PULL_MESSAGES)}
     async with DevCluster.open(directory / "follower", nodes=3, ports=Ports.free(3), settings=settings) as cluster:

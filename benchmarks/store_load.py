@@ -18,6 +18,7 @@ import trio
 from benchmarks.figures import Figure
 from benchmarks.frames import QUEUES, topic_name
 from benchmarks.load import Job, Report
+from benchmarks.sizes import DEFAULT, Sizes
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.admin import Admin
 from mq.client.net.client_core import ClientCore
@@ -27,8 +28,6 @@ from mq.protocol.codes import RequestCode
 ROOT = Path(__file__).parent.parent
 BATCH = 32
 BODY_BYTES = 128
-CONNECT_SECONDS = 2.0
-"""From the start of a load generator until its connections have filled their window in flight."""
 
 
 class Plan(argparse.Namespace):
@@ -42,6 +41,7 @@ class Plan(argparse.Namespace):
     dir: Path | None
     no_write: bool
     limit: float
+    sizes: Sizes = DEFAULT
 
 
 Note = Callable[[Figure], None]
@@ -139,7 +139,7 @@ def job_for(
         connections=4,
         in_flight=in_flight,
         body_bytes=BODY_BYTES,
-        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + plan.warmup,
+        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + plan.sizes.connect_seconds + plan.warmup,
         window_seconds=plan.seconds,
         windows=plan.windows,
         first_slot=1,

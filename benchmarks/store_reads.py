@@ -24,8 +24,6 @@ from benchmarks.pulling import Pulled, fill, pull, scattered, walk
 from benchmarks.store_load import Note, Plan, create_topics, one_broker
 from mq.cli.dev_cluster import DevCluster
 
-BACKLOG_MESSAGES = 200_000
-RANDOM_MESSAGES = 100_000
 PULL_MESSAGES = 32
 PULLS_IN_FLIGHT = 16
 JUMPS_IN_FLIGHT = 64
@@ -34,7 +32,7 @@ _READ_SECONDS = 3.0
 
 async def measure_backlog(plan: Plan, directory: Path, note: Note) -> None:
     """A consumer that is far behind."""
-    messages = BACKLOG_MESSAGES // (3 if plan.quick else 1)  # more than a broker caches itself
+    messages = plan.sizes.backlog_messages // (3 if plan.quick else 1)  # more than a broker caches itself
     for queues in (1, QUEUES):
         async with one_broker(directory / f"{queues}") as cluster:
             await _fill(cluster, messages, 1024, queues)
@@ -47,7 +45,7 @@ async def measure_backlog(plan: Plan, directory: Path, note: Note) -> None:
 
 async def measure_random(plan: Plan, directory: Path, note: Note) -> None:
     """A consumer that jumps."""
-    messages = RANDOM_MESSAGES // (10 if plan.quick else 1)
+    messages = plan.sizes.random_messages // (10 if plan.quick else 1)
     async with one_broker(directory / "random") as cluster:
         await _fill(cluster, messages, 4096, QUEUES)
         windows = await _read(cluster, plan, itertools.cycle(scattered(messages)), 1, JUMPS_IN_FLIGHT)

@@ -71,7 +71,11 @@ class WindowedJob(Protocol):
 
 
 async def drive(
-    jobs: Sequence[WindowedJob], meters: Sequence[Meter], generator: str = "benchmarks.load"
+    jobs: Sequence[WindowedJob],
+    meters: Sequence[Meter],
+    generator: str = "benchmarks.load",
+    *,
+    ahead_seconds_min: float = AHEAD_SECONDS_MIN,
 ) -> tuple[list[Report], list[list[float]]]:
     """Run all jobs at once, with the same windows; also returns what each meter counted in each window.
 
@@ -82,7 +86,7 @@ async def drive(
     Raises GeneratorFailed, also if that happens each of `ATTEMPTS_MAX` times.
     """
     jobs = [replace(job, must_be_in_time=True) if isinstance(job, Job) else job for job in jobs]
-    ahead = max(jobs[0].begin - time.clock_gettime(time.CLOCK_MONOTONIC), AHEAD_SECONDS_MIN)
+    ahead = max(jobs[0].begin - time.clock_gettime(time.CLOCK_MONOTONIC), ahead_seconds_min)
     for attempt in range(ATTEMPTS_MAX):
         if attempt:
             begin = time.clock_gettime(time.CLOCK_MONOTONIC) + ahead * 2**attempt

@@ -13,14 +13,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-PATCHED_MAX = 63
+PATCHED_MAX = 13
 """How many constants of modules tests may replace; never raised. A limit is a field of a limits value (decision 30),
 which a test gives to what it starts.
 
-What is left, and why: paths and tables of programs for developers (benchmarks, jepsen, simulation); whether a module is
-compiled; what an earlier release did (properties, delay levels); intervals of the SDK, of the proxy
-and of the mirror, which have no limits value yet; the rests of a broker's timers, in a fixture for brokers of any
-limits.
+What is left, and why: paths and tables of programs for developers (jepsen); whether a module is compiled; what an
+earlier release did (properties, delay levels); how much a backup reads at once, and how many blocks a queue keeps; the
+rests of a broker's timers, in a fixture for brokers of any limits.
 """
 
 ASSERTED: dict[str, float] = {

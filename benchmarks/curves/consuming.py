@@ -46,7 +46,7 @@ async def _measure(cluster: DevCluster, topics: Iterator[str], count: int, plan:
         consumers=count,
         rate=RATE,
         body_bytes=1024,
-        begin=begin_after(count * JOIN_COST),
+        begin=begin_after(count * JOIN_COST, plan),
         window_seconds=plan.seconds,
         windows=plan.windows,
     )

@@ -16,6 +16,7 @@ from benchmarks.frames import QUEUES
 from benchmarks.load import Job
 from benchmarks.procfs import load_average, own_cpu_seconds, rss_bytes
 from benchmarks.produce import windows_of
+from benchmarks.sizes import DEFAULT, Sizes
 from benchmarks.workers import GeneratorFailed, Meter, WindowedJob, drive, share_out
 from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed
 from mq.monitoring.cpu_time import cpu_seconds
@@ -23,7 +24,6 @@ from mq.monitoring.cpu_time import cpu_seconds
 CONNECTS_PER_SECOND = 1000
 START_SECONDS = 2.0
 """Of the processes that generate the load, where others use the cores too."""
-WARM_UP_SECONDS = 1.5
 AGAIN_AFTER_SECONDS = 3.0
 SETTINGS = {"disk_warn_ratio": "0.97", "disk_expire_ratio": "0.98", "disk_full_ratio": "0.99"}
 """What is measured must not depend on how full the machine's disk is."""
@@ -39,6 +39,7 @@ class Plan(argparse.Namespace):
     limit: float
     dir: Path | None
     no_write: bool
+    sizes: Sizes = DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ async def _measure(clusters: Sequence[DevCluster], shape: Shape, plan: Plan, at:
         connections=shape.connections,
         in_flight=shape.in_flight,
         body_bytes=shape.body_bytes,
-        begin=begin_after(shape.connections),
+        begin=begin_after(shape.connections, plan),
         window_seconds=plan.seconds,
         windows=plan.windows,
         first_slot=1,
@@ -138,10 +139,10 @@ async def _measure(clusters: Sequence[DevCluster], shape: Shape, plan: Plan, at:
     return await measure_jobs(clusters, replicas, jobs, at)
 
 
-def begin_after(connections: int) -> float:
+def begin_after(connections: float, plan: Plan) -> float:
     """When the windows of a job with so many connections begin that is started now."""
     connecting = START_SECONDS + connections / CONNECTS_PER_SECOND
-    return time.clock_gettime(time.CLOCK_MONOTONIC) + connecting + WARM_UP_SECONDS
+    return time.clock_gettime(time.CLOCK_MONOTONIC) + connecting + plan.sizes.curve_warm_up_seconds
 
 
 async def measure_jobs(

@@ -203,7 +203,7 @@ async def groups(plan: Plan, directory: Path, note: Note) -> None:
 
 async def _measure_groups(clusters: Sequence[DevCluster], plan: Plan) -> Measured:
     found = await Replicas.find(clusters)
-    begin = begin_after(4 * len(clusters))
+    begin = begin_after(4 * len(clusters), plan)
     jobs = [
         PacedJob(
             Job(

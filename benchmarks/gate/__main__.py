@@ -77,18 +77,18 @@ def count(form: str, seconds_max: float = SECONDS_MAX) -> dict[str, float]:
             raise CannotTell(str(error)) from error
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Count and judge; returns the exit code."""
+def main(arguments: Sequence[str] | None = None, path: Path = BASELINE) -> int:
+    """Count and judge against the baseline in this file; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="make bench-gate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--update", action="store_true", help=f"write {BASELINE.relative_to(ROOT)} anew")
+    parser.add_argument("--update", action="store_true", help=f"write {path.name} anew")
     parser.add_argument("--form", choices=FORMS, help="count one form only")
     options = parser.parse_args(arguments)
     forms = FORMS if options.form is None else (options.form,)
     baseline: dict[str, Any] = {"interpreter": interpreter(), "figures": {}}
-    if BASELINE.exists():
-        baseline = json.loads(BASELINE.read_text())
+    if path.exists():
+        baseline = json.loads(path.read_text())
     if not options.update and baseline["interpreter"] != interpreter():
         print(f"bench-gate: the baseline is of {baseline['interpreter']}, this is {interpreter()}", file=sys.stderr)
         return EXIT_CANNOT_TELL
@@ -106,8 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_good = is_good and verdict.is_good
         figures[form] = {name: round(value) for name, value in counted.items()}
     if options.update:
-        BASELINE.write_text(json.dumps({"interpreter": interpreter(), "figures": figures}, indent=1) + "\n")
-        print(f"wrote {BASELINE.relative_to(ROOT)}")
+        path.write_text(json.dumps({"interpreter": interpreter(), "figures": figures}, indent=1) + "\n")
+        print(f"wrote {path}")
         return 0
     if not is_good:
         print(

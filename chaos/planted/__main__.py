@@ -83,39 +83,39 @@ def is_of_clients(name: str) -> bool:
     return any(f"\n+++ b/mq/{package}/" in text for package in ("client", "proxy"))
 
 
-def compiled_packages(name: str) -> list[str]:
+def compiled_packages(name: str, patches: Path = PATCHES) -> list[str]:
     """Packages with Cython sources that the patch changes, by path; empty for a bug in Python."""
-    return sorted(set(_CYTHON.findall((PATCHES / f"{name}.patch").read_text())))
+    return sorted(set(_CYTHON.findall((patches / f"{name}.patch").read_text())))
 
 
-def check(name: str) -> None:
+def check(name: str, patches: Path = PATCHES) -> None:
     """Whether the patch applies to the production code, which stays as it is. Raises `PatchRefused`."""
-    _apply(name, PROJECT, "--dry-run")
+    _apply(patches / f"{name}.patch", PROJECT, "--dry-run")
 
 
-def _apply(name: str, directory: Path, *options: str) -> None:
+def _apply(patch: Path, directory: Path, *options: str) -> None:
     done = subprocess.run(
         ["patch", "--strip=1", "--batch", "--forward", "--fuzz=0", *options, f"--directory={directory}"],
-        input=(PATCHES / f"{name}.patch").read_bytes(),
+        input=patch.read_bytes(),
         capture_output=True,
         check=False,
     )
     if done.returncode:
-        raise PatchRefused(f"{name}: {done.stdout.decode(errors='replace').strip()}")
+        raise PatchRefused(f"{patch.stem}: {done.stdout.decode(errors='replace').strip()}")
 
 
-def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES) -> None:
+def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, patches: Path = PATCHES) -> None:
     """Copy the packages into ``directory``, apply the patch there, and compile what it changes.
 
     Raises `PatchRefused`; RuntimeError with what the compiler said.
     """
-    changed = compiled_packages(name)
+    changed = compiled_packages(name, patches)
     # Libraries of packages that the patch leaves alone are still those of their sources. So is the bytecode of Python,
     # which belongs to the time and the size of a source; a copy keeps both.
     ignored = shutil.ignore_patterns("build-*", _UNFINISHED, *([] if changed else ["*.so"]))
     for package in packages:
         shutil.copytree(PROJECT / package, directory / package, ignore=ignored)
-    _apply(name, directory)
+    _apply(patches / f"{name}.patch", directory)
     for package in changed:
         # Such a copy runs for seconds, and to optimize it would take longer.
         compile_package(package.replace("/", "."), directory / package, optimization="-O0")

@@ -191,6 +191,8 @@ class UpkeepLimits:
     """Interval at which a part of the queues is written, while the event loop waits: about 5 ms."""
     refresh_files_seconds: float = 1.0
     """Interval at which certificates and accounts are read again."""
+    offset_tables_shown_max: int = 50_000
+    """Pairs of group and topic in one answer with all offsets; more would exceed the size of a frame."""
     statistics_seconds_min: float = 1.0
     """Minimum time between two measurements of the queues for statistics."""
     raise_level_seconds: float = 1.0

@@ -32,8 +32,6 @@ WAIT_SECONDS: Final = 15.0
 RETRY_SECONDS: Final = 0.2
 EMPTY_SECONDS_MAX: Final = 0.5
 """The longest pause if a broker says that there are messages, but others get them all."""
-ROUTE_SECONDS: Final = 10.0
-"""After this time it looks whether a queue has got another broker group, or more levels of priority."""
 LAST_POPS_SECONDS: Final = 1.0
 """For pops of a channel that is closed: what they get is given back."""
 
@@ -354,7 +352,7 @@ class Intake:
 
     async def _follow_routes(self) -> None:
         while True:
-            await anyio.sleep(ROUTE_SECONDS)
+            await anyio.sleep(self._topics.limits.route_seconds)
             for queue in {each.queue for each in self._consumed}:
                 topic = self._topics.of_queue(queue)
                 try:

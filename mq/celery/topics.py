@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import anyio
 
+from mq.celery.limits import DEFAULT, TransportLimits
 from mq.client.errors import BrokerError, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import MessageQueue
@@ -28,12 +29,6 @@ QUEUE_ATTRIBUTE: Final = "kombu.queue"
 BINDING_ATTRIBUTE: Final = "kombu.binding."
 VERSION_ATTRIBUTE: Final = "kombu.bindings"
 """Of a topic of its own: another value with each change of any binding, so others need not list all topics."""
-LIST_SECONDS: Final = 600.0
-"""Bindings are read again after this time also if their version is the same: an operator may have deleted topics."""
-FRESH_SECONDS: Final = 10.0
-"""For so long the bindings of other processes are taken from memory."""
-MISSED_SECONDS: Final = 1.0
-"""The same when no queue is found for a message."""
 
 
 class Binding(NamedTuple):
@@ -69,7 +64,8 @@ class TooManyBindings(BrokerError):
 class Topics:
     """What is known of topics; belongs to one event loop."""
 
-    def __init__(self, calls: QueueCalls, prefix: str) -> None:
+    def __init__(self, calls: QueueCalls, prefix: str, limits: TransportLimits = DEFAULT) -> None:
+        self.limits = limits
         self._calls = calls
         self._prefix = prefix
         self._version_topic = bindings_topic(prefix)
@@ -79,10 +75,10 @@ class Topics:
         """Queues that this process has declared, with their attributes."""
         self._bindings: set[Binding] = set()
         self._own: set[Binding] = set()
-        self._read_at = -FRESH_SECONDS
+        self._read_at = -self.limits.fresh_seconds
         self._version: str | None = None
         """Of the bindings when they were read; None if that is unknown."""
-        self._listed_at = -LIST_SECONDS
+        self._listed_at = -self.limits.list_seconds
         self._lock = anyio.Lock()
         self._may_list = True
 
@@ -161,7 +157,7 @@ class Topics:
         topic = self.of_queue(binding.queue)
         await self.declare(topic, queue=binding.queue)
         name, value = binding.attribute()
-        if binding not in await self._read(FRESH_SECONDS) and self._may_list:
+        if binding not in await self._read(self.limits.fresh_seconds) and self._may_list:
             try:
                 await self._calls.create_topic(
                     topic, self._known[topic], attributes={QUEUE_ATTRIBUTE: binding.queue, name: value}
@@ -193,7 +189,7 @@ class Topics:
 
     async def bindings(self, exchange: str, *, fresh: bool = False) -> list[Binding]:
         """The bindings of an exchange, of all processes; those that others have just made only if `fresh`."""
-        known = await self._read(MISSED_SECONDS if fresh else FRESH_SECONDS)
+        known = await self._read(self.limits.missed_seconds if fresh else self.limits.fresh_seconds)
         return [each for each in known if each.exchange == exchange]
 
     async def _read(self, seconds: float) -> set[Binding]:
@@ -202,7 +198,7 @@ class Topics:
         if self._may_list and now >= self._read_at + seconds:
             try:
                 version = await self._read_version()
-                if version is None or version != self._version or now >= self._listed_at + LIST_SECONDS:
+                if version is None or version != self._version or now >= self._listed_at + self.limits.list_seconds:
                     self._bindings = set(_bindings_of(await self._calls.all_topics(), self._prefix))
                     self._version, self._listed_at = version, now
             except BrokerError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -22,17 +23,25 @@ from mq.inspection.dead_letters import DEALT_WITH_BY
 from mq.inspection.tailing import NEW_QUEUES_SECONDS, take_new_queues
 
 ROWS_MAX: Final = 100
-PER_SECOND_MAX: Final = 50
-"""Messages that are read within a second; of a topic that gets more, the rest is left out."""
-WATCHED_SECONDS: Final = 10.0
-"""A topic is read this long after somebody looked; open pages look every two seconds."""
-TAILS_MAX: Final = 8
-"""Topics that are read for one user at once."""
 AGAIN_SECONDS: Final = 5.0
 """After a failure."""
 GENTLE: Final = PullSettings(batch_max=32, limits=FlowLimits(count_max=32, bytes_max=1024 * 1024))
 """Of each queue no more is in memory than a page shows: a topic may have hundreds."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailLimits:
+    """Of the topics that one user follows."""
+
+    per_second_max: int = 50
+    """Messages that are read within a second; of a topic that gets more, the rest is left out."""
+    watched_seconds: float = 10.0
+    """A topic is read this long after somebody looked; open pages look every two seconds."""
+    tails_max: int = 8
+    """Topics that are read at once."""
+
+
+DEFAULT: Final = TailLimits()
 
 Show = Callable[[ReceivedMessage], object]
 
@@ -61,7 +70,7 @@ class Tail:
         rows: what is shown of each message, the newest first; their bodies may be large and are dropped.
         left_out: how many messages came too fast to be read.
         fault: why it does not go on; empty while it does.
-        scope: ends the reading when nobody has looked for `WATCHED_SECONDS`, also while a broker is waited for.
+        scope: ends the reading when nobody has looked for `watched_seconds`, also while a broker is waited for.
     """
 
     def __init__(self) -> None:
@@ -81,7 +90,15 @@ class Tails:
         nursery: ends with the last session of the user.
     """
 
-    def __init__(self, namesrv: str, remoting: RemotingSettings, admin: Admin, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        namesrv: str,
+        remoting: RemotingSettings,
+        admin: Admin,
+        nursery: trio.Nursery,
+        limits: TailLimits = DEFAULT,
+    ) -> None:
+        self._limits = limits
         self._namesrv = namesrv
         self._remoting = remoting
         self._admin = admin
@@ -94,20 +111,21 @@ class Tails:
         return sum(each.is_running for each in self._tails.values())
 
     def look(self, followed: Followed, show: Show) -> Tail:
-        """What came so far; begins to read, or goes on for `WATCHED_SECONDS`. ``show`` makes the row of a message.
+        """What came so far; begins to read, or goes on for `watched_seconds`. ``show`` makes the row of a message.
 
         Raises TooManyTails.
         """
         now = trio.current_time()
         tail = self._tails.get(followed)
         if tail is None or (not tail.is_running and now >= tail.ended + AGAIN_SECONDS):
-            if self.running >= TAILS_MAX:
-                raise TooManyTails(f"{TAILS_MAX} topics are followed already: close a tab, and wait some seconds")
+            most = self._limits.tails_max
+            if self.running >= most:
+                raise TooManyTails(f"{most} topics are followed already: close a tab, and wait some seconds")
             for old in [each for each, other in self._tails.items() if not other.is_running]:
                 del self._tails[old]
             tail = self._tails[followed] = Tail()
             self._nursery.start_soon(self._read, followed, tail, show)
-        tail.scope.deadline = now + WATCHED_SECONDS
+        tail.scope.deadline = now + self._limits.watched_seconds
         return tail
 
     async def _read(self, followed: Followed, tail: Tail, show: Show) -> None:
@@ -131,7 +149,7 @@ class Tails:
             queues = await consumer.queues(followed.topic)
             await consumer.assign(queues, followed.filter)
             ends = await self._admin.topic_stats(followed.topic)
-            shown = max(1, PER_SECOND_MAX // max(1, len(queues)))
+            shown = max(1, self._limits.per_second_max // max(1, len(queues)))
             for queue in queues:
                 if queue in ends:
                     await consumer.seek(queue, max(ends[queue].min_offset, ends[queue].max_offset - shown))
@@ -149,16 +167,16 @@ class Tails:
         """Read for a second at most; of a busy topic, go on at its end then."""
         deadline = trio.current_time() + 1.0
         taken = 0
-        while taken < PER_SECOND_MAX and (left := deadline - trio.current_time()) > 0:
-            messages = await consumer.poll(PER_SECOND_MAX - taken, timeout=left)
+        while taken < self._limits.per_second_max and (left := deadline - trio.current_time()) > 0:
+            messages = await consumer.poll(self._limits.per_second_max - taken, timeout=left)
             tail.rows.extendleft(map(show, messages))
             taken += len(messages)
-        if taken < PER_SECOND_MAX:
+        if taken < self._limits.per_second_max:
             return
         await trio.sleep_until(deadline)
         ends = await self._admin.topic_stats(topic)
         for queue in consumer.assignment & ends.keys():
             behind = ends[queue].max_offset - consumer.position(queue)
-            if behind > PER_SECOND_MAX:
+            if behind > self._limits.per_second_max:
                 tail.left_out += behind
                 await consumer.seek(queue, ends[queue].max_offset)

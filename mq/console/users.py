@@ -14,6 +14,7 @@ from mq.client.errors import BrokerError, ClientError
 from mq.client.net.client_core import RemotingSettings
 from mq.client.net.credentials import Credentials
 from mq.client.net.routes import LEADER_ID
+from mq.console.tails import DEFAULT, TailLimits
 from mq.console.watch import Watch
 
 LOGIN_SECONDS: Final = 10.0
@@ -38,7 +39,10 @@ class Users:
         nursery: ends after the server.
     """
 
-    def __init__(self, namesrv: str, own: RemotingSettings, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, namesrv: str, own: RemotingSettings, nursery: trio.Nursery, tail_limits: TailLimits = DEFAULT
+    ) -> None:
+        self._tail_limits = tail_limits
         self._namesrv = namesrv
         self._own = own
         self._nursery = nursery
@@ -76,7 +80,7 @@ class Users:
     ) -> None:
         remoting = self._own if credentials is None else replace(self._own, credentials=credentials)
         with trio.CancelScope() as scope:
-            async with Watch.open(self._namesrv, remoting) as watch:
+            async with Watch.open(self._namesrv, remoting, self._tail_limits) as watch:
                 task_status.started(_Open(watch, scope))
                 await trio.sleep_forever()
 

@@ -17,7 +17,7 @@ from mq.client.net.client_core import RemotingSettings
 from mq.console import lags
 from mq.console.events import Events
 from mq.console.history import EVERY_SECONDS, History
-from mq.console.tails import Tails
+from mq.console.tails import DEFAULT, TailLimits, Tails
 from mq.inspection.changing import ChangingAdmin
 from mq.inspection.cluster import GroupStatus, ask_brokers
 from mq.inspection.looking import LookingAdmin
@@ -136,6 +136,7 @@ class Watch:
         looking: LookingAdmin,
         changing: ChangingAdmin,
         nursery: trio.Nursery,
+        tail_limits: TailLimits = DEFAULT,
     ) -> None:
         self.nursery = nursery
         self.namesrv = namesrv
@@ -153,7 +154,7 @@ class Watch:
         self.history = History()
         self.lags = lags.LagHistory()
         self.events = Events()
-        self.tails = Tails(namesrv, remoting, looking, nursery)
+        self.tails = Tails(namesrv, remoting, looking, nursery, tail_limits)
         self._members: dict[str, Shared[list[Member]]] = {}
         self.survey: Shared[Survey] = Shared(
             partial(survey, namesrv, watch_seconds=WATCHED_SECONDS, remoting=remoting), SURVEY_SECONDS
@@ -161,14 +162,16 @@ class Watch:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, namesrv: str, remoting: RemotingSettings) -> AsyncGenerator[Watch]:
+    async def open(
+        cls, namesrv: str, remoting: RemotingSettings, tail_limits: TailLimits = DEFAULT
+    ) -> AsyncGenerator[Watch]:
         """Open while the block runs. It connects when something is asked."""
         async with (
             LookingAdmin(namesrv, remoting=remoting) as looking,
             ChangingAdmin(namesrv, remoting=remoting) as changing,
             trio.open_nursery() as nursery,
         ):
-            watch = cls(namesrv, remoting, looking, changing, nursery)
+            watch = cls(namesrv, remoting, looking, changing, nursery, tail_limits)
             nursery.start_soon(watch.keep_history)
             yield watch
             nursery.cancel_scope.cancel()

@@ -12,7 +12,7 @@ import trio
 
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
 from mq.console import tails
-from mq.console.tails import Followed, Tails
+from mq.console.tails import Followed, TailLimits, Tails
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit, running_kit
 from tests.support.console_browser import HOSTILE, Browser, count_requests, run
@@ -110,14 +110,10 @@ def test_a_topic_is_followed_by_many_tabs_at_the_price_of_one(kit: SyncKit, monk
     run(main, kit)
 
 
-@pytest.fixture
-def one_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A console follows a single topic, and only for a moment if nobody looks."""
-    monkeypatch.setattr(tails, "WATCHED_SECONDS", 0.1)
-    monkeypatch.setattr(tails, "TAILS_MAX", 1)
+ONE_TAIL = TailLimits(tails_max=1, watched_seconds=0.1)
+"""A console follows a single topic, and only for a moment if nobody looks."""
 
 
-@pytest.mark.usefixtures("one_tail")
 def test_a_topic_that_nobody_looks_at_is_not_read_any_more(kit: SyncKit) -> None:
     async def is_shown(browser: Browser) -> bool:
         return (await browser.get("/tail?topic=Letters")).status == 200
@@ -128,10 +124,9 @@ def test_a_topic_that_nobody_looks_at_is_not_read_any_more(kit: SyncKit) -> None
         assert (refused.status, "followed already" in refused.content) == (400, True)
         await until(partial(is_shown, browser), seconds=20)
 
-    run(main, kit)
+    run(main, kit, tail_limits=ONE_TAIL)
 
 
-@pytest.mark.usefixtures("one_tail")
 def test_a_topic_whose_brokers_do_not_answer_is_not_waited_for_when_nobody_looks(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +147,7 @@ def test_a_topic_whose_brokers_do_not_answer_is_not_waited_for_when_nobody_looks
             await browser.get("/tail?topic=Orders")
         await until(partial(is_shown, browser), seconds=5)
 
-    run(main, kit)
+    run(main, kit, tail_limits=ONE_TAIL)
 
 
 def test_a_topic_that_is_not_there_is_not_followed(kit: SyncKit) -> None:
@@ -165,9 +160,7 @@ def test_a_topic_that_is_not_there_is_not_followed(kit: SyncKit) -> None:
     run(main, kit)
 
 
-def test_of_a_topic_that_gets_too_much_a_part_is_shown(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tails, "PER_SECOND_MAX", 5)
-
+def test_of_a_topic_that_gets_too_much_a_part_is_shown(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         await browser.get("/tail?topic=Orders&tags=new")
         async with Producer(kit.namesrv) as producer:
@@ -179,7 +172,7 @@ def test_of_a_topic_that_gets_too_much_a_part_is_shown(kit: SyncKit, monkeypatch
 
         await until(is_left_out, seconds=20)
 
-    run(main, kit)
+    run(main, kit, tail_limits=TailLimits(per_second_max=5))
 
 
 def test_a_message_is_sent_by_hand(kit: SyncKit) -> None:

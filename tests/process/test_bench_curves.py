@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from benchmarks.curves import group_load
 from benchmarks.curves.__main__ import CURVES, parse_arguments, run_curve
 from benchmarks.curves.sample import Measured, samples_of
+from benchmarks.sizes import TEST_MIN
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -21,11 +21,12 @@ ALWAYS_RUN = "log"
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == ALWAYS_RUN else pytest.mark.nightly) for name in CURVES]
 )
-async def test_curve(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_load, "WARM_UP_SECONDS", 0.3)
+async def test_curve(name: str, tmp_path: Path) -> None:
+    plan = parse_arguments(["--quick"])
+    plan.sizes = TEST_MIN
     measured: list[Measured] = []
     with trio.fail_after(120):
-        assert await run_curve(name, parse_arguments(["--quick"]), tmp_path, measured.append)
+        assert await run_curve(name, plan, tmp_path, measured.append)
     samples = samples_of(measured)
     assert len(samples) >= 2
     for sample in samples:

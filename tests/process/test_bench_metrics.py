@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import scraping, store_load
+from benchmarks import scraping
 from benchmarks.figures import Figure
+from benchmarks.sizes import TEST_MIN
 from benchmarks.store_load import Measure, Plan
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan() -> Plan:
     """Short windows, few topics."""
-    monkeypatch.setattr(store_load, "CONNECT_SECONDS", 0.5)
     plan = scraping.METRICS.parse_arguments(["--quick", "--limit", "120"])
+    plan.sizes = TEST_MIN
     plan.windows, plan.seconds, plan.warmup = 1, 1.5, 0.3
     return plan
 

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import special, store_load
+from benchmarks import special
 from benchmarks.figures import Figure
 from benchmarks.lateness import measure_lateness
+from benchmarks.sizes import TEST_MIN
 from benchmarks.store_load import Measure, Plan
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan() -> Plan:
     """Short windows, few messages."""
-    monkeypatch.setattr(special, "TIMERS", 100_000)
-    monkeypatch.setattr(store_load, "CONNECT_SECONDS", 0.5)
     plan = special.SPECIAL.parse_arguments(["--quick", "--limit", "120"])
+    plan.sizes = TEST_MIN
     plan.windows, plan.seconds, plan.warmup = 1, 1.0, 0.3
     return plan
 

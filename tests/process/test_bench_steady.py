@@ -8,16 +8,18 @@ import pytest
 
 from benchmarks import steady
 from benchmarks.figures import Figure
+from benchmarks.sizes import TEST_MIN
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.mark.nightly
 @pytest.mark.trio
-async def test_pipelined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steady, "IDLE_CORE", 100.0)
+async def test_pipelined(tmp_path: Path) -> None:
+    plan = steady.STEADY.parse_arguments(["--quick"])
+    plan.sizes = TEST_MIN
     figures: list[Figure] = []
-    await steady.measure_pipelined(steady.STEADY.parse_arguments(["--quick"]), tmp_path, figures.append)
+    await steady.measure_pipelined(plan, tmp_path, figures.append)
     found = {figure.name: figure.value for figure in figures}
     assert found["messages/s, steady"] >= found["messages/s, steady, slowest window"] > 0
     assert found["CPU of the leader itself, steady"] > found["CPU of a follower itself, steady"] > 0

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import latency, store, store_follower, store_load, store_reads
+from benchmarks import latency, store, store_follower, store_reads
 from benchmarks.figures import Figure
+from benchmarks.sizes import TEST_MIN
 from benchmarks.store_load import Measure, Plan
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -19,14 +20,10 @@ TINY = ["--quick", "--limit", "120"]
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan() -> Plan:
     """Short windows, few messages."""
-    monkeypatch.setattr(store_reads, "BACKLOG_MESSAGES", 20_000)
-    monkeypatch.setattr(store_reads, "RANDOM_MESSAGES", 10_000)
-    monkeypatch.setattr(store_follower, "OLD_MESSAGES", 1_000_000)
-    monkeypatch.setattr(latency, "MESSAGES", 400)
-    monkeypatch.setattr(store_load, "CONNECT_SECONDS", 0.5)
     plan = store.STORE.parse_arguments(TINY)
+    plan.sizes = TEST_MIN
     plan.windows, plan.seconds, plan.warmup = 1, 0.3, 0.3
     return plan
 

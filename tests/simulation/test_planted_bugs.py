@@ -84,20 +84,19 @@ def test_a_bug_in_python_is_served_by_no_compiled_module(tmp_path: Path) -> None
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_patch_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     patches = tmp_path / "patches"
     patches.mkdir()
     (patches / "no.patch").write_text(
         "Nothing\n\n--- a/raftlog/net/frames.py\n+++ b/raftlog/net/frames.py\n@@ -1,1 +1,1 @@\n-not there\n+nor here\n"
     )
-    monkeypatch.setattr("chaos.planted.__main__.PATCHES", patches)
     with pytest.raises(PatchRefused, match="no:"):
-        plant("no", tmp_path / "copy")
+        plant("no", tmp_path / "copy", patches=patches)
     with pytest.raises(PatchRefused, match="no:"):
-        check("no")
+        check("no", patches)
 
 
-def test_patch_whose_surroundings_have_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patch_whose_surroundings_have_changed_is_refused(tmp_path: Path) -> None:
     """It might land where it breaks nothing, such as in a docstring."""
     lines = (PROJECT / "raftlog/net/frames.py").read_text().splitlines()[:7]
     lines[0] = "not the first line"
@@ -105,9 +104,8 @@ def test_patch_whose_surroundings_have_changed_is_refused(tmp_path: Path, monkey
     hunk += "".join(f" {line}\n" for line in lines[4:])
     head = "Nothing\n\n--- a/raftlog/net/frames.py\n+++ b/raftlog/net/frames.py\n@@ -1,7 +1,7 @@\n"
     (tmp_path / "fuzzy.patch").write_text(head + hunk)
-    monkeypatch.setattr("chaos.planted.__main__.PATCHES", tmp_path)
     with pytest.raises(PatchRefused, match="fuzzy:"):
-        check("fuzzy")
+        check("fuzzy", tmp_path)
 
 
 def test_noted_seeds_are_of_simulated_mistakes() -> None:

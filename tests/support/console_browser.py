@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.console.app import Console
 from mq.console.settings import ConsoleSettings
+from mq.console.tails import DEFAULT, TailLimits
 from mq.console.users import Users
 from mq.testing import SyncKit
 from tests.support.waiting import until
@@ -154,11 +155,13 @@ class Browser:
 
 
 @asynccontextmanager
-async def console(namesrv: str, *, remoting: RemotingSettings | None = None, **settings: Any) -> AsyncIterator[Browser]:
+async def console(
+    namesrv: str, *, remoting: RemotingSettings | None = None, tail_limits: TailLimits = DEFAULT, **settings: Any
+) -> AsyncIterator[Browser]:
     """A browser of a console in this event loop."""
     chosen = ConsoleSettings(namesrv=namesrv, **settings)
     async with trio.open_nursery() as nursery:
-        users = Users(namesrv, remoting or RemotingSettings(credentials=None, tls=None), nursery)
+        users = Users(namesrv, remoting or RemotingSettings(credentials=None, tls=None), nursery, tail_limits)
         log = structlog.get_logger("console")
         yield Browser(Console(chosen, users, log, lambda: NOW_MS).app())
         nursery.cancel_scope.cancel()

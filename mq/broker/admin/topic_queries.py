@@ -31,9 +31,6 @@ from mq.protocol.operator_requests import (
 from mq.protocol.queue_tables import QueueRef, queue_row
 from mq.protocol.replies import TopicConfigReply, TopicCountReply
 
-OFFSET_TABLES_SHOWN_MAX = 50_000
-"""Maximum number of pairs of group and topic in one answer; more would exceed the frame size."""
-
 
 class TopicQueries(Service):
     """The handlers that list topics.
@@ -51,6 +48,7 @@ class TopicQueries(Service):
         self._gradually = context.slow_answers
         self._store_time = store_time
         self._version = context.data_version
+        self._limits = context.limits.upkeep
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -121,10 +119,11 @@ class TopicQueries(Service):
 
     def _consumer_offsets(self, request: GetAllConsumerOffset) -> Answer:
         tables = self._metadata.consumer_offsets
-        if len(tables) > OFFSET_TABLES_SHOWN_MAX:
+        shown_max = self._limits.offset_tables_shown_max
+        if len(tables) > shown_max:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
-                f"offsets of {len(tables)} pairs of group and topic, shown are at most {OFFSET_TABLES_SHOWN_MAX}",
+                f"offsets of {len(tables)} pairs of group and topic, shown are at most {shown_max}",
             )
         rows = yield from joined(
             b'"%s@%s":{%s}' % (topic.encode(), group.encode(), b",".join(b'"%d":%d' % each for each in offsets.items()))

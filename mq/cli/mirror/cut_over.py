@@ -13,7 +13,7 @@ import trio
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed, lone_errors
 from mq.cli.mirror.clusters import ClusterAdmin
-from mq.cli.mirror.copier import Copier
+from mq.cli.mirror.copier import LOOKS_MAX, Copier
 from mq.cli.mirror.offsets import Move, moves
 from mq.cli.mirror.plan import Choice
 from mq.cli.mirror.setup import Say, extend_mirror, is_system_group
@@ -68,14 +68,26 @@ async def cut_over(
     producers_run: bool,
     dry_run: bool,
     say: Say = lambda _: None,
+    looks_max: int = LOOKS_MAX,
 ) -> Report:
-    """Copy what is left, and move the offsets of these groups. Raises CommandFailed if it is too early; ClientError."""
+    """Copy what is left, and move the offsets of these groups; ``looks_max`` as for `Copier`.
+
+    Raises CommandFailed if it is too early; ClientError.
+    """
     offsets = _wanted(await source.group_offsets(), state.queues, groups)
     await _check_stopped(source, offsets, "the source")
     await _check_stopped(target, offsets, "the target")
     report = Report()
     report.copied = await _finish_copying(
-        source, target, state, path, offsets, quiet_seconds=quiet_seconds, producers_run=producers_run, say=say
+        source,
+        target,
+        state,
+        path,
+        offsets,
+        quiet_seconds=quiet_seconds,
+        producers_run=producers_run,
+        say=say,
+        looks_max=looks_max,
     )
     # Consumers that stopped a moment ago have stored their last offsets by now.
     offsets = _wanted(await source.group_offsets(), state.queues, groups)
@@ -149,6 +161,7 @@ async def _finish_copying(
     quiet_seconds: float,
     producers_run: bool,
     say: Say,
+    looks_max: int,
 ) -> int:
     """Copy until nothing is behind for a while; returns how many messages that were. Raises CommandFailed.
 
@@ -159,7 +172,7 @@ async def _finish_copying(
     def note(queue: MirroredQueue, messages: list[StoredMessage]) -> None:
         produced[queue.topic] += sum(not any(name in each.properties for name in _FROM_DELAYS) for each in messages)
 
-    copier = Copier(source, target, state, path, on_copied=note)
+    copier = Copier(source, target, state, path, on_copied=note, looks_max=looks_max)
     found = await extend_mirror(source, target, state, Choice(state.wanted, state.unwanted), lambda _: None)
     if found.queues:
         copier.changed()

@@ -77,12 +77,14 @@ class FileIndexBuilder:
 
     Args:
         begin: the log before the file.
+        tags_max: of a range with more tags none are named.
 
     Raises (`add`):
         EntryUnusable: an entry has other content than messages.
     """
 
-    def __init__(self, begin: Base, segment_bytes: int) -> None:
+    def __init__(self, begin: Base, segment_bytes: int, *, tags_max: int = TAGS_MAX) -> None:
+        self._tags_max = tags_max
         self._last = begin.ref
         self._file_end = begin.pos + segment_bytes
         self._blocks: list[Block] = []
@@ -113,14 +115,18 @@ class FileIndexBuilder:
                 key = queue.topic, queue.queue_id
                 first, count, tags = open_ranges.get(key, (queue.first_offset, 0, set()))
                 if first + count != queue.first_offset:  # a topic of this name was created again
-                    ranges.append(_range(*key, first, count, tags))
+                    ranges.append(self._range(*key, first, count, tags))
                     first, count, tags = queue.first_offset, 0, set()
                 tags |= _tags(queue)
                 open_ranges[key] = first, count + len(queue.entries) // QUEUE_ENTRY_BYTES, tags
-        ranges += [_range(*key, first, count, tags) for key, (first, count, tags) in sorted(open_ranges.items())]
+        ranges += [self._range(*key, first, count, tags) for key, (first, count, tags) in sorted(open_ranges.items())]
         nbytes = sum(entry.size for entry in run.entries)
         self._blocks.append(Block(_base(last), nbytes, newest.index, newest_ms, tuple(ranges)))
         self._last = newest
+
+    def _range(self, topic: str, queue_id: int, first: QueueOffset, count: int, tags: set[int]) -> QueueRange:
+        assert 0 < len(tags) <= count, f"{len(tags)} tags of the {count} messages of {topic}/{queue_id} from {first} on"
+        return QueueRange(topic, queue_id, first, count, tuple(sorted(tags)) if len(tags) <= self._tags_max else None)
 
     @property
     def index(self) -> FileIndex:
@@ -166,8 +172,3 @@ def _tags(queue: QueueRun) -> set[int]:
     for at in range(QUEUE_ENTRY_BYTES - 8, nbytes, QUEUE_ENTRY_BYTES):
         words.append(int.from_bytes(queue.entries[at : at + 8], "big", signed=True))
     return set(words)
-
-
-def _range(topic: str, queue_id: int, first: QueueOffset, count: int, tags: set[int]) -> QueueRange:
-    assert 0 < len(tags) <= count, f"{len(tags)} tags of the {count} messages of {topic}/{queue_id} from {first} on"
-    return QueueRange(topic, queue_id, first, count, tuple(sorted(tags)) if len(tags) <= TAGS_MAX else None)

@@ -18,7 +18,7 @@ from mq.client.net.client_core import ClientCore
 from mq.protocol.codes import RequestCode
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
 from tests.support.name_server_and_broker import cluster_and_broker
-from tests.support.running_broker import Client
+from tests.support.running_broker import Client, limited
 
 pytestmark = pytest.mark.trio
 
@@ -215,9 +215,7 @@ async def test_import_names_the_topic_that_a_broker_refuses(tmp_path: Path, wron
             assert "G" in await admin.consumer_groups()
 
 
-async def test_export_asks_group_by_group_when_a_broker_has_too_many_offsets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_export_asks_group_by_group_when_a_broker_has_too_many_offsets(tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     async with cluster_and_broker(tmp_path / "broker") as (namesrv, broker), Admin(namesrv) as admin:
         client = await broker.connect()
@@ -226,6 +224,7 @@ async def test_export_asks_group_by_group_when_a_broker_has_too_many_offsets(
         await admin.put_consumer_group(SubscriptionGroupConfig(group_name="G"))
         await commit(client, 5)
         await run(namesrv, "export", str(one))
-        monkeypatch.setattr("mq.broker.admin.topic_queries.OFFSET_TABLES_SHOWN_MAX", 0)
+    limits = limited(upkeep={"offset_tables_shown_max": 0})
+    async with cluster_and_broker(tmp_path / "broker", limits=limits) as (namesrv, _):
         await run(namesrv, "export", str(other))
     assert json.loads(one.read_text()) == json.loads(other.read_text())

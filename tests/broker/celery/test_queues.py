@@ -9,7 +9,7 @@ import kombu
 import pytest
 
 import raftmq.celery  # noqa: F401 - makes the URLs known
-from mq.celery import topics
+from mq.celery.limits import TEST_MIN
 from mq.celery.topics import TooManyBindings
 from mq.tasks.queue_calls import QueueCalls
 from mq.testing import running_kit
@@ -37,7 +37,6 @@ def got(connection: kombu.Connection, queue: str) -> list[Any]:
 
 def test_bindings_of_others_are_read_again_only_after_a_change(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process that published to an exchange listed all topics of all brokers every 10 s."""
-    monkeypatch.setattr(topics, "FRESH_SECONDS", 0.0)
     all_topics, lists = QueueCalls.all_topics, list[str]()
 
     async def counted(calls: QueueCalls) -> Any:
@@ -48,6 +47,7 @@ def test_bindings_of_others_are_read_again_only_after_a_change(url: str, monkeyp
     # Other options make another session, like that of another process.
     others = kombu.Connection(url, transport_options={"publish_timeout": 29})
     with kombu.Connection(url) as connection, others:
+        others.default_channel.connection.session.topics.limits = TEST_MIN
         first, second = (kombu.Queue(name, NEWS, routing_key="eu") for name in ("first", "second"))
         first(connection.default_channel).declare()
         producer = others.Producer()

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 import trio
 
-import mq.cli.mirror.copier
 from mq.cli.errors import CommandFailed
 from mq.cli.mirror.clusters import ClusterAdmin, Pulled
 from mq.cli.mirror.commands import _mirror
@@ -250,12 +249,17 @@ async def test_a_cut_over_with_running_producers_notices_a_topic_that_was_create
         [queue] = [MessageQueue("Orders", each.broker, 0) for each in state.queues if each.topic == "Orders"]
         await again.put_consumer_group(SubscriptionGroupConfig("billing"))
         await again.store_offset("billing", queue, 1)
-        with (
-            mock.patch.object(mq.cli.mirror.copier, "LOOKS_MAX", 3),
-            pytest.raises(CommandFailed, match="another message at offset 2"),
-        ):
+        with pytest.raises(CommandFailed, match="another message at offset 2"):
             await cut_over(
-                again, target, state, path, groups=NOTHING, quiet_seconds=0.0, producers_run=True, dry_run=False
+                again,
+                target,
+                state,
+                path,
+                groups=NOTHING,
+                quiet_seconds=0.0,
+                producers_run=True,
+                dry_run=False,
+                looks_max=3,
             )
 
 

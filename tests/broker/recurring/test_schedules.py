@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from mq.broker.recurring.requests import PAGE_MAX
 from mq.client import (
     Admin,
     BrokerError,
@@ -186,19 +187,19 @@ def test_a_single_time_is_sent_once_and_stays_listed() -> None:
         assert len(admin.schedules.list()) == 1
 
 
-def test_many_schedules_are_listed_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.recurring.requests.PAGE_MAX", 5)
+def test_many_schedules_are_listed_in_pages() -> None:
+    count = 2 * PAGE_MAX + 10
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)
-        for number in range(12):
+        for number in range(count):
             owner = "even" if number % 2 == 0 else "odd"
             admin.schedules.create(Schedule(f"s{number:03}", "T", b"x" * 100, MINUTE, owner=owner))
         found = admin.schedules.list()
-        assert [each.schedule.name for each in found] == [f"s{number:03}" for number in range(12)]
+        assert [each.schedule.name for each in found] == [f"s{number:03}" for number in range(count)]
         assert {each.schedule.body for each in found} == {b""}
-        assert len(admin.schedules.list(owner="odd", bodies=True)) == 6
+        assert len(admin.schedules.list(owner="odd", bodies=True)) == count // 2
         kit.advance(minutes=2)
-        assert len(kit.messages("T")) == 24
+        assert len(kit.messages("T")) == 2 * count
 
 
 def test_the_kit_knows_what_is_next() -> None:

@@ -34,14 +34,12 @@ def test_ten_percent_more_is_good_and_eleven_are_not() -> None:
 
 
 @pytest.fixture
-def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def baseline(tmp_path: Path) -> Path:
     """A baseline of one figure, which is now 100 in each form."""
     path = tmp_path / "baseline.json"
     path.write_text(
         json.dumps({"interpreter": gate.interpreter(), "figures": {key: {"decode": 100} for key in gate.FORMS}})
     )
-    monkeypatch.setattr(gate, "BASELINE", path)
-    monkeypatch.setattr(gate, "ROOT", tmp_path)
     return path
 
 
@@ -51,10 +49,10 @@ def test_the_exit_code_says_whether_a_figure_has_risen(
     baseline: Path, monkeypatch: pytest.MonkeyPatch, risen: str, now: float, code: int
 ) -> None:
     monkeypatch.setattr(gate, "count", lambda form: {"decode": now if form == risen else 100.0})
-    assert gate.main([]) == code
-    assert gate.main(["--form", next(form for form in gate.FORMS if form != risen)]) == 0
+    assert gate.main([], baseline) == code
+    assert gate.main(["--form", next(form for form in gate.FORMS if form != risen)], baseline) == 0
     assert json.loads(baseline.read_text())["figures"] == {key: {"decode": 100} for key in gate.FORMS}
-    assert gate.main(["--update"]) == 0
+    assert gate.main(["--update"], baseline) == 0
     assert json.loads(baseline.read_text())["figures"][risen] == {"decode": now}
 
 
@@ -62,7 +60,7 @@ def test_without_valgrind_it_says_what_to_install(
     baseline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(baseline.parent))
-    assert gate.main([]) == 3
+    assert gate.main([], baseline) == 3
     assert "apt-get install valgrind" in capsys.readouterr().err
 
 
@@ -71,7 +69,7 @@ def test_a_baseline_of_another_interpreter_says_nothing(
 ) -> None:
     monkeypatch.setattr(gate, "count", lambda form: {"decode": 1.0})
     baseline.write_text(json.dumps({"interpreter": "PyPy 7", "figures": {"decode": 100}}))
-    assert gate.main([]) == 3
+    assert gate.main([], baseline) == 3
     assert "PyPy 7" in capsys.readouterr().err
 
 

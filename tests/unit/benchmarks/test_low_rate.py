@@ -82,11 +82,10 @@ async def test_windows_that_were_over_before_anybody_looked_are_measured_again()
 
 
 @pytest.mark.trio
-async def test_windows_that_began_before_their_load_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_windows_that_began_before_their_load_are_measured_again() -> None:
     """Before, they counted nothing, or less than a window had."""
-    monkeypatch.setattr("benchmarks.workers.AHEAD_SECONDS_MIN", 0.5)
     with trio.fail_after(30):
         job = LowRateJob(rate=1, begin=time.monotonic() + 0.001, window_seconds=0.5)  # Python starts more slowly
-        (report,), _ = await drive([job], [time.monotonic], "tests.support.silent_generator")
+        (report,), _ = await drive([job], [time.monotonic], "tests.support.silent_generator", ahead_seconds_min=0.5)
     (begin,) = report.cpu_seconds
     assert begin > job.begin + 0.5

@@ -133,12 +133,10 @@ def test_index_names_tags_only_while_there_are_few() -> None:
     log.send(9)
     source = log.source()
     for tags, expected in ((3, 3), (1, None)):
-        builder = FileIndexBuilder(source.state.starts_at, SEGMENT_BYTES)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("mq.store.archive.file_index.TAGS_MAX", tags)
-            for run in entry_runs(source.read, source.state.starts_at.ref, source.state.commit_hint, SEGMENT_BYTES):
-                builder.add(run)
-                break
-            index = decode_file_index(builder.content(), "x")
+        builder = FileIndexBuilder(source.state.starts_at, SEGMENT_BYTES, tags_max=tags)
+        for run in entry_runs(source.read, source.state.starts_at.ref, source.state.commit_hint, SEGMENT_BYTES):
+            builder.add(run)
+            break
+        index = decode_file_index(builder.content(), "x")
         queues = [each for each in index.blocks[0].queues if each.topic == "T"]
         assert [None if each.tags is None else len(each.tags) for each in queues] == [expected and 2] * 2
