@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -21,8 +20,8 @@ from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
-from mq.client.errors import TopicNotFound
 from mq.client.message import MessageQueue
+from mq.inspection.losses import losses_of_group
 from mq.inspection.members import Member, disagreement, members_of, queue_text
 from mq.inspection.wording import time_of
 from mq.protocol.names import dead_letter_topic
@@ -191,7 +190,7 @@ def delete(
             progress = await admin.group_progress(group)
             is_known = group in await admin.consumer_groups() or bool(progress)
             if is_known:
-                await confirm(partial(_loss, admin, group, progress, topics), yes=yes)
+                await confirm(partial(_loss, admin, group, topics), yes=yes)
             await admin.delete_consumer_group(group, offsets=not keep_offsets, topics=topics)
         if not is_known:
             raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
@@ -205,19 +204,9 @@ def delete(
     print(f"deleted consumer group {group}{kept}{', and its retry and dead letter topics' if topics else ''}")
 
 
-async def _loss(admin: Admin, group: str, progress: dict[MessageQueue, GroupProgress], topics: bool) -> str:
+async def _loss(admin: Admin, group: str, topics: bool) -> str:
     """What a deletion of the group loses, as a sentence."""
-    waiting = sum(max(each.end - each.offset, 0) for each in progress.values())
-    members = len(await admin.group_members(group))
-    plural = "s" if members != 1 else ""
-    said = f"consumer group {group} has {members:,} member{plural}, and {waiting:,} messages to consume"
-    if topics:
-        letters = 0
-        with suppress(TopicNotFound):
-            ends = await admin.topic_stats(dead_letter_topic(group))
-            letters = sum(each.max_offset - each.min_offset for each in ends.values())
-        said += f"; {letters:,} dead letters are deleted, too"
-    return said
+    return f"consumer group {group} {', and '.join(await losses_of_group(admin, group, topics=topics))}"
 
 
 @app.command("reset")

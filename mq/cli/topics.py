@@ -17,7 +17,8 @@ from mq.cli.topic_settings import TopicSettings, kind_of, perm_bits, perm_words,
 from mq.client.admin import Admin
 from mq.client.errors import TopicNotFound
 from mq.client.net.routes import LEADER_ID
-from mq.inspection.wording import some_of, time_of
+from mq.inspection.losses import losses_of_topic
+from mq.inspection.wording import time_of
 from mq.protocol.bodies import ClusterInfo, TopicConfig
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.operator_bodies import BrokerStatsData
@@ -299,10 +300,7 @@ def delete(topic: Topic, yes: Yes = False, as_json: Json = False, namesrv: Names
 
 async def _loss(admin: Admin, topic: str) -> str:
     """What a deletion of the topic loses, as a sentence."""
-    messages = sum(each.max_offset - each.min_offset for each in (await admin.topic_stats(topic)).values())
-    readers = [name for name, queues in (await admin.all_progress()).items() if any(q.topic == topic for q in queues)]
-    said = f"topic {topic} has {messages:,} messages"
-    return f"{said}, and offsets of {some_of(readers)}" if readers else said
+    return f"topic {topic} {', and '.join(await losses_of_topic(admin, topic))}"
 
 
 @app.command("describe")

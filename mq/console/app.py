@@ -27,7 +27,19 @@ from mq.console import safety
 from mq.console.guard import Guard
 from mq.console.jobs import Jobs
 from mq.console.live import Fragments, write_events
-from mq.console.pages import accounts, dead_letters, groups, members, messages, overview, pending, sending, tail, topics
+from mq.console.pages import (
+    accounts,
+    dead_letters,
+    deletions,
+    groups,
+    members,
+    messages,
+    overview,
+    pending,
+    sending,
+    tail,
+    topics,
+)
 from mq.console.pages.visit import Act, Build, Form, NotFound, Page, Refused, Visit
 from mq.console.records import Record, Records
 from mq.console.sessions import LoginLimit, Session, Sessions
@@ -54,6 +66,7 @@ PAGES: Final[Mapping[str, Build]] = {
     "/topics": topics.topic_list,
     "/topic": topics.topic,
     "/new-topic": topics.new_topic,
+    "/delete-topic": deletions.topic_preview,
     "/messages": messages.browse,
     "/message": messages.message,
     "/tail": tail.tail,
@@ -61,6 +74,7 @@ PAGES: Final[Mapping[str, Build]] = {
     "/groups": groups.group_list,
     "/group": groups.group,
     "/reset": groups.reset_preview,
+    "/delete-group": deletions.group_preview,
     "/dead-letter-groups": dead_letters.group_list,
     "/dead-letters": dead_letters.letters,
     "/pending": pending.pending,
@@ -72,9 +86,12 @@ PAGES: Final[Mapping[str, Build]] = {
 CHANGES: Final[Mapping[str, tuple[str, Act]]] = {
     "/create-topic": ("create topic", topics.create),
     "/change-topic": ("change topic", topics.change),
+    "/change-attribute": ("change attribute", topics.change_attribute),
+    "/delete-topic": ("delete topic", deletions.delete_topic),
     "/send": ("send a message", sending.send),
     "/reset": ("reset offsets", groups.reset),
-    "/enable": ("enable or disable group", groups.enable),
+    "/enable": ("pause or resume group", groups.enable),
+    "/delete-group": ("delete group", deletions.delete_group),
     "/requeue": ("requeue dead letters", dead_letters.requeue),
     "/recall": ("recall a message", pending.recall),
     "/resume": ("resume a transaction", pending.resume),

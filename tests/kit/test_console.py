@@ -34,6 +34,7 @@ PAGES = (
         "/broker-group?name=broker-a",
     ),
     *("/accounts", "/tail?topic=Orders", "/send?topic=Orders", "/pending", "/schedules"),
+    *("/delete-topic?name=Orders", "/delete-group?name=mail"),
     *("/new-topic", "/messages?topic=Orders&by=key&value=k1", "/messages?topic=Orders&by=time&time=2026-01-01T00:00"),
 )
 
@@ -137,7 +138,14 @@ def test_a_console_that_only_shows_has_no_buttons_and_refuses_forms(kit: SyncKit
     async def main(browser: Browser) -> None:
         for address in PAGES:
             page = await browser.get(address)
-            for button in ('/requeue"', "Disable</button>", "Hand over</button>", "Create</button>", "Send all"):
+            for button in (
+                '/requeue"',
+                "Pause</button>",
+                "Delete this",
+                "Hand over</button>",
+                "Create</button>",
+                "Send all",
+            ):
                 assert button not in page.text or button == '/requeue"', (address, button)
         await browser.get("/")
         for address in ("/create-topic", "/change-topic", "/reset", "/enable", "/requeue", "/transfer", "/send"):
@@ -205,13 +213,13 @@ def test_a_group_is_reset_after_a_preview(kit: SyncKit) -> None:
     run(main, kit, allow_changes=True)
 
 
-def test_a_group_is_disabled_and_enabled(kit: SyncKit) -> None:
+def test_a_group_is_paused_and_goes_on(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         await browser.get("/group?name=mail")
         page = await browser.follow(await browser.post("/enable", {"name": "mail", "enabled": "no"}))
-        assert "This group is disabled" in page.text
+        assert "This group is paused" in page.text
         page = await browser.follow(await browser.post("/enable", {"name": "mail", "enabled": "yes"}))
-        assert "This group is disabled" not in page.text
+        assert "This group is paused" not in page.text
 
     run(main, kit, allow_changes=True)
 

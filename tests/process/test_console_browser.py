@@ -51,6 +51,8 @@ PAGES = {
     "topics": "/topics",
     "topic": "/topic?name=Orders",
     "new-topic": "/new-topic",
+    "delete-topic": "/delete-topic?name=Orders",
+    "delete-group": "/delete-group?name=mail",
     "messages": "/messages?topic=Orders",
     "message": "",
     "tail": "/tail?topic=Orders",
@@ -385,9 +387,9 @@ def test_a_topic_and_a_group_are_changed_by_clicks(browser: webdriver.Chrome, ru
     assert "Nothing is changed yet" in text_of(browser)
     click(browser, By.XPATH, "//button[.='Reset']")
     wait_until(lambda: "goes on in Orders at the first message" in text_of(browser))
-    click(browser, By.XPATH, "//summary[.='Disable the group']")
-    click(browser, By.XPATH, "//button[.='Disable']")
-    wait_until(lambda: "mail is disabled" in text_of(browser))
+    click(browser, By.XPATH, "//summary[.='Pause the group']")
+    click(browser, By.XPATH, "//button[.='Pause']")
+    wait_until(lambda: "mail is paused" in text_of(browser))
     browser.get(running.address + "/changes")
     assert "create topic" in text_of(browser)
 

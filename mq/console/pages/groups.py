@@ -110,8 +110,8 @@ async def enable(visit: Visit, form: Form) -> Done:
         raise NotFound(f"there is no consumer group {name}")
     config = msgspec.structs.replace(configs[min(configs)], consume_enable=wanted)
     await visit.watch.changing.put_consumer_group(config)
-    said = f"{name} {'may consume' if wanted else 'is disabled: it gets no messages'}."
-    return Done(link("/group", name=name), said, f"{name}: {'enabled' if wanted else 'disabled'}")
+    said = f"{name} {'goes on' if wanted else 'is paused: it gets no messages'}."
+    return Done(link("/group", name=name), said, f"{name}: {'goes on' if wanted else 'paused'}")
 
 
 def position_of(to: str, time: str) -> ConsumeFrom:

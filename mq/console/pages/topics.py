@@ -7,8 +7,9 @@ from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, f
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
 from mq.console.views.topics import age_of_last, chosen, queue_rows, reader_rows, rows, settings_of, total
-from mq.protocol.message_types import MESSAGE_TYPES
+from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
 from mq.protocol.names import NameRefused, check_topic, is_system_topic
+from mq.protocol.retention_attributes import RESERVE_TIME
 
 QUEUES_MAX = 1024
 
@@ -61,6 +62,9 @@ async def topic(visit: Visit) -> Page:
         "readers": reader_rows(name, progress.value or {}),
         "fault": fault or fault_of(progress),
         "is_system": is_system_topic(name),
+        "attributes": sorted(
+            {MESSAGE_TYPE_ATTRIBUTE, RESERVE_TIME}.union(*(each.attributes for each in configs.values()))
+        ),
     }
     return Page("topic.html", name, values)
 
@@ -111,3 +115,28 @@ async def change(visit: Visit, form: Form) -> Done:
     )
     before = f"{largest} queues, access {config.perm}"
     return Done(link("/topic", name=name), f"Topic {name} was changed.", f"{name}: {before} to {queues}, {perm}")
+
+
+async def change_attribute(visit: Visit, form: Form) -> Done:
+    """Set an attribute of a topic in every broker group that has it, or remove it; all else stays as it is."""
+    name, attribute = required(form, "name"), required(form, "attribute")
+    value = one(form, "value") or None
+    if attribute[0] in "+-" or not attribute.isprintable() or not (value or "").isprintable():
+        raise Refused(f"{attribute[:40]!r} is no attribute that brokers know: a name such as message.type, and a value")
+    if is_system_topic(name):
+        raise Refused(f"{name} belongs to the brokers")
+    configs = await visit.watch.changing.topic_config(name)
+    for broker, config in sorted(configs.items()):
+        await visit.watch.changing.create_topic(
+            name,
+            read_queues=config.read_queue_nums,
+            write_queues=config.write_queue_nums,
+            perm=config.perm,
+            order=config.order,
+            filter_type=config.topic_filter_type,
+            sys_flag=config.topic_sys_flag,
+            attributes={attribute: value},
+            broker=broker,
+        )
+    said = f"{attribute} is {value} now." if value else f"{attribute} was removed."
+    return Done(link("/topic", name=name), said, f"{name}: {attribute} = {value or 'none'}")

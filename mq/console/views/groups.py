@@ -22,7 +22,7 @@ IDLE_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A consumer group in the list. ``state`` is "bad" for one that is disabled or beyond the end."""
+    """A consumer group in the list. ``state`` is "bad" for one that is paused or beyond the end."""
 
     name: str
     topics: str
@@ -191,7 +191,7 @@ def reasons(
         return []
     said = []
     if any(not each.consume_enable for each in configs.values()):
-        said.append("The group is disabled: its members get no messages.")
+        said.append("The group is paused: its members get no messages.")
     if members is None:
         return said
     if not members:
@@ -237,7 +237,7 @@ def settings_of(configs: Mapping[str, SubscriptionGroupConfig]) -> list[tuple[st
         return []
     config = configs[min(configs)]
     return [
-        ("consumes", "yes" if config.consume_enable else "DISABLED"),
+        ("consumes", "yes" if config.consume_enable else "no: the group is paused"),
         ("retries before a dead letter", number(config.retry_max_times)),
         ("broadcasting allowed", "yes" if config.consume_broadcast_enable else "no"),
         ("ordered (gRPC)", "yes" if config.consume_message_orderly else "no"),

@@ -169,7 +169,7 @@ def test_nothing_is_wrong_where_nothing_waits() -> None:
 
 def test_a_disabled_group_says_so_first_and_unknown_members_are_no_missing_ones() -> None:
     disabled = {"broker-a": SubscriptionGroupConfig(group_name="mail", consume_enable=False)}
-    assert reasons(waits(10), None, disabled, NOW_MS) == ["The group is disabled: its members get no messages."]
+    assert reasons(waits(10), None, disabled, NOW_MS) == ["The group is paused: its members get no messages."]
     assert reasons(waits(10), None, {}, NOW_MS) == []
 
 

@@ -1,0 +1,73 @@
+"""The deletion of a topic or of a consumer group: a page that says what is lost, and a name that has to be typed."""
+
+from __future__ import annotations
+
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, one, required
+from mq.console.views.links import link
+from mq.inspection.losses import losses_of_group, losses_of_topic
+from mq.protocol.names import is_system_topic
+
+
+async def topic_preview(visit: Visit) -> Page:
+    """What the deletion of a topic loses."""
+    name = visit.name()
+    _check_topic(name)
+    values = {
+        "name": name,
+        "kind": "topic",
+        "to": "/delete-topic",
+        "back": link("/topic", name=name),
+        "said": await losses_of_topic(visit.watch.looking, name),
+    }
+    return Page("delete.html", f"Delete topic {name}", values, live=False)
+
+
+async def delete_topic(visit: Visit, form: Form) -> Done:
+    """Delete a topic in every broker group; its name has to be typed."""
+    name = _confirmed(form)
+    _check_topic(name)
+    lost = await losses_of_topic(visit.watch.changing, name)
+    await visit.watch.changing.delete_topic(name)
+    return Done("/topics", f"Topic {name} was deleted.", f"{name}, which {'; '.join(lost)}")
+
+
+async def group_preview(visit: Visit) -> Page:
+    """What the deletion of a consumer group loses."""
+    name = visit.name()
+    await _check_group(visit, name)
+    values = {
+        "name": name,
+        "kind": "consumer group",
+        "to": "/delete-group",
+        "back": link("/group", name=name),
+        "said": await losses_of_group(visit.watch.looking, name, topics=True),
+    }
+    return Page("delete.html", f"Delete consumer group {name}", values, live=False)
+
+
+async def delete_group(visit: Visit, form: Form) -> Done:
+    """Delete a consumer group in every broker group, its retry and dead letter topics too if that is chosen."""
+    name = _confirmed(form)
+    await _check_group(visit, name)
+    topics = one(form, "topics") == "yes"
+    lost = await losses_of_group(visit.watch.changing, name, topics=topics)
+    await visit.watch.changing.delete_consumer_group(name, topics=topics)
+    return Done("/groups", f"Consumer group {name} was deleted.", f"{name}, which {'; '.join(lost)}")
+
+
+def _confirmed(form: Form) -> str:
+    name = required(form, "name")
+    if one(form, "typed") != name:
+        raise Refused(f"type {name} to confirm: nothing was changed")
+    return name
+
+
+def _check_topic(name: str) -> None:
+    if is_system_topic(name):
+        raise Refused(f"{name} belongs to the brokers")
+
+
+async def _check_group(visit: Visit, name: str) -> None:
+    looking = visit.watch.looking
+    if name not in await looking.consumer_groups() and not await looking.group_progress(name):
+        raise NotFound(f"there is no consumer group {name}")
