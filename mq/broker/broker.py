@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 
 from mq.broker.base.counters import TrafficCounters
-from mq.broker.base.name_server_registration import LEADER_ID, Registration, broker_id_of
+from mq.broker.base.name_server_registration import Registration
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.base.steady_wall_clock import local_day
@@ -33,6 +33,7 @@ from mq.broker.state.table import CommandUnknown
 from mq.broker.state.topic_rules import missing_system_topics
 from mq.monitoring.event_loop_lag import EventLoopLag
 from mq.protocol import bodies
+from mq.protocol.broker_ids import LEADER_ID, broker_id_of
 from mq.protocol.intake import Intake
 from mq.protocol.names import NameRefused
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset

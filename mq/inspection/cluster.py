@@ -10,10 +10,10 @@ from typing import Final
 
 import trio
 
-from mq.broker.base.name_server_registration import broker_id_of
 from mq.client.admin import Admin
 from mq.client.errors import BrokerError, ClientError
 from mq.client.net.client_core import RemotingSettings
+from mq.protocol.broker_ids import broker_id_of
 
 UNREACHABLE = "unreachable"
 ANSWER_SECONDS = 3.0

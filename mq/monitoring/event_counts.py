@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
-from mq.monitoring.families import Family, Kind
-
 NAMES_MAX: Final = 500
 """Event names are fixed; above this number of names, further ones count as ``other``."""
 
@@ -35,15 +33,9 @@ class EventCounts:
                 found[name] += count
         return dict(sorted(found.items()))
 
-    def family(self, labels: Mapping[str, str]) -> Family:
-        """The counts as a metric."""
-        return Family(
-            "raftmq_log_events",
-            Kind.COUNTER,
-            "Warnings and errors that were logged, by the name of the event.",
-            (*labels, "level", "event"),
-            [((*labels.values(), *key), count) for key, count in sorted(self._counts.items())],
-        )
+    def counts(self) -> dict[tuple[str, str], int]:
+        """How often each event was logged, by its level and name."""
+        return dict(sorted(self._counts.items()))
 
 
 LOGGED: Final = EventCounts()

@@ -43,7 +43,9 @@ def process_families(labels: Mapping[str, str]) -> Iterator[Family]:
     text = "The longest time in the last minute for which a request for metrics held the event loop, and CPU time."
     steps = [((*values, "elapsed"), elapsed), ((*values, "cpu"), cpu)]
     yield Family("raftmq_scrape_step_max_seconds", Kind.GAUGE, text, (*names, "clock"), steps)
-    yield LOGGED.family(labels)
+    text = "Warnings and errors that were logged, by the name of the event."
+    events = [((*values, *key), count) for key, count in LOGGED.counts().items()]
+    yield Family("raftmq_log_events", Kind.COUNTER, text, (*names, "level", "event"), events)
 
 
 def _open_descriptors() -> int:

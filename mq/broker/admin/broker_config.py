@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from mq.broker.base.name_server_registration import LEADER_ID, broker_id_of
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.setting_groups import SettingGroup
 from mq.broker.settings import BrokerSettings
+from mq.protocol.broker_ids import LEADER_ID, broker_id_of
 from mq.protocol.broker_properties import (
     AUTO_CREATE_GROUP,
     AUTO_CREATE_TOPIC,

@@ -13,7 +13,7 @@ import ssl
 import zlib
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import trio
 
@@ -26,9 +26,6 @@ from mq.protocol.errors import ProtocolError
 from mq.protocol.headers import encode_request
 from raftlog import format_address, this_machine
 
-LEADER_ID: Final = 0
-"""The broker id in routes of the replica that leads."""
-
 CONNECT_SECONDS_MAX = 3.0
 ANSWER_SECONDS_MAX = 3.0
 RETRY_SECONDS = 1.0
@@ -40,11 +37,6 @@ _TOPICS_AT_ONCE = 100
 """Above this number of topics, a worker thread encodes the body."""
 
 Address = tuple[str, int]
-
-
-def broker_id_of(node_id: str) -> int:
-    """The broker id in routes of a replica that does not lead; only the leader has `LEADER_ID`."""
-    return int(node_id[1:]) + 1
 
 
 class Registration(NamedTuple):

@@ -10,8 +10,8 @@ import os
 import zlib
 from typing import NamedTuple
 
-from mq.broker.base.name_server_registration import LEADER_ID, broker_id_of
 from mq.broker.context import BrokerContext
+from mq.protocol.broker_ids import LEADER_ID, broker_id_of
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from raftlog.consensus.types import PeerState, Role
 from raftlog.segment import SegmentError

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from mq.broker.base.name_server_registration import LEADER_ID
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions, scanned_max
@@ -24,6 +23,7 @@ from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import TopicConfig
 from mq.filter.subscription import Subscription
+from mq.protocol.broker_ids import LEADER_ID
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import LitePullMessage, PullExt, PullMessage, pull_response_header
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset

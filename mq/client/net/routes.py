@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from mq.client.message import MessageQueue
 from mq.protocol.bodies import Route
+from mq.protocol.broker_ids import LEADER_ID
 from mq.protocol.codes import PERM_READ, PERM_WRITE
 
 __all__ = ["LEADER_ID", "TopicRoute"]
-
-LEADER_ID = 0
-"""The broker id under which the leader of a broker group registers; other replicas have higher ones."""
 
 
 @dataclass(frozen=True, slots=True)

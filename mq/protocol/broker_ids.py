@@ -1,0 +1,13 @@
+"""The broker ids of replicas in routes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LEADER_ID: Final = 0
+"""Of the replica that leads."""
+
+
+def broker_id_of(node_id: str) -> int:
+    """Of a replica that does not lead; only the leader has `LEADER_ID`."""
+    return int(node_id[1:]) + 1
