@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+import yaml
 
 from mq.accounts import parse_accounts
 from mq.broker.settings import BrokerSettings
@@ -116,6 +117,76 @@ def test_the_kubernetes_file_is_what_the_chart_makes() -> None:
     command = ["helm", "template", "raftmq", str(DEPLOY / "helm" / "raftmq")]
     rendered = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert (DEPLOY / "kubernetes" / "raftmq.yaml").read_text().endswith(rendered)
+
+
+def start_of_a_pod(directory: Path) -> str:
+    """What a pod of the Kubernetes file does before it runs the broker; returns the secret that the broker has then."""
+    text = (DEPLOY / "kubernetes" / "raftmq.yaml").read_text()
+    script = text.split("              set -eu\n", 1)[1].split("              number=", 1)[0]
+    for path in ("/credentials/", "/data/"):
+        script = script.replace(path, f"{directory}{path}")
+    subprocess.run(["/bin/sh", "-euc", script], check=True, timeout=60)
+    secret = directory / "data" / "group.secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    return secret.read_text()
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Path:
+    """The directories of a pod that has never run."""
+    for name in ("credentials", "data"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "credentials" / "group.secret").write_text("first\n")
+    return tmp_path
+
+
+def test_a_pod_keeps_a_secret_that_was_changed_by_command(pod: Path) -> None:
+    assert start_of_a_pod(pod) == "first\n"
+    secret = pod / "data" / "group.secret"
+    secret.write_text("second\nfirst\n")
+    assert start_of_a_pod(pod) == "second\nfirst\n", "a restart does not bring the dropped secret back"
+    assert start_of_a_pod(pod) == "second\nfirst\n"
+
+
+def test_a_pod_takes_a_secret_that_was_changed_in_kubernetes(pod: Path) -> None:
+    start_of_a_pod(pod)
+    (pod / "credentials" / "group.secret").write_text("second\nfirst\n")
+    assert start_of_a_pod(pod) == "second\nfirst\n"
+
+
+def test_a_pod_of_an_earlier_chart_keeps_its_changed_secret(pod: Path) -> None:
+    (pod / "data" / "group.secret").write_text("second\nfirst\n")
+    (pod / "data" / "group.secret").chmod(0o600)
+    assert start_of_a_pod(pod) == "second\nfirst\n"
+    (pod / "credentials" / "group.secret").write_text("third\n")
+    assert start_of_a_pod(pod) == "third\n"
+
+
+EVERYTHING = "accounts.enabled=true,tls.enabled=true,proxy.replicas=2,serviceMonitor.enabled=true"
+
+
+@pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
+@pytest.mark.parametrize("values", ["broker.replicas=1", EVERYTHING])
+def test_what_the_chart_makes_is_valid_and_monitored(tmp_path: Path, values: str) -> None:
+    command = ["helm", "template", "r", str(DEPLOY / "helm" / "raftmq"), "--set", values]
+    rendered = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    documents = [each for each in yaml.safe_load_all(rendered) if each]
+    if (validate := shutil.which("kubernetes-validate")) is not None:  # pip install kubernetes-validate
+        path = tmp_path / "rendered.yaml"
+        path.write_text(rendered)
+        known = [validate, "--strict", str(path)]
+        done = subprocess.run(known, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+    services = [each for each in documents if each["kind"] == "Service"]
+    monitors = [each["spec"] for each in documents if each["kind"] == "ServiceMonitor"]
+    assert len(monitors) == ("serviceMonitor" in values)
+    for monitor in monitors:
+        wanted = monitor["selector"]["matchLabels"].items()
+        chosen = [each for each in services if wanted <= each["metadata"]["labels"].items()]
+        assert len(chosen) >= 2, "brokers and name servers"
+        for endpoint in monitor["endpoints"]:
+            for service in chosen:
+                assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}, service["metadata"]
 
 
 def test_an_installation_gets_the_hashes_of_the_lock(tmp_path: Path) -> None:
