@@ -106,7 +106,7 @@ docs: .venv-docs/.installed
 	@.venv-docs/bin/python docs/site/build.py build/docs
 
 demo: $(INSTALLED)
-	@$(PY) -m mq.cli demo $(ARGS)
+	@$(PY) -m mq.cli demo --keep $(ARGS)
 
 demo-spark:
 	@deploy/check-java.sh

@@ -5,6 +5,9 @@ The parent sends, kills and counts; name server, replicas and the two consumers 
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 import tempfile
 import zlib
 from collections.abc import Sequence
@@ -22,6 +25,7 @@ from rich.table import Table
 
 from mq.cli.client_errors import client_errors
 from mq.cli.demo_consumer import parse_line
+from mq.cli.demo_leftovers import GROUP, leave_work
 from mq.cli.demo_text import source_directory, source_lines, tag_of
 from mq.cli.demo_verdict import History, Queue, Verdict
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
@@ -69,7 +73,8 @@ def demo(
             soft_wrap=True,
         )
         with client_errors():
-            outcome = run_trio(partial(run_demo, text, base, console))
+            is_kept = directory is not None or keep
+            outcome = run_trio(partial(run_demo, text, base, console, for_a_look=is_kept))
     except KeyboardInterrupt:
         if base is not None and directory is None and not keep:
             _remove(base)
@@ -87,9 +92,20 @@ def demo(
     console.print("All acknowledged messages arrived, unchanged and in order.", style="bold green")
     if directory is None and not keep:
         _remove(base)
-        console.print("To look at such messages in a browser, run it again with --dir DIRECTORY.")
+        console.print("To look at such messages in a browser, run it again with --keep.")
     else:
-        console.print(f"To look at them in a browser: raftmq dev --dir {base} --console", soft_wrap=True)
+        console.print(next_steps(base), soft_wrap=True, highlight=False)
+
+
+def next_steps(directory: Path) -> str:
+    """What to do with the data of a demonstration."""
+    program = "raftmq" if shutil.which("raftmq") is not None else f"{shlex.quote(sys.executable)} -m mq.cli"
+    place = shlex.quote(str(directory))
+    return (
+        f"To look at the messages in a browser:\n  {program} dev --dir {place} --console\n"
+        f"There, find the message with the key 4711, why the group {GROUP} lags, and send its dead letters again.\n"
+        f"The data takes space until you remove it: rm -r {place}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +201,11 @@ class _Run:
         await self.moved.wait()
 
 
-async def run_demo(text: Sequence[bytes], directory: Path, console: Console) -> Outcome:
-    """Run the whole demonstration in ``directory``. Raises DevClusterFailed, ClientError, OSError."""
+async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, for_a_look: bool = False) -> Outcome:
+    """Run the whole demonstration in ``directory``. Raises DevClusterFailed, ClientError, OSError.
+
+    ``for_a_look``: then let a consumer group fail, so that there is something to find with the console.
+    """
     run = _Run(text)
     announce = partial(console.print, highlight=False)
     async with DevCluster.open(
@@ -208,6 +227,8 @@ async def run_demo(text: Sequence[bytes], directory: Path, console: Console) -> 
             nursery.cancel_scope.cancel()
         ended = trio.current_time()
         new_leader = await cluster.leader()
+        if for_a_look:
+            await leave_work(cluster, TOPIC)
     return Outcome(
         verdict=run.history.verdict(),
         killed=killed,
@@ -317,6 +338,4 @@ async def _show_progress(run: _Run, console: Console) -> None:
 
 
 def _remove(directory: Path) -> None:
-    import shutil
-
     shutil.rmtree(directory, ignore_errors=True)

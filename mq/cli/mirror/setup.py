@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final, Protocol, TypeVar
 
 import msgspec
+import trio
 
 from mq.cli.definitions import group_of
 from mq.cli.errors import CommandFailed
@@ -13,7 +14,7 @@ from mq.cli.import_definitions import group_config
 from mq.cli.mirror.clusters import ClusterAdmin
 from mq.cli.mirror.plan import Choice, Extension, NewTopic, PlanRefused, extend, own_names
 from mq.cli.mirror.state import MirrorState
-from mq.client.errors import BrokerError
+from mq.client.errors import BrokerError, ClientError
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import SYSTEM_GROUPS, NameRefused, check_group
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
@@ -24,6 +25,10 @@ _SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_ONS", "CID_SYS_RMQ_TRANS", "GLOBA
 
 _ATTRIBUTES_REFUSED = frozenset({ResponseCode.INVALID_PARAMETER, ResponseCode.VERSION_NOT_SUPPORTED})
 
+AT_ONCE: Final = 16
+"""Topics or groups that are being created at the target."""
+
+T = TypeVar("T")
 Say = Callable[[str], None]
 
 
@@ -56,12 +61,44 @@ async def extend_mirror(
         )
     except PlanRefused as error:
         raise CommandFailed(str(error)) from error
-    for topic in found.topics:
+    await create_topics(target, found.topics, say)
+    state.queues.extend(found.queues)
+    return found
+
+
+async def create_topics(target: ClusterAdmin, topics: Iterable[NewTopic], say: Say) -> None:
+    """Create topics at the target, some at once: each waits for the name servers. Raises ClientError.
+
+    If one is refused, no further one is begun; those that were begun may be created or not.
+    """
+
+    async def create(topic: NewTopic) -> None:
         config = topic.config
         await create_topic(target, topic, say)
         say(f"topic {config.topic_name} has {config.write_queue_nums} queues in {topic.broker} now")
-    state.queues.extend(found.queues)
-    return found
+
+    await _some_at_once(topics, create)
+
+
+async def _some_at_once(items: Iterable[T], act: Callable[[T], Awaitable[None]]) -> None:
+    """Act on all items. Raises the first ClientError, after the others that were begun were cancelled."""
+    waiting = iter(items)
+    fault: ClientError | None = None
+
+    async def work() -> None:
+        nonlocal fault
+        for item in waiting:
+            try:
+                await act(item)
+            except ClientError as error:
+                fault = fault or error
+                nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(AT_ONCE):
+            nursery.start_soon(work)
+    if fault is not None:
+        raise fault
 
 
 async def create_topic(target: ClusterAdmin, topic: NewTopic, say: Say) -> None:
@@ -92,8 +129,9 @@ async def _put_topic(target: ClusterAdmin, topic: NewTopic, attributes: Mapping[
 
 
 async def create_groups(source: Groups, target: Groups, say: Say) -> None:
-    """Create the consumer groups that the target lacks. Raises ClientError."""
+    """Create the consumer groups that the target lacks, some at once. Raises ClientError."""
     known = await target.consumer_groups()
+    wanted: list[SubscriptionGroupConfig] = []
     for name, configs in sorted((await source.consumer_groups()).items()):
         if name in known or is_system_group(name):
             continue
@@ -102,7 +140,10 @@ async def create_groups(source: Groups, target: Groups, say: Say) -> None:
         except NameRefused as error:
             say(f"consumer group {name} is left out: {error}")
             continue
-        config = group_config(name, group_of(configs[min(configs)]))
+        wanted.append(group_config(name, group_of(configs[min(configs)])))
+
+    async def create(config: SubscriptionGroupConfig) -> None:
+        name = config.group_name
         try:
             await target.put_consumer_group(config)
             say(f"created consumer group {name}")
@@ -111,6 +152,8 @@ async def create_groups(source: Groups, target: Groups, say: Say) -> None:
                 raise
             await target.put_consumer_group(msgspec.structs.replace(config, attributes={}))
             say(f"created consumer group {name} without its attributes: {error.remark}")
+
+    await _some_at_once(wanted, create)
 
 
 def is_system_group(name: str) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from mq.cli.mirror.plan import NewTopic
-from mq.cli.mirror.setup import create_groups, create_topic
+from mq.cli.mirror.setup import AT_ONCE, create_groups, create_topic, create_topics
 from mq.client import BrokerError, SubscriptionGroupConfig
 from mq.protocol.codes import ResponseCode
 from mq.protocol.registration import TopicConfig
@@ -73,3 +75,40 @@ async def test_a_target_that_keeps_less_gets_a_topic_without_its_retention_time(
         await create_topic(target, NewTopic("broker-a", TopicConfig(name, attributes=attributes)), said.append)
     assert target.attributes == {"T": {"owner": "billing"}, "U": {"owner": "shop"}}
     assert said == ["topic T is mirrored without reserve.time: the log is kept for 1 hour"]
+
+
+class SlowTopics:
+    """A target whose name servers know a topic a second after it was created; it refuses one."""
+
+    def __init__(self, refused: str = "") -> None:
+        self.begun: list[str] = []
+        self.created: list[str] = []
+        self.refused = refused
+
+    async def create_topic(self, topic: str, **given: Any) -> None:
+        self.begun.append(topic)
+        await trio.sleep(1)
+        if topic == self.refused:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "no room", "127.0.0.1:1")
+        self.created.append(topic)
+
+
+def topics(count: int) -> list[NewTopic]:
+    return [NewTopic("broker-a", TopicConfig(f"T{number:03}")) for number in range(count)]
+
+
+async def test_many_topics_are_created_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    target: Any = SlowTopics()
+    said: list[str] = []
+    began = trio.current_time()
+    await create_topics(target, topics(10 * AT_ONCE), said.append)
+    assert trio.current_time() - began == pytest.approx(10)
+    assert sorted(target.created) == [each.config.topic_name for each in topics(10 * AT_ONCE)]
+    assert len(said) == 10 * AT_ONCE
+
+
+async def test_no_topic_is_begun_after_one_was_refused(autojump_clock: trio.testing.MockClock) -> None:
+    target: Any = SlowTopics(refused="T001")
+    with pytest.raises(BrokerError, match="no room"):
+        await create_topics(target, topics(10 * AT_ONCE), lambda _: None)
+    assert len(target.begun) <= 2 * AT_ONCE

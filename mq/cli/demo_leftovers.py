@@ -1,0 +1,61 @@
+"""What the demonstration leaves for a look with the console: a consumer group that lags, and dead letters.
+
+The consumer is a process of its own, whose log says that it failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import trio
+
+from mq.cli.dev_cluster import DevCluster
+from mq.client.consume.push_consumer import PushConsumer
+from mq.client.message import ReceivedMessage
+
+GROUP: Final = "demo_mail"
+FAILURES: Final = 5
+SECONDS_MAX: Final = 30.0
+
+
+async def leave_work(cluster: DevCluster, topic: str) -> None:
+    """Let a group fail at some messages, which become its dead letters, and stop before the others.
+
+    After `SECONDS_MAX` it goes on with less. If cancelled, the consumer is killed.
+    """
+    module = ["mq.cli.demo_leftovers", cluster.namesrv, topic, GROUP]
+    with trio.move_on_after(SECONDS_MAX):
+        async with cluster.running_module(GROUP, module) as process:
+            await process.wait()
+
+
+async def consume(namesrv: str, topic: str, group: str) -> None:
+    """Fail at `FAILURES` messages, then end."""
+    consumer = PushConsumer(namesrv, group=group, ordered=False, max_reconsume_times=0, consume_from="first")
+    failed = 0
+
+    @consumer.on(topic)
+    async def fail(message: ReceivedMessage) -> None:
+        nonlocal failed
+        failed += 1
+        if failed >= FAILURES:
+            consumer.stop()
+        raise LookupError(f"no address for line {message.keys[0]}")
+
+    async with consumer:
+        await consumer.run()
+
+
+def main() -> None:
+    """Arguments: name server, topic, group. Ends at the end of standard input, too."""
+    from mq.cli.logs import configure_logging
+    from mq.cli.servers import run_server
+
+    namesrv, topic, group = sys.argv[1:]
+    configure_logging("warning")
+    run_server(lambda: consume(namesrv, topic, group), until_stdin_closes=True)
+
+
+if __name__ == "__main__":
+    main()
