@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 from chaos.broker_sim.clients import Answer, Client, Lost
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
-from chaos.broker_sim.ordered_pop import From, OrderedPop
+from chaos.broker_sim.ordered_pop import From, OrderedPop, delivered
 from chaos.broker_sim.process import BrokerProcess
 from chaos.faults import ClockJump
 from chaos.limits import replaced
@@ -330,9 +330,10 @@ def _received(group: str, answer: Answer) -> list[tuple[QueueOfGroup, StoredMess
     except RecordError:
         return []
     times = int(answer.ext["popTime"]), int(answer.ext["invisibleTime"])
+    counts = answer.ext["orderCountInfo"].split(";")
     got = []
-    for message in messages:
+    for message, count in zip(messages, counts, strict=True):
         offset = QueueOffset(int(message.properties[props.LITE_OFFSET]))
         receipt = Receipt(offset, *times, ORDERED_REVIVE_QUEUE, NORMAL, "broker-a", 0, offset)
-        got.append(((group, message.properties[props.LITE_QUEUE], 0), message, receipt))
+        got.append(((group, message.properties[props.LITE_QUEUE], 0), delivered(message, int(count)), receipt))
     return got

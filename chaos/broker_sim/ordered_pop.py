@@ -2,7 +2,8 @@
 
 What must hold: while messages of a queue are invisible, no other consumer gets anything from it, unless the same
 attempt is repeated, until all open ones are acknowledged or their time is over by the leader's clock. A pop begins at
-the first unacknowledged message, and the group's offset is that one. What a client was told is acknowledged is so. In
+the first unacknowledged message, and the group's offset is that one. What a client was told is acknowledged is so. A
+message comes with the number of earlier pops of which the time was over, without those after which it was suspended. In
 the end everything is acknowledged.
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+import msgspec
+
 from chaos.broker_sim.clients import Answer, Client, Lost, OnDone
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Stored
@@ -24,7 +27,7 @@ from chaos.log_sim.node import Node
 from chaos.violation import Violation
 from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessages, QueueOfGroup, offsets_of
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.receipts import Receipt
+from mq.protocol.receipts import Receipt, read_count_info
 from mq.protocol.records import StoredMessage
 
 _GROUP = "OPG"
@@ -41,6 +44,9 @@ class _Held:
     next_offset: int
     open: set[int]
     put_off: dict[int, int] = field(default_factory=dict)
+    suspended: set[int] = field(default_factory=set)
+    counts: dict[int, int] = field(default_factory=dict)
+    """For each message: how often it was popped before, as far as that counts."""
 
     @property
     def until_ms(self) -> int:
@@ -76,6 +82,8 @@ class OrderedPop(Workload):
         self._asked: set[_Place] = set()
         """What clients acknowledge, or try to."""
         self._done: set[_Place] = set()
+        self._counts: dict[_Place, int] = {}
+        """With which number of earlier deliveries a message was popped."""
         self._gone: set[_Place] = set()
         """What was popped of a queue that has ended since."""
 
@@ -113,8 +121,14 @@ class OrderedPop(Workload):
         def done(answer: Answer | Lost) -> None:
             repeated = ""
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                counts = read_count_info(answer.ext.get("orderCountInfo", ""))
                 got = [
-                    ((_GROUP, self.topic, receipt.queue_id), message, receipt) for message, receipt in received(answer)
+                    (
+                        (_GROUP, self.topic, receipt.queue_id),
+                        delivered(message, counts.get((receipt.mark, receipt.queue_id, receipt.offset), 0)),
+                        receipt,
+                    )
+                    for message, receipt in received(answer)
                 ]
                 self._got(consumer, node, got)
             else:
@@ -139,6 +153,13 @@ class OrderedPop(Workload):
             self._handed_out[heard] -= 1
             if self._handed_out[heard] < 0:
                 raise Violation(f"pop: {key}/{offset} was handed out with {receipt}, and that is not committed")
+            # A pop that was taken over meanwhile has no counts any more.
+            if message.reconsume_times not in (0, self._counts[heard]):
+                raise Violation(
+                    f"counted: {key}/{offset} comes with {message.reconsume_times} earlier deliveries, "
+                    f"{self._counts[heard]} count"
+                )
+            self.counts["handed out with a count"] += message.reconsume_times > 0
             self.counts["handed out"] += 1
             queues.setdefault(key, []).append(receipt)
         for key, receipts in queues.items():
@@ -202,7 +223,8 @@ class OrderedPop(Workload):
                     fresh = receipt._replace(start=receipt.offset, pop_time_ms=pop_time_ms, invisible_ms=invisible_ms)
                     self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 2.0), self._acknowledge, source, fresh)
 
-        ext = self._about(source, receipt) | {"invisibleTime": self.rng.choice((0, 300, 2000))}
+        suspends = self.rng.random() < 0.5
+        ext = self._about(source, receipt) | {"invisibleTime": self.rng.choice((0, 300, 2000)), "suspend": suspends}
         self._ask(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, done)
 
     def _ask(self, source: From, code: RequestCode, ext: dict[str, Any], done: OnDone) -> None:
@@ -228,6 +250,8 @@ class OrderedPop(Workload):
                 held = self._held.get((group, topic, queue_id))
                 if held is not None and held.pop_time_ms == command.pop_time_ms:
                     held.put_off[offset] = command.new_pop_time_ms + command.invisible_ms
+                    (held.suspended.add if command.suspended else held.suspended.discard)(offset)
+                    self.counts["suspended"] += command.suspended
             case _:
                 pass
 
@@ -237,7 +261,12 @@ class OrderedPop(Workload):
         if not taken or taken != list(range(self._next(key), command.next_offset)):
             raise Violation(f"order: {command} takes {taken}, the queue is {self._at(key)}")
         held = self._held.get(key)
+        counts: dict[int, int] = dict.fromkeys(taken, 0)
         if held is not None:
+            is_repeated = bool(command.attempt) and command.attempt == held.attempt
+            for offset in taken:
+                counted = not is_repeated and offset in held.open and offset not in held.suspended
+                counts[offset] = held.counts.get(offset, 0) + counted
             if command.attempt and command.attempt == held.attempt:
                 self.counts["had again by the same attempt"] += 1
             # The clocks of old and new leaders may differ.
@@ -245,9 +274,12 @@ class OrderedPop(Workload):
                 raise Violation(f"early: {command} takes {held.until_ms - at_ms} ms too early what is {held}")
             else:
                 self.counts["had again after their time"] += 1
-        self._held[key] = _Held(at_ms, command.invisible_ms, command.attempt or "", command.next_offset, set(taken))
+        self._held[key] = _Held(
+            at_ms, command.invisible_ms, command.attempt or "", command.next_offset, set(taken), counts=counts
+        )
         for offset in taken:
             self._handed_out[key, offset, at_ms] += 1
+            self._counts[key, offset, at_ms] = counts[offset]
 
     def _end(self, key: QueueOfGroup, pop_time_ms: int, offsets: Any) -> None:
         held = self._held.get(key)
@@ -304,3 +336,8 @@ class OrderedPop(Workload):
                 offset = process.metadata.consumer_offset(*key)
                 if offset != reached:
                     raise Violation(f"offset: {key} is at {offset} at {process.node_id}, not {reached}")
+
+
+def delivered(message: StoredMessage, times: int) -> StoredMessage:
+    """A message as a client sees it that was delivered so many times before."""
+    return msgspec.structs.replace(message, reconsume_times=times)

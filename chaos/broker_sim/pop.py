@@ -61,6 +61,8 @@ class _Pop(NamedTuple):
     start: QueueOffset
     pop_time_ms: int
     invisible_ms: int
+    suspended: bool = False
+    """Whether the attempt that ends with it is not counted."""
 
     @property
     def due_ms(self) -> int:
@@ -307,7 +309,7 @@ class Pop(Workload):
                 later = self.rng.uniform(0.0, 2.0)
                 self.cluster.at(self.cluster.now + later, self._ack, consumer, place, fresh)
 
-        ext = self._about(place, receipt) | {"invisibleTime": invisible_ms}
+        ext = self._about(place, receipt) | {"invisibleTime": invisible_ms, "suspend": self.rng.random() < 0.5}
         node = self.cluster.some_node(self.rng)
         consumer.request(node, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"", done)
 
@@ -356,7 +358,8 @@ class Pop(Workload):
                 if self._is_open(place, command.start, command.pop_time_ms):
                     name = command.start, command.pop_time_ms
                     self._moved[place, name] = command.offset, command.new_pop_time_ms
-                    self._hold(place, _Pop(command.offset, command.new_pop_time_ms, command.invisible_ms))
+                    until = _Pop(command.offset, command.new_pop_time_ms, command.invisible_ms, command.suspended)
+                    self._hold(place, until)
             case _:
                 pass
 
@@ -393,6 +396,10 @@ class Pop(Workload):
                 copy = copies.pop(0)
                 if copy.value != ended.value:
                     raise Violation(f"changed: {place} was {ended.value} and comes again as {copy.value}")
+                times = copy.record.reconsume_times - ended.record.reconsume_times
+                if times != (0 if pop.suspended else 1):
+                    raise Violation(f"counted: {place} comes again with {times} attempts more, it was {pop}")
+                self.counts["given back, not counted"] += pop.suspended
                 self._finished[place] = "given back"
                 self.counts["given back"] += 1
                 # A clock that was set back may restart the time, but not shorten it.

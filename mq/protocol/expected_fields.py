@@ -39,7 +39,6 @@ _IGNORED: Final[Mapping[int, frozenset[str]]] = {
     RequestCode.LITE_PULL_MESSAGE: frozenset({"liteTopic", "proxyFrowardClientId", "requestSource"}),
     RequestCode.QUERY_MESSAGE: frozenset({"indexType", "lastKey"}),
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: frozenset({"liteTopic"}),
-    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: frozenset({"suspend"}),
     RequestCode.NOTIFICATION: frozenset({"exp", "expType", "isLiteConsumer"}),
     RequestCode.UPDATE_AND_CREATE_TOPIC: frozenset({"force"}),
     RequestCode.GET_ALL_TOPIC_CONFIG: frozenset({"dataVersion", "maxTopicNum", "topicSeq", "totalTopicNum"}),

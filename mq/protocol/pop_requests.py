@@ -92,6 +92,8 @@ class ChangeInvisibleExt(Ext, rename=wire(invisible_ms="invisibleTime")):
     offset: QueueOffset64
     invisible_ms: I64
     lite_topic: str | None = None
+    suspend: bool | None = None
+    """Whether the attempt that ends here is not counted."""
 
 
 class ChangeMessageInvisibleTime(Request, tag=int(Code.CHANGE_MESSAGE_INVISIBLETIME)):

@@ -21,6 +21,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.state.commands import encode_command
+from mq.broker.state.format_level import LEVEL_OF_SUSPENDED_MESSAGES
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import (
     INVISIBLE_MS_MAX,
@@ -261,7 +262,9 @@ class PopAcks:
         if self.leaving.of(checkpoint_id) & bit:
             self.leaving.wait(checkpoint_id, call)
             return None
-        self._defer(checkpoint_id, ext.offset, min(ext.invisible_ms, INVISIBLE_MS_MAX), call)
+        # Older replicas could not read it: until all of the group are newer, the attempt counts.
+        suspended = bool(ext.suspend) and self._metadata.format_level.level >= LEVEL_OF_SUSPENDED_MESSAGES
+        self._defer(checkpoint_id, ext.offset, min(ext.invisible_ms, INVISIBLE_MS_MAX), call, suspended=suspended)
         return None
 
     def _defer(
@@ -270,8 +273,13 @@ class PopAcks:
         offset: QueueOffset,
         invisible_ms: int,
         call: Call[ChangeMessageInvisibleTime] | None = None,
+        *,
+        suspended: bool = False,
     ) -> None:
-        """Hide a message with nothing in flight for so long from now on; answers ``call`` when that is stored."""
+        """Hide a message with nothing in flight for so long from now on; answers ``call`` when that is stored.
+
+        If it is ``suspended``, the attempt that ends here is not counted.
+        """
         (key, start, pop_time_ms), now_ms = checkpoint_id, self._wall_clock_ms()
         of_queue = self._metadata.pops.of(key)
         open_places, ordered = of_queue.open, of_queue.ordered
@@ -291,6 +299,7 @@ class PopAcks:
             offset=offset,
             new_pop_time_ms=now_ms,
             invisible_ms=invisible_ms,
+            suspended=suspended,
         )
         waiters: list[_Waiter] = []
         if call is not None:

@@ -203,11 +203,14 @@ class PopRevival:
 
     def copy(self, due: Due[CheckpointId], record: bytes, now_ms: int) -> InternalRecord:
         """See `Source`."""
-        (group, topic, _), _, pop_time_ms = due.key
+        key, start, pop_time_ms = due.key
+        group, topic, _ = key
+        checkpoint = self._metadata.pops.of(key).open.get((start, pop_time_ms))
         message = decode_record(memoryview(record))
         origin = message.properties.get(props.RETRY_TOPIC, message.topic)
         tail = self._retry_topics.tail(group, topic, origin, message.properties)
-        return _copy(message, tail, group, pop_time_ms, self._broker_name)
+        attempts = 0 if checkpoint is not None and checkpoint.suspended else 1
+        return _copy(message, tail, group, pop_time_ms, self._broker_name, attempts)
 
     def mark(self, moved: Moved[CheckpointId], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """See `Source`. A message that the log has deleted leaves its checkpoint without a copy."""
@@ -271,9 +274,11 @@ class PopRevival:
         return now_ms + self._ordered_clock.wait_ms(key, ordered, now_ms)
 
 
-def _copy(message: StoredMessage, tail: NextOffset, group: str, pop_time_ms: int, broker_name: str) -> InternalRecord:
-    """A message in the form of the retry topic."""
+def _copy(
+    message: StoredMessage, tail: NextOffset, group: str, pop_time_ms: int, broker_name: str, attempts: int
+) -> InternalRecord:
+    """A message in the form of the retry topic, delivered so many times more than before."""
     properties = with_origin(message, broker_name)
     properties.setdefault(props.FIRST_POP_TIME, str(pop_time_ms))
     properties[props.ORIGIN_GROUP] = group
-    return copy_record(message, tail, props.fitted(properties), attempts=1)
+    return copy_record(message, tail, props.fitted(properties), attempts=attempts)

@@ -109,11 +109,11 @@ class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
             _check_bits(bits)
 
 
-class DeferMessage(TableCommand, frozen=True, tag="defer_message"):
+class DeferMessage(TableCommand, frozen=True, omit_defaults=True, tag="defer_message"):
     """The invisible time of one message starts again: ``invisible_ms`` from ``new_pop_time_ms`` on.
 
     It moves to a checkpoint of its own, (``offset``, ``new_pop_time_ms``). In ordered consumption it stays in its
-    checkpoint.
+    checkpoint. If it is ``suspended``, the attempt that ends here is not counted.
     """
 
     group: str
@@ -124,6 +124,8 @@ class DeferMessage(TableCommand, frozen=True, tag="defer_message"):
     offset: QueueOffset
     new_pop_time_ms: int
     invisible_ms: int
+    suspended: bool = False
+    """From format level 7 on."""
 
     def check(self) -> None:
         """See `TableCommand.check`."""
@@ -140,6 +142,12 @@ class Checkpoint(NamedTuple):
 
     invisible_ms: int
     bits: int
+    suspended: bool = False
+    """Whether its message, the only one then, comes again without a higher count."""
+
+    def row(self) -> tuple[int, ...]:
+        """As it is in a snapshot: before format level 7 there are two numbers."""
+        return self if self.suspended else self[:2]
 
 
 class Ordered(NamedTuple):
@@ -156,6 +164,8 @@ class Ordered(NamedTuple):
     """For messages that were popped before: how often."""
     later: dict[QueueOffset, int]
     """For messages with a changed invisible time: its end, in epoch milliseconds."""
+    suspended: tuple[QueueOffset, ...] = ()
+    """Messages that come again without a higher count, ascending."""
 
     @property
     def first_open(self) -> QueueOffset:
@@ -252,7 +262,15 @@ class PopQueue:
 
 _NOTHING = PopQueue()
 
-_OpenRow = tuple[QueueOffset, int, int, int]
+
+class _OpenRow(NamedTuple):
+    start: QueueOffset
+    pop_time_ms: int
+    invisible_ms: int
+    bits: int
+    suspended: bool = False
+
+
 _Row = tuple[str, str, int, list[_OpenRow], Ordered | None]
 
 
@@ -319,7 +337,14 @@ class PopCheckpoints:
             del self.of_groups[group]
 
     def _add(
-        self, key: QueueOfGroup, queue: PopQueue, start: QueueOffset, pop_time_ms: int, invisible_ms: int, bits: int
+        self,
+        key: QueueOfGroup,
+        queue: PopQueue,
+        start: QueueOffset,
+        pop_time_ms: int,
+        invisible_ms: int,
+        bits: int,
+        suspended: bool = False,
     ) -> None:
         assert bits > 0, f"{key[0]} popped {bits} from {start} on in {key[1]}/{key[2]}"
         there = queue.open.get((start, pop_time_ms))
@@ -327,7 +352,7 @@ class PopCheckpoints:
             self._count(key[0], 1)
         else:
             bits |= there.bits  # the same messages, popped twice within a millisecond
-        queue.open[start, pop_time_ms] = Checkpoint(invisible_ms, bits)
+        queue.open[start, pop_time_ms] = Checkpoint(invisible_ms, bits, suspended)
 
     def _to_change(self, key: QueueOfGroup) -> PopQueue:
         """The open messages of a queue for changes, created if missing; the next capture may share it."""
@@ -347,7 +372,7 @@ class PopCheckpoints:
         if checkpoint is not None:
             left = checkpoint.bits & ~bits
             if left:
-                queue.open[start, pop_time_ms] = Checkpoint(checkpoint.invisible_ms, left)
+                queue.open[start, pop_time_ms] = checkpoint._replace(bits=left)
                 return
             del queue.open[start, pop_time_ms]
             queue.note_closed(start, pop_time_ms)
@@ -383,12 +408,15 @@ class PopCheckpoints:
             queue.note_moved(start, pop_time_ms, offset, command.new_pop_time_ms)
             self._ack(key, start, pop_time_ms, bit)
             self._put(key, queue)  # its last message may be gone
-            self._add(key, queue, offset, command.new_pop_time_ms, command.invisible_ms, 1)
+            self._add(key, queue, offset, command.new_pop_time_ms, command.invisible_ms, 1, command.suspended)
             return
         ordered = queue.ordered
         if ordered is not None and (ordered.start, ordered.pop_time_ms) == (start, pop_time_ms) and ordered.bits & bit:
             until_ms = command.new_pop_time_ms + command.invisible_ms
-            queue.ordered = ordered._replace(later=ordered.later | {offset: until_ms})
+            suspended = {*ordered.suspended} - {offset} | ({offset} if command.suspended else set())
+            queue.ordered = ordered._replace(
+                later=ordered.later | {offset: until_ms}, suspended=tuple(sorted(suspended))
+            )
 
     def capture(self) -> Callable[[], object]:
         """See `StateTable.capture`."""
@@ -399,7 +427,7 @@ class PopCheckpoints:
             return [
                 (
                     *key,
-                    [(*place, *queues[key].open[place]) for place in sorted(queues[key].open)],
+                    [(*place, *queues[key].open[place].row()) for place in sorted(queues[key].open)],
                     (ordered := queues[key].ordered) and _sorted(ordered),
                 )
                 for key in in_order(queues)
@@ -413,10 +441,10 @@ class PopCheckpoints:
         queues: dict[QueueOfGroup, PopQueue] = {}
         for group, topic, queue_id, opened, ordered in rows:
             queue = queues[group, topic, queue_id] = PopQueue()
-            for start, pop_time_ms, invisible_ms, bits in opened:
-                queue.open[start, pop_time_ms] = Checkpoint(invisible_ms, bits)
+            for row in opened:
+                queue.open[row.start, row.pop_time_ms] = Checkpoint(row.invisible_ms, row.bits, row.suspended)
             queue.ordered = ordered
-            every = [*(row[3] for row in opened), *([ordered.bits] if ordered else [])]
+            every = [*(row.bits for row in opened), *([ordered.bits] if ordered else [])]
             if not every or min(every) <= 0:
                 raise SnapshotDamaged(f"checkpoints of {group} in {topic}/{queue_id} with nothing open")
         self.queues, self._of_topics, self.of_groups, self.count = {}, {}, {}, 0
@@ -452,7 +480,7 @@ class PopCheckpoints:
                 assert ordered.start < end <= ordered.next_offset, (
                     f"{what}, in order from {ordered.start} on: open up to {end}, examined up to {ordered.next_offset}"
                 )
-                for offset in (*ordered.counts, *ordered.later):
+                for offset in (*ordered.counts, *ordered.later, *ordered.suspended):
                     assert ordered.start <= offset < ordered.next_offset, (
                         f"{what}, in order from {ordered.start} to {ordered.next_offset}: {offset} is noted"
                     )
@@ -509,10 +537,10 @@ def _ordered(command: PopMessages, before: Ordered | None) -> Ordered:
     counts: dict[QueueOffset, int] = {}
     attempt = command.attempt or ""
     if before is not None:
-        popped = set(offsets_of(before.start, before.bits))
-        again = 0 if attempt and attempt == before.attempt else 1
+        is_repeated = attempt and attempt == before.attempt
+        again = set() if is_repeated else {*offsets_of(before.start, before.bits)}.difference(before.suspended)
         for offset in offsets_of(command.start, command.taken):
-            count = before.counts.get(offset, 0) + (again if offset in popped else 0)
+            count = before.counts.get(offset, 0) + (offset in again)
             if count:
                 counts[offset] = count
     return Ordered(
@@ -528,9 +556,8 @@ def _ordered(command: PopMessages, before: Ordered | None) -> Ordered:
 
 
 def _sorted(ordered: Ordered) -> tuple[object, ...]:
-    return tuple(
-        ordered._replace(counts=dict(sorted(ordered.counts.items())), later=dict(sorted(ordered.later.items())))
-    )
+    row = ordered._replace(counts=dict(sorted(ordered.counts.items())), later=dict(sorted(ordered.later.items())))
+    return tuple(row if row.suspended else row[:-1])
 
 
 def _check_queue(group: str, topic: str, queue_id: int) -> None:

@@ -18,8 +18,8 @@ import anyio
 
 from mq.client.body_codecs import BodyCodec
 from mq.client.consume.policies import OnError
-from mq.client.consume.pop_consumer import BATCH_MAX, AckBatch, PopConsumer
-from mq.client.consume.popped_messages import LITE_QUEUE_ID, PoppedMessage, read_popped_lite
+from mq.client.consume.pop_consumer import BATCH_MAX, PopConsumer
+from mq.client.consume.popped_messages import LITE_QUEUE_ID, AckBatch, PoppedMessage, read_popped_lite
 from mq.client.errors import BrokerError, ClientError
 from mq.client.events import ClientEvent, OnEvent
 from mq.client.message import BodyT, MessageQueue
@@ -110,7 +110,8 @@ class LiteConsumer(PopConsumer[BodyT]):
     it. The messages of a lite topic come in order, each after the previous one was acknowledged, to one member of the
     group at a time; other lite topics do not wait. A message that is returned (`nack`), or not acknowledged within
     `invisible` seconds, comes again before those behind it, with a higher `reconsume_times`, as often as it takes: a
-    handler that gives up acknowledges it.
+    handler that gives up acknowledges it. One that is not ready yet, as while somebody thinks, calls
+    `suspend(message, seconds)`: the lite topic rests for so long, and `reconsume_times` stays as it is.
 
     `lite_topics` are those to begin with; None stands for all of them, which needs a group with the attribute
     `lite.sub.wildcard`. A group that reads a lite topic for the first time begins at its first message. With the

@@ -21,7 +21,7 @@ import anyio.lowlevel
 from mq.client.body_codecs import BodyCodec
 from mq.client.consume.consumer import Consumer
 from mq.client.consume.policies import OnError
-from mq.client.consume.popped_messages import Inbox, PoppedMessage, batch_ack, read_popped
+from mq.client.consume.popped_messages import AckBatch, Inbox, PoppedMessage, batch_ack, read_popped
 from mq.client.consume.renewals import Renewals
 from mq.client.consume.subscription import subscription_of
 from mq.client.errors import BodyNotDecoded, BrokerError, ClientClosed, ClientError, TopicNotFound, UnreadableAnswer
@@ -56,21 +56,6 @@ INVISIBLE_SECONDS_MAX = 12 * 3600.0
 
 _NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
 _NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR})
-
-
-class AckBatch:
-    """Acknowledgements sent together."""
-
-    def __init__(self) -> None:
-        self.messages: list[PoppedMessage[Any]] = []
-        self.answered = anyio.Event()
-        self.error: ClientError | None = None
-
-    def fail(self) -> None:
-        """Tell all callers that the outcome is unknown."""
-        self.error = ClientClosed("the consumer was closed before the answer came")
-        self.error.stored = "unknown"
-        self.answered.set()
 
 
 class PopConsumerOptions(TypedDict, total=False):
@@ -314,13 +299,24 @@ class PopConsumer(Consumer[BodyT]):
 
         Afterwards it cannot be acknowledged any more. With `ordered`, those behind it come after it.
         """
+        await self._return(message, delay, suspend=False)
+
+    async def suspend(self, message: PoppedMessage[Any], seconds: float) -> None:
+        """Put a message off for `seconds` from now on: as `nack`, but the attempt does not count.
+
+        With `ordered`, that holds for those behind it as well, and nothing of its queue comes meanwhile. Until all
+        replicas of the broker group have a version that knows this (format level 7), the attempt is counted.
+        """
+        await self._return(message, seconds, suspend=True)
+
+    async def _return(self, message: PoppedMessage[Any], delay: float, *, suspend: bool) -> None:
         if not 0 <= delay <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"a delay of {delay} seconds; allowed: 0 to {INVISIBLE_SECONDS_MAX}")
         if self._renewals is not None:
             await self._renewals.release(message)
         self._opened()
         with nullcontext() if self._spans is None else self._spans.settling("nack", message.topic, [message]):
-            errors = await self._give_back(self._inbox.drop(message), delay)
+            errors = await self._give_back(self._inbox.drop(message), delay, suspend=suspend)
             if errors:
                 raise errors[0]
         if self._recorder is not None:
@@ -360,7 +356,9 @@ class PopConsumer(Consumer[BodyT]):
     async def _renew_message(self, message: PoppedMessage[Any]) -> bool:
         return await self._extend(message, self.invisible)
 
-    async def _change_invisible(self, message: PoppedMessage[Any], seconds: float) -> Response | None:
+    async def _change_invisible(
+        self, message: PoppedMessage[Any], seconds: float, *, suspend: bool = False
+    ) -> Response | None:
         """Let the invisible time end in `seconds`. None if the message is not hidden. Raises ClientError."""
         receipt = message.receipt
         ext = ChangeInvisibleExt(
@@ -371,16 +369,19 @@ class PopConsumer(Consumer[BodyT]):
             extra_info=receipt.encode(),
             offset=receipt.offset,
             invisible_ms=math.ceil(seconds * 1000),
+            suspend=suspend or None,
         )
         return await self._say(message.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext.fields(), b"")
 
-    async def _give_back(self, messages: Sequence[PoppedMessage[Any]], delay: float) -> list[ClientError]:
+    async def _give_back(
+        self, messages: Sequence[PoppedMessage[Any]], delay: float, *, suspend: bool = False
+    ) -> list[ClientError]:
         """Return messages for redelivery; returns the errors."""
         errors: list[ClientError] = []
 
         async def change(message: PoppedMessage[Any]) -> None:
             try:
-                await self._change_invisible(message, delay)
+                await self._change_invisible(message, delay, suspend=suspend)
             except ClientError as error:
                 errors.append(error)
 

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from mq.client.errors import ClientClosed, UnreadableAnswer
+from mq.client.errors import ClientClosed, ClientError, UnreadableAnswer
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.net.replies import LeftOut, fields_of, received_messages
 from mq.protocol import properties as props
@@ -31,7 +31,7 @@ from mq.protocol.receipts import (
 )
 from mq.protocol.replies import PopReply
 
-__all__ = ["LITE_QUEUE_ID", "Inbox", "PoppedMessage", "batch_ack", "read_popped", "read_popped_lite"]
+__all__ = ["LITE_QUEUE_ID", "AckBatch", "Inbox", "PoppedMessage", "batch_ack", "read_popped", "read_popped_lite"]
 
 LITE_QUEUE_ID = 0
 """Lite topics have one queue."""
@@ -53,6 +53,21 @@ class PoppedMessage(ReceivedMessage[BodyT]):
         """On the clock of the event loop."""
         self.behind: deque[PoppedMessage[Any]] = deque()
         """In ordered consumption: messages of its queue popped with it, which wait until it is done."""
+
+
+class AckBatch:
+    """Acknowledgements sent together."""
+
+    def __init__(self) -> None:
+        self.messages: list[PoppedMessage[Any]] = []
+        self.answered = anyio.Event()
+        self.error: ClientError | None = None
+
+    def fail(self) -> None:
+        """Tell all callers that the outcome is unknown."""
+        self.error = ClientClosed("the consumer was closed before the answer came")
+        self.error.stored = "unknown"
+        self.answered.set()
 
 
 class Inbox:

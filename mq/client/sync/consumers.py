@@ -455,6 +455,7 @@ class _SyncPops(_SyncConsumer[PopT, BodyT], Generic[PopT, BodyT], of=PopConsumer
 
     ack = waits(PopConsumer.ack)
     nack = waits(PopConsumer.nack)
+    suspend = waits(PopConsumer.suspend)
 
     def receive(self, *, timeout: float | None = None) -> PoppedMessage[BodyT] | None:
         """The next message; None after `timeout` seconds without one."""

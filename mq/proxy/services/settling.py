@@ -68,9 +68,20 @@ class PoppedMessages:
             # It was acknowledged before: by this request, whose first answer was lost, or by the client.
 
     async def defer(
-        self, group: str, topic: str, handle: Handle, invisible_ms: int, extra: Fields, seconds: float = SETTLE_SECONDS
+        self,
+        group: str,
+        topic: str,
+        handle: Handle,
+        invisible_ms: int,
+        extra: Fields,
+        seconds: float = SETTLE_SECONDS,
+        *,
+        suspend: bool = False,
     ) -> Handle:
-        """Hide a message for so long from now on. Raises Refused if it is visible already; ClientError."""
+        """Hide a message for so long from now on. Raises Refused if it is visible already; ClientError.
+
+        With ``suspend``, the attempt that ends here is not counted.
+        """
         receipt = await self._receipt(topic, handle)
         ext = ChangeInvisibleExt(
             consumer_group=group,
@@ -80,6 +91,7 @@ class PoppedMessages:
             offset=receipt.offset,
             invisible_ms=invisible_ms,
             lite_topic=handle.lite_topic or None,
+            suspend=suspend or None,
         )
         code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
         try:
@@ -163,7 +175,13 @@ class Settling:
         try:
             async with self._renewals.taken(caller.client_id, group, request.receipt_handle) as handle:
                 changed = await self._popped.defer(
-                    group, topic, handle, invisible_ms, caller.extra, caller.seconds_left(SETTLE_SECONDS)
+                    group,
+                    topic,
+                    handle,
+                    invisible_ms,
+                    caller.extra,
+                    caller.seconds_left(SETTLE_SECONDS),
+                    suspend=request.suspend,
                 )
         except (Refused, ClientError) as error:
             # With the handle that the client has: some take what is here without looking at the status.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.support.lite_topics import (
     send,
     told,
 )
-from tests.support.running_broker import limited, running
+from tests.support.running_broker import Answer, limited, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -119,6 +120,28 @@ async def test_a_changed_invisible_time_lets_a_message_come_again_earlier(tmp_pa
         answer = await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
         assert answer.code == ResponseCode.SUCCESS
         assert told(await client.answer(held)) == [("a", b"1", 1)]
+
+
+async def test_a_suspended_lite_topic_comes_again_in_its_time_and_the_attempt_is_not_counted(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client)
+        await control(client, "PARTIAL_ADD", "a")
+        await send(client, "a", b"1")
+
+        async def suspended(got: Answer, invisible_ms: int, **given: Any) -> Answer:
+            held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000, **given))
+            change = receipt(got, got.records[0]) | {"invisibleTime": invisible_ms, "suspend": True}
+            assert (await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)).code == ResponseCode.SUCCESS
+            return await client.answer(held)
+
+        first = await pop(client)
+        assert told(first) == [("a", b"1", 0)]
+        second = await suspended(first, 5, invisibleTime=1)
+        assert told(second) == [("a", b"1", 0)]
+        third = await pop(client, pollTime=10_000)
+        assert told(third) == [("a", b"1", 1)], "nobody suspended it before its invisible time was over"
+        assert told(await suspended(third, 0)) == [("a", b"1", 1)]
 
 
 async def test_one_request_waits_for_all_lite_topics_also_for_those_that_are_not_there_yet(tmp_path: Path) -> None:

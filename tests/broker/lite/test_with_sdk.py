@@ -189,6 +189,29 @@ def test_a_member_takes_what_it_begins_with_from_another_one_that_may_be_gone() 
     on_trio(main)
 
 
+def test_a_suspended_lite_topic_rests_and_its_messages_are_not_counted() -> None:
+    async def main() -> None:
+        async with sessions() as (kit, _, producer):
+            await sent(producer, "a", b"1", b"2")
+            async with LiteConsumer(kit.namesrv, GROUP, PARENT, lite_topics=["a", "b"], invisible=30.0) as consumer:
+                for _ in range(3):
+                    message = await anext(consumer)
+                    assert (message.body, message.reconsume_times) == (b"1", 0)
+                    await consumer.suspend(message, 100.0)
+                    await sent(producer, "b", b"other")
+                    assert await received(consumer, 1) == [("b", b"other")]
+                    await comes_nothing(consumer, 95.0)
+                await consumer.ack(await anext(consumer))
+                last = await anext(consumer)
+                assert (last.body, last.reconsume_times) == (b"2", 0)
+                with pytest.raises(ValueError, match="allowed: 0 to"):
+                    await consumer.suspend(last, -1.0)
+                await consumer.ack(last)
+                await comes_nothing(consumer)
+
+    on_trio(main)
+
+
 def test_consumers_of_a_wildcard_group_share_all_lite_topics() -> None:
     async def main() -> None:
         async with sessions(wildcard="*") as (kit, _, producer):

@@ -122,6 +122,23 @@ async def test_an_answer_has_messages_of_the_topic_or_of_its_retry_topic(tmp_pat
         assert sorted(marks) == ["00", "111"]
 
 
+@pytest.mark.parametrize(("level", "times"), [(7, 0), (6, 1)])
+async def test_a_suspended_message_comes_again_without_a_higher_count_if_all_replicas_know_that(
+    tmp_path: Path, level: int, times: int
+) -> None:
+    async with running(tmp_path, format_level_max=level) as broker:
+        client = await broker.connect()
+        await client.wait_for(lambda info: info["raftmq.formatLevel"] == str(level))
+        await filled(client, 1)
+        (message,) = await popped(client)
+        change = message.ack_ext() | {"invisibleTime": 1, "suspend": True}
+        assert (await client.request(CHANGE, change)).code == FOUND
+        (message,) = await again(client, invisibleTime=1)
+        assert message.message.reconsume_times == times
+        (message,) = await again(client)
+        assert message.message.reconsume_times == times + 1, "nobody suspended it a second time"
+
+
 async def test_a_changed_time_counts_for_one_message_and_gives_it_a_new_receipt(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()

@@ -200,6 +200,39 @@ def test_what_is_not_acknowledged_comes_again_in_its_place_and_then_is_dead() ->
     run(test)
 
 
+def test_a_suspended_lite_topic_comes_again_and_the_attempt_does_not_count() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await sync(proxy, "s1", "s2")
+        await send(proxy, "s1", "a")
+        for renewed in (False, True):
+            [a] = await received(proxy, auto_renew=renewed)
+            assert named([a]) == [("s1", "a", 1)]
+            answer = await proxy.ask(
+                "ChangeInvisibleDuration",
+                pb.ChangeInvisibleDurationRequest(
+                    group=pb.Resource(name=GROUP),
+                    topic=a.topic,
+                    receipt_handle=a.system_properties.receipt_handle,
+                    invisible_duration=Duration(seconds=90),
+                    lite_topic="s1",
+                    suspend=True,
+                ),
+                pb.ChangeInvisibleDurationResponse,
+            )
+            assert answer.status.code == pb.OK
+            await send(proxy, "s2", "b")
+            [b] = await received(proxy)  # another lite topic does not wait
+            assert (await proxy.acknowledge(GROUP, b)).status.code == pb.OK
+            await kit.advance(seconds=80)
+            assert await received(proxy) == []
+            await kit.advance(seconds=10)
+        [a] = await received(proxy)
+        assert named([a]) == [("s1", "a", 1)]
+        assert (await proxy.acknowledge(GROUP, a)).status.code == pb.OK
+
+    run(test)
+
+
 def test_messages_of_a_push_consumer_stay_hidden_while_it_works_on_them() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         async with proxy.telemetry("c1", settings(pb.LITE_PUSH_CONSUMER)) as (_, answer):

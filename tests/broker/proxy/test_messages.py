@@ -182,6 +182,61 @@ def test_a_client_that_keeps_its_former_handle_after_a_change_can_acknowledge(re
     run(test)
 
 
+def test_a_suspended_message_comes_again_and_the_attempt_does_not_count() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await trio.sleep(5)  # all replicas have said by then what they understand
+        await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))
+        await begin(proxy, "billing", "Orders")
+        await proxy.send("Orders", "one")
+        for _ in range(3):
+            _, [got] = await proxy.receive("billing", "Orders")
+            assert got.system_properties.delivery_attempt == 1
+            suspension = change(got, 10)
+            suspension.suspend = True
+            answer = await proxy.ask("ChangeInvisibleDuration", suspension, pb.ChangeInvisibleDurationResponse)
+            assert answer.status.code == pb.OK
+            await kit.advance(seconds=11)
+        _, [got] = await proxy.receive("billing", "Orders")
+        assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
+        assert kit.dead_letters("billing") == []
+
+    run(test)
+
+
+@pytest.mark.parametrize(("waits", "changed"), [(0, 30), (0, 10), (10, 20), (29, 1)])
+def test_no_pop_is_lost_when_invisible_times_collide(waits: int, changed: int) -> None:
+    """RocketMQ lost a message whose new invisible time ended in the same millisecond as the old one
+    (apache/rocketmq#10276); here also with a change in the millisecond of the pop.
+    """
+
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await admin.create_topic("Single", 1)
+        await begin(proxy, "billing", "Single")
+        for name in ("one", "two"):
+            await proxy.send("Single", name)
+        _, got = await proxy.receive("billing", "Single", batch_size=2, invisible_duration=Duration(seconds=30))
+        assert bodies(got) == ["one", "two"]
+        for _ in range(3):
+            if waits:
+                await trio.sleep(waits)
+            async with trio.open_nursery() as nursery:
+                for message in got:
+                    again = change(message, changed)
+                    nursery.start_soon(proxy.ask, "ChangeInvisibleDuration", again, pb.ChangeInvisibleDurationResponse)
+            await kit.advance(seconds=changed + 1)
+            got = []
+            while len(got) < 2:
+                _, more = await proxy.receive("billing", "Single", invisible_duration=Duration(seconds=30))
+                assert more, f"only {bodies(got)} came again"
+                got += more
+            assert sorted(bodies(got)) == ["one", "two"]
+        assert (await proxy.acknowledge("billing", *got)).status.code == pb.OK
+        await kit.advance(seconds=61)
+        await begin(proxy, "billing", "Single")
+
+    run(test)
+
+
 def test_a_refused_change_returns_the_handle_that_the_client_has() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await begin(proxy, "billing", "Orders")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from mq.broker.state.commands import (
     encode_command,
 )
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, DeferMessage, PopMessages, offsets_of
+from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, Checkpoint, DeferMessage, PopMessages, offsets_of
 from mq.broker.state.table import CommandRefused
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 
@@ -288,6 +289,72 @@ def test_a_changed_time_in_order_blocks_until_the_last_message_may_come_again() 
     ordered = metadata.pops.of(("G", "T", 0)).ordered
     assert ordered is not None
     assert ordered.blocked_until_ms() == 110
+
+
+def popped_in_order(pop_time_ms: int, *, before: int = -1, attempt: str = "") -> PopMessages:
+    """The first two messages."""
+    return PopMessages(
+        group="G",
+        topic="T",
+        queue_id=0,
+        before=QueueOffset(before),
+        next_offset=QueueOffset(2),
+        start=QueueOffset(0),
+        pop_time_ms=pop_time_ms,
+        invisible_ms=10,
+        taken=3,
+        attempt=attempt,
+    )
+
+
+def put_off(offset: int, start: int, pop_time_ms: int, new_pop_time_ms: int, *, suspended: bool) -> DeferMessage:
+    return DeferMessage(
+        group="G",
+        topic="T",
+        queue_id=0,
+        start=QueueOffset(start),
+        pop_time_ms=pop_time_ms,
+        offset=QueueOffset(offset),
+        new_pop_time_ms=new_pop_time_ms,
+        invisible_ms=50,
+        suspended=suspended,
+    )
+
+
+def test_a_suspended_message_of_an_ordered_queue_comes_again_without_being_counted() -> None:
+    metadata = ready()
+    metadata.apply(popped_in_order(100))
+    metadata.apply(put_off(0, 0, 100, 105, suspended=True))
+    metadata.apply(put_off(0, 0, 100, 106, suspended=True))  # twice, as when the first answer is lost
+    copy = Metadata()
+    copy.restore(metadata.snapshot())
+    for each in (metadata, copy):
+        each.apply(popped_in_order(200, before=0))
+        ordered = each.pops.of(("G", "T", 0)).ordered
+        assert ordered is not None
+        assert (ordered.counts, ordered.suspended) == ({1: 1}, ()), "it counts for the one behind it, and only once"
+    metadata.apply(put_off(0, 0, 200, 205, suspended=True))
+    metadata.apply(put_off(0, 0, 200, 206, suspended=False))  # the last word counts
+    metadata.apply(popped_in_order(300, before=0))
+    ordered = metadata.pops.of(("G", "T", 0)).ordered
+    assert ordered is not None
+    assert ordered.counts == {0: 1, 1: 2}
+
+
+def test_a_suspended_message_is_noted_in_snapshots_and_others_look_as_before() -> None:
+    metadata = ready()
+    pop = msgspec.structs.replace(popped_in_order(100), attempt=None)
+    metadata.apply(pop)
+    metadata.apply(put_off(0, 0, 100, 105, suspended=True))
+    metadata.apply(put_off(1, 0, 100, 105, suspended=False))
+    rows = metadata.pops.capture()()
+    assert rows == [("G", "T", 0, [(0, 105, 50, 1, True), (1, 105, 50, 1)], None)]
+    copy = Metadata()
+    copy.restore(metadata.snapshot())
+    assert copy.pops.of(("G", "T", 0)).open == metadata.pops.of(("G", "T", 0)).open
+    metadata.apply(put_off(0, 0, 105, 110, suspended=False))
+    assert metadata.pops.of(("G", "T", 0)).open[QueueOffset(0), 110] == Checkpoint(50, 1, suspended=False)
+    assert b"suspended" not in encode_command(put_off(0, 0, 105, 110, suspended=False))
 
 
 @pytest.mark.parametrize(
