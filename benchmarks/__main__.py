@@ -37,11 +37,11 @@ CASES: Final[dict[str, Case]] = {
     "memory": Case("benchmarks.memory", "memory under a load of half an hour; writes its page"),
     "curves": Case("benchmarks.curves", "CPU per message with more connections, queues, ...; writes its page"),
     "store": Case("benchmarks.store", "many queues, restarts: goals of the message store; writes its page"),
-    "special": Case("benchmarks.special", "delays, timers, transactions, POP; writes its page"),
+    "special": Case("benchmarks.delays_transactions_pop", "delays, timers, transactions, POP; writes its page"),
     "metrics": Case("benchmarks.scraping", "CPU and delays of a scrape of /metrics; writes its page"),
     "backup": Case("benchmarks.backup", "the effect of a backup on clients and brokers; writes its page"),
-    "fair": Case("benchmarks.fair", "latency of a client beside demanding ones; writes its page"),
-    "once": Case("benchmarks.once", "delayed and transactional messages while leaders die; writes a report"),
+    "fair": Case("benchmarks.fairness", "latency of a client beside demanding ones; writes its page"),
+    "once": Case("benchmarks.exactly_once", "delayed and transactional messages while leaders die; writes a report"),
     "failover": Case("benchmarks.failover", "how long writes stop when a leader fails; writes a report"),
     "celery": Case(
         "benchmarks.celery_load.noop", "Celery's tasks on raftmq, Redis and RabbitMQ; writes docs/celery.md"

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks.cases import Window
 from benchmarks.figures import Figure
+from benchmarks.latency_causes import CASE, core_figures, core_meters, measure_writes, writes_of
 from benchmarks.load import Job, Report, added, quantile
-from benchmarks.paced_causes import CASE, core_figures, core_meters, measure_writes, writes_of
 from benchmarks.paced_load import PacedJob
 from benchmarks.produce import windows_of
 from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics

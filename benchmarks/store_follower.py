@@ -159,7 +159,7 @@ class _Reader:
 
 async def burn(cores: Sequence[int], share: float, seconds: float) -> None:
     """Let a process use a share of these cores' time for so long."""
-    command = [sys.executable, "-m", "benchmarks.burning", f"{min(max(share, 0.0), 1.0):.3f}", f"{seconds:.3f}"]
+    command = [sys.executable, "-m", "benchmarks.cpu_burner", f"{min(max(share, 0.0), 1.0):.3f}", f"{seconds:.3f}"]
     async with trio.open_nursery() as nursery:
         process = await nursery.start(partial(trio.run_process, command, cwd=ROOT))
         os.sched_setaffinity(process.pid, cores)

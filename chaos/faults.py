@@ -31,7 +31,7 @@ class CutLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Deaf:
+class Isolated:
     """A node sends and receives nothing."""
 
     node: NodeId
@@ -210,7 +210,7 @@ class Depose:
 
 
 @dataclass(frozen=True, slots=True)
-class Nap:
+class PausedLeader:
     """The leader is paused while responses to it are in flight, and all others learn that its process has ended.
 
     When it continues it first gets a read, then those responses, and last that there is another leader.
@@ -218,7 +218,7 @@ class Nap:
 
 
 @dataclass(frozen=True, slots=True)
-class LateSuccessor:
+class DelayedTransferTarget:
     """The leader transfers leadership to a paused node, aborts that, and commits more with ``victim`` in the majority.
 
     That one loses power or is killed. When it is back, the leader is cut off, and the successor resumes and requests
@@ -229,7 +229,7 @@ class LateSuccessor:
 
 
 @dataclass(frozen=True, slots=True)
-class Rumor:
+class FalseProcessEnd:
     """A node is told that the process of another one has ended, rightly or wrongly."""
 
     node: NodeId
@@ -237,7 +237,7 @@ class Rumor:
 
 
 @dataclass(frozen=True, slots=True)
-class Ambush:
+class HitNewLeaders:
     """From now on each new leader is hit within ``delay_seconds_max`` of its election: powered off or cut off.
 
     It comes back ``absence_seconds`` later. Consecutive elections leave short tails of many terms in the logs, which
@@ -253,7 +253,7 @@ Fault = (
     Partition
     | OneWay
     | CutLink
-    | Deaf
+    | Isolated
     | Heal
     | Weather
     | Crash
@@ -272,11 +272,11 @@ Fault = (
     | QueueFlip
     | SharedDamage
     | Depose
-    | Nap
-    | LateSuccessor
+    | PausedLeader
+    | DelayedTransferTarget
     | ChangeMembers
     | Transfer
     | Retention
-    | Rumor
-    | Ambush
+    | FalseProcessEnd
+    | HitNewLeaders
 )

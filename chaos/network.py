@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from chaos.buggify import Buggify
-from chaos.faults import CutLink, Deaf, Heal, OneWay, Partition, Weather
+from chaos.faults import CutLink, Heal, Isolated, OneWay, Partition, Weather
 from raftlog.consensus.types import NodeId
 from raftlog.net.transport import Lane
 
@@ -28,7 +28,7 @@ class Network:
         self._cut: set[tuple[NodeId, NodeId]] = set()
         self.weather = weather
 
-    def disturb(self, fault: Partition | OneWay | CutLink | Deaf | Heal | Weather) -> None:
+    def disturb(self, fault: Partition | OneWay | CutLink | Isolated | Heal | Weather) -> None:
         """Change links; cuts add up until `Heal`."""
         match fault:
             case Partition(groups):
@@ -38,7 +38,7 @@ class Network:
                 self._cut.add((src, dst))
             case CutLink(one, other):
                 self._cut |= {(one, other), (other, one)}
-            case Deaf(node):
+            case Isolated(node):
                 self._cut |= {link for link in self._links() if node in link}
             case Heal():
                 self._cut.clear()

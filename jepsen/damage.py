@@ -129,7 +129,7 @@ def break_block(rng: Random, path: Path, *, misdirected: bool) -> list[Damaged]:
     return [Damaged(path, before, returns=True)]
 
 
-def helix(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[Damaged]]:
+def damage_all_copies(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[Damaged]]:
     """Damage every replica, no two of them near the same place; returns the damage by replica.
 
     Files that all replicas have closed, and that are equal, are damaged in turns: in each stretch of a file one replica

@@ -10,7 +10,7 @@ import msgspec
 
 from jepsen.checkers import CHECKERS, OF_SCENARIOS
 from jepsen.history import History, HistoryDamaged, decode_events, gather
-from jepsen.rare import met_in_history
+from jepsen.rare_states import met_in_history
 from jepsen.report import page
 from jepsen.run import HISTORY
 from jepsen.verdict import Verdict, of_unfinished

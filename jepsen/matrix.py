@@ -11,7 +11,7 @@ import msgspec
 from jepsen.checkers.send_path import BY_COMPILED
 from jepsen.profiles import NIGHTLY, PROFILES, Cell
 from jepsen.promises import promise_lines
-from jepsen.rare import IN_LOGS, STATES
+from jepsen.rare_states import IN_LOGS, STATES
 from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, in_words
 
 REPORTS = Path(__file__).parent.parent / "docs" / "reports"
@@ -22,7 +22,7 @@ _BROKEN, _UNKNOWN, _VALID = in_words(False), in_words("unknown"), in_words(True)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One run. ``told``: each violation, or why there is no verdict. ``met``: rare states, see `jepsen.rare`.
+    """One run. ``told``: each violation, or why there is no verdict. ``met``: rare states, see `jepsen.rare_states`.
     ``compiled``: messages that took the compiled send path.
     """
 

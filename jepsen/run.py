@@ -29,13 +29,13 @@ from jepsen.deployments.operators import verify_log
 from jepsen.deployments.security import secured
 from jepsen.deployments.shim import open_shims
 from jepsen.events import FORMAT
-from jepsen.final import read_replicas
+from jepsen.final_reads import read_replicas
 from jepsen.logs import Verified, differences
-from jepsen.nemeses import heal, torment
+from jepsen.nemeses import heal, run_schedule
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
 from jepsen.openchaos import kinds_of
-from jepsen.rare import met
+from jepsen.rare_states import met
 from jepsen.recorder import Recorder
 from jepsen.scenarios import SCENARIOS, play
 from jepsen.schedule import KINDS, draw
@@ -192,7 +192,7 @@ async def _run_with(
                     quick=plan.quick,
                     kinds={**KINDS, **kinds_of(plan.openchaos)},
                 )
-                await torment(injection, steps, plan.seconds)
+                await run_schedule(injection, steps, plan.seconds)
             await trio.sleep_until(until)
             say("healing")
             await heal(cluster)

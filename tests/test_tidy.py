@@ -26,7 +26,7 @@ PURE = (
     "jepsen/events.py",
     "jepsen/history.py",
     "jepsen/profiles.py",
-    "jepsen/rare.py",
+    "jepsen/rare_states.py",
     "jepsen/schedule.py",
     "jepsen/values.py",
     "jepsen/verdict.py",

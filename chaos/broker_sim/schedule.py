@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from chaos.faults import Ambush, WallStep, Weather
+from chaos.faults import HitNewLeaders, WallStep, Weather
 from chaos.limits import draw
 from chaos.log_sim.schedule import Scenario, Timed, bit_rot, draw_config, draw_faults, draw_limits, drops, queue_rot
 from mq.broker.limits import DEFAULT, TEST_MIN, BrokerLimits
@@ -57,7 +57,7 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
             faults.append((rng.uniform(0.0, safety_seconds), step))
     if hunted:
         absence = config.election_timeout_seconds_min * rng.uniform(1.0, 5.0)
-        faults.append((0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
+        faults.append((0.0, HitNewLeaders(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
         kinds += ("ambush",)
     segment_bytes = rng.choice((8 * 1024, 16 * 1024) if retention else (16 * 1024, 64 * 1024, 1024 * 1024))
     # Drawn separately, so that earlier draws stay the same.

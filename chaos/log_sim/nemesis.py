@@ -7,30 +7,30 @@ from collections import Counter
 from collections.abc import Callable
 
 from chaos.faults import (
-    Ambush,
     BitFlip,
     ChangeMembers,
     ClockJump,
     Crash,
     CutLink,
-    Deaf,
+    DelayedTransferTarget,
     Depose,
     DiskError,
     DiskRoom,
     DiskSpeed,
+    FalseProcessEnd,
     Fault,
     Heal,
-    LateSuccessor,
-    Nap,
+    HitNewLeaders,
+    Isolated,
     OneWay,
     Partition,
     Pause,
+    PausedLeader,
     PowerCut,
     QueueFlip,
     Restart,
     Resume,
     Retention,
-    Rumor,
     SharedDamage,
     Stall,
     Stop,
@@ -63,7 +63,7 @@ class Nemesis:
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
         self._rng: random.Random = cluster.rng
-        self._ambush: Ambush | None = None
+        self._ambush: HitNewLeaders | None = None
         self._troubled: set[NodeId] = set()
         self._cuts: list[tuple[str, int]] = []
         self.injected: Counter[str] = Counter()
@@ -87,7 +87,7 @@ class Nemesis:
             return
         at = cluster.now + self._rng.uniform(0.0, ambush.delay_seconds_max)
         back = at + ambush.absence_seconds
-        hit: Fault = PowerCut(node.node_id) if ambush.crash else Deaf(node.node_id)
+        hit: Fault = PowerCut(node.node_id) if ambush.crash else Isolated(node.node_id)
         cluster.at(at, self._unless_healed, lambda: self.strike(hit))
         cluster.at(back, self._unless_healed, lambda: self._come_back(node))
 
@@ -113,7 +113,7 @@ class Nemesis:
         for other in cluster.nodes.values():
             reached = cluster.network.connected(node.node_id, other.node_id)
             if other is not node and reached and self._rng.random() < 0.5:
-                rumor = Rumor(other.node_id, node.node_id)
+                rumor = FalseProcessEnd(other.node_id, node.node_id)
                 cluster.at(cluster.now + self._rng.uniform(0.0, 0.02), self._hear, rumor)
         return True
 
@@ -186,18 +186,18 @@ class Nemesis:
                 return self._drop_files(cluster.nodes[node_id], share)
             case Depose():
                 return self._depose()
-            case Nap():
+            case PausedLeader():
                 self._put_to_sleep()
                 return False
-            case LateSuccessor(victim):
+            case DelayedTransferTarget(victim):
                 self._call_late_successor(cluster.nodes[victim])
                 return False
-            case Rumor():
+            case FalseProcessEnd():
                 return self._hear(fault)
-            case Ambush():
+            case HitNewLeaders():
                 self._ambush = fault
                 return True
-            case Partition() | OneWay() | CutLink() | Deaf():
+            case Partition() | OneWay() | CutLink() | Isolated():
                 self._cuts.append((type(fault).__name__, cluster.wires.blocked))
                 cluster.network.disturb(fault)
                 return False
@@ -349,7 +349,7 @@ class Nemesis:
             if tries:
                 cluster.at(cluster.now + 0.005, self._call_late_successor, victim, tries - 1)
             return
-        self.effective[LateSuccessor.__name__] += 1
+        self.effective[DelayedTransferTarget.__name__] += 1
         self._carry_out(Heal())
         self.strike(Pause(late[0]))
         for node in late[1:]:
@@ -366,7 +366,7 @@ class Nemesis:
         """``victim`` loses power or is killed, and is then alone with the late nodes."""
         cluster = self._cluster
         rest = tuple(node for node in cluster.nodes if node not in (victim, *late))
-        by_turns = self.effective[LateSuccessor.__name__] % 2
+        by_turns = self.effective[DelayedTransferTarget.__name__] % 2
         self.strike(PowerCut(victim) if by_turns else Crash(victim))
         self.strike(Partition(((victim, *late), rest)))
         for node in (victim, late[0]):
@@ -381,7 +381,7 @@ class Nemesis:
             return False
         # All other nodes come back, or no leader could be elected.
         self._carry_out(Heal())
-        self.strike(Deaf(old))
+        self.strike(Isolated(old))
         patience = cluster.scenario.config.election_timeout_seconds_min
         for _ in range(6):
             at = cluster.now + self._rng.uniform(0.0, 1.2 * patience)
@@ -398,7 +398,7 @@ class Nemesis:
             if tries:
                 cluster.at(cluster.now + 0.01, self._unless_healed, lambda: self._put_to_sleep(tries - 1))
             return
-        self.effective[Nap.__name__] += 1
+        self.effective[PausedLeader.__name__] += 1
         node = process.node
         self._carry_out(Heal())
         # Each read makes it confirm its leadership with all others.
@@ -422,13 +422,13 @@ class Nemesis:
         for node in cluster.nodes:
             if node != ended:
                 at = cluster.now + after_seconds + self._rng.uniform(0.0, 0.02)
-                cluster.at(at, self._hear, Rumor(node, ended))
+                cluster.at(at, self._hear, FalseProcessEnd(node, ended))
 
     def _read(self, node: Node) -> None:
         if node.process is not None:
             self._cluster.on(node, "is read", node.process.read)
 
-    def _hear(self, rumor: Rumor) -> bool:
+    def _hear(self, rumor: FalseProcessEnd) -> bool:
         node = self._cluster.nodes[rumor.node]
         process = node.process
         if process is None:

@@ -12,30 +12,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from chaos.faults import (
-    Ambush,
     BitFlip,
     ChangeMembers,
     ClockJump,
     Crash,
     CutLink,
-    Deaf,
+    DelayedTransferTarget,
     Depose,
     DiskError,
     DiskRoom,
     DiskSpeed,
+    FalseProcessEnd,
     Fault,
     Heal,
-    LateSuccessor,
-    Nap,
+    HitNewLeaders,
+    Isolated,
     OneWay,
     Partition,
     Pause,
+    PausedLeader,
     PowerCut,
     QueueFlip,
     Restart,
     Resume,
     Retention,
-    Rumor,
     SharedDamage,
     Stall,
     Stop,
@@ -116,7 +116,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         faults.sort(key=lambda timed: timed[0])
     if hunted:
         absence = config.election_timeout_seconds_min * rng.uniform(1.0, 5.0)
-        faults.insert(0, (0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
+        faults.insert(0, (0.0, HitNewLeaders(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
         kinds += ("ambush",)
     segment_bytes = rng.choice((512, 1024, 4096, 4096, 16 * 1024, 64 * 1024))
     scenario = Scenario(
@@ -146,7 +146,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     if "membership" in kinds and rng.random() < 0.5:
         more += _disputed_changes(rng, 2 * config.election_timeout_seconds_max, safety_seconds)
     if "depose" in kinds and rng.random() < 0.5:
-        more += [(rng.uniform(1.0, safety_seconds), Nap()) for _ in range(rng.randint(2, 5))]
+        more += [(rng.uniform(1.0, safety_seconds), PausedLeader()) for _ in range(rng.randint(2, 5))]
     if "disk-error" in kinds and rng.random() < 0.7:
         more += _failed_syncs(rng, machines, safety_seconds)
     host = random.Random(f"{seed} host")
@@ -160,7 +160,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     if len(nodes) > 1 and not relaxed and lease.random() < 0.2:
         # Leases rely on clocks of about equal speed: no clock jumps, and their speeds differ as usual.
         faults = [(at, fault) for at, fault in faults if not isinstance(fault, ClockJump)]
-        more += [(lease.uniform(1.0, safety_seconds), Nap()) for _ in range(lease.randint(2, 6))]
+        more += [(lease.uniform(1.0, safety_seconds), PausedLeader()) for _ in range(lease.randint(2, 6))]
         scenario = replace(
             scenario,
             config=replace(config, lease_reads=True),
@@ -230,7 +230,7 @@ def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: floa
         away = [node for node in nodes if node not in (victim, late)]
         # In turns, since a killed process loses what it has not written, and a machine what it has not synced.
         end_of, other = other, end_of
-        faults += [(start + 0.2, Deaf(late)), (start + 0.3, end_of(victim)), (start + 0.35, Restart(victim))]
+        faults += [(start + 0.2, Isolated(late)), (start + 0.3, end_of(victim)), (start + 0.35, Restart(victim))]
         faults += [
             (start + 0.3, Heal()),
             (start + 0.3, Partition(((victim, late), tuple(away)))),
@@ -245,7 +245,7 @@ def _late_successors(rng: random.Random, victim: NodeId, patience: float, second
     faults: list[Timed] = []
     at = rng.uniform(1.0, 2.0)
     while at < seconds - patience:
-        faults += [(at, LateSuccessor(victim)), (at + patience, Heal())]
+        faults += [(at, DelayedTransferTarget(victim)), (at + patience, Heal())]
         at += patience + rng.uniform(0.5, 2.0)
     return faults
 
@@ -322,7 +322,7 @@ def _cut_link(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start:
 
 
 def _deaf(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
-    return [(start, Deaf(rng.choice(nodes)))]
+    return [(start, Isolated(rng.choice(nodes)))]
 
 
 def _weather(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
@@ -426,7 +426,10 @@ def _depose(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: f
 
 
 def _rumors(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
-    return [(rng.uniform(start, end), Rumor(rng.choice(nodes), rng.choice(nodes))) for _ in range(rng.randint(1, 6))]
+    return [
+        (rng.uniform(start, end), FalseProcessEnd(rng.choice(nodes), rng.choice(nodes)))
+        for _ in range(rng.randint(1, 6))
+    ]
 
 
 _KINDS: dict[str, Callable[[random.Random, Sequence[NodeId], Weather, float, float], list[Timed]]] = {

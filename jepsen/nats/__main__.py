@@ -25,7 +25,7 @@ from jepsen.judge import REPORT, judge, read_history
 from jepsen.nats.client import NatsError
 from jepsen.nats.servers import DEFAULT, NatsFailed, version_of
 from jepsen.nats.trial import WORKLOAD, Trial, carry_out, counts_of
-from jepsen.proof import PAGE, put_lines
+from jepsen.planted_bugs import PAGE, put_lines
 from jepsen.verdict import EXIT_CANNOT_RUN, EXIT_UNKNOWN, exit_code, in_words
 from mq.cli.errors import run_trio
 

@@ -9,11 +9,11 @@ import trio
 
 from jepsen.deployments.cluster import Cluster
 from jepsen.deployments.network import NAME_SERVERS
-from jepsen.nemeses.behind import behind
 from jepsen.nemeses.clients import clients
 from jepsen.nemeses.descriptors import descriptors
 from jepsen.nemeses.disks import damage, fill_disk
 from jepsen.nemeses.injection import CarryOut, Injection
+from jepsen.nemeses.lagging_replica import behind
 from jepsen.nemeses.members import members
 from jepsen.nemeses.operations import kill_name_servers, restart, transfer
 from jepsen.nemeses.packets import packets
@@ -53,7 +53,7 @@ NEMESES: dict[str, CarryOut] = {
 """By kind, as in `jepsen.schedule.KINDS`."""
 
 
-async def torment(injection: Injection, steps: Sequence[Step], seconds: float) -> None:
+async def run_schedule(injection: Injection, steps: Sequence[Step], seconds: float) -> None:
     """Run the steps one after the other; after ``seconds`` only the first of each kind that has not run yet.
 
     Healing a fault takes an unpredictable time. Raises ClusterFailed if there is no leader within a minute after one.

@@ -8,8 +8,8 @@ import trio
 
 from jepsen.deployments import operators
 from jepsen.deployments.cluster import Cluster, ClusterFailed
-from jepsen.nemeses.behind import has_logged
 from jepsen.nemeses.injection import Injection
+from jepsen.nemeses.lagging_replica import has_logged
 from jepsen.schedule import Step, targets
 from mq.client import ClientError
 from mq.inspection.group_session import GroupSession

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from jepsen.damage import closed_files, flip_bits, forget_sidecars, helix
+from jepsen.damage import closed_files, damage_all_copies, flip_bits, forget_sidecars
 from jepsen.file_damage import FILES, MANNERS, break_files, told
 from jepsen.nemeses.disks import repaired, wait_for_closed_files
 from jepsen.nemeses.injection import Injection
@@ -43,7 +43,7 @@ async def on_every_replica(injection: Injection) -> None:
         for node in cluster.nodes:
             await cluster.kill(node)
         logs = {node: cluster.data_dir(node) / "commitlog" for node in cluster.nodes}
-        damaged = helix(injection.rng, logs)
+        damaged = damage_all_copies(injection.rng, logs)
         if all(each and all(one.is_changed for one in each) for each in damaged.values()):
             told = ", ".join(f"{sum(one.changed_bytes for one in each)} of {node}" for node, each in damaged.items())
             injection.confirm(number, f"bytes that differ: {told}; none on two of them")

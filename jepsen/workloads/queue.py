@@ -11,8 +11,8 @@ import trio
 from jepsen.recorder import Worker
 from jepsen.values import value_of
 from jepsen.wire import Wire
+from jepsen.workloads.client_process import serve_client_process
 from jepsen.workloads.offsets import ask_stored_offset
-from jepsen.workloads.outside import be_outside
 from jepsen.workloads.sdk_producers import produce_with_sdk
 from jepsen.workloads.watching import watch
 from jepsen.workloads.workload import Workload
@@ -44,7 +44,7 @@ class QueueWorkload(Workload):
             for node in (*self.cluster.nodes, *self.cluster.spares):
                 nursery.start_soon(watch, self.cluster, node, self._ask_offset, never)
             for name, command in self.programs.items():
-                nursery.start_soon(be_outside, self, name, command)
+                nursery.start_soon(serve_client_process, self, name, command)
             nursery.start_soon(self._be_member, None)
             for _ in range(MEMBERS_THAT_LEAVE):
                 nursery.start_soon(self._be_member, STAY_SECONDS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fair
+from benchmarks import fairness
 from benchmarks.figures import Figure
 from benchmarks.store_load import Plan
 
@@ -20,15 +20,15 @@ ALWAYS_RUN = ("pulls",)
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in ALWAYS_RUN else pytest.mark.nightly) for case in fair.CASES]
+    "case", [pytest.param(case, marks=() if case in ALWAYS_RUN else pytest.mark.nightly) for case in fairness.CASES]
 )
 async def test_case(case: str, tmp_path: Path) -> None:
-    plan: Plan = fair.FAIR.parse_arguments(["--quick", "--limit", "120"])
+    plan: Plan = fairness.FAIR.parse_arguments(["--quick", "--limit", "120"])
     figures: list[Figure] = []
-    await fair.CASES[case](plan, tmp_path, figures.append)
+    await fairness.CASES[case](plan, tmp_path, figures.append)
     found = {figure.name: figure.value for figure in figures}
     assert 0 < found["acknowledged, p50"] <= found["acknowledged, p99"] <= found["acknowledged, longest"]
     assert 0 < found["delivered, p50"] <= found["delivered, longest"]
     # A machine on which others are at work may take longer than our client waits.
-    assert 0 <= found["not acknowledged, or not delivered"] <= 2 * fair.RATE * plan.seconds
+    assert 0 <= found["not acknowledged, or not delivered"] <= 2 * fairness.RATE * plan.seconds
     assert found["longest delay at the leader"] > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import special
+from benchmarks import delays_transactions_pop
 from benchmarks.figures import Figure
 from benchmarks.lateness import measure_lateness
 from benchmarks.sizes import TEST_MIN
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 @pytest.fixture
 def plan() -> Plan:
     """Short windows, few messages."""
-    plan = special.SPECIAL.parse_arguments(["--quick", "--limit", "120"])
+    plan = delays_transactions_pop.SPECIAL.parse_arguments(["--quick", "--limit", "120"])
     plan.sizes = TEST_MIN
     plan.windows, plan.seconds, plan.warmup = 1, 1.0, 0.3
     return plan
@@ -43,13 +43,13 @@ async def test_lateness(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 async def test_transactions(plan: Plan, tmp_path: Path) -> None:
-    found = await values(special.measure_transactions, plan, tmp_path)
+    found = await values(delays_transactions_pop.measure_transactions, plan, tmp_path)
     assert found["transactions/s, 64 calls in flight"] > 0
     assert found["cost of a transaction in plain sends"] > 0
 
 
 async def test_timers(plan: Plan, tmp_path: Path) -> None:
-    found = await values(special.measure_timers, plan, tmp_path)
+    found = await values(delays_transactions_pop.measure_timers, plan, tmp_path)
     assert found["pending timers"] >= 1000
     assert found["pending timers lost in the kill"] == 0
     assert found["growth of resident memory"] < 100
@@ -57,5 +57,5 @@ async def test_timers(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 async def test_pop(plan: Plan, tmp_path: Path) -> None:
-    found = await values(special.measure_pop, plan, tmp_path)
+    found = await values(delays_transactions_pop.measure_pop, plan, tmp_path)
     assert found["messages/s popped and acknowledged"] > 0

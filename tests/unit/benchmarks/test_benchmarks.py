@@ -22,14 +22,14 @@ import pytest
 import trio
 
 from benchmarks import backup
-from benchmarks.burning import burn
 from benchmarks.cases import Case, Measurement, Window
+from benchmarks.cpu_burner import burn
 from benchmarks.disk_alone import DiskJob, write_alone
 from benchmarks.figures import Figure, table
 from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
 from benchmarks.latency import share_of
+from benchmarks.latency_causes import Writes, bound_of
 from benchmarks.load import BUCKETS_PER_E, STARTED_LATE, Connection, Job, Report, monotonic_seconds, quantile
-from benchmarks.paced_causes import Writes, bound_of
 from benchmarks.paced_load import PacedJob, Sender, generate
 from benchmarks.procfs import own_cpu_seconds
 from benchmarks.produce import windows_of

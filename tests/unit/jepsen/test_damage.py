@@ -13,10 +13,10 @@ from jepsen.damage import (
     break_end,
     break_vote,
     closed_files,
+    damage_all_copies,
     flip_bits,
     flip_property,
     forget_sidecars,
-    helix,
 )
 from jepsen.nemeses.rot import serves
 from mq.protocol import properties
@@ -117,7 +117,7 @@ def _log(directory: Path, contents: list[bytes]) -> Path:
 def test_helix_damages_every_replica_and_no_place_twice(tmp_path: Path) -> None:
     contents = [Random(number).randbytes(512 * 1024) for number in range(4)]
     logs = {node: _log(tmp_path / node, contents) for node in ("n0", "n1", "n2")}
-    damaged = helix(Random(1), logs)
+    damaged = damage_all_copies(Random(1), logs)
     assert all(damaged.values())
     assert all(each.is_changed for its in damaged.values() for each in its)
     hit: dict[str, list[tuple[int, int]]] = {}
@@ -142,7 +142,7 @@ def test_helix_damages_every_replica_and_no_place_twice(tmp_path: Path) -> None:
 
 def test_helix_leaves_files_alone_that_differ(tmp_path: Path) -> None:
     logs = {node: _log(tmp_path / node, [node.encode() * 9000, b"x"]) for node in ("n0", "n1", "n2")}
-    assert helix(Random(1), logs) == {"n0": [], "n1": [], "n2": []}
+    assert damage_all_copies(Random(1), logs) == {"n0": [], "n1": [], "n2": []}
 
 
 @pytest.mark.parametrize("misdirected", [False, True])

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from trio.testing import MockClock
 
-from jepsen import final
+from jepsen import final_reads as reads
 from jepsen.checkers.append_log import check_log
 from jepsen.deployments.closed_senders import still_sending
 from jepsen.history import final_reads
@@ -59,13 +59,13 @@ async def test_replicas_are_read_again_until_they_agree(
         rounds.append(node)
         ends["T/0"].add(2 if node == "n0" and len(rounds) <= 3 else 3)
 
-    monkeypatch.setattr(final, "_read_replica", read)
+    monkeypatch.setattr(reads, "_read_replica", read)
 
     class Three:
         nodes = NODES
 
     with Recorder(tmp_path / "history.jsonl", lambda: 1) as recorder:
-        await final.read_replicas(cast("Any", Three()), recorder, "T")
+        await reads.read_replicas(cast("Any", Three()), recorder, "T")
     assert len(rounds) == 6
 
 

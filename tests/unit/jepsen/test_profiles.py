@@ -21,7 +21,7 @@ from jepsen.profiles import (
     cells,
     part_of,
 )
-from jepsen.rare import HANDLED
+from jepsen.rare_states import HANDLED
 from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import CALM, KINDS, draw
 from jepsen.workloads import WORKLOADS

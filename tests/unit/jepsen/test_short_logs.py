@@ -10,7 +10,7 @@ import trio
 
 from jepsen.checkers.append_log import check_log
 from jepsen.checkers.total_queue import check_total_queue
-from jepsen.final import read_queue
+from jepsen.final_reads import read_queue
 from jepsen.history import decode_events, final_reads, gather
 from jepsen.recorder import Recorder, Worker
 from mq.protocol.codes import ResponseCode

@@ -8,7 +8,7 @@ a unique value and none sent twice. Then the topics are read and compared with t
 - rolled back: never visible;
 - of unknown outcome: at most once; refused: never.
 
-``python -m benchmarks.once`` (``make bench-once``) writes docs/reports/exactly-once.md.
+``python -m benchmarks.exactly_once`` (``make bench-once``) writes docs/reports/exactly-once.md.
 """
 
 from __future__ import annotations

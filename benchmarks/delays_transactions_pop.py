@@ -1,4 +1,6 @@
-"""The goals for delays, timers, transactions and POP. ``python -m benchmarks.special`` (``make bench-special``).
+"""The goals for delays, timers, transactions and POP.
+
+``python -m benchmarks.delays_transactions_pop`` (``make bench-special``).
 
 - ``lateness``: see `benchmarks.lateness`.
 - ``timers``: a broker with a million messages pending with delivery times: its memory, and how long it takes to
@@ -8,7 +10,7 @@
 - ``pop``: one consumer on one connection, which pops 32 messages at a time from each of 8 queues and acknowledges
   them in a batch, three replicas.
 
-Real processes and files, the default durability. Load comes from `benchmarks.flows`.
+Real processes and files, the default durability. Load comes from `benchmarks.dialogues`.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from typing import Any
 
 import trio
 
+from benchmarks.dialogues import Job, Report
 from benchmarks.figures import Figure
-from benchmarks.flows import Job, Report
 from benchmarks.lateness import measure_lateness
 from benchmarks.procfs import rss_bytes
 from benchmarks.store_load import (
@@ -49,7 +51,7 @@ _MINUTE_MS = 60_000
 async def run_flows(cluster: DevCluster, node_id: str, job: Job) -> tuple[Report, float]:
     """Run the job in a separate process; also returns the broker's CPU seconds over the windows."""
     report, cpu = await run_generator(
-        "benchmarks.flows", cluster, job, asdict(job), node_id, may_end_early=bool(job.total)
+        "benchmarks.dialogues", cluster, job, asdict(job), node_id, may_end_early=bool(job.total)
     )
     return Report(**report), sum(cpu)
 

@@ -34,5 +34,5 @@ async def test_late_steps_are_left_out_unless_they_are_the_first_of_their_kind(
     injection = Injection(cast("Any", FakeCluster()), cast("Any", None), Random(1), lambda _: None)
     variant = Variant("leader", 0, 0, majority=True)
     steps = [Step(1, kind, variant, 0) for kind in ("kill", "kill", "pause", "kill")]
-    await nemeses.torment(injection, steps, 10)
+    await nemeses.run_schedule(injection, steps, 10)
     assert done == ["kill", "pause"]

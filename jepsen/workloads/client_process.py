@@ -21,7 +21,7 @@ PIECE_BYTES = 65536
 _REPORTS = msgspec.json.Decoder(Report)
 
 
-async def be_outside(workload: Workload, name: str, command: Sequence[str]) -> None:
+async def serve_client_process(workload: Workload, name: str, command: Sequence[str]) -> None:
     """Run one client, restarted whenever it ends, until cancelled; then it is stopped."""
     rng = random.Random(workload.rng.random())
     sent = received = 0

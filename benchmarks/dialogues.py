@@ -4,7 +4,7 @@ A *flow* is a generator: it yields a request, is sent the response, and so on fo
 connections. As in `benchmarks.load` there are raw sockets under epoll, but responses are decoded, since the next
 request depends on them.
 
-Run as ``python -m benchmarks.flows``: one JSON object on standard input (`Job`), one on standard output (`Report`).
+Run as ``python -m benchmarks.dialogues``: one JSON object on standard input (`Job`), one on standard output (`Report`).
 """
 
 from __future__ import annotations

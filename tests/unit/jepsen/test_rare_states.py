@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from jepsen import rare
+from jepsen import rare_states
 from jepsen.events import RUN
-from jepsen.rare import IN_HISTORIES, IN_LOGS, met, met_in_history
+from jepsen.rare_states import IN_HISTORIES, IN_LOGS, met, met_in_history
 from tests.unit.jepsen.histories import Script
 
 LINES = (
@@ -78,12 +78,12 @@ def send_in_doubt(script: Script, between: Callable[[], None]) -> None:
 @pytest.mark.parametrize(
     ("play", "state"),
     [
-        (half_then_check, rare.CHECKED_BACK),
-        (half_then_end, rare.ENDED),
-        (schedule_then_recall, rare.RECALLED),
-        (pop_then_ack, rare.ACKNOWLEDGED),
-        (handle, rare.HANDLED),
-        (send_in_doubt, rare.IN_DOUBT),
+        (half_then_check, rare_states.CHECKED_BACK),
+        (half_then_end, rare_states.ENDED),
+        (schedule_then_recall, rare_states.RECALLED),
+        (pop_then_ack, rare_states.ACKNOWLEDGED),
+        (handle, rare_states.HANDLED),
+        (send_in_doubt, rare_states.IN_DOUBT),
     ],
 )
 def test_state_counts_if_the_leader_changed_meanwhile(
@@ -103,7 +103,7 @@ def test_state_counts_if_the_leader_changed_meanwhile(
 def test_first_leader_is_no_change() -> None:
     script = Script()
     half_then_check(script, lambda: script.add(RUN, "info", "role", n="n0", v=["leader", "1"]))
-    assert met_in_history(script.history())[rare.CHECKED_BACK] == 0
+    assert met_in_history(script.history())[rare_states.CHECKED_BACK] == 0
 
 
 def test_removed_messages_count_at_a_follower_only() -> None:
@@ -111,4 +111,4 @@ def test_removed_messages_count_at_a_follower_only() -> None:
     script.add(RUN, "info", "role", n="n0", v=["leader", "1"])
     for node in ("n0", "n1"):
         script.add(60, "ok", "removed", k="Log/0", n=node, o=7)
-    assert met_in_history(script.history())[rare.REMOVED] == 1
+    assert met_in_history(script.history())[rare_states.REMOVED] == 1

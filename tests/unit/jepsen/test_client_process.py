@@ -20,7 +20,7 @@ from jepsen.nemeses.resources import room_made
 from jepsen.recorder import Recorder
 from jepsen.report import page
 from jepsen.verdict import Verdict
-from jepsen.workloads.outside import be_outside
+from jepsen.workloads.client_process import serve_client_process
 from jepsen.workloads.queue import QueueWorkload
 
 ANSWERS_ONE_AND_DIES = """
@@ -66,7 +66,7 @@ async def _history_of(directory: Path, lives: int) -> History:
             cluster = FakeCluster(nursery, lives)
             workload = QueueWorkload(cast("Any", cluster), recorder, random.Random(1))
             command = [sys.executable, "-c", ANSWERS_ONE_AND_DIES]
-            nursery.start_soon(be_outside, workload, "client0", command)
+            nursery.start_soon(serve_client_process, workload, "client0", command)
             await cluster.over.wait()
             nursery.cancel_scope.cancel()
     with path.open("rb") as lines:

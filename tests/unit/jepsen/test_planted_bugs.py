@@ -6,7 +6,7 @@ import pytest
 
 from chaos.planted.__main__ import names
 from jepsen.nemeses import NEMESES
-from jepsen.proof import (
+from jepsen.planted_bugs import (
     BEGIN,
     END,
     HEAD,

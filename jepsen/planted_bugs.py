@@ -1,8 +1,8 @@
 """Does the harness detect bugs? Runs the bugs of `chaos/planted` in real brokers and records which were detected.
 
-``python -m jepsen.proof`` runs all rows of `ROWS` and `SCENARIO_ROWS`, one after the other; ``python -m jepsen.proof
-stale-read slow-node`` only some, by the name of the bug or of the scenario; ``--tries 3`` repeats an unsuccessful run
-with the next two seeds; ``--write`` updates their lines in the tables of docs/jepsen.md.
+``python -m jepsen.planted_bugs`` runs all rows of `ROWS` and `SCENARIO_ROWS`, one after the other; with names of bugs or
+scenarios, such as ``stale-read slow-node``, only these. ``--tries 3`` repeats an unsuccessful run with the next two seeds;
+``--write`` updates their lines in the tables of docs/jepsen.md.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from jepsen.run import HISTORY
 from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN
 
 PAGE = Path(__file__).parent.parent / "docs" / "jepsen.md"
-BEGIN, END = "<!-- written by python -m jepsen.proof -->\n", "<!-- end -->\n"
-SCENARIOS_BEGIN = "<!-- scenarios, written by python -m jepsen.proof -->\n"
+BEGIN, END = "<!-- written by python -m jepsen.planted_bugs -->\n", "<!-- end -->\n"
+SCENARIOS_BEGIN = "<!-- scenarios, written by python -m jepsen.planted_bugs -->\n"
 HEAD = "| bug | | run | tries | detected as | after |\n|---|---|---|---:|---|---:|\n"
 
 
@@ -157,7 +157,9 @@ def put_lines(page: str, lines: Sequence[str], *, begin: str = BEGIN, head: str 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the selected rows; returns 1 if a bug was not detected."""
-    parser = argparse.ArgumentParser(prog="python -m jepsen.proof", description="Find planted mistakes with real runs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m jepsen.planted_bugs", description="Find planted mistakes with real runs."
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="which mistakes or scenarios; all by default")
     parser.add_argument("--backend", default=default_backend())
     parser.add_argument("--seed", type=int, default=3, help="of the first try")

@@ -1,6 +1,6 @@
 """Clients that put heavy load on a broker, to measure their effect on others: each kind is a separate process.
 
-``python -m benchmarks.neighbours`` reads one JSON object from standard input (`Job`), writes a line once the load is
+``python -m benchmarks.noisy_clients`` reads one JSON object from standard input (`Job`), writes a line once the load is
 up, and runs until it is killed.
 
 - ``groups``: topics of 16 queues each, and consumer groups, 250 on each connection, which heartbeat every 30 s as stock
@@ -67,7 +67,7 @@ class Job:
 async def neighbours(job: Job) -> AsyncIterator[None]:
     """They run within the block. Raises Refused if they cannot start."""
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "benchmarks.neighbours"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+        [sys.executable, "-m", "benchmarks.noisy_clients"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
     )
     assert process.stdin is not None, "it was to be a pipe"
     assert process.stdout is not None, "it was to be a pipe"

@@ -1,8 +1,8 @@
-"""How much clients of a broker disturb one another. ``python -m benchmarks.fair`` (``make bench-fair``).
+"""How much clients of a broker disturb one another. ``python -m benchmarks.fairness`` (``make bench-fair``).
 
 A producer and a push consumer of our client library pass 200 messages a second through three replicas, sent on schedule
 regardless of responses, and record the time to the acknowledgement and to the callback of each. They run alone
-(``alone``), or beside the other clients of `benchmarks.neighbours`, at the leader:
+(``alone``), or beside the other clients of `benchmarks.noisy_clients`, at the leader:
 
 - ``many``: 6,000 topics of 16 queues and 10,000 consumer groups, 500 messages a second to all of their queues in turn.
 - ``heartbeats``, ``subscriptions``, ``dialect``, ``pulls``: clients that request as much as they can.
@@ -23,7 +23,7 @@ import trio
 from benchmarks.figures import Figure
 from benchmarks.frames import TOPIC
 from benchmarks.latency import share_of
-from benchmarks.neighbours import PULLED_BYTES, Job, neighbours
+from benchmarks.noisy_clients import PULLED_BYTES, Job, neighbours
 from benchmarks.paced_client import Job as PacedJob
 from benchmarks.paced_client import Report, run_paced_client
 from benchmarks.procfs import load_average

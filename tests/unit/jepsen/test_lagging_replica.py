@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trio.testing import MockClock
 
-from jepsen.nemeses.behind import behind
+from jepsen.nemeses.lagging_replica import behind
 from jepsen.schedule import KINDS, Step
 from tests.unit.jepsen.fake_brokers import SEGMENT_BYTES, FakeCluster, injected
 
