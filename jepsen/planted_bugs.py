@@ -1,8 +1,8 @@
 """Does the harness detect bugs? Runs the bugs of `chaos/planted` in real brokers and records which were detected.
 
-``python -m jepsen.planted_bugs`` runs all rows of `ROWS` and `SCENARIO_ROWS`, one after the other; with names of bugs or
-scenarios, such as ``stale-read slow-node``, only these. ``--tries 3`` repeats an unsuccessful run with the next two seeds;
-``--write`` updates their lines in the tables of docs/jepsen.md.
+``python -m jepsen.planted_bugs`` runs all rows of `ROWS` and `SCENARIO_ROWS`, one after the other; with names of bugs
+or scenarios, such as ``stale-read slow-node``, only these. ``--tries 3`` repeats an unsuccessful run with the next two
+seeds; ``--write`` updates their lines in the tables of docs/jepsen.md.
 """
 
 from __future__ import annotations
