@@ -271,6 +271,8 @@ class BackupTarget:
             found = entry_runs(source.read, last, state.commit_hint, state.segment_bytes)
             for start, runs in groupby(found, lambda run: run.pos - run.pos % state.segment_bytes):
                 layout.put(start, last, pieces(runs))
+        known, had = state.commit_hint, before.last.index
+        assert had <= last.index <= known, f"copied up to {last.index}, {had} was there, {known} is committed"
         manifest = msgspec.structs.replace(before, last=last, taken_at_ms=now_ms, node_id=state.node_id)
         manifest = layout.complete(manifest, snapshot if first else None)
         store.replace_manifest(encode_backup_manifest(manifest))

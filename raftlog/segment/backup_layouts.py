@@ -167,6 +167,8 @@ class ImmutableObjects:
 
     def put(self, start: int, before: EntryRef, pieces: Iterable[bytes]) -> None:
         """Files come complete, since a run begins at the start of the newest one."""
+        last = self._new[-1].start if self._new else -1
+        assert last < start, f"a file at {start} behind the one at {last}"
         nbytes, checksum = 0, hashlib.sha256()
 
         def counted() -> Iterator[bytes]:
@@ -186,6 +188,7 @@ class ImmutableObjects:
 
     def put_index(self, content: bytes) -> None:
         """Store the index of the file that was put last."""
+        assert self._new, f"an index of {len(content)} bytes, and no file was stored"
         stored = self._new[-1]
         name = f"{INDEX_FOLDER}/{stored.start:020d}.{self._run}"
         self._store.write(name, (content,))

@@ -90,6 +90,7 @@ def closed_files(
         first_index, end_index = index.first_at(start), index.first_at(behind)
         assert first_index is not None, f"no entry begins at {start}"
         assert end_index is not None, f"no entry begins at {behind}"
+        assert first_index < end_index, f"entries {first_index} to {end_index} in the file at {start}"
         part = index.part(first_index, end_index)
         sidecar = ClosedFileIndex(locate(first_index - 1).chain, locate(end_index - 1), part)
         found.append((start, encode_sidecar(sidecar)))

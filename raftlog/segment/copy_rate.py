@@ -30,6 +30,7 @@ class CopyRate:
 
     def copied(self, nbytes: int) -> None:
         """This many more bytes were copied; sleeps if that was too fast."""
+        assert nbytes >= 0, f"{nbytes} bytes were copied"
         if not self._bytes_per_second:
             return
         now = self._clock()

@@ -238,6 +238,8 @@ class SegmentFiles:
 
     def write(self, pos: int, buffers: Sequence[Buffer]) -> None:
         """Write within one file, created if missing. Not durable before `sync`. Raises `StorageFailed`."""
+        end, file_end = pos + sum(map(len, buffers)), self.start_of(pos) + self.segment_bytes
+        assert end <= file_end, f"a write of {pos}..{end} crosses the end of the file at {file_end}"
         self._write(self._disk.pwritev, pos, buffers)
 
     def write_synced(self, pos: int, buffers: Sequence[Buffer]) -> None:
@@ -284,6 +286,8 @@ class SegmentFiles:
 
     def zero(self, pos: int, end: int) -> None:
         """Zero the bytes ``pos`` to ``end`` of one file, durably. Raises `StorageFailed`."""
+        file_end = self.start_of(pos) + self.segment_bytes
+        assert pos <= end <= file_end, f"zeros at {pos}..{end} in the file that ends at {file_end}"
         step = self.limits.sync_bytes_max
         for begin in range(pos, end, step):
             self.write(begin, [_ZEROS[: min(step, end - begin)]])
@@ -295,6 +299,7 @@ class SegmentFiles:
 
         Raises `StorageFailed`.
         """
+        assert start % self.segment_bytes == 0, f"no file of {self.segment_bytes} bytes begins at {start}"
         self._finish_preparation()
         for newer in sorted((s for s in self._starts if s > start), reverse=True):
             self._remove(newer)
@@ -305,6 +310,7 @@ class SegmentFiles:
 
     def drop_below(self, pos: int) -> None:
         """Remove all files that end at or below ``pos``, oldest first and durably. Raises `StorageFailed`."""
+        assert pos <= self.base_pos, f"files below {pos} are removed, the log begins at {self.base_pos}"
         older = [start for start in self.starts if start + self.segment_bytes <= pos]
         for start in older:
             self._remove(start)
@@ -336,6 +342,7 @@ class SegmentFiles:
         It is synced before it gets its name, so the content under that name is complete. A power cut may remove the
         name again.
         """
+        assert start % self.segment_bytes == 0, f"no file of {self.segment_bytes} bytes begins at {start}"
         path = self.sidecar_path(start)
         try:
             fd = self._disk.open(path + ".tmp", create=True)
@@ -427,6 +434,8 @@ class SegmentFiles:
             self._preparation = None
 
     def _make(self, start: int) -> None:
+        assert start % self.segment_bytes == 0, f"no file of {self.segment_bytes} bytes begins at {start}"
+        assert start not in self._starts, f"the file at {start} would replace the one that is there"
         path = self.path(start)
         fd = self._disk.open(path + ".tmp", create=True)
         try:

@@ -111,10 +111,12 @@ class GroupCommit:
         closed: list[tuple[int, bytes]] = []
         for op in ops:
             if op.hard_state is not None:
+                assert op.hard_state[0] >= state.term, f"term {op.hard_state[0]} after {state.term}"
                 state = msgspec.structs.replace(state, term=op.hard_state[0], voted_for=op.hard_state[1])
             if op.notes is not None:
                 state = msgspec.structs.replace(state, notes=dict(op.notes))
             if op.base is not None:
+                assert op.base.pos >= state.starts_at.pos, f"base {op.base.pos} after {state.starts_at.pos}"
                 state = msgspec.structs.replace(state, base=op.base)
         if state is not self._state and state != self._state:
             # The term goes first: no entry may be on disk with a term that the vote file has never had.
@@ -135,6 +137,8 @@ class GroupCommit:
                 closed += op.closed
         self._flush()
         for start, sidecar in closed:
+            end = start + self._segment_bytes
+            assert end <= self._durable_pos, f"the file up to {end} is complete, durable is {self._durable_pos}"
             self._files.write_sidecar(start, sidecar)
         if moved is not None:
             # Both slots have the new base before a file is deleted, so that damage to one of them cannot restore the
@@ -169,7 +173,9 @@ class GroupCommit:
         ``commit_hint`` is the highest index known to be committed.
         """
         assert not self._buffers, f"written up to {end_pos} with unwritten entries"
+        assert end_pos >= self._end_pos, f"written up to {end_pos}, the log ends at {self._end_pos}"
         if end_pos != self._end_pos:
+            assert last_index > self._last_index, f"written up to entry {last_index}, {self._last_index} was there"
             self._end_pos = self._durable_pos = end_pos
             self._last_index = self._durable_index = last_index
             self._chain = self._durable_chain = chain
@@ -224,6 +230,8 @@ class GroupCommit:
         if not self._buffers:
             return
         start = self._chunk_pos - self._chunk_pos % self._segment_bytes
+        file_end = start + self._segment_bytes
+        assert self._end_pos <= file_end, f"entries up to {self._end_pos} cross the end of the file at {file_end}"
         self._files.write_synced(self._chunk_pos, self._buffers)
         self._buffers.clear()
         self._chunk_bytes = 0
@@ -238,6 +246,7 @@ class GroupCommit:
     def _cut(self, cut: Cut) -> None:
         assert not self._buffers, f"cut at {cut.pos} with unwritten entries"
         assert cut.pos <= self._end_pos == cut.old_end, f"cut {cut} of a log that ends at {self._end_pos}"
+        assert cut.last_index <= self._last_index, f"cut after {cut.last_index}, the log ends with {self._last_index}"
         self._end_pos = self._durable_pos = cut.pos
         self._last_index = self._durable_index = cut.last_index
         self._chain = self._durable_chain = cut.chain
@@ -260,6 +269,9 @@ class GroupCommit:
         self._prepared = -1
 
     def _write_meta(self, state: MetaState, *, clean: bool = False, cut_end: int = 0) -> None:
+        assert self._durable_pos <= self._end_pos, f"durable {self._durable_pos}, end {self._end_pos}"
+        assert self._durable_index <= self._last_index, f"durable {self._durable_index}, last {self._last_index}"
+        assert not (clean and self._buffers), f"closed with entries before {self._end_pos} that are not written"
         state = msgspec.structs.replace(
             state,
             durable_pos=self._durable_pos,

@@ -81,9 +81,12 @@ class SparseIndex:
 
     def note(self, index: LogIndex, term: Term, pos: int) -> None:
         """Add the next entry."""
-        if not self.term_runs or self.term_runs[-1][1] != term:
+        if not self.term_runs or (before := self.term_runs[-1][1]) != term:
+            assert not self.term_runs or before < term, f"entry {index} of term {term} behind {before}"
             self.term_runs.append((index, term))
         if pos >= self._next_anchor_pos:
+            last = self._positions[-1] if self._positions else -1
+            assert last < pos, f"anchor of entry {index} at {pos} behind {last}"
             with self._lock:
                 self._indexes.append(index)
                 self._positions.append(pos)
@@ -111,6 +114,8 @@ class SparseIndex:
         """Remove the entries before ``first_index``, which begins a file."""
         with self._lock:
             keep = bisect_left(self._indexes, first_index)
+            begins = self._indexes[keep] if keep < len(self._indexes) else None
+            assert begins == first_index, f"no anchor at {first_index}, the next one is {begins}"
             del self._indexes[:keep]
             del self._positions[:keep]
             runs = self.term_runs
@@ -127,6 +132,8 @@ class SparseIndex:
     def files(self, first_index: LogIndex, last_index: LogIndex, base_pos: int, end_pos: int) -> list[SegmentInfo]:
         """The files of a log with these entries, ascending; the last one is the active one."""
         segment_bytes = self.segment_bytes
+        assert base_pos % segment_bytes == 0, f"no file of {segment_bytes} bytes begins at {base_pos}"
+        assert base_pos <= end_pos, f"a log from {base_pos} to {end_pos}"
         active = end_pos - end_pos % segment_bytes
         found: list[SegmentInfo] = []
         for start in range(base_pos, active, segment_bytes):
@@ -140,6 +147,8 @@ class SparseIndex:
         begin, end = bisect_left(self._indexes, first_index), bisect_left(self._indexes, end_index)
         runs = self.term_runs
         run = bisect_right(runs, first_index, key=_first) - 1
+        assert begin < end, f"no anchor in the entries {first_index} to {end_index - 1}"
+        assert run >= 0, f"no term of entry {first_index}"
         return IndexPart(
             first_index,
             list(self._indexes[begin:end]),
@@ -150,6 +159,8 @@ class SparseIndex:
 
     def extend(self, part: IndexPart) -> None:
         """Add the index of the next file."""
+        last = self._positions[-1] if self._positions else -1
+        assert last < part.positions[0], f"a file with entries from {part.positions[0]} on behind {last}"
         self._indexes.extend(part.indexes)
         self._positions.extend(part.positions)
         self._set_next_anchor(self._positions[-1])

@@ -86,6 +86,8 @@ class LogImage:
 
     def finish(self, state: MetaState) -> None:
         """Make everything durable, and then a log of it, which can be opened. ``state`` is for its last entry."""
+        end = self.last.pos + self.last.size
+        assert state.durable_pos <= end, f"durable up to {state.durable_pos}, the last entry ends at {end}"
         self._begin_sync(0)
         path = os.path.join(self._directory, FILE_NAME)
         try:

@@ -140,6 +140,7 @@ class LogReads:
             room -= len(data)
             previous = run[-1]
             index = previous.index + 1
+        assert refs, f"no entry from {first_index} on, there are {self._range()}"
         return refs, b"".join(parts)
 
     def stored(self, first_index: LogIndex, bytes_max: int) -> Callable[[], StoredRun] | None:
@@ -257,5 +258,7 @@ class LogReads:
     def _end_before_tail(self) -> int:
         if self._tail.first == self.first_index:
             return self._base.pos
-        last = self.locate(self._tail.first - 1)
-        return last.pos + last.size
+        last, tail_pos = self.locate(self._tail.first - 1), self._tail.pos
+        end = last.pos + last.size
+        assert tail_pos is None or end <= tail_pos, f"entry {last.index} ends at {end}, the next begins at {tail_pos}"
+        return end

@@ -174,6 +174,10 @@ class MetaFile:
 
     def write(self, state: MetaState) -> None:
         """Make ``state`` durable. After an `OSError` the object must not be used for writing again."""
+        if (old := self.state) is not None:
+            was, now = (old.cluster_id, old.segment_bytes), (state.cluster_id, state.segment_bytes)
+            assert was == now, f"{self.path}: of {was}, not of {now}"
+        assert state.durable_pos >= 0, f"{self.path}: durable up to {state.durable_pos}"
         self.write_again()
         slot = 1 - self._newest_slot
         data = encode_slot(state, self._seq + 1)

@@ -31,6 +31,7 @@ class Descriptor:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._lock:
             self.users -= 1
+            assert self.users >= 0, f"descriptor {self.fd} is in use {self.users} times"
             if self.doomed and not self.users:
                 self._on_idle(self.fd)
 

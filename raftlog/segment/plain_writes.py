@@ -249,6 +249,7 @@ class PythonPlainWrites:
     def report(self, ticket: int) -> None:
         """See `PlainQueue.report`."""
         with self._reporting:
+            assert ticket > self.done_ticket, f"ticket {ticket} after {self.done_ticket}"
             self.done_ticket = ticket
             is_signalled = ticket >= self._signal_from
             if self._frame is not None and self._frame[0] <= ticket:

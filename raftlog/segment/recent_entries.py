@@ -52,6 +52,7 @@ class Tail:
         """Drop the entries from ``from_index`` on, which the log has, too."""
         while self.entries and self.entries[-1].index >= from_index:
             self.nbytes -= self.entries.pop().size
+        assert self.nbytes >= 0, f"{len(self.entries)} entries of {self.nbytes} bytes are left before {from_index}"
         del self._positions[len(self.entries) :]
         if not self.entries:
             self.first = from_index
@@ -65,6 +66,7 @@ class Tail:
                 break
             self.nbytes -= entry.size
             count += 1
+        assert self.nbytes >= 0, f"{self.nbytes} bytes of entries after {count} of them went"
         del self.entries[:count]
         del self._positions[:count]
         self.first += count
@@ -73,6 +75,7 @@ class Tail:
         """The bytes ``pos..end`` of the log, which are within these entries, including blanks between them."""
         entries = self.entries
         at = bisect_right(self._positions, pos) - 1
+        assert at >= 0, f"read of {pos}..{end}, entries in memory begin at {self.pos}"
         entry = entries[at]
         if entry.pos + HEADER_BYTES <= pos and end <= entry.pos + entry.size:
             begin = pos - entry.pos - HEADER_BYTES

@@ -196,6 +196,7 @@ def scan_file(
     """
     end = start + segment_bytes
     pos = start if pos is None else pos
+    assert start <= pos < end, f"entries from {pos} on in the file {start}..{end}"
     while True:
         window = memoryview(read(pos, min(WINDOW_BYTES, end - pos)))
         window_pos = pos
@@ -323,6 +324,7 @@ def examine(
 ) -> Evidence:
     """Everything that `decide` needs; ``last`` and ``stop`` come from the scan, the rest from `gather`."""
     end_pos = last.pos + last.size
+    assert end_pos <= stop.pos, f"the last entry ends at {end_pos}, the scan stopped at {stop.pos}"
     # The scan continues in the next file only after a blank.
     has_blank = stop.pos - stop.pos % segment_bytes > end_pos
     behind = end_pos + BLANK_BYTES_MIN if has_blank else end_pos

@@ -248,6 +248,7 @@ class Repair:
             self._complete(damage.end)
 
     def _rewind(self) -> None:
+        assert self._ranges, f"{self.directory}: nothing is damaged any more"
         self._last = self._ranges[0].before
         self._at = self._end()
         self._held = b""
@@ -400,6 +401,7 @@ class Repair:
 
     def _copy(self, end: int) -> None:
         begin = pos = self._ranges[0].pos
+        assert begin <= end, f"bytes up to {end} for the damage at {begin}"
         if begin < end:
             self._replacing(begin, end)
             # If a sync fails, the next opening reads these bytes all the same, and must know to write them again.
@@ -417,6 +419,7 @@ class Repair:
             self._files.sync(start)
 
     def _replacing(self, begin: int, end: int) -> None:
+        assert begin <= end, f"{begin}..{end} is replaced"
         crc, nbytes, pos = 0, end - begin, begin
         present = set(self._files.starts)
         while pos < end:
@@ -438,7 +441,9 @@ class Repair:
         self._state = state
 
     def _write_side(self, pos: int, data: Buffer) -> None:
-        self._side_call(write_fully, self._disk.pwritev, self._side, [data], pos - self._ranges[0].pos)
+        begin = self._ranges[0].pos
+        assert begin <= pos, f"bytes at {pos} for the damage at {begin}"
+        self._side_call(write_fully, self._disk.pwritev, self._side, [data], pos - begin)
 
     def _side_call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:

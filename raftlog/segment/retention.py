@@ -103,6 +103,7 @@ def droppable(
         base = segment.end
         used -= segment.end - segment.start
         kept_bytes -= segment.end - segment.start
+    assert base is None or base <= now.floor_pos, f"files up to {base} go, those from {now.floor_pos} on are needed"
     return None if base is None else Deletion(base, tuple(early))
 
 

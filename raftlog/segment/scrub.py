@@ -74,6 +74,7 @@ class Scrub:
         if index >= self._log.first_index:
             last = self._log.locate(index)
             self._end = last.pos + last.size
+        assert self._pos <= self._end, f"a pass from {self._pos} to {self._end}"
 
     def is_current(self) -> bool:
         """Whether the log still has what the next step reads; if not, its beginning was deleted: begin again."""
@@ -94,6 +95,7 @@ class Scrub:
             except FrameCorrupt as error:
                 path = self._files.path(self._files.start_of(self._pos))
                 raise StorageCorrupt(path, self._pos, str(error)) from error
+            assert self._pos > begin, f"nothing was verified at {begin}"
             self.verified_bytes += self._pos - begin
             self.disk_bytes += self._pos - begin if self._came_from_disk else 0
         return Verified(self._pos - begin, self._pos, self._end)

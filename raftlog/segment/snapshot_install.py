@@ -337,6 +337,9 @@ class SnapshotInstall:
 
     def _close_file(self) -> None:
         # The sidecar says that the file is complete, so it comes after the sync.
+        before, last = self._before, self._last
+        assert before.index < last.index, f"the file at {self._start} ends with {last.index}, {before.index} was before"
+        assert not self._log_done, f"a file at {self._start}, all end at {self.manifest.starts.stop}"
         self._files.sync(self._start)
         part = self._index.part(self._before.index + 1, self._last.index + 1)
         self._files.write_sidecar(self._start, encode_sidecar(ClosedFileIndex(self._before.chain, self._last, part)))

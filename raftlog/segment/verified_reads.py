@@ -275,6 +275,7 @@ class VerifiedReads:
                 run = VerifiedRun(kept.next, run.end, run.next, run.data[kept.next - run.begin :])
             elif run.begin < begin < run.next:
                 run = VerifiedRun(run.begin, begin, begin, run.data[: begin - run.begin])
+        assert run.begin not in self._runs, f"two runs begin at {run.begin}"
         self._begins.insert(bisect_left(self._begins, run.begin), run.begin)
         self._runs[run.begin] = run
         self._kept_bytes += len(run.data)
@@ -283,4 +284,5 @@ class VerifiedReads:
 
     def _remove(self, begin: int) -> None:
         self._kept_bytes -= len(self._runs.pop(begin).data)
+        assert self._kept_bytes >= 0, f"{self._kept_bytes} bytes are kept in {len(self._runs)} runs"
         del self._begins[bisect_left(self._begins, begin)]

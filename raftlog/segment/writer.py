@@ -70,6 +70,7 @@ class InlineWriter:
 
     def start(self, store: Store) -> None:
         """See `LogWriter.start`."""
+        assert self._commit is None, "the writer was started before"
         self._commit = GroupCommit(store, self._clock, prepare_ahead=False)
 
     def submit(self, op: WriteOp) -> None:
@@ -81,6 +82,7 @@ class InlineWriter:
         commit = self._commit
         if commit is None:
             return
+        assert op.ticket > self.done_ticket, f"ticket {op.ticket} after {self.done_ticket}"
         try:
             commit.apply([op])
             if commit.marker_delay() == 0.0:
@@ -160,6 +162,8 @@ class QueueTurns:
         if limit <= commit.end_pos:
             yield -1, start, limit
             return
+        file_end = start + files.segment_bytes
+        assert limit <= file_end, f"writes up to {limit} in the file that ends at {file_end}"
         with files.opened(start) as fd:
             yield fd, start, limit
 
@@ -174,6 +178,8 @@ class QueueTurns:
     def _carry_out_others(self) -> bool:
         batch, is_open = self._queue.take(self._files.limits.sync_bytes_max)
         if batch:
+            done = self._queue.done_ticket
+            assert batch[0].ticket > done, f"ticket {batch[0].ticket} after {done}"
             began = self._clock()
             self.commit.apply(batch)
             seconds = self._clock() - began

@@ -150,10 +150,12 @@ class TopicExpiry(Service):
         for begin in range(0, len(rows), ROWS_MAX):
             some = rows[begin : begin + ROWS_MAX]
             count = sum(offset - self._min_offset((topic, queue_id)) for topic, queue_id, offset in some)
+            assert count > 0, f"{count} messages expire in {len(some)} queues"
 
             def on_outcome(outcome: Outcome, count: int = count) -> None:
                 if leadership is self._leadership:
                     self._in_flight -= 1
+                    assert self._in_flight >= 0, f"{self._in_flight} commands are on their way"
                     self.expired += count if isinstance(outcome, Stored) else 0
 
             self._in_flight += 1
