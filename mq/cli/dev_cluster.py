@@ -236,6 +236,15 @@ class DevCluster:
             arguments += ["--set", f"{name}={value}"]
         await self._spawn(node_id, arguments)
 
+    async def start_all(self) -> None:
+        """Start every replica that does not run; one that was just killed as soon as it has ended."""
+        for node_id in self.node_ids:
+            child = self._children.get(node_id)
+            if child is not None and not child.wanted:
+                await child.process.wait()  # the system may take a while to end it
+            if not self.is_running(node_id):
+                await self.start(node_id)
+
     def kill(self, node_id: str) -> None:
         """SIGKILL: unsynced data survives only in the page cache, connections are reset."""
         child = self._children[node_id]

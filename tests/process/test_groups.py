@@ -47,11 +47,20 @@ async def test_a_producer_spreads_a_topic_over_all_groups_and_goes_on_without_on
                 clusters[1].kill("n0")
                 while_down = await send(producer, 60)
                 assert set(by_group(while_down[10:])) == {"broker-a", "broker-c"}
-                await clusters[1].start("n0")
+                await clusters[1].start_all()
                 await clusters[1].wait_ready()
                 while "broker-b" not in by_group(await send(producer, 6)):  # noqa: ASYNC110
                     await trio.sleep(0.1)
             assert len(await read_all(clusters, sent + while_down)) >= 120
+
+
+async def test_a_replica_that_was_just_killed_is_started_when_it_has_ended(tmp_path: Path) -> None:
+    async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
+        killed = cluster.pid("n0")
+        cluster.kill("n0")
+        await cluster.start_all()
+        await cluster.wait_ready()
+        assert cluster.pid("n0") != killed
 
 
 async def read_all(clusters: list[DevCluster], sent: list[SendResult]) -> set[str]:

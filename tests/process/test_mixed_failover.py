@@ -155,9 +155,7 @@ async def tormented(
             await trio.sleep(SECONDS)
             await until(lambda: len(counted.stored) >= ENOUGH)
             nursery.cancel_scope.cancel()
-        for node in cluster.node_ids:
-            if not cluster.is_running(node):
-                await cluster.start(node)
+        await cluster.start_all()
         await cluster.wait_ready()
         await level(cluster)
         yield cluster

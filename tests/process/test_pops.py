@@ -128,9 +128,7 @@ async def test_every_message_is_had_and_none_after_it_was_acknowledged(tmp_path:
                 await until(lambda: consumers.seen == everything and len(killed) >= KILLS_MIN)
                 await trio.sleep(3 * INVISIBLE_MS / 1000)  # whatever is not acknowledged comes again meanwhile
                 nursery.cancel_scope.cancel()
-        for node in cluster.node_ids:
-            if not cluster.is_running(node):
-                await cluster.start(node)
+        await cluster.start_all()
         with trio.fail_after(SECONDS_MAX):
             async with trio.open_nursery() as nursery:
                 for number in range(CONSUMERS):

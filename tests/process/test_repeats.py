@@ -99,9 +99,7 @@ async def test_what_is_sent_twice_to_leaders_that_die_is_there_once(tmp_path: Pa
             await trio.sleep(SECONDS)
             await until(lambda: len(stored_by(producers)) >= ENOUGH)
             nursery.cancel_scope.cancel()
-        for node in cluster.node_ids:
-            if not cluster.is_running(node):
-                await cluster.start(node)
+        await cluster.start_all()
         await cluster.wait_ready()
         stored = stored_by(producers)
         with trio.move_on_after(60):
