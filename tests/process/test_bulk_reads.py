@@ -12,11 +12,11 @@ import pytest
 import trio
 
 from mq.cli.dev_cluster import DevCluster, Ports
-from mq.client import Admin, Message, Producer
+from mq.client import Admin, BrokerError, Message, Producer
 from spark.bulk_reader import BulkTaskReader
 from spark.bulk_survey import BulkSurveyor
 from spark.options import Topics
-from spark.plan import LogRange, QueueRange, replica_order
+from spark.plan import LogRange, QueueRange, ReadFrom, replica_order
 from spark.reader import TaskOptions
 from spark.survey import Survey
 from tests.support.real_groups import connected, transfer, wait_level
@@ -47,23 +47,25 @@ async def fill(cluster: DevCluster, count: int = MESSAGES, first: int = 0) -> No
             )
 
 
-def survey(namesrv: str) -> Survey:
+def survey(namesrv: str, topic: str = "T") -> Survey:
     surveyor = BulkSurveyor((namesrv,), 10.0, consistency="latest", detail=True)
-    return surveyor.survey(Topics(("T",)))
+    return surveyor.survey(Topics((topic,)))
 
 
-def reader_of(namesrv: str, found: Survey, turn: int = 0) -> BulkTaskReader:
+def reader_of(
+    namesrv: str, found: Survey, turn: int = 0, topic: str = "T", read_from: ReadFrom = "follower"
+) -> BulkTaskReader:
     """Reads the whole topic, from the followers first."""
-    [broker_name] = found.routes["T"].addresses
+    [broker_name] = found.routes[topic].addresses
     ranges = tuple(
         QueueRange(queue_id, ends.first, ends.end) for (_, _, queue_id), ends in found.ends.items() if ends.end
     )
-    replicas = replica_order(found.routes["T"].addresses[broker_name], 0, "follower", turn)
+    replicas = replica_order(found.routes[topic].addresses[broker_name], 0, read_from, turn)
     options = TaskOptions(
         namesrv=(namesrv,),
         columns=("queue_id", "queue_offset", "body", "properties"),
         tags=None,
-        read_from="follower",
+        read_from=read_from,
         keep_bad_bodies=False,
         on_data_loss="fail",
         fetch_bytes=512 * 1024,
@@ -71,7 +73,7 @@ def reader_of(namesrv: str, found: Survey, turn: int = 0) -> BulkTaskReader:
         deadline_seconds=60.0,
         client_id="test",
     )
-    part = LogRange("T", found.identities["T", broker_name], broker_name, ranges, replicas)
+    part = LogRange(topic, found.identities[topic, broker_name], broker_name, ranges, replicas)
     return BulkTaskReader(part, options)
 
 
@@ -147,3 +149,25 @@ async def test_damage_on_a_followers_disk_changes_no_row(tmp_path: Path) -> None
         assert again.statistics.switches >= 1 or path.read_bytes() == whole
         await until(lambda: path.read_bytes() == whole, seconds=SECONDS_MAX)
         check(await in_thread(rows_of, reader_of(cluster.namesrv, found).read()))
+
+
+async def test_the_parent_of_lite_topics_reads_as_a_topic_whose_messages_name_them(tmp_path: Path) -> None:
+    sent = [(f"session-{number % 7}", b"%d" % number) for number in range(50)]
+    async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
+        async with Admin(cluster.namesrv) as admin, Producer(cluster.namesrv, "users") as producer:
+            with trio.fail_after(SECONDS_MAX):
+                while True:
+                    try:
+                        await admin.create_topic("Sessions", 2, attributes={"message.type": "LITE"})
+                        break
+                    except BrokerError:
+                        await trio.sleep(0.1)  # until the replica has said what it understands
+            for lite, body in sent:
+                await producer.send(Message("Sessions", body, lite_topic=lite))
+        found = await in_thread(survey, cluster.namesrv, "Sessions")
+        assert sum(ends.end for ends in found.ends.values()) == len(sent), "queues of lite topics are no partitions"
+        reader = reader_of(cluster.namesrv, found, 0, "Sessions", "any")
+        rows = await in_thread(rows_of, reader.read())
+    rows.sort(key=lambda row: int(row["body"]))
+    assert [(dict(row["properties"])["__LITE_TOPIC"], row["body"]) for row in rows] == sent
+    assert {row["queue_id"] for row in rows} <= {0, 1}

@@ -19,8 +19,14 @@ BATCH_BYTES_MAX: Final = 1024 * 1024
 SOURCE_PRODUCER: Final = "RAFTMQ_SOURCE_PRODUCER"
 SOURCE_SEQUENCE: Final = "RAFTMQ_SOURCE_SEQUENCE"
 """The sequence number of the original, if it had one: that of the copy is the mirror's."""
+SOURCE_LITE_TOPIC: Final = "RAFTMQ_SOURCE_LITE_TOPIC"
+"""The lite topic of the original: copies are in the parent only."""
 
-_NUMBERS: Final = {props.PRODUCER_ID: SOURCE_PRODUCER, props.SEQUENCE: SOURCE_SEQUENCE}
+_RENAMED: Final = {
+    props.PRODUCER_ID: SOURCE_PRODUCER,
+    props.SEQUENCE: SOURCE_SEQUENCE,
+    props.LITE_TOPIC: SOURCE_LITE_TOPIC,
+}
 _OF_BROKERS: Final = frozenset(
     {
         props.CLUSTER,
@@ -30,15 +36,12 @@ _OF_BROKERS: Final = frozenset(
         props.BORN_TIMESTAMP,
         props.POP_CK,
         "__CRC32#",
-        props.LITE_TOPIC,
         props.LITE_QUEUE,
         props.LITE_OFFSET,
         props.LITE_PLACE,
     }
 )
-"""What brokers add to each message, and what belongs to a single place or delivery. Copies come in batches, and brokers
-refuse a batch with a message for a lite topic.
-"""
+"""What brokers add to each message, and what belongs to a single place or delivery."""
 _FLAGS: Final = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK | IN_LITE_TOPIC)
 _HEAD: Final = struct.Struct(">qiiiI")
 
@@ -72,10 +75,10 @@ def copied_properties(message: StoredMessage) -> dict[str, str]:
     for name, value in message.properties.items():
         if name in _OF_BROKERS:
             continue
-        if name in _NUMBERS:
+        if name in _RENAMED:
             if not was_copy:
-                kept[_NUMBERS[name]] = value
-        elif name not in _NUMBERS.values() or was_copy:
+                kept[_RENAMED[name]] = value
+        elif name not in _RENAMED.values() or was_copy:
             kept[name] = value
     return kept
 
@@ -165,7 +168,7 @@ def checksum_of(message: StoredMessage, *, is_copy: bool, without_key: bool = Fa
     ``without_key`` leaves out the unique key: a message without one gets it from the broker that stores the copy.
     """
     if is_copy:
-        own = {*_OF_BROKERS, *_NUMBERS}
+        own = {*_OF_BROKERS, *_RENAMED}
         properties = {name: value for name, value in message.properties.items() if name not in own}
     else:
         properties = copied_properties(message)

@@ -45,7 +45,7 @@ def stored(offset: int = 7, **given: Any) -> StoredMessage:
     return msgspec.structs.replace(message, **given)
 
 
-def test_a_message_of_a_lite_topic_is_copied_without_it_since_batches_cannot_have_one() -> None:
+def test_a_copy_of_a_message_of_a_lite_topic_is_in_the_parent_alone_and_names_the_lite_topic() -> None:
     lite = {
         "__LITE_TOPIC": "a",
         "INNER_MULTI_DISPATCH": "%LMQ%$T$a",
@@ -57,9 +57,13 @@ def test_a_message_of_a_lite_topic_is_copied_without_it_since_batches_cannot_hav
     [copy] = decode_batch(run.body("broker-a"))
     assert not lite.keys() & props.decode(copy.properties).keys()
     assert run.fields("g", "T", "g1", 9, "p")["f"] == "1"
-    assert copied_properties(original) == {"UNIQ_KEY": "K", "own": "x"}
-    made = stored(sys_flag=1, properties={"UNIQ_KEY": "K", "own": "x"})
+    kept = {"UNIQ_KEY": "K", "own": "x", "RAFTMQ_SOURCE_LITE_TOPIC": "a"}
+    assert copied_properties(original) == kept
+    made = stored(sys_flag=1, properties=kept | {"RAFTMQ_SOURCE": "T/b/1/2/3"})
     assert checksum_of(original, is_copy=False) == checksum_of(made, is_copy=True)
+    assert copied_properties(made) == kept, "the copy of a copy names it as well"
+    lost = stored(sys_flag=1, properties={"UNIQ_KEY": "K", "own": "x", "RAFTMQ_SOURCE": "T/b/1/2/3"})
+    assert checksum_of(original, is_copy=False) != checksum_of(lost, is_copy=True)
 
 
 def test_a_copy_names_the_place_of_its_original_and_when_it_was_born() -> None:
