@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import ipaddress
 import ssl
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
-from mq.tls import Certificate
+from mq.tls import Certificate, CertificateUnusable
 
 ALPN: Final = "h2"
 _VALID: Final = dt.timedelta(days=3_650)
@@ -56,27 +52,22 @@ class SelfSigned:
     Attributes:
         fingerprint: SHA-256 of the certificate, as ``openssl x509 -fingerprint -sha256`` prints it.
         valid_until: in UTC.
+
+    Raises:
+        CertificateUnusable: it could not be made.
     """
 
     def __init__(self, names: Iterable[str], wall_clock_ms: Callable[[], int]) -> None:
         now = dt.datetime.fromtimestamp(wall_clock_ms() // 1_000, dt.UTC)
         self.valid_until = now + _VALID
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "raftmq proxy")])
-        made = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            # A client whose clock is a little behind accepts it, too.
-            .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(self.valid_until)
-            .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .sign(key, hashes.SHA256())
-        )
-        digest = hashlib.sha256(made.public_bytes(serialization.Encoding.DER)).hexdigest().upper()
+        program = [sys.executable, "-P", "-m", "mq.proxy.grpc.self_signed"]
+        times = [now.isoformat(), self.valid_until.isoformat()]
+        made = subprocess.run([*program, *times, *names], capture_output=True, check=False)
+        if made.returncode:
+            reason = made.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise CertificateUnusable(f"the proxy cannot make a certificate for itself: {reason or made.returncode}")
+        pem = made.stdout.decode("ascii")
+        digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem[pem.index(ssl.PEM_HEADER) :])).hexdigest().upper()
         self.fingerprint = ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -84,22 +75,10 @@ class SelfSigned:
         # The ssl module takes files only; the directory is readable by this user alone, and gone a moment later.
         with tempfile.TemporaryDirectory(prefix="raftmq-") as directory:
             both = Path(directory, "certificate-and-key.pem")
-            both.write_bytes(
-                key.private_bytes(
-                    serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-                )
-                + made.public_bytes(serialization.Encoding.PEM)
-            )
+            both.write_bytes(made.stdout)
             context.load_cert_chain(both)
         self._context = context
 
     def context(self) -> ssl.SSLContext:
         """See TlsContext."""
         return self._context
-
-
-def _general_name(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)

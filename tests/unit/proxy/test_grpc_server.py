@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import ssl
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from mq.proxy.grpc import (
     Status,
     health_methods,
 )
-from mq.tls import Certificate
+from mq.tls import Certificate, CertificateUnusable
 from tests.support.certificates import Authority
 from tests.support.grpc_serving import Logged, Serving, serving
 
@@ -291,6 +293,22 @@ async def test_a_self_signed_certificate_is_named_by_its_fingerprint() -> None:
         [call] = server.calls
         assert (call.secure, call.peer) == (True, "192.0.2.1:5000")
     assert hashlib.sha256(seen).hexdigest() == made.fingerprint.replace(":", "").lower()
+
+
+def test_a_certificate_that_cannot_be_made_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(CertificateUnusable, match="cannot make a certificate for itself: 1"):
+        SelfSigned(["localhost"], lambda: 0)
+
+
+def test_a_process_that_makes_its_certificate_does_not_load_what_makes_it() -> None:
+    program = "from mq.proxy.grpc import SelfSigned; import sys; SelfSigned(['localhost'], lambda: 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; print('cryptography' in sys.modules)"],
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.strip() == b"False"
 
 
 @pytest.mark.trio
