@@ -94,16 +94,17 @@ def demo(
         _remove(base)
         console.print("To look at such messages in a browser, run it again with --keep.")
     else:
-        console.print(next_steps(base), soft_wrap=True, highlight=False)
+        console.print(next_steps(base, len(text) // 2), soft_wrap=True, highlight=False)
 
 
-def next_steps(directory: Path) -> str:
-    """What to do with the data of a demonstration."""
+def next_steps(directory: Path, key: int) -> str:
+    """What to do with the data of a demonstration, which has a message with this key."""
     program = "raftmq" if shutil.which("raftmq") is not None else f"{shlex.quote(sys.executable)} -m mq.cli"
     place = shlex.quote(str(directory))
     return (
         f"To look at the messages in a browser:\n  {program} dev --dir {place} --console\n"
-        f"There, find the message with the key 4711, why the group {GROUP} lags, and send its dead letters again.\n"
+        f"There, find the message with the key {key} in the topic {TOPIC}, why the group {GROUP} lags, and send its "
+        "dead letters again.\n"
         f"The data takes space until you remove it: rm -r {place}"
     )
 

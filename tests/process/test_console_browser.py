@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -390,6 +391,16 @@ def test_a_topic_and_a_group_are_changed_by_clicks(browser: webdriver.Chrome, ru
     click(browser, By.XPATH, "//summary[.='Pause the group']")
     click(browser, By.XPATH, "//button[.='Pause']")
     wait_until(lambda: "mail is paused" in text_of(browser))
+    browser.get(running.address + "/topic?name=Bills")
+    click(browser, By.XPATH, "//summary[.='Change an attribute']")
+    browser.find_element(By.NAME, "attribute").send_keys("message.type")
+    browser.find_element(By.NAME, "value").send_keys("FIFO")
+    click(browser, By.XPATH, "//button[.='Set']")
+    wait_until(lambda: "message.type is FIFO now." in text_of(browser))
+    click(browser, By.LINK_TEXT, "Delete this topic")
+    browser.find_element(By.NAME, "typed").send_keys("Bills")
+    click(browser, By.XPATH, "//button[.='Delete']")
+    wait_until(lambda: "Topic Bills was deleted." in text_of(browser))
     browser.get(running.address + "/changes")
     assert "create topic" in text_of(browser)
 
@@ -414,3 +425,44 @@ def test_an_open_page_goes_on_when_the_leader_is_killed(browser: webdriver.Chrom
     assert browser.execute_script("return window.isSameWindow"), "nobody loaded it again"
     browser.get(running.address + "/messages?topic=Orders")
     assert len(browser.find_elements(By.CSS_SELECTOR, "tbody tr")) >= 20
+
+
+def test_somebody_who_knows_nothing_finds_what_the_demonstration_left(
+    browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    """From the last lines of `raftmq demo` on: a message that seems lost, a group that lags, its dead letters."""
+    command = [sys.executable, "-m", "mq.cli"]
+    place = ["--dir", str(tmp_path / "demo")]
+    done = subprocess.run(
+        [*command, "demo", "--lines", "1000", *place], capture_output=True, text=True, timeout=180, check=True
+    )
+    match = re.search(r"key (\d+) in the topic (\w+), why the group (\w+) lags", done.stdout)
+    assert match is not None, done.stdout
+    key, topic, group = match.groups()
+    more = ["dev", *place, "--console", "--port", "0", "--json"]
+    ratios = [part for name in ("warn", "expire", "full") for part in ("--set", f"disk_{name}_ratio=1")]
+    process = subprocess.Popen([*command, *more, *ratios], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    try:
+        browser.get("http://" + json.loads(process.stdout.readline())["console"])
+        click(browser, By.LINK_TEXT, "Topics")
+        click(browser, By.LINK_TEXT, topic)
+        click(browser, By.LINK_TEXT, "Look at messages")
+        browser.find_element(By.NAME, "value").send_keys(key + Keys.ENTER)
+        wait_until(lambda: len(browser.find_elements(By.CSS_SELECTOR, "td.body")) == 1)
+        click(browser, By.CSS_SELECTOR, "td a")
+        wait_until(lambda: "has not come to it" in text_of(browser))
+        click(browser, By.LINK_TEXT, group)
+        wait_until(lambda: "Nobody consumes for it: start its consumers." in text_of(browser))
+        click(browser, By.LINK_TEXT, "What is wrong")
+        letters = "//li[contains(., 'dead letters')]//a"
+        wait_until(lambda: browser.find_elements(By.XPATH, letters))
+        click(browser, By.XPATH, letters)
+        wait_until(lambda: "no address for line" in text_of(browser))
+        click(browser, By.CSS_SELECTOR, "button[value=all]")
+        wait_until(lambda: "It has ended." in text_of(browser))
+        assert " 0 failed" in text_of(browser)
+    finally:
+        browser.get("about:blank")  # an open page would complain that the console is gone
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)

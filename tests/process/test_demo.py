@@ -31,6 +31,8 @@ def test_demo_loses_nothing_when_the_leader_is_killed(tmp_path: Path) -> None:
     assert rows["changed or misplaced"] == "0"
     killed, _, leads = rows["leader killed -> new leader"].partition(" -> ")
     assert killed != leads
+    assert f"dev --dir {directory} --console" in done.stdout
+    assert "find the message with the key 2000" in done.stdout
 
 
 @pytest.mark.process

@@ -42,12 +42,15 @@ READ_SECONDS: Final = 5.0
 BODY_BYTES_MAX: Final = 64 * 1024
 """More of a body is shown on request only."""
 
+Found = tuple[tuple[int, int], MessageRow]
+"""A row with the store time and the offset of its message."""
+
 
 async def browse(visit: Visit) -> Page:
     """The messages of a topic that the address chooses."""
     topic = visit.name("topic")
     query = visit.query
-    by = query.get("by", "newest")
+    by = by_of(query)
     count = min(max(1, visit.number("count", COUNT_DEFAULT)), COUNT_MAX)
     rows: list[MessageRow] = []
     is_partial = False
@@ -88,6 +91,15 @@ async def browse(visit: Visit) -> Page:
         "hide_bodies": visit.settings.hide_bodies,
     }
     return Page("messages.html", f"Messages of {topic}", values, live=False)
+
+
+def by_of(query: Mapping[str, str]) -> str:
+    """What the address chooses messages by: of a form that says the newest or the oldest, the field that is filled."""
+    by = query.get("by", "newest")
+    filled = (("value", "key"), ("time", "time"), ("offset", "offset"))
+    if by in ("newest", "oldest"):
+        return next((chosen for field, chosen in filled if query.get(field, "").strip()), by)
+    return by
 
 
 async def message(visit: Visit) -> Page:
@@ -176,7 +188,7 @@ async def _read(
 
     Bodies are dropped at once: those of a page may be larger than the memory.
     """
-    found: list[tuple[int, MessageRow]] = []
+    found: list[Found] = []
     left = set(ranges)
     if left:
         with trio.move_on_after(READ_SECONDS):
@@ -187,7 +199,7 @@ async def _read(
                 async for each in await consumer.read_to_end():
                     if each.queue_offset < ranges[each.queue][1]:
                         row = message_row(each, hide_bodies=visit.settings.hide_bodies)
-                        found.append((each.record.store_timestamp_ms, row))
+                        found.append(((each.record.store_timestamp_ms, each.queue_offset), row))
                         if len(found) >= KEPT_MAX:
                             found = _first(found, count, is_newest=is_newest)
                     if consumer.position(each.queue) >= ranges[each.queue][1]:
@@ -199,6 +211,6 @@ async def _read(
     return [row for _, row in _first(found, count, is_newest=is_newest)], bool(left)
 
 
-def _first(found: list[tuple[int, MessageRow]], count: int, *, is_newest: bool) -> list[tuple[int, MessageRow]]:
-    """The first ``count`` rows of those found, by store time."""
+def _first(found: list[Found], count: int, *, is_newest: bool) -> list[Found]:
+    """The first ``count`` rows of those found, by store time; of one time, by offset."""
     return sorted(found, key=itemgetter(0), reverse=is_newest)[:count]

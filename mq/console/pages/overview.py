@@ -7,7 +7,7 @@ import trio
 from mq.client.errors import ClientError
 from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, one, required
 from mq.console.views.links import link
-from mq.console.views.overview import alarms, card, cards, plain_words
+from mq.console.views.overview import alarms, card, cards, page_of, plain_words
 from mq.console.views.records import event_rows, record_rows
 from mq.protocol.group_admin import GroupAction, GroupCommand
 
@@ -38,7 +38,7 @@ async def alarm_list(visit: Visit) -> Page:
     survey = visit.watch.survey.latest(visit.watch.nursery)
     value = None if survey is None else survey.value
     fault = "" if survey is None else survey.fault
-    return Page("alarms.html", "What is wrong", {"alarms": alarms(value, fault), "fault": fault})
+    return Page("alarms.html", "What is wrong", {"alarms": alarms(value, fault), "fault": fault, "page_of": page_of})
 
 
 async def raft_group(visit: Visit) -> Page:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mq.console.history import History, rates_of
 from mq.console.views.charts import Chart, chart
+from mq.console.views.links import link
 from mq.console.views.text import duration, number, percent, size
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus
 from mq.inspection.diagnosis import findings_of, summary
@@ -112,6 +113,15 @@ def alarms(survey: Survey | None, fault: str = "") -> Alarms:
         before = f"When the servers last answered: {summary(findings)}"
         return Alarms(findings, before, max(worst, Severity.WARNING).word)
     return Alarms(findings, summary(findings), worst.word if findings else "good")
+
+
+def page_of(finding: Finding) -> str:
+    """The page of the console about what a finding is about; empty if there is none."""
+    kind, _, name = finding.subject.rpartition(" ")
+    if kind == "consumer group":
+        page = "/dead-letters" if finding.remedy.startswith("raftmq dlq ") else "/group"
+        return link(page, group=name) if page == "/dead-letters" else link(page, name=name)
+    return link("/broker-group", name=name) if kind == "group" else ""
 
 
 def plain_words(group: GroupStatus) -> list[str]:

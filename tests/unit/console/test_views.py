@@ -7,13 +7,16 @@ import json
 import pytest
 
 from mq.client.message import MessageQueue
+from mq.console.pages.messages import by_of
 from mq.console.views.dead_letters import place_of
 from mq.console.views.groups import lag_rows, lag_seconds, most_behind, waiting
 from mq.console.views.links import link
 from mq.console.views.messages import BodyForm, begin_of, body_of
+from mq.console.views.overview import page_of
 from mq.console.views.resets import preview_rows
 from mq.console.views.text import duration, matching, paged, visible
 from mq.console.views.topics import kind_of, reader_rows
+from mq.inspection.findings import Finding, Severity
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import GroupProgress
 
@@ -163,3 +166,34 @@ def test_places_of_letters() -> None:
 def test_kinds_of_topics() -> None:
     kinds = [kind_of(name) for name in ("Orders", "%RETRY%g", "%DLQ%g", "TBW102")]
     assert kinds == ["ordinary", "retry", "dead letters", "system"]
+
+
+@pytest.mark.parametrize(
+    ("query", "by"),
+    [
+        ({}, "newest"),
+        ({"by": "newest", "value": "4711"}, "key"),
+        ({"by": "oldest", "value": " "}, "oldest"),
+        ({"by": "newest", "time": "2026-03-01T09:30"}, "time"),
+        ({"by": "oldest", "offset": "7"}, "offset"),
+        ({"by": "id", "value": "4711"}, "id"),
+        ({"by": "time", "value": "4711"}, "time"),
+    ],
+)
+def test_a_field_that_is_filled_chooses_messages(query: dict[str, str], by: str) -> None:
+    """Whoever types a key and does not say "those with a key" wants these all the same."""
+    assert by_of(query) == by
+
+
+@pytest.mark.parametrize(
+    ("subject", "remedy", "page"),
+    [
+        ("consumer group a&b", "start its consumers", "/group?name=a%26b"),
+        ("consumer group mail", "raftmq dlq list mail", "/dead-letters?group=mail"),
+        ("group broker-a", "start them", "/broker-group?name=broker-a"),
+        ("name server 10.0.0.1:9876", "start it", ""),
+        ("cluster", "", ""),
+    ],
+)
+def test_a_finding_leads_to_the_page_about_it(subject: str, remedy: str, page: str) -> None:
+    assert page_of(Finding(Severity.WARNING, subject, "waits", remedy, "docs/x.md")) == page
