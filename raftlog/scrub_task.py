@@ -51,12 +51,14 @@ async def scrub_log(
                 if scrub.is_current():
                     raise
                 break  # the file was deleted in the meantime
+            segment_log.scrubbed_bytes += result.nbytes
             if result.finished or not scrub.is_current():
                 break
             await trio.sleep(result.nbytes / bytes_per_second)
         if scrub.verified_bytes == verified and scrub.is_current():
             await trio.sleep(_NOTHING_YET_SECONDS)
             continue
+        segment_log.scrubs += scrub.is_current()
         log.info(
             "log_scrubbed",
             nbytes=scrub.verified_bytes - verified,

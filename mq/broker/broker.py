@@ -569,6 +569,8 @@ class Broker:
             "clock_jumps": self._environment.wall_clock_ms.jumps,
             "clock_disbelieved_ms": self._environment.wall_clock_ms.disbelieved_ms,
             "elections": self._elections,
+            "log_scrubs": self._replica.log.scrubs,
+            "log_scrubbed_bytes": self._replica.log.scrubbed_bytes,
             "messages": self.appender.messages,
             "pending_bytes": self.appender.pending_bytes,
             **self.services.counters(),

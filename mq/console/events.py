@@ -100,15 +100,16 @@ def _of_replica(before: ReplicaStatus, now: ReplicaStatus) -> Iterator[tuple[str
     if before.figures.get("bootTimestamp") != now.figures.get("bootTimestamp"):
         yield "was started again", False
         return
-    missing = _count(now, "missingEntries")
-    if missing and not _count(before, "missingEntries"):
+    missing = count_of(now, "missingEntries")
+    if missing and not count_of(before, "missingEntries"):
         yield f"deleted {missing:,} entries early that other replicas have", True
     for name, words in COUNTED.items():
-        count = _count(now, name) - _count(before, name)
+        count = count_of(now, name) - count_of(before, name)
         if count > 0:
             yield words.format(count=count), True
 
 
-def _count(replica: ReplicaStatus, name: str) -> int:
+def count_of(replica: ReplicaStatus, name: str) -> int:
+    """A figure of a replica; 0 if it does not tell it."""
     text = replica.figures.get(f"raftmq.{name}", "0")
     return int(text) if text.isascii() and text.isdigit() else 0

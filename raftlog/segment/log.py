@@ -62,6 +62,8 @@ class SegmentLog(LogReads):
         store_id: random name of the directory, drawn when it was created.
         stopped_unclean: the last process that had the log open did not close it: it was killed or failed, or
             the machine lost power. Entries that it had accepted and not synced may be lost.
+        scrubs, scrubbed_bytes: how often everything was read again and verified since the opening, and how many bytes
+            were intact then.
     """
 
     def __init__(self, opened: Opened, writer: LogWriter, tail_bytes_max: int) -> None:
@@ -73,6 +75,7 @@ class SegmentLog(LogReads):
         self.meta: MetaState = opened.meta_state
         self.store_id = opened.meta_state.store_id
         self.stopped_unclean = opened.stopped_unclean
+        self.scrubs = self.scrubbed_bytes = 0
         self._opened = opened
         self._files = opened.files
         self._index = opened.index

@@ -126,6 +126,8 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
         "raftmq_replies_failed", _C, "Replies not pushed: the producer was not found or did not confirm."
     ),
     "replies_under_way_bytes": _Named("raftmq_replies_waiting_bytes", _G, "Bytes of replies in flight."),
+    "log_scrubs": _Named("raftmq_log_scrubs", _C, "Passes in which the whole log was read from the disk and verified."),
+    "log_scrubbed_bytes": _Named("raftmq_log_scrubbed_bytes", _C, "Bytes of the log that were intact in such passes."),
     "queue_blocks_restored": _Named(
         "raftmq_queue_blocks_restored", _C, "Damaged consume queue blocks restored from the log."
     ),

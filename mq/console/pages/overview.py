@@ -7,7 +7,7 @@ import trio
 from mq.client.errors import ClientError
 from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, one, required
 from mq.console.views.links import link
-from mq.console.views.overview import alarms, card, cards, page_of, plain_words
+from mq.console.views.overview import alarms, card, cards, damage_rows, page_of, plain_words
 from mq.console.views.records import event_rows, record_rows
 from mq.protocol.group_admin import GroupAction, GroupCommand
 
@@ -48,7 +48,9 @@ async def raft_group(visit: Visit) -> Page:
     group = next((each for each in seen.value or () if each.group == name), None)
     if group is None:
         if seen.fault:
-            return Page("broker_group.html", name, {"card": None, "fault": seen.fault, "now": [], "voters": []})
+            return Page(
+                "broker_group.html", name, {"card": None, "fault": seen.fault, "now": [], "voters": [], "damage": []}
+            )
         raise NotFound(f"no broker group {name} is registered at the name servers")
     voters = [
         each.node_id
@@ -60,6 +62,7 @@ async def raft_group(visit: Visit) -> Page:
         "fault": fault_of(seen),
         "now": plain_words(group),
         "voters": voters,
+        "damage": [] if group.is_stock else damage_rows(group),
     }
     return Page("broker_group.html", name, values)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mq.console.events import count_of
 from mq.console.history import History, rates_of
 from mq.console.views.charts import Chart, chart
 from mq.console.views.links import link
@@ -113,6 +114,42 @@ def alarms(survey: Survey | None, fault: str = "") -> Alarms:
         before = f"When the servers last answered: {summary(findings)}"
         return Alarms(findings, before, max(worst, Severity.WARNING).word)
     return Alarms(findings, summary(findings), worst.word if findings else "good")
+
+
+@dataclass(frozen=True, slots=True)
+class DamageRow:
+    """What a replica knows of damage to its log and its queues; ``state`` is "bad" if it lacks something."""
+
+    node: str
+    verified: str
+    restored: str
+    missing: str
+    state: str
+
+
+def damage_rows(group: GroupStatus) -> list[DamageRow]:
+    """The replicas of a group that answer."""
+    rows = []
+    for replica in group.replicas:
+        if not replica.figures:
+            continue
+        scrubs, nbytes = count_of(replica, "logScrubs"), count_of(replica, "logScrubbedBytes")
+        missing = count_of(replica, "missingEntries")
+        if replica.abstaining:
+            lacks = "fetches acknowledged entries that it lost, and does not vote meanwhile"
+        else:
+            lacks = f"{missing:,} entries that it deleted early, on a full disk" if missing else "nothing"
+        times = f"{scrubs:,} time{'s' if scrubs != 1 else ''}" if scrubs else "not yet to its end"
+        rows.append(
+            DamageRow(
+                node=replica.node_id,
+                verified=f"{times}, {size(nbytes)} intact" if "raftmq.logScrubs" in replica.figures else "not known",
+                restored=number(count_of(replica, "queueBlocksRestored")),
+                missing=lacks,
+                state="bad" if replica.abstaining or missing else "",
+            )
+        )
+    return rows
 
 
 def page_of(finding: Finding) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from mq.console.history import EVERY_SECONDS, SECONDS, History, Rates, rates_of
 from mq.console.views.charts import HEIGHT, WIDTH, chart
-from mq.console.views.overview import card
+from mq.console.views.overview import card, damage_rows
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
 
 
@@ -31,6 +31,18 @@ def test_a_replica_says_for_how_many_readers_it_keeps_its_log(leases: str, note:
     [row] = card(group(**{"raftmq.logLeases": leases}), History(), 0.0).replicas
     assert note in row.note
     assert bool(row.note) is bool(note)
+
+
+def test_a_replica_says_what_is_known_of_damage() -> None:
+    figures = {"raftmq.logScrubs": "2", "raftmq.logScrubbedBytes": "3000000", "raftmq.queueBlocksRestored": "7"}
+    [row] = damage_rows(group(**figures))
+    assert (row.verified, row.restored, row.missing, row.state) == ("2 times, 3.0 MB intact", "7", "nothing", "")
+    [row] = damage_rows(group(**{"raftmq.logScrubs": "0", "raftmq.missingEntries": "5"}))
+    assert (row.verified, row.state) == ("not yet to its end, 0 bytes intact", "bad")
+    assert row.missing == "5 entries that it deleted early, on a full disk"
+    [row] = damage_rows(group(**{"raftmq.role": "leader"}))
+    assert row.verified == "not known", "an older release"
+    assert not damage_rows(group()), "it does not answer"
 
 
 def test_the_history_is_an_hour_long() -> None:

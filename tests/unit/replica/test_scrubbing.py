@@ -46,6 +46,7 @@ async def test_damage_ends_the_task_with_its_place(autojump_clock: MockClock) ->
     with trio.move_on_after(30 * 24 * 3600) as scope:
         await scrub_log(log, lambda: LogIndex(100), log=LOG)
     assert scope.cancelled_caught, "a healthy log ended it"
+    assert (log.scrubs, log.scrubbed_bytes) == (5, 5 * (log.end_pos - log.base_pos)), "at the start and each week"
     home.disk.flip_bit(home.segment(4096), 560)
     with pytest.raises(StorageCorrupt) as caught:
         await scrub_log(log, lambda: LogIndex(100), log=LOG, first_round_seconds=5)
