@@ -19,6 +19,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.server import serve as serve_broker
 from mq.broker.settings import BrokerSettings
+from mq.broker.state.format_level import announced_level
 from mq.client import Admin, ClientError
 from mq.client.task_group import open_task_group
 from mq.namesrv.server import serve as serve_names
@@ -185,6 +186,20 @@ class Cluster:
         for node_id in self.replicas:
             servers.start_soon(self._serve, node_id, settings[node_id])
         await self.wait_ready()
+        await self._wait_level()
+
+    async def _wait_level(self) -> None:
+        """Until the group has the highest format level that its settings allow: tests use the newest features at once.
+
+        In a process that takes a second, since the leader looks that often.
+        """
+        while True:
+            if self.leader is not None:
+                context = self.context
+                if context.metadata.format_level.level >= announced_level(context.settings.format_level_max):
+                    return
+                self.run_timers()
+            await trio.sleep(0.001)
 
     async def _serve(self, node_id: str, settings: BrokerSettings) -> None:
         def on_broker(broker: Broker) -> None:

@@ -26,7 +26,6 @@ def run(namesrv: str, *arguments: str, code: int = 0) -> str:
 
 def test_lite_topics_by_commands_and_without_an_event_loop() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
-        kit.advance(seconds=5)
         run(kit.namesrv, "topic", "create", PARENT, "--message-type", "lite", "--attribute", "lite.topic.expiration=60")
         bound = ("--attribute", f"lite.bind.topic={PARENT}")
         assert f"lite.bind.topic={PARENT}" in run(kit.namesrv, "consumer-group", "create", GROUP, *bound)
@@ -62,7 +61,6 @@ def test_lite_topics_by_commands_and_without_an_event_loop() -> None:
 def test_attributes_of_groups_are_set_exported_and_imported(tmp_path: Path) -> None:
     file = str(tmp_path / "definitions.json")
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
-        kit.advance(seconds=5)
         run(kit.namesrv, "consumer-group", "create", "G", "--attribute", "priority.factor=80", "--attribute", "a=b")
         assert "a=b, priority.factor=80" in run(kit.namesrv, "consumer-group", "update", "G", "--retries", "3")
         run(kit.namesrv, "export", file)

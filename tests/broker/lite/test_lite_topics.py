@@ -98,14 +98,15 @@ async def test_with_too_many_open_pops_those_whose_time_is_over_come_again_and_m
             change = receipt(first, message) | {"invisibleTime": 1}
             assert (await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)).code == ResponseCode.SUCCESS
         again: list[tuple[str, bytes, int]] = []
-        while len(again) < 2:
+        while len(again) < 3:
             answer = await pop(client, pollTime=10_000)
             if answer.code == ResponseCode.POLLING_FULL:
                 continue  # the time of neither is over yet
             again += told(answer)
             await ack(client, answer)
-        assert sorted(again) == [("a", b"a", 1), ("b", b"b", 1)]
-        assert told(await pop(client, pollTime=10_000)) == [("c", b"c", 0)]
+        # The time of the other one may be over only when the first one has made room for a new message.
+        assert again[0] in (("a", b"a", 1), ("b", b"b", 1))
+        assert sorted(again) == [("a", b"a", 1), ("b", b"b", 1), ("c", b"c", 0)]
 
 
 async def test_a_changed_invisible_time_lets_a_message_come_again_earlier(tmp_path: Path) -> None:

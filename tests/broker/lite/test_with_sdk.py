@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -47,7 +46,6 @@ async def sessions(
     if expiration is not None:
         attributes["lite.topic.expiration"] = str(expiration)
     async with open_kit(replicas=replicas) as kit, Admin(kit.namesrv) as admin:
-        await trio.sleep(5)  # all replicas have said by then what they understand
         await admin.create_topic(PARENT, queues=4, attributes=attributes)
         if quota is not None:
             group["client.quota"] = str(quota)
@@ -268,7 +266,6 @@ def test_a_lite_topic_ends_some_time_after_its_last_message_and_may_begin_again(
 
 def test_threads_read_lite_topics_as_well() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
-        time.sleep(2)  # the replica has said by then what it understands
         admin.create_topic(PARENT, queues=2, attributes={"message.type": "LITE"})
         admin.put_consumer_group(lite_group())
         with SyncProducer(kit.namesrv, PARENT) as producer, SyncLiteConsumer(kit.namesrv, GROUP, PARENT) as consumer:

@@ -188,19 +188,25 @@ async def test_a_client_of_any_replica_gets_its_reply_whichever_replica_it_is_se
         askers = [await broker.connect() for broker in brokers]
         repliers = [await broker.connect() for broker in brokers]
 
-        # Replicas that never led say where they are; until then they are not found.
-        async def all_are_known() -> bool:
-            for number, asker in enumerate(askers):
-                await produces(asker, f"asker{number}")
-                opaque = await repliers[0].post(V2, reply_ext(f"asker{number}"), b"first")
-                with trio.move_on_after(0.3) as waiting:
-                    await asker.reply((await pushed(asker))[0])
-                answer = await repliers[0].answer(opaque)
-                if waiting.cancelled_caught or answer.code != ResponseCode.SUCCESS:
-                    return False
-            return True
+        # Replicas that never led say where they are; until then their clients are not found.
+        for number in range(len(askers)):
+            client = await brokers[number].connect()
+            await produces(client, f"first{number}")
 
-        await until(all_are_known)
+            async def confirm(client: Client = client) -> None:
+                while True:
+                    await client.reply((await pushed(client))[0])
+
+            async def is_known(number: int = number) -> bool:
+                answer = await repliers[0].request(V2, reply_ext(f"first{number}"), b"first")
+                return answer.code == ResponseCode.SUCCESS
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(confirm)
+                await until(is_known)
+                nursery.cancel_scope.cancel()
+        for number, asker in enumerate(askers):
+            await produces(asker, f"asker{number}")
         for replier in repliers:
             for number, asker in enumerate(askers):
                 opaque = await replier.post(V2, reply_ext(f"asker{number}"), b"answer")

@@ -37,7 +37,6 @@ async def put_group(admin: Admin, name: str = GROUP, *, retries: int = 16, **att
 async def sessions(credentials: Credentials | None = None, **settings: Any) -> AsyncIterator[tuple[Kit, Admin]]:
     remoting = None if credentials is None else RemotingSettings(credentials=credentials, tls=None)
     async with open_kit(**settings) as kit, Admin(kit.namesrv, remoting=remoting) as admin:
-        await trio.sleep(5)  # all replicas have said by then what they understand
         await admin.create_topic(PARENT, 2, attributes={"message.type": "LITE"})
         yield kit, admin
 

@@ -184,7 +184,6 @@ def test_a_client_that_keeps_its_former_handle_after_a_change_can_acknowledge(re
 
 def test_a_suspended_message_comes_again_and_the_attempt_does_not_count() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await trio.sleep(5)  # all replicas have said by then what they understand
         await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))
         await begin(proxy, "billing", "Orders")
         await proxy.send("Orders", "one")
