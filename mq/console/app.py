@@ -404,6 +404,9 @@ def _fault_page(title: str, why: str) -> Page:
 def _refusal(error: BrokerError) -> tuple[int, Page]:
     if error.code == ResponseCode.NO_PERMISSION:
         return 403, _fault_page("The broker does not allow that", error.remark or str(error))
+    if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        why = f"It is one of Apache RocketMQ, or of an earlier release, and does not have that: {error}"
+        return 404, _fault_page("This broker does not know that", why)
     return 502, _fault_page("The broker refused that", str(error))
 
 

@@ -363,6 +363,40 @@ def test_lists_ask_each_broker_group_once_however_long_they_are(kit: SyncKit, mo
     run(main, kit)
 
 
+@pytest.mark.parametrize(
+    ("address", "asked"),
+    [
+        ("/", {}),
+        ("/broker-group?name=broker-a", {}),
+        ("/events", {}),
+        ("/changes", {}),
+        ("/members?name=broker-a", {RequestCode.MANAGE_GROUP: 1}),
+        ("/accounts", {RequestCode.AUTH_LIST_USER: 1, RequestCode.AUTH_LIST_ACL: 1}),
+        (
+            "/delete-topic?name=Orders",
+            {RequestCode.GET_TOPIC_STATS_INFO: 1, RequestCode.GET_BROKER_CONSUME_STATS: 2},
+        ),
+    ],
+)
+def test_a_page_asks_each_broker_group_once(
+    kit: SyncKit, monkeypatch: pytest.MonkeyPatch, address: str, asked: dict[int, int]
+) -> None:
+    """What several pages show was asked for all of them: how the brokers are."""
+    counts = count_requests(monkeypatch)
+
+    async def main(browser: Browser) -> None:
+        await browser.get("/")
+        await until(lambda: counts[RequestCode.GET_BROKER_RUNTIME_INFO])
+        before = counts.copy()
+        assert (await browser.get(address)).status == 200
+        shared = {RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_BROKER_CLUSTER_INFO}
+        found = {code: count for code, count in (counts - before).items() if code not in shared}
+        assert {code: found.get(code, 0) for code in asked} == asked
+        assert max(found.values(), default=0) <= 2, found
+
+    run(main, kit)
+
+
 def test_tabs_that_open_at_once_share_what_they_see(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new session opened a watch of its own, and only the last one was closed."""
     opened: list[object] = []

@@ -182,7 +182,7 @@ def test_brokers_that_do_not_know_the_requests_are_told_apart_from_those_with_no
     call = ClientCore.call
 
     async def unknown(self: ClientCore, address: str, code: int, *arguments: Any, **more: Any) -> Any:
-        if code >= 9000:  # as Apache RocketMQ's
+        if code >= 9000 or code in (RequestCode.AUTH_LIST_USER, RequestCode.AUTH_LIST_ACL):  # as RocketMQ 4's
             raise BrokerError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {code} not supported", address)
         return await call(self, address, code, *arguments, **more)
 
@@ -193,6 +193,11 @@ def test_brokers_that_do_not_know_the_requests_are_told_apart_from_those_with_no
             assert "do not tell what waits" in (await browser.get(f"/pending?kind={kind}")).content
         page = await browser.get("/schedules")
         assert (page.status, "These brokers have no schedules" in page.content) == (200, True)
+        for address in ("/accounts", "/members?name=broker-a"):
+            page = await browser.get(address)
+            assert (page.status, "This broker does not know that" in page.text) == (404, True), page.text
+        topic = await browser.get("/delete-topic?name=Orders")
+        assert topic.status in (200, 404), "these requests are RocketMQ's"
 
     run(main, kit)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, one, required
-from mq.console.views.accounts import policy_rows, user_rows
+from mq.console.views.accounts import policy_rows, user_rows, without_user
 from mq.console.views.links import link
+from mq.console.views.text import matching, paged
 from mq.protocol.user_bodies import DISABLED, ENABLED, NORMAL, SUPER, PolicyEntryInfo, UserInfo
 
 ACTIONS: Final = ("Pub", "Sub")
@@ -15,11 +16,19 @@ LOCKED_OUT: Final = "this console would be locked out, whose requests are signed
 
 
 async def accounts(visit: Visit) -> Page:
-    """All users and policies; two requests per broker group. Passwords are never told by brokers."""
+    """A page of the users, with their policies; two requests per broker group. Passwords are never told by brokers."""
     looking = visit.watch.looking
-    users = user_rows(await looking.users())
+    users = {each.name: each for each in user_rows(await looking.users())}
     policies = policy_rows(await looking.policies())
-    values = {"users": users, "policies": policies, "fault": await visit.watch.left_out()}
+    part = visit.query.get("part", "")
+    page = paged(matching({*users, *(each.user for each in policies)}, part), visit.page)
+    values = {
+        "page": page,
+        "part": part,
+        "users": [users.get(name) or without_user(name) for name in page.rows],
+        "policies": [each for each in policies if each.user in page.rows],
+        "fault": await visit.watch.left_out(),
+    }
     return Page("accounts.html", "Users", values, live=False)
 
 

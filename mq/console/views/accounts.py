@@ -48,6 +48,11 @@ def user_rows(found: Mapping[str, Sequence[UserInfo]]) -> list[UserRow]:
     return rows
 
 
+def without_user(name: str) -> UserRow:
+    """A name that has policies, and no user."""
+    return UserRow(name, "no such user", "-", "-", _state(True))
+
+
 def policy_rows(found: Mapping[str, Sequence[AclInfo]]) -> list[PolicyRow]:
     """The policies by user and resource, with the broker groups that have each."""
     brokers_of: dict[tuple[str, str, str, str, str], list[str]] = {}
