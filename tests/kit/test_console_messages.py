@@ -115,14 +115,23 @@ ONE_TAIL = TailLimits(tails_max=1, watched_seconds=0.1)
 
 
 def test_a_topic_that_nobody_looks_at_is_not_read_any_more(kit: SyncKit) -> None:
-    async def is_shown(browser: Browser) -> bool:
-        return (await browser.get("/tail?topic=Letters")).status == 200
-
     async def main(browser: Browser) -> None:
-        assert (await browser.get("/tail?topic=Orders&tags=old")).status == 200
-        refused = await browser.get("/tail?topic=Letters")
-        assert (refused.status, "followed already" in refused.content) == (400, True)
-        await until(partial(is_shown, browser), seconds=20)
+        refused: list[str] = []
+
+        async def is_refused() -> bool:
+            for topic in ("Orders", "Letters"):
+                answer = await browser.get(f"/tail?topic={topic}")
+                if answer.status == 400:
+                    assert "followed already" in answer.content
+                    refused.append(topic)
+            return bool(refused)
+
+        async def is_shown() -> bool:
+            return (await browser.get(f"/tail?topic={refused[-1]}")).status == 200
+
+        # On a busy machine the first topic may be forgotten before the second one is asked for.
+        await until(is_refused)
+        await until(is_shown)
 
     run(main, kit, tail_limits=ONE_TAIL)
 
