@@ -84,10 +84,11 @@ class SlowTopics:
         self.begun: list[str] = []
         self.created: list[str] = []
         self.refused = refused
+        self.visible_seconds = 1.0
 
     async def create_topic(self, topic: str, **given: Any) -> None:
         self.begun.append(topic)
-        await trio.sleep(1)
+        await trio.sleep(self.visible_seconds)
         if topic == self.refused:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "no room", "127.0.0.1:1")
         self.created.append(topic)
