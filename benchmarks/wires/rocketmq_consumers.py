@@ -9,7 +9,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +23,7 @@ PULLED_MAX = 32
 BROKER = "broker-a"
 INVISIBLE_MS = 60_000
 WAIT_MS = 15_000
-_PULL, _GET_MAX_OFFSET, _POP, _ACK = 11, 30, 200050, 200051
+_PULL, _COMMIT, _GET_MAX_OFFSET, _POP, _ACK = 11, 15, 30, 200050, 200051
 _FOUND, _NOTHING_NEW = 0, (19, 20, 209, 210)
 _COMMITS, _WAITS, _HAS_SUBSCRIPTION = 1, 2, 4
 _RESPONSE = 1
@@ -95,20 +95,8 @@ class RocketMQPull:
 
     def open(self, sock: socket.socket) -> None:
         """Ask for the ends of the queues, to begin there if it is late."""
-        if not self._share.is_late:
-            return
-        sock.sendall(
-            b"".join(request(_GET_MAX_OFFSET, queue, {"topic": TOPIC, "queueId": queue}) for queue in self._begin)
-        )
-        received, missing = b"", set(self._begin)
-        while missing:
-            received += receive_some(sock)
-            heads, end = responses(received)
-            for head in heads:
-                _check(head)
-                self._begin[head.opaque] = int((head.ext or {})["offset"])
-                missing.discard(head.opaque)
-            received = received[end:]
+        if self._share.is_late:
+            self._begin = _ends(sock, self._begin)
 
     def first(self) -> bytes:
         """A pull of each queue."""
@@ -131,7 +119,15 @@ class RocketMQPop:
         self._acks = 0
 
     def open(self, sock: socket.socket) -> None:
-        """No handshake: a group begins with its first pop."""
+        """A group begins with its first pop, at the first message of a queue that has all of its messages in memory.
+        One that is late commits the ends of the queues before.
+        """
+        if not self._share.is_late:
+            return
+        ends = _ends(sock, self._share.queues)
+        of_group = {"consumerGroup": self._share.group, "topic": TOPIC}
+        commits = {queue: of_group | {"queueId": queue, "commitOffset": at} for queue, at in ends.items()}
+        _ask(sock, {queue: request(_COMMIT, queue, ext) for queue, ext in commits.items()})
 
     def _pop(self, queue: int) -> bytes:
         ext = {
@@ -174,6 +170,26 @@ class RocketMQPop:
                 fields = {"consumerGroup": self._share.group, "topic": TOPIC, "queueId": queue, "offset": offset}
                 fields["extraInfo"] = f"{taken} {queue} {offset}"
                 yield request(_ACK, _ACKS_FROM + self._acks, fields)
+
+
+def _ends(sock: socket.socket, queues: Iterable[int]) -> dict[int, int]:
+    """Where each queue ends. Raises LoadFailed."""
+    asked = {queue: request(_GET_MAX_OFFSET, queue, {"topic": TOPIC, "queueId": queue}) for queue in queues}
+    return {queue: int((head.ext or {})["offset"]) for queue, head in _ask(sock, asked).items()}
+
+
+def _ask(sock: socket.socket, requests: Mapping[int, bytes]) -> dict[int, _Header]:
+    """Send requests, by opaque, and wait for the answers to all of them. Raises LoadFailed."""
+    sock.sendall(b"".join(requests.values()))
+    received, answers = b"", dict[int, _Header]()
+    while len(answers) < len(requests):
+        received += receive_some(sock)
+        heads, end = responses(received)
+        for head in heads:
+            _check(head)
+            answers[head.opaque] = head
+        received = received[end:]
+    return answers
 
 
 def _listed(ext: Mapping[str, str], name: str) -> list[str]:
