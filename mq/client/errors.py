@@ -242,10 +242,11 @@ class UnreadableAnswer(ClientError):
 
 
 class NameServersUnavailable(ClientError):
-    """No name server answered. `reasons` has one line for each."""
+    """No name server answered. `reasons` has one line for each, `hint` says what to do."""
 
-    def __init__(self, reasons: dict[str, str]) -> None:
-        super().__init__("no name server answered: " + "; ".join(f"{a}: {r}" for a, r in reasons.items()))
+    def __init__(self, reasons: dict[str, str], hint: str = "") -> None:
+        text = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+        super().__init__(f"no name server answered: {text}" + (f"; {hint}" if hint else ""))
         self.reasons = reasons
 
 

@@ -136,7 +136,8 @@ class ClientCore:
     """Requests to brokers by address and to "a name server"; routes by topic. `run` must run in a task, see `open`.
 
     `heartbeat_body` returns the current body of request 34. `on_route_change` is called (synchronously) when the route
-    of a topic becomes known or changes, `on_server_request` with requests from brokers.
+    of a topic becomes known or changes, `on_server_request` with requests from brokers. `has_heard` says whether a name
+    server has ever answered: until then, the addresses may be wrong.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class ClientCore:
         self._heartbeat_wanted = anyio.Event()
         self._ask_again_at = float("-inf")
         self._closed = False
+        self.has_heard = False
         self._forks, self._process = forks(), os.getpid()
 
     async def run(self) -> None:
@@ -360,6 +362,7 @@ class ClientCore:
                 response, body = await connection.request(code, ext, timeout=seconds)
                 if response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED or code not in _ALL_NAME_SERVERS_KNOW:
                     self._unavailable = None
+                    self.has_heard = True
                     return response, body
                 reasons[address] = f"not a name server: it does not support request {code}; is it a broker's address?"
             except ConnectFailed as error:
@@ -374,6 +377,7 @@ class ClientCore:
         """Ask this one next: it has just answered."""
         self._name_server = self.name_servers.index(address)
         self._unavailable = None
+        self.has_heard = True
 
     def known_route(self, topic: str) -> TopicRoute | None:
         """The cached route."""

@@ -281,6 +281,7 @@ class Send:
         "queue",
         "refused_by",
         "retries_left",
+        "started_at",
         "unknown_reason",
     )
 
@@ -290,6 +291,7 @@ class Send:
         message: OutgoingMessage,
         on_done: OnDone,
         *,
+        started_at: float,
         deadline: float,
         retries: int,
         queue: MessageQueue | None,
@@ -297,6 +299,7 @@ class Send:
         self.number = number
         self.message = message
         self.on_done = on_done
+        self.started_at = started_at
         self.deadline = deadline
         self.expires_at = deadline
         self.retries_left = retries

@@ -27,6 +27,7 @@ from mq.client.errors import (
     ClientError,
     ConnectFailed,
     ConnectionLost,
+    NameServersUnavailable,
     NoRoute,
     RequestTimeout,
     SendOutcomeUnknown,
@@ -64,6 +65,11 @@ LEADERLESS_SECONDS_MAX = 0.1
 broker the pauses are longer.
 """
 SWEEP_SECONDS = 0.05
+_NEVER_HEARD = "none has ever answered this client: is the address right, and does a name server run there?"
+FIRST_ANSWER_SECONDS = 1.8
+"""For so long a message waits for the first answer that this client ever gets from a name server: without one, its
+address is probably wrong. Later, when the addresses are known to be right, it waits for its whole time.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +181,9 @@ class SendPipeline:
         now = anyio.current_time()
         self._numbers += 1
         retries = self._policy.retries if retries is None else retries
-        send = Send(self._numbers, message, on_done, deadline=now + timeout, retries=retries, queue=queue)
+        send = Send(
+            self._numbers, message, on_done, started_at=now, deadline=now + timeout, retries=retries, queue=queue
+        )
         if not self._active:
             self._begun.set()
         self._active[send.number] = send
@@ -426,7 +434,10 @@ class SendPipeline:
         delay = min(BACKOFF_SECONDS_MIN * 2 ** (send.failures - 1), longest) if send.failures else 0.0
         send.failures = min(send.failures + 1, 10)
         send.not_before = now + delay
-        send.expires_at = send.deadline
+        if self._remoting.has_heard:
+            send.expires_at = send.deadline
+        else:
+            send.expires_at = min(send.deadline, send.started_at + FIRST_ANSWER_SECONDS)
         topic = send.message.topic
         self._parked.setdefault(topic, []).append(send)
         self._stale_routes.add(topic)
@@ -535,7 +546,13 @@ class SendPipeline:
     def _expire(self, send: Send, now: float) -> None:
         topic = send.message.topic
         if send.connection is None:
-            self._fail(send, send.last_error or NoRoute(topic, "the time ran out before the first attempt"))
+            if now < send.deadline and self._remoting.has_heard:
+                send.expires_at = send.deadline  # the first answer came while it waited
+                return
+            error = send.last_error or NoRoute(topic, "the time ran out before the first attempt")
+            if isinstance(error, NameServersUnavailable) and not self._remoting.has_heard:
+                error = NameServersUnavailable(error.reasons, _NEVER_HEARD)
+            self._fail(send, error)
             return
         seconds = self._policy.attempt_seconds
         connection = send.connection

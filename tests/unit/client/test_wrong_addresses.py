@@ -140,3 +140,27 @@ async def test_metrics_port_is_named_as_http() -> None:
             assert f"{address}: " in str(error)
             assert "it speaks HTTP, as a metrics port does; check host:port" in str(error)
             assert error.stored == "no"
+
+
+async def test_a_send_fails_within_two_seconds_if_no_name_server_has_ever_answered() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    async with Producer(address, timeout=60) as producer:
+        for _ in range(2):  # the second one is not refused at once: the server may have been started meanwhile
+            begun = anyio.current_time()
+            with pytest.raises(NameServersUnavailable, match="is the address right, and does a name server run there"):
+                await producer.send(Message("T", b"x"))
+            assert 1 < anyio.current_time() - begun < 10
+
+
+async def test_a_send_waits_for_its_whole_time_once_a_name_server_has_answered() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        Producer(cluster.namesrv, remoting=QUICK, timeout=3) as producer,
+    ):
+        await producer.send(Message("T", b"x"))
+        await cluster.name_servers[0].stop()
+        begun = anyio.current_time()
+        with pytest.raises(NameServersUnavailable):
+            await producer.send(Message("U", b"x"))
+        assert anyio.current_time() - begun > 2.8
