@@ -32,7 +32,10 @@ ORDERED_REVIVE_QUEUE: Final = 999
 BITS_BYTES_MAX: Final = 128
 """Maximum size of one row of a batch of acknowledgements."""
 
-_NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_NUMBER: Final = "-?[0-9]{1,19}"
+_RECEIPT: Final = re.compile(
+    r"(N) (N) (N) (N) ([^ ]*) ([^ ]*) (N) (N)(?: .*)?".replace("N", _NUMBER), re.ASCII | re.DOTALL
+)
 _COUNT: Final = re.compile(r"(\S+) (?:([0-9]{1,10})|qo([0-9]{1,10})%([0-9]{1,19})) ([0-9]{1,10})", re.ASCII)
 _INT64_MAX: Final = 2**63 - 1
 _FIELDS: Final = 8
@@ -61,22 +64,19 @@ class Receipt(NamedTuple):
     @classmethod
     def decode(cls, text: str) -> Receipt:
         """Parse a receipt. Raises ReceiptError."""
-        fields = text.split(" ", _FIELDS)
-        if len(fields) < _FIELDS:
-            raise ReceiptError(f"a receipt of {len(fields)} fields, at least {_FIELDS} are needed: {text[:80]!r}")
-        numbers = [fields[at] for at in (0, 1, 2, 3, 6, 7)]
-        if not all(map(_NUMBER.fullmatch, numbers)) or any(abs(int(number)) > _INT64_MAX for number in numbers):
+        match = _RECEIPT.fullmatch(text)
+        if match is None:
+            count = text.count(" ") + 1
+            if count < _FIELDS:
+                raise ReceiptError(f"a receipt of {count} fields, at least {_FIELDS} are needed: {text[:80]!r}")
             raise ReceiptError(f"a receipt with fields that are no numbers: {text[:80]!r}")
-        start, pop_time_ms, invisible_ms, revive_queue, queue_id, offset = map(int, numbers)
+        start, pop_time, invisible, revive, mark, broker, queue, at = match.groups()
+        numbers = int(start), int(pop_time), int(invisible), int(revive), int(queue), int(at)
+        if max(numbers) > _INT64_MAX or min(numbers) < -_INT64_MAX:
+            raise ReceiptError(f"a receipt with fields that are no numbers: {text[:80]!r}")
+        first, pop_time_ms, invisible_ms, revive_queue, queue_id, offset = numbers
         return cls(
-            QueueOffset(start),
-            pop_time_ms,
-            invisible_ms,
-            revive_queue,
-            fields[4],
-            fields[5],
-            queue_id,
-            QueueOffset(offset),
+            QueueOffset(first), pop_time_ms, invisible_ms, revive_queue, mark, broker, queue_id, QueueOffset(offset)
         )
 
 

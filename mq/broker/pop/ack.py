@@ -172,7 +172,8 @@ class PopAcks:
         self._ordered_clock = ordered_clock
         self._wall_clock_ms = wall_clock_ms
         self.leaving = AcksInFlight()
-        self._rows: list[tuple[CheckpointId, int]] = []
+        self._rows: dict[CheckpointId, int] = {}
+        """What the next command acknowledges: a row for each checkpoint, however many requests name its messages."""
         self.waiters: list[_Waiter] = []
 
     def routes(self) -> Iterator[Route]:
@@ -186,7 +187,7 @@ class PopAcks:
         """This replica stopped leading; the new leader serves unanswered requests."""
         waiting = self.leaving.take_all()
         self.leaving = AcksInFlight()
-        self._rows = []
+        self._rows = {}
         waiters, self.waiters = self.waiters, []
         for call in (*(call for call, _ in waiters), *waiting):
             call.dispatch()
@@ -194,7 +195,7 @@ class PopAcks:
     def check_invariants(self) -> None:
         """See `Service.check_invariants`."""
         self.leaving.check_invariants()
-        for checkpoint_id, bits in self._rows:
+        for checkpoint_id, bits in self._rows.items():
             missing = bits & ~self.leaving.of(checkpoint_id)
             assert not missing, f"{checkpoint_id}: {missing:#x} is acknowledged, and not in flight"
         if self._appender.is_idle:
@@ -208,8 +209,7 @@ class PopAcks:
         if self.leaving.of(checkpoint_id) & bit:
             self.leaving.wait(checkpoint_id, call)
             return None
-        self._rows.append((checkpoint_id, bit))
-        self.leaving.begin(checkpoint_id, bit)
+        self._add(checkpoint_id, bit)
         self._gather((call, call.success()))
         return None
 
@@ -233,8 +233,7 @@ class PopAcks:
             for checkpoint_id, wanted_bits in rows:
                 if open_bits := self._open_bits(checkpoint_id) & wanted_bits:
                     effective += open_bits.bit_count()
-                    self._rows.append((checkpoint_id, open_bits))
-                    self.leaving.begin(checkpoint_id, open_bits)
+                    self._add(checkpoint_id, open_bits)
             found += effective
             missing += bits.bit_count() - effective
         if not found:
@@ -342,12 +341,16 @@ class PopAcks:
         if not self.waiters:
             return
         assert self._rows, f"{len(self.waiters)} requests wait for acknowledgements, and there are none"
-        rows, self._rows = self._rows, []
+        rows, self._rows = [*self._rows.items()], {}
         waiters, self.waiters = self.waiters, []
         for at in range(0, len(rows), ROWS_MAX):
             some = rows[at : at + ROWS_MAX]
             body = encode_command(AckMessages(rows=[(*key, start, ms, bits) for (key, start, ms), bits in some]))
             self._replicate(body, some, waiters if at + ROWS_MAX >= len(rows) else [])
+
+    def _add(self, checkpoint_id: CheckpointId, bits: int) -> None:
+        self.leaving.begin(checkpoint_id, bits)
+        self._rows[checkpoint_id] = self._rows.get(checkpoint_id, 0) | bits
 
     def _gather(self, waiter: _Waiter) -> None:
         self.waiters.append(waiter)

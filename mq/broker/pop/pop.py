@@ -6,7 +6,8 @@ committed; so every later leader knows which messages are popped, and until when
 their checkpoints (`mq.broker.pop.ack`). What is left when the invisible time ends is redelivered through the retry
 topic (`mq.broker.pop.revive`), and delivered as if it came from the topic itself.
 
-A pop that finds nothing waits like a pull, for any queue of its topic.
+A pop that finds nothing waits like a pull, for any queue of its topic. It takes new messages as soon as they have their
+place in the log, in the round that stores them.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Store
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import is_lite_queue, pop_retry_topic
-from mq.protocol.numbers import FIRST_OFFSET
-from mq.protocol.pop_requests import Notification, PollingInfo, PopMessage
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+from mq.protocol.pop_requests import Notification, PollingInfo, PopExt, PopMessage
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
 from mq.protocol.replies import PollingInfoReply
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
+from mq.store.queue_store import BuiltRun
+from raftlog.segment import SegmentError
 
 _ANY = -1
 """A request this long after its deadline is not served: its client has stopped waiting."""
@@ -160,6 +163,7 @@ class Pops(Service):
         """This replica leads, and everything committed before is applied."""
         self._leadership = object()
         self._read_bytes = 0
+        self._appender.on_queued = self._take_queued
         self.revival.lead()
 
     def end_turn(self) -> None:
@@ -234,7 +238,7 @@ class Pops(Service):
             return
         codes = {code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)}
         count = len(entries) // QUEUE_ENTRY_BYTES
-        served: dict[str, int] = {}
+        left_of: dict[str, int] = {}
 
         def wanted(pop: HeldPop) -> bool:
             if not any(map(pop.matches, codes)):
@@ -242,12 +246,68 @@ class Pops(Service):
             if isinstance(pop.call.request, Notification) or pop.call.connection.closed:
                 return True
             group = pop.call.request.ext.consumer_group
-            served[group] = served.get(group, 0) + 1
-            return served[group] <= count
+            left = left_of.get(group)
+            if left is None:  # pops may have taken some of them already, see `_take_queued`
+                left = min(count, self._queues.left_of(group, topic, queue_id))
+            left_of[group] = left - 1
+            return left > 0
 
         for key in ((topic, queue_id), (topic, _ANY)):
             for pop in self.polling.take_matching(key, wanted):
                 self._resume(pop)
+
+    def _take_queued(self, runs: list[BuiltRun]) -> None:
+        """Let waiting pops take messages of an entry that has just got its place in the log.
+
+        Their commands are in the next entry, of the same round: both are written, synced and committed together. So a
+        consumer that waits gets a message in the turn in which its producer is answered. If only the first one of both
+        entries is committed, the messages are in their queues, and nobody has taken them.
+        """
+        if not len(self.polling):
+            return
+        for end, first_offset, _, entries in runs:
+            topic, queue_id = end.topic, end.queue_id
+            takes = partial(self._takes_queued, set(), topic, queue_id, first_offset, entries)
+            for key in ((topic, queue_id), (topic, _ANY)):
+                if key in self.polling.waiting:
+                    self.polling.take_matching(key, takes)
+
+    def _takes_queued(
+        self,
+        done: set[str],
+        topic: str,
+        queue_id: int,
+        first_offset: QueueOffset,
+        entries: bytes,
+        pop: HeldPop,
+    ) -> bool:
+        """Whether a waiting pop takes some of these messages; then its commands are appended.
+
+        What needs more than a tag to decide is served when they are committed, see `grown`. ``done`` are the groups
+        that have taken all of them.
+        """
+        request = pop.call.request
+        if not isinstance(request, PopMessage) or (group := request.ext.consumer_group) in done:
+            return False
+        ext = request.ext
+        if ext.order or pop.subscription.sql is not None or pop.call.connection.closed or self._is_too_much(pop, group):
+            return False
+        pop_request = self._request_of(pop, ext)
+        if ext.queue_id < 0 and self._selection.priorities.applies(pop_request):
+            return False
+        taken = self._queues.take_queued(
+            pop_request, topic, queue_id, ext.max_messages, self._selection.bytes_max, first_offset, entries
+        )
+        if taken is None:
+            return False
+        if not taken.rest:
+            done.add(group)
+        if ext.queue_id < 0:
+            self._selection.priorities.passed(pop_request)
+        pop.call.connection.held_pulls -= 1
+        assert pop.call.connection.held_pulls >= 0, f"{pop.call.connection.held_pulls} requests of a client are held"
+        self._replicate(pop, pop_request, [taken])
+        return True
 
     def wake(self, group: str, topic: str, count: int) -> None:
         """Serve some pops that wait for messages of a topic, since the group may get some again."""
@@ -344,24 +404,10 @@ class Pops(Service):
         ext = request.ext
         if ext.topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
-        limits = self._limits
-        pops_full = self._has_too_many_open(ext.consumer_group) or self._read_bytes >= limits.pop.read_bytes_max
-        reads_too_slowly = pop.call.connection.waiting_bytes >= limits.consume.unread_bytes_max
-        if pops_full or not self._appender.has_room or reads_too_slowly:
+        if self._is_too_much(pop, ext.consumer_group):
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
-        pop_request = PopRequest(
-            group=ext.consumer_group,
-            topic=ext.topic,
-            retry_topic=pop_retry_topic(ext.consumer_group, ext.topic),
-            subscription=pop.subscription,
-            pop_time_ms=self._wall_clock_ms(),
-            invisible_ms=min(ext.invisible_ms, INVISIBLE_MS_MAX),
-            revive_queue=ORDERED_REVIVE_QUEUE if ext.order else REVIVE_QUEUE,
-            at_end=ext.init_mode == INIT_AT_END,
-            attempt=(ext.attempt_id or "") if ext.order else None,
-            loaded=pop.loaded,
-        )
+        pop_request = self._request_of(pop, ext)
         try:
             taken = self._selection.take(
                 pop_request, ext.queue_id, ext.max_messages, may_wait_for_disk=pop.loads >= LOADS_MAX
@@ -375,6 +421,27 @@ class Pops(Service):
             self._replicate(pop, pop_request, taken)
         else:
             self._hold(pop)
+
+    def _request_of(self, pop: HeldPop, ext: PopExt) -> PopRequest:
+        return PopRequest(
+            group=ext.consumer_group,
+            topic=ext.topic,
+            retry_topic=pop_retry_topic(ext.consumer_group, ext.topic),
+            subscription=pop.subscription,
+            pop_time_ms=self._wall_clock_ms(),
+            invisible_ms=min(ext.invisible_ms, INVISIBLE_MS_MAX),
+            revive_queue=ORDERED_REVIVE_QUEUE if ext.order else REVIVE_QUEUE,
+            at_end=ext.init_mode == INIT_AT_END,
+            attempt=(ext.attempt_id or "") if ext.order else None,
+            loaded=pop.loaded,
+        )
+
+    def _is_too_much(self, pop: HeldPop, group: str) -> bool:
+        """Whether a pop gets nothing now: too much is open or pending, or its client reads too slowly."""
+        limits = self._limits
+        pops_full = self._has_too_many_open(group) or self._read_bytes >= limits.pop.read_bytes_max
+        reads_too_slowly = pop.call.connection.waiting_bytes >= limits.consume.unread_bytes_max
+        return pops_full or not self._appender.has_room or reads_too_slowly
 
     def _has_too_many_open(self, group: str) -> bool:
         """Whether a group has at least as many open checkpoints as are still available for all groups.
@@ -443,10 +510,7 @@ class Pops(Service):
                 # If the pop is committed after all, the messages are redelivered after the invisible time.
                 self._answer_nothing(pop)
             elif any(each.messages for each in taken):
-                for each in taken:
-                    if each.messages:
-                        self._note_got(pop_request.topic, pop_request.group, each.messages, each.nbytes)
-                send_messages(pop.call, ResponseCode.SUCCESS, pop_request, taken, self._metadata.pops)
+                self._send(pop, pop_request, taken)
             elif self._appender.is_open and self._clock() < pop.deadline + _PATIENCE_SECONDS:
                 self._serve_again(pop)  # those messages did not match
             else:
@@ -456,6 +520,21 @@ class Pops(Service):
         assert isinstance(last, PendingCommand), type(last).__name__
         last.on_outcome = on_outcome
         self._appender.add_atomically(group)
+
+    def _send(self, pop: HeldPop, pop_request: PopRequest, taken: list[PopBatch]) -> None:
+        """Answer a pop that is committed."""
+        try:
+            given = [self._queues.with_records(each) for each in taken]
+        except (SegmentError, OSError) as error:
+            # Called while entries are applied: a disk error must fail only this pop.
+            for each in taken:
+                self.acks.give_back(each.command)
+            pop.call.refuse(error)
+            return
+        for each in given:
+            if each.messages:
+                self._note_got(pop_request.topic, pop_request.group, each.messages, each.nbytes)
+        send_messages(pop.call, ResponseCode.SUCCESS, pop_request, given, self._metadata.pops)
 
     def _hold(self, pop: HeldPop) -> None:
         """Hold a pop that found nothing, or answer that there is nothing."""

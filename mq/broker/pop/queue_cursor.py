@@ -16,7 +16,7 @@ from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.net.errors import RequestRefused
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.pop_checkpoints import PopMessages, QueueOfGroup, lowest_bit, offsets_of
+from mq.broker.state.pop_checkpoints import SPAN_MAX, PopMessages, QueueOfGroup, lowest_bit, offsets_of
 from mq.filter.subscription import Subscription, parse_subscription
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -64,6 +64,8 @@ class PopBatch(NamedTuple):
     messages: int
     rest: int
     """Messages of the queue behind the examined ones."""
+    unread: tuple[RecordSpan, ...] = ()
+    """Physical offsets and sizes of the records, if they are to be read when the pop is committed."""
 
     @property
     def offsets(self) -> Iterator[QueueOffset]:
@@ -237,6 +239,51 @@ class PopQueues:
             )
             return PopBatch(key, nothing, [], 0, 0, 0)
         return None
+
+    def take_queued(
+        self,
+        pop_request: PopRequest,
+        topic: str,
+        queue_id: int,
+        count_max: int,
+        bytes_max: int,
+        first_offset: QueueOffset,
+        entries: bytes,
+    ) -> PopBatch | None:
+        """Messages that have just got their place in the log, for a group that has taken all before; None if none of
+        them matches, or if the group has not.
+
+        ``entries`` are their consume queue entries, from ``first_offset`` on; the subscription decides by tags alone.
+        Their records can be read when they are committed: see `with_records`. Changes nothing: see `begin`.
+        """
+        key = pop_request.group, topic, queue_id
+        place = self._begin(key, at_end=False, attempt=None, now_ms=pop_request.pop_time_ms)
+        if place is None or place[1] < first_offset:
+            return None
+        examined_max = min(scanned_max(pop_request.subscription, self._scan_limits), SPAN_MAX)
+        begin = (place[1] - first_offset) * QUEUE_ENTRY_BYTES
+        some = entries[begin : begin + examined_max * QUEUE_ENTRY_BYTES]
+        places, nbytes, bits, scanned = _choose(some, pop_request.subscription, count_max, bytes_max)
+        if not bits:
+            return None
+        end = QueueOffset(first_offset + len(entries) // QUEUE_ENTRY_BYTES)
+        taken = self._taken(pop_request, key, *place, ([], nbytes, bits, scanned), end)
+        return taken._replace(unread=tuple(places))
+
+    def with_records(self, taken: PopBatch) -> PopBatch:
+        """The same messages with their records. Raises SegmentError, OSError."""
+        if not taken.unread:
+            return taken
+        return taken._replace(records=[self._records.read([*taken.unread], taken.nbytes)], unread=())
+
+    def left_of(self, group: str, topic: str, queue_id: int) -> int:
+        """How many messages of a queue are behind those that a group has taken, with pops in flight."""
+        queue = self._store.get(topic, queue_id)
+        if queue is None:
+            return 0
+        work = self._works.get((group, topic, queue_id))
+        taken = self._metadata.consumer_offset(group, topic, queue_id) if work is None else work.next_offset
+        return max(queue.max_offset - (FIRST_OFFSET if taken is None else taken), 0)
 
     def begin(self, taken: Iterable[PopBatch]) -> None:
         """The messages are about to be appended."""

@@ -36,13 +36,14 @@ class PopSelection:
 
     Attributes:
         priorities: the order of queues in topics for messages with priorities.
+        bytes_max: of the messages that one pop gets; the first one may be larger.
     """
 
     def __init__(self, context: BrokerContext, *, queues: PopQueues) -> None:
         self._metadata = context.metadata
         self._queues = queues
         self._rng = context.rng
-        self._bytes_max = context.settings.pull_bytes_max
+        self.bytes_max = context.settings.pull_bytes_max
         self.priorities = PriorityOrder(context)
 
     def check(self, group: str, topic: str, queue_id: int) -> None:
@@ -116,7 +117,7 @@ class PopSelection:
     ) -> list[PopBatch]:
         """Messages of these queues, of each at most as many as its third value says."""
         taken: list[PopBatch] = []
-        bytes_left = self._bytes_max
+        bytes_left = self.bytes_max
         source = ""
         entries_left = _ENTRIES_MAX
         for topic, number, limit in candidates:

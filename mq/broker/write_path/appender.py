@@ -56,6 +56,8 @@ class Appender:
         pending_bytes: bytes of all records that are not committed yet.
         waiting_senders: how many senders the pending items have.
         messages: number of messages and commands in all entries so far.
+        on_queued: called when an entry has its place in the log, with what it adds to queues. What this adds to the
+            appender is framed behind it, in the same round.
         entry_bytes_max: the maximum of an entry with several items.
     """
 
@@ -89,6 +91,7 @@ class Appender:
         self._round_ends: deque[int] = deque()
         self.is_open = False
         self.messages = 0
+        self.on_queued: Callable[[list[BuiltRun]], None] = lambda runs: None
 
     def open(self) -> None:
         """Accept messages: this replica leads, and all older entries are dispatched."""
@@ -214,6 +217,12 @@ class Appender:
                 framed()
             self._committing.append(entry)
             start = end
+            if entry.runs:
+                self.on_queued(entry.runs)
+            if self.pending:
+                pending += self.pending
+                self.pending = []
+                self.waiting_senders = 0
         if last_index:
             self._round_ends.append(last_index)
         return last_index > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import settings
@@ -24,6 +24,7 @@ from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import decode_records, encode_host
 from mq.store.annotation import encode_runs, split_commands
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY_BYTES, QueueRun
+from mq.store.queue_store import BuiltRun
 from raftlog import Refusal
 from tests.support.running_broker import send_ext
 
@@ -101,6 +102,8 @@ class AppenderMachine(RuleBasedStateMachine):
             clock=lambda: self.now,
             turn_within=self.ask_turn,
         )
+        self.appender.on_queued = self.follow
+        self.followers = 0
         self.fates: dict[int, str] = {}
         self.waiting: set[int] = set()
         self.durable: list[int] = []
@@ -179,6 +182,18 @@ class AppenderMachine(RuleBasedStateMachine):
             _, command, settle_command = self.begin()
             group.insert(0, PendingCommand(command, told(settle_command)))
         self.appender.add_atomically(group)
+
+    def follow(self, runs: Sequence[object]) -> None:
+        """Have a command follow the entry that was just framed, as pops that wait do."""
+        assert runs
+        if self.followers:
+            self.followers -= 1
+            _, body, settle = self.begin()
+            self.appender.add_command(body, told(settle))
+
+    @rule()
+    def let_commands_follow(self) -> None:
+        self.followers = 2
 
     @rule(refusals=st.lists(st.sampled_from([None, None, Refusal.DISK_FULL, Refusal.NOT_LEADER]), max_size=4))
     def start_round(self, refusals: list[Refusal | None]) -> None:
@@ -317,6 +332,38 @@ def test_a_round_waits_for_no_sender_of_many_messages() -> None:
     add(1)
     assert appender.start_round()
     assert asked == []
+
+
+def test_what_follows_an_entry_is_framed_in_the_same_round() -> None:
+    log = Log()
+    appender = Appender(
+        log=log,
+        store_host=HOST,
+        reply_template=SendReplyTemplate(HOST),
+        entry_bytes_max=100_000,
+        rounds_in_flight=1,
+        wall_clock_ms=lambda: 1_700_000_000_000,
+        disk_used=lambda: 0.5,
+        pending_bytes_max=2**20,
+    )
+    appender.open()
+    tail = NextOffset(TopicName("T"), 3, QueueOffset(7))
+    seen, outcomes = list[tuple[str, int, int, int]](), list[str]()
+
+    def follow(runs: Sequence[BuiltRun]) -> None:
+        seen.extend((end.topic, end.queue_id, first, count) for end, first, count, _ in runs)
+        appender.add_command(b"command", lambda outcome: outcomes.append(type(outcome).__name__))
+
+    appender.on_queued = follow
+    appender.add_record(InternalRecord(tail=tail, body=b"message", properties=b"", born_timestamp_ms=1, born_host=HOST))
+    assert appender.start_round()
+    assert seen == [("T", 3, 7, 1)]
+    assert [[each.body for each in decode_records(body)] for body in log.framed] == [[b"message"], [b"command"]]
+    assert not appender.may_start
+    appender.committed(1)
+    assert (outcomes, appender.may_start) == ([], False)  # the round ends with its last entry
+    appender.committed(2)
+    assert (outcomes, appender.may_start, appender.is_idle) == (["Stored"], True, True)
 
 
 def test_a_full_entry_waits_for_nobody() -> None:
