@@ -146,6 +146,7 @@ SERVER_EXTRAS: Final[dict[str, str]] = {
     "compiled": "from isal import isal_zlib",
     "console": "import mq.console.server as s, mq.console.app as a; assert len(a.static_files()) == 3, s; "
     "assert (a.HERE / 'templates' / 'page.html').exists()",
+    "filter": "import mq.filter_server.server",
     "proxy": "import mq.proxy.server",
     "s3": "import boto3, raftlog.segment.backup_s3",
 }

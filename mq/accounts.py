@@ -24,6 +24,8 @@ class Permission(enum.Enum):
 
     PUB = "PUB"
     SUB = "SUB"
+    FILTER = "FILTER"
+    """Of consumer groups: upload the filter program of the group."""
 
     # Looked up for each request. The default hash of an Enum is computed in Python from its name, which is slow.
     __hash__ = object.__hash__

@@ -166,6 +166,9 @@ class StateLimits:
     schedules_max: int = 10_000
     schedule_bytes_max: int = 16 * 1024 * 1024
     """Schedules, and their bytes together: all of them are in memory and in every checkpoint."""
+    filters_max: int = 1_000
+    filter_bytes_max: int = 32 * 1024 * 1024
+    """Filter programs of consumer groups, and their bytes together: as for schedules."""
 
     @property
     def ranges_max(self) -> int:

@@ -48,6 +48,8 @@ from mq.broker.consume.rebalance import Rebalance
 from mq.broker.consume.routes import Queues, Routes
 from mq.broker.consume.subscription_refresh import SubscriptionRefresh
 from mq.broker.context import BrokerContext
+from mq.broker.filtering.filter_servers import FilterServers
+from mq.broker.filtering.programs import FilterRequests
 from mq.broker.lite.abandoned_pops import AbandonedPops
 from mq.broker.lite.control import LiteControl
 from mq.broker.lite.expiry import LiteExpiry
@@ -183,7 +185,9 @@ class Services:
         )
         rebalance = Rebalance(context, routes=self.routes, note_group=self.groups.note_group)
         corrections = OffsetCorrections(context, offsets=self.offsets)
-        return self.locks, self.offsets, corrections, self.groups, self.subscriptions, self.pulls, rebalance
+        self.filter_servers = FilterServers(context)
+        filtering = self.filter_servers, FilterRequests(context)
+        return self.locks, self.offsets, corrections, self.groups, self.subscriptions, self.pulls, rebalance, *filtering
 
     def _waiting_messages(self, context: BrokerContext) -> tuple[Service, ...]:
         """Delayed messages, timers, schedules and transactions."""

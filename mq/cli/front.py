@@ -20,6 +20,10 @@ COMMANDS = {
     "namesrv": ("servers", "Run a name server: it tells clients which broker leads which group."),
     "broker": ("servers", "Run one replica of a broker group."),
     "proxy": ("proxy", "Run a proxy for gRPC clients of RocketMQ 5, in front of the brokers."),
+    "filter-server": (
+        "filter_server",
+        "Run a filter server beside a broker, for filter programs of consumers.",
+    ),
     "console": (
         "console",
         "Run a web console: pages that show the cluster in a browser, and change it if that is allowed.",
@@ -39,8 +43,8 @@ COMMANDS = {
 }
 """Name, module in this package, and the first sentence of its help."""
 
-FUNCTIONS = {"import": "import_"}
-"""For commands whose names are Python keywords."""
+FUNCTIONS = {"import": "import_", "filter-server": "filter_server"}
+"""For commands whose names are not Python names."""
 
 GROUPS = {
     "topic": ("topics", "Create, update, list, describe and delete topics."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import trio
@@ -17,8 +18,10 @@ from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import BrokerError, ClientError, NameServersUnavailable, TopicNotFound
+from mq.client.filters import BodyFilter, WasmFilter
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
+from mq.filter.subscription import SubscriptionError
 from mq.inspection.message_fields import message_fields
 from mq.protocol.codes import ResponseCode
 
@@ -127,11 +130,23 @@ def consume(
     ] = None,
     consume_from: Annotated[str, typer.Option("--from", help="Where a new group starts: first or last.")] = "first",
     tags: Annotated[str, typer.Option(help='Tags: "A", "A || B", "*" for all.', metavar="EXPRESSION")] = "*",
+    filter_: Annotated[
+        str | None,
+        typer.Option(
+            "--filter",
+            help="A WebAssembly module, FILE.wasm, or an expression such as \"BODY('$.amount') > 100\", for a filter "
+            "server.",
+            metavar="FILE|EXPRESSION",
+        ),
+    ] = None,
     trace: Trace = False,
     as_json: JsonLines = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Print the body of each message of a topic, one per line."""
+    wanted = _filter(filter_)
+    if wanted is not None and tags != "*":
+        raise CommandFailed("--tags and --filter cannot be combined: let the filter look at TAGS")
     begin: Literal["first", "last"]
     match consume_from:
         case "first":
@@ -144,7 +159,10 @@ def consume(
     async def main() -> None:
         left = count
         async with PushConsumer(namesrv, group, consume_from=begin, trace=trace) as consumer:
-            consumer.subscribe(topic, tags)
+            try:
+                consumer.subscribe(topic, tags, filter=wanted)
+            except SubscriptionError as error:
+                raise CommandFailed(str(error)) from error
             await _check(topic, group, namesrv)
             async for delivery in consumer.deliveries():
                 with delivery as message:
@@ -156,6 +174,18 @@ def consume(
 
     with client_errors():
         run_trio(main)
+
+
+def _filter(text: str | None) -> WasmFilter | BodyFilter | None:
+    """Raises CommandFailed if the file cannot be read."""
+    if text is None:
+        return None
+    if not text.endswith(".wasm"):
+        return BodyFilter(text)
+    try:
+        return WasmFilter(Path(text).read_bytes())
+    except OSError as error:
+        raise CommandFailed(f"{text}: {error.strerror or error}") from error
 
 
 async def _say_if_unavailable(topic: str, namesrv: str) -> None:

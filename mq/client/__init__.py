@@ -48,7 +48,7 @@ from mq.client.errors import (
     UnreadableAnswer,
 )
 from mq.client.events import ClientEvent, Health
-from mq.client.filters import Sql, sql
+from mq.client.filters import BodyFilter, Sql, WasmFilter, sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from mq.client.metrics import ClientMetrics, OpenTelemetryMetrics, PrometheusMetrics
 from mq.client.net.client_core import RemotingSettings
@@ -73,6 +73,7 @@ __all__ = [
     "Admin",
     "AlreadyOpen",
     "BodyCodec",
+    "BodyFilter",
     "BodyNotDecoded",
     "BrokerError",
     "BrokerStatsData",
@@ -166,5 +167,6 @@ __all__ = [
     "TransactionProducer",
     "TransactionState",
     "UnreadableAnswer",
+    "WasmFilter",
     "sql",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
-__all__ = ["Sql", "sql"]
+from mq.filter.programs import OnError
+
+__all__ = ["BodyFilter", "Filter", "Sql", "WasmFilter", "sql"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +15,29 @@ class Sql:
     """An SQL92 expression over the properties of messages, evaluated by the broker."""
 
     expression: str
+
+
+@dataclass(frozen=True, slots=True)
+class WasmFilter:
+    """A WebAssembly module that a filter server runs on each message, see ``docs/filters.md``.
+
+    The consumer uploads it. A message for which it fails is delivered, or with `on_error="skip"` it is not.
+    """
+
+    module: bytes = field(repr=False)
+    on_error: OnError = "pass"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFilter:
+    """An SQL92 expression that may look into bodies that are JSON, evaluated by a filter server:
+    ``BodyFilter("region = 'eu' AND BODY('$.order.amount') > 100")``.
+    """
+
+    expression: str
+
+
+Filter: TypeAlias = Sql | WasmFilter | BodyFilter
 
 
 def sql(expression: str) -> Sql:

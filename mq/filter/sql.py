@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from math import copysign, inf
 from typing import Any, Final
 
+from mq.filter.body_fields import PREFIX, FieldsOfBody
 from mq.filter.sql_syntax import (
     DEPTH_MAX,
     Between,
@@ -22,6 +23,7 @@ from mq.filter.sql_syntax import (
     Either,
     Equal,
     Expression,
+    Field,
     In,
     IsNull,
     Like,
@@ -74,6 +76,23 @@ class SqlFilter:
     def matches_text(self, text: str) -> bool:
         """Whether a message whose properties are encoded as ``text`` matches."""
         return self.matches(props.decode(text))
+
+
+class BodySqlFilter:
+    """A compiled expression that may look into bodies, as ``BODY('$.order.amount') > 100``. Raises SqlError."""
+
+    __slots__ = ("_evaluate", "expression")
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+        self._evaluate = _logic(parse(expression, with_body=True), 1)
+
+    def matches(self, properties: Properties, body: bytes) -> bool:
+        """Whether a message with these properties and this body, not compressed, matches."""
+        try:
+            return self._evaluate(FieldsOfBody(properties, body)) is True
+        except _NoNumber:
+            return False
 
 
 class _NoNumber(Exception):
@@ -209,7 +228,7 @@ def _sameness(left: Expression, right: Expression) -> Callable[[Any, Any], bool]
         if not _is_text(left):
             return lambda left, right: False
         assert isinstance(right, Number), f"{right} at {right.at}"
-        read = _READ[right.kind]
+        read = _reader(left, right)
         return lambda text, number: read(text) == number
     if _is_text(left) and not _is_text(right):
         return lambda text, truth: (text.lower() == "true") is truth
@@ -225,7 +244,7 @@ def _order(symbol: str, left: Expression, right: Expression, depth: int) -> Logi
     compare = _COMPARE[symbol]
     if isinstance(left, Property) and isinstance(right, Number):
         # By far the most frequent case.
-        name, number, read = left.name, right.value, _READ[right.kind]
+        name, number, read = left.name, right.value, _reader(left, right)
 
         def evaluate_property(properties: Properties) -> bool | None:
             text = properties.get(name)
@@ -250,10 +269,10 @@ def _ordering(compare: Callable[[Any, Any], bool], left: Expression, right: Expr
     if isinstance(left, Number) and isinstance(right, Number):
         return _widened(compare, left, right)
     if isinstance(left, Number):
-        read = _READ[left.kind]
+        read = _reader(right, left)
         return lambda number, text: compare(number, read(text))
     if isinstance(right, Number):
-        read = _READ[right.kind]
+        read = _reader(left, right)
         return lambda text, number: compare(read(text), number)
     return lambda left, right: compare(_rank(_read_double(left)), _rank(_read_double(right)))
 
@@ -313,6 +332,8 @@ def _shown(node: Expression) -> str:
             return f"the number {number}"
         case Truth(value=value):
             return "NULL" if value is None else str(value).upper()
+        case Field(name=name):
+            return f"BODY('{name[len(PREFIX) :][:40]}')"
         case Property(name=name):
             return f"the property {name[:40]}"
         case Nothing():
@@ -380,6 +401,16 @@ def _read_finite(text: str) -> float:
     """For comparison with a literal, which is finite and not 0: then NaN is equivalent to infinity."""
     number = _read_double(text)
     return number if number == number else inf
+
+
+def _read_number(text: str) -> int | float:
+    """A number in JSON: it has one type there, whole or not."""
+    return int(text) if _INTEGER.fullmatch(text) is not None else _read_finite(text)
+
+
+def _reader(text: Expression, number: Number) -> Callable[[str], int | float]:
+    """How a text is read that is compared with a number."""
+    return _read_number if isinstance(text, Field) else _READ[number.kind]
 
 
 _READ: Final[dict[str, Callable[[str], int | float]]] = {

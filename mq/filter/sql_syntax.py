@@ -17,6 +17,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from mq.filter.body_fields import field_name
+
 LENGTH_MAX: Final = 16_384
 """Characters of one expression: parsing blocks a broker for at most 30 ms."""
 DEPTH_MAX: Final = 100
@@ -71,6 +73,10 @@ class Property(Node, frozen=True):
     """The value of a message property: a text, or null if the message does not have it."""
 
     name: str
+
+
+class Field(Property, frozen=True):
+    """A value in a body that is JSON: its text, or null. ``name`` is the name under which `read_body` finds it."""
 
 
 class Nothing(Node, frozen=True):
@@ -205,18 +211,22 @@ def _tokens(text: str) -> list[_Token]:
 # -- grammar -----------------------------------------------------------------------------------------------------------
 
 
-def parse(text: str) -> Expression:
-    """The tree of an expression; types of operands are not checked here. Raises SqlError."""
+def parse(text: str, *, with_body: bool = False) -> Expression:
+    """The tree of an expression; types of operands are not checked here. Raises SqlError.
+
+    Only with ``with_body`` may it look into bodies: ``BODY('$.a.b')``.
+    """
     if len(text) > LENGTH_MAX:
         raise SqlError(LENGTH_MAX + 1, f"the expression has {len(text)} characters; maximum: {LENGTH_MAX}")
-    return _Parser(_tokens(text)).parse()
+    return _Parser(_tokens(text), with_body=with_body).parse()
 
 
 class _Parser:
     """Precedence climbing: three Python stack frames per parenthesis."""
 
-    def __init__(self, tokens: list[_Token]) -> None:
+    def __init__(self, tokens: list[_Token], *, with_body: bool) -> None:
         self._tokens = tokens
+        self._with_body = with_body
         self._next = 0
         self._depth = 0
         self._nodes = 0
@@ -345,12 +355,26 @@ class _Parser:
                 node = _double(token)
             case "TRUE" | "FALSE" | "NULL":
                 node = Truth(at, {"TRUE": True, "FALSE": False, "NULL": None}[token.kind])
+            case "name" if token.text.upper() == "BODY" and self._tokens[self._next + 1].kind == "(":
+                return self._field(token)
             case "name":
                 node = Property(at, token.text)
             case _:
                 raise self._unexpected("a literal, a property or an opening parenthesis")
         self._take()
         return node
+
+    def _field(self, word: _Token) -> Field:
+        if not self._with_body:
+            reason = "BODY(...) needs a filter server: subscribe with body_filter(...) instead of sql(...)"
+            raise SqlError(word.at, reason)
+        self._next += 2
+        path = self._expect("text")
+        self._expect(")")
+        try:
+            return Field(word.at, field_name(_unquoted(path.text)))
+        except ValueError as error:
+            raise SqlError(path.at, str(error)) from error
 
 
 def _unquoted(image: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from mq.filter.programs import ProgramName
 from mq.filter.sql import SqlFilter
 from mq.filter.sql_syntax import SqlError
 from mq.protocol.errors import ProtocolError
@@ -29,13 +30,21 @@ class SubscriptionError(ProtocolError):
     """An expression that is invalid, or that selects nothing and so must be a mistake."""
 
 
+class FilterProgram(NamedTuple):
+    """A program for filter servers."""
+
+    name: ProgramName
+    content: bytes
+
+
 _NONE: Final[frozenset[Any]] = frozenset()
 
 
 class Subscription(msgspec.Struct, frozen=True, gc=False):
     """A subscription to a topic. ``tags`` and ``codes`` are empty if it selects all tags.
 
-    With ``sql`` tags are ignored, and a message matches if its properties satisfy it.
+    With ``sql`` tags are ignored, and a message matches if its properties satisfy it. With ``program`` a filter server
+    has filtered the messages already.
     """
 
     topic: str
@@ -43,6 +52,7 @@ class Subscription(msgspec.Struct, frozen=True, gc=False):
     tags: frozenset[str]
     codes: frozenset[int]
     sql: SqlFilter | None = None
+    program: FilterProgram | None = None
 
     @property
     def all_tags(self) -> bool:
@@ -82,6 +92,12 @@ def parse_tags(topic: str, expression: str) -> Subscription:
     if topic.startswith(RETRY_PREFIX):
         return Subscription(topic, expression, _NONE, _NONE)
     return Subscription(topic, expression, tags, frozenset(map(tag_code, tags)))
+
+
+def filtered_by(topic: str, program: FilterProgram) -> Subscription:
+    """A subscription to everything that a program lets through; to all messages of a retry topic, as ever."""
+    is_retry = topic.startswith(RETRY_PREFIX)
+    return Subscription(topic, ALL_TAGS, _NONE, _NONE, None, None if is_retry else program)
 
 
 def parse_sql(topic: str, expression: str) -> Subscription:

@@ -177,6 +177,12 @@ class RequestCode(IntEnum):
     """Our own: messages that wait to become visible."""
     REPORT_ARCHIVED = 9018
     """Our own: a replica that does not lead reports how much of the log it has archived."""
+    PUT_FILTER = 9020
+    """Our own: a filter server stores the filter program of a consumer group."""
+    GET_FILTER = 9021
+    """Our own: a filter server asks for the filter program of a consumer group."""
+    JUDGE_REQUEST = 9022
+    """Our own: a filter server asks whether the sender of a request may make it."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

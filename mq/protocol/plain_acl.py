@@ -13,7 +13,8 @@ import yaml
 
 from mq.protocol.signing import KEY_LENGTH_MIN
 
-PERMISSIONS: Final = frozenset({"PUB", "SUB"})
+PERMISSIONS: Final = frozenset({"PUB", "SUB", "FILTER"})
+"""FILTER is not RocketMQ's: it lets a consumer group upload its filter program."""
 GLOBAL_ADDRESSES: Final = "globalWhiteRemoteAddresses"
 _DENY: Final = "DENY"
 _FILE_FIELDS: Final = frozenset((GLOBAL_ADDRESSES, "accounts", "dataVersion"))
@@ -140,7 +141,7 @@ def _permission(where: str, name: str, words: Any) -> Permissions:
     if parts == [_DENY]:
         return frozenset()
     if any(part not in PERMISSIONS for part in parts):
-        raise AclFileInvalid(f"{where}: {name} has {words!r}; allowed: DENY, PUB, SUB and PUB|SUB")
+        raise AclFileInvalid(f"{where}: {name} has {words!r}; allowed: DENY, or PUB, SUB and FILTER joined by |")
     return frozenset(parts)
 
 

@@ -63,6 +63,7 @@ __all__ = [
     "latest_store_timestamp",
     "properties_text",
     "record_size",
+    "scan_bodies",
     "scan_fixed",
     "split_record",
     "tag_code_of",
@@ -328,6 +329,21 @@ def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:
     while at < len(view):
         size = _bounds(view, at)[0]
         yield at, size
+        at += size
+
+
+def scan_bodies(data: bytes) -> Iterator[tuple[int, int, QueueOffset, int, int, int, int]]:
+    """Where the parts of all records in ``data`` are, which contains nothing else: for filters.
+
+    Yields ``(offset in data, end, queue offset, system flag, body start, body end, properties start)``.
+    Raises RecordError.
+    """
+    at = 0
+    while at < len(data):
+        size, body_start, topic_start, text_start = _bounds(data, at)
+        _, magic, _, queue_offset, _, sys_flag, _ = _FOR_DISPATCH.unpack_from(data, at)
+        body_end = topic_start - (1 if magic == MAGIC_V1 else 2)
+        yield at, at + size, queue_offset, sys_flag, body_start, body_end, text_start
         at += size
 
 

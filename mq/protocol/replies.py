@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from mq.protocol.errors import ReplyError
+from mq.protocol.numbers import FIRST_OFFSET
 from mq.protocol.wire_names import I32, I64, HeaderFields, PhysicalOffset64, QueueOffset64, wire
 
 __all__ = [
@@ -73,10 +74,14 @@ class RecallReply(Reply, rename=wire(message_id="msgId")):
 
 
 class PullReply(Reply, rename=wire(suggested_broker_id="suggestWhichBrokerId")):
-    """Where a pull continues (11), and the replica for the next pull; 0 is the leader."""
+    """Where a pull continues (11), where the queue begins and ends, and the replica for the next pull; 0 is the
+    leader.
+    """
 
     next_begin_offset: QueueOffset64
     suggested_broker_id: I64 = 0
+    min_offset: QueueOffset64 = FIRST_OFFSET
+    max_offset: QueueOffset64 = FIRST_OFFSET
 
 
 class OffsetReply(Reply):

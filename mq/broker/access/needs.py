@@ -15,6 +15,7 @@ from mq.accounts import Permission
 from mq.protocol import (
     admin_requests,
     bulk_requests,
+    filter_requests,
     group_requests,
     lite_requests,
     operator_requests,
@@ -47,7 +48,7 @@ class Role(enum.Enum):
 
 
 Row = Role | Callable[[Any, bytes], Needs]
-PUB, SUB = Permission.PUB, Permission.SUB
+PUB, SUB, FILTER = Permission.PUB, Permission.SUB, Permission.FILTER
 
 
 def _topic(permission: Permission, field: str = "ext.topic") -> Row:
@@ -63,6 +64,11 @@ def _group(field: str = "ext.consumer_group") -> Row:
 def _consumption(request: Any, body: bytes) -> Needs:
     ext = request.ext
     return (ext.topic, SUB), (retry_topic(ext.consumer_group), SUB)
+
+
+def _upload(request: Any, body: bytes) -> Needs:
+    """Code for others to run is more than consumption."""
+    return *_consumption(request, body), (retry_topic(request.ext.consumer_group), FILTER)
 
 
 def _send(request: Any, body: bytes) -> Needs:
@@ -189,6 +195,7 @@ ROWS: Final[Mapping[type[Any], Row]] = {
     operator_requests.GetTopicStatsInfo: _topic(SUB),
     operator_requests.GetTopicConfig: _topic(SUB),
     operator_requests.GetSubscriptionGroupConfig: _group("ext.group"),
+    filter_requests.RegisterMessageFilterClass: _upload,
     bulk_requests.PlanTopic: _topic(SUB),
     bulk_requests.BulkRead: _topic(SUB),
     **_rows(
@@ -210,6 +217,10 @@ ROWS: Final[Mapping[type[Any], Row]] = {
     **_rows(
         Role.ADMIN,
         requests.ViewMessageById,
+        filter_requests.RegisterFilterServer,
+        filter_requests.PutFilter,
+        filter_requests.GetFilter,
+        filter_requests.JudgeRequest,
         user_requests.CreateUser,
         user_requests.UpdateUser,
         user_requests.DeleteUser,

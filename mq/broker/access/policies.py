@@ -16,7 +16,11 @@ from mq.broker.state.users import Policy
 from mq.protocol.address_patterns import Matches, compiled
 from mq.protocol.names import RETRY_PREFIX
 
-_ACTIONS: Final = {Permission.PUB: frozenset(("Pub", "All")), Permission.SUB: frozenset(("Sub", "All"))}
+_ACTIONS: Final = {
+    Permission.PUB: frozenset(("Pub", "All")),
+    Permission.SUB: frozenset(("Sub", "All")),
+    Permission.FILTER: frozenset(("Update", "All")),
+}
 _DECIDED_MAX: Final = 1000
 
 

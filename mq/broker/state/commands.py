@@ -18,6 +18,7 @@ from mq.broker.state.archived_log import NoteArchived
 from mq.broker.state.check_cursors import AdvanceChecks
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.state.expired_messages import ExpireMessages
+from mq.broker.state.filter_programs import PutFilter
 from mq.broker.state.format_level import RaiseLevel
 from mq.broker.state.lite_offsets import ExpireLiteTopics, ResetLiteOffsets
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
@@ -238,6 +239,7 @@ _AsWritten: TypeAlias = (
     | ExpireLiteTopics
     | ExpireMessages
     | NoteArchived
+    | PutFilter
 )
 """Commands whose fields are encoded as they are."""
 Command: TypeAlias = _AsWritten | CommitOffsets

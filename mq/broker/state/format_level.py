@@ -19,7 +19,8 @@ Levels never go down, and each includes those before it:
 6. Topics may keep their messages for less time than the log (`mq.broker.state.expired_messages`). The group
    knows how much of its log is archived (`mq.broker.state.archived_log`).
 7. A consumer may put a popped message off without having its attempt counted
-   (`mq.broker.state.pop_checkpoints.DeferMessage`).
+   (`mq.broker.state.pop_checkpoints.DeferMessage`). Consumer groups have filter programs
+   (`mq.broker.state.filter_programs`).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ LEVEL_OF_GROUP_ATTRIBUTES: Final = 5
 LEVEL_OF_TOPIC_RETENTION: Final = 6
 LEVEL_OF_ARCHIVE: Final = 6
 LEVEL_OF_SUSPENDED_MESSAGES: Final = 7
+LEVEL_OF_FILTERS: Final = 7
 LEVEL_NEWEST: Final = 7
 """Up to which level this version of the software understands the log."""
 FEATURES: Final = {
@@ -52,7 +54,7 @@ FEATURES: Final = {
     4: ("schedules", "transaction-sets"),
     5: ("group-attributes", "lite-topics"),
     6: ("topic-retention", "archive"),
-    7: ("suspended-messages",),
+    7: ("suspended-messages", "filter-programs"),
 }
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1

@@ -35,6 +35,7 @@ from mq.broker.state.commands import (
 )
 from mq.broker.state.completion_marks import CompletionMarks
 from mq.broker.state.expired_messages import ExpireMessages, expired_by
+from mq.broker.state.filter_programs import FilterPrograms
 from mq.broker.state.format_level import LEVEL_NEWEST, LEVEL_OF_YOUNGER_QUEUES, FormatLevel, RaiseLevel
 from mq.broker.state.former_topics import FormerTopics
 from mq.broker.state.lite_offsets import ExpireLiteTopics, LiteOffsets, ResetLiteOffsets
@@ -97,7 +98,7 @@ def _no_queues(_: str) -> Mapping[int, QueueOffset]:
 
 _PARTS: Final = (
     *("format_level", "marks", "pops", "request_modes", "sequences", "checks", "users"),
-    *("former_topics", "younger_queues", "schedules", "lite", "archived"),
+    *("former_topics", "younger_queues", "schedules", "lite", "archived", "filters"),
 )
 """Tables with their own commands, by the names of their attributes, which they have in snapshots, too."""
 
@@ -155,6 +156,8 @@ class Metadata:
         """Messages that the leader sends by a rule."""
         self.archived = ArchivedLog()
         """How much of the log is in the archive."""
+        self.filters = FilterPrograms(limits)
+        """Programs that filter the messages of consumer groups."""
         self.lite = LiteOffsets()
         """Consumer offsets of lite topics."""
         self._parts: dict[str, StateTable] = {name: getattr(self, name) for name in _PARTS}

@@ -29,7 +29,8 @@ class FilterWatch:
 
     def note(self, subscription: Subscription, received: int, passed_over: int) -> None:
         """A pull has returned so many messages, and passed over so many offsets."""
-        key = subscription.topic, subscription.expression
+        program = subscription.program
+        key = subscription.topic, subscription.expression if program is None else program.name.text
         if key in self._matched or key[1] == "*":
             return
         if received:

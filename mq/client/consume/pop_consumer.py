@@ -158,6 +158,8 @@ class PopConsumer(Consumer[BodyT]):
         self.invisible = invisible
         self.timeout = timeout
         self._subscription = subscription_of(topic, tags)
+        if self._subscription.program is not None:
+            raise TypeError("a filter program needs a PushConsumer: pops are filtered by tags, or by sql(...)")
         self._ordered = ordered
         self._init_mode = 0 if consume_from == "first" else 1
         self._hold_seconds = hold_seconds

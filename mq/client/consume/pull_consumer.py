@@ -30,7 +30,7 @@ from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.consume.subscription import Subscribed, subscription_of
 from mq.client.errors import BodyNotDecoded, ClientError
 from mq.client.events import OnEvent
-from mq.client.filters import Sql
+from mq.client.filters import Filter
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
@@ -166,7 +166,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         """The readable queues of a topic. Raises TopicNotFound, NameServersUnavailable."""
         return list((await self._opened().route(topic, refresh=True)).read_queues)
 
-    async def assign(self, queues: Iterable[MessageQueue], tags: str | Sql = "*") -> None:
+    async def assign(self, queues: Iterable[MessageQueue], tags: str | Filter = "*") -> None:
         """Read these queues and no others, and of their messages those that match `tags`, as in
         `PushConsumer.subscribe`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,9 +21,11 @@ from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Connection
 from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
-from mq.filter.subscription import Subscription
+from mq.filter.programs import CLASS_FILTER
+from mq.filter.subscription import FilterProgram, Subscription
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.compression import CodecMissing, DecompressionError, inflate
+from mq.protocol.filter_requests import RegisterFilterClassExt
 from mq.protocol.headers import Response
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import StoredMessage, decode_records
@@ -44,6 +47,7 @@ _ANSWERS = frozenset(
     }
 )
 
+UPLOAD_SECONDS = 15.0
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 0.5
 # If an empty long poll is answered sooner than this, the broker does not hold it; pulling again at once would be a busy
@@ -111,6 +115,7 @@ class Puller:
         self._wait = LongWait("cannot_pull", self._limits)
         self._is_told_full = False
         self._is_codec_told = False
+        self._filter_server_number = 0
 
     @property
     def trouble(self) -> str | None:
@@ -129,7 +134,10 @@ class Puller:
     def note_route(self, route: TopicRoute) -> None:
         """The group may have a new leader. A pull held by the old one would not notice for up to 20 s."""
         asked = self._pull_address
-        if asked is not None and asked not in route.brokers.get(self._queue.broker_name, {}).values():
+        if self._subscription.program is not None:
+            if asked is not None and asked not in route.filter_servers.get(self._queue.broker_name, ()):
+                self._pull_scope.cancel()
+        elif asked is not None and asked not in route.brokers.get(self._queue.broker_name, {}).values():
             self._pull_scope.cancel()
         elif asked is not None and self._broker_id == LEADER_ID:
             leader = route.leader_address(self._queue.broker_name)
@@ -174,6 +182,7 @@ class Puller:
 
     async def _back_off(self) -> None:
         self._broker_id = LEADER_ID
+        self._filter_server_number += 1
         await anyio.sleep(self._backoff_seconds)
         self._backoff_seconds = min(self._backoff_seconds * 2, BACKOFF_SECONDS_MAX)
         try:
@@ -183,6 +192,9 @@ class Puller:
 
     async def _pull_once(self) -> None:
         route = await self._remoting.route(self._queue.topic)
+        if self._subscription.program is not None:
+            await self._pull_filtered(route, self._subscription.program)
+            return
         address = route.read_address(self._queue.broker_name, self._broker_id)
         if address in self._damaged:
             # A disk may have returned wrong bytes; another replica has its own copy.
@@ -209,11 +221,42 @@ class Puller:
                 raise
         self._pull_address = None
 
+    async def _pull_filtered(self, route: TopicRoute, program: FilterProgram) -> None:
+        """Pull from a filter server of the queue's broker group, and give it the program if it does not have it."""
+        name = self._queue.broker_name
+        servers = route.filter_servers.get(name, ())
+        if not servers:
+            reason = f"no filter server runs beside broker group {name}: start one with `raftmq filter-server`"
+            raise NoRoute(self._queue.topic, reason)
+        address = servers[self._filter_server_number % len(servers)]
+        connection = await self._remoting.connection(address)
+        begun = anyio.current_time()
+        self._pull_address = address
+        with anyio.CancelScope() as self._pull_scope:
+            response, body = await self._request(connection, from_leader=False)
+            if response.code in (ResponseCode.FILTER_DATA_NOT_EXIST, ResponseCode.FILTER_DATA_NOT_LATEST):
+                await self._upload(connection, program)
+            else:
+                await self._react(response, body, seconds=anyio.current_time() - begun)
+        self._pull_address = None
+
+    async def _upload(self, connection: Connection, program: FilterProgram) -> None:
+        ext = RegisterFilterClassExt(
+            consumer_group=self._group,
+            topic=self._queue.topic,
+            class_name=program.name.text,
+            class_crc=zlib.crc32(program.content) & 0x7FFFFFFF,
+        )
+        code = RequestCode.REGISTER_MESSAGE_FILTER_CLASS
+        await connection.call(code, ext.fields(), program.content, timeout=UPLOAD_SECONDS)
+        log.info("filter_uploaded", group=self._group, topic=self._queue.topic, address=connection.address)
+        await anyio.sleep(BACKOFF_SECONDS_MIN)  # if two programs drive each other out, it is not a busy loop
+
     async def _request(self, connection: Connection, *, from_leader: bool) -> tuple[Response, memoryview]:
         commit_offset = self.process_queue.commit_offset
         # Only leaders store offsets; and zero means the same as no offset.
         commits = from_leader and commit_offset > 0 and self._offsets.commits_with_pulls
-        settings = self._settings
+        settings, program = self._settings, self._subscription.program
         return await connection.request(
             RequestCode.PULL_MESSAGE,
             PullExt(
@@ -222,12 +265,15 @@ class Puller:
                 queue_id=self._queue.queue_id,
                 queue_offset=QueueOffset(self.process_queue.next_offset),
                 max_messages=settings.batch_max,
-                sys_flag=SUSPEND | SUBSCRIPTION | (COMMIT_OFFSET if commits else 0),
+                sys_flag=SUSPEND
+                | SUBSCRIPTION
+                | (COMMIT_OFFSET if commits else 0)
+                | (CLASS_FILTER if program is not None else 0),
                 commit_offset=QueueOffset(commit_offset if commits else 0),
                 # The former owner of the queue may have committed further after this client requested the offset.
                 forward_only=self._offsets.commits_with_pulls,
                 suspend_timeout_ms=int(settings.hold_seconds * 1000),
-                subscription=self._subscription.expression,
+                subscription=self._subscription.expression if program is None else program.name.text,
                 sub_version=self._sub_version,
                 expression_type=self._subscription.expression_type,
             ).fields(),

@@ -14,7 +14,7 @@ from mq.client.consume.handlers import Handling, MiddlewareT
 from mq.client.consume.policies import OnError, check_policies
 from mq.client.consume.stop_signals import check_seconds
 from mq.client.consume.subscription import Subscribed, subscription_of
-from mq.client.filters import Sql
+from mq.client.filters import Filter
 from mq.client.message import BodyT, ReceivedMessage
 from mq.protocol.names import check_topic, retry_topic
 
@@ -44,20 +44,24 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
         subscribed = self._subscribed.get(topic)
         return self._codec if subscribed is None or subscribed.codec is None else subscribed.codec
 
-    def subscribe(self, topic: str, tags: str | Sql = "*") -> None:
+    def subscribe(self, topic: str, tags: str | Filter = "*", *, filter: Filter | None = None) -> None:  # noqa: A002
         """Receive the messages of `topic` with one of `tags`: `"A || B"`, or `"*"` for all.
 
-        With `mq.client.sql("a > 5")` instead, those whose properties satisfy the expression.
+        With `mq.client.sql("a > 5")` instead, those whose properties satisfy the expression. With
+        `filter=WasmFilter(module)` or `filter=BodyFilter(expression)`, those that a filter server lets through; tags
+        cannot be given at the same time.
 
         All members of a group must have the same subscriptions. Raises NameRefused, SubscriptionError.
         """
-        self._subscribe(topic, tags)
+        if filter is not None and tags != "*":
+            raise ValueError(f"tags {tags!r} and a filter: give one of them, and let the filter look at the tags")
+        self._subscribe(topic, tags if filter is None else filter)
 
     @overload
     def on(
         self,
         topic: str,
-        tags: str | Sql = "*",
+        tags: str | Filter = "*",
         *,
         batch: None = None,
         timeout: float | None = None,
@@ -71,7 +75,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
     def on(
         self,
         topic: str,
-        tags: str | Sql = "*",
+        tags: str | Filter = "*",
         *,
         batch: int,
         timeout: float | None = None,
@@ -85,7 +89,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
     def on(
         self,
         topic: str,
-        tags: str | Sql = "*",
+        tags: str | Filter = "*",
         *,
         batch: None = None,
         timeout: float | None = None,
@@ -99,7 +103,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
     def on(
         self,
         topic: str,
-        tags: str | Sql = "*",
+        tags: str | Filter = "*",
         *,
         batch: int,
         timeout: float | None = None,
@@ -112,7 +116,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
     def on(
         self,
         topic: str,
-        tags: str | Sql = "*",
+        tags: str | Filter = "*",
         *,
         batch: int | None = None,
         timeout: float | None = None,
@@ -164,7 +168,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
     def _subscribe(
         self,
         topic: str,
-        tags: str | Sql,
+        tags: str | Filter,
         handler: Callable[[Any], Awaitable[None]] | None = None,
         batch: int | None = None,
         timeout: float | None = None,

@@ -8,18 +8,57 @@ from typing import Any
 
 from mq.client.body_codecs import BodyCodec
 from mq.client.consume.policies import OnError
-from mq.client.filters import Sql
-from mq.filter.subscription import Subscription, parse_sql, parse_tags
+from mq.client.filters import BodyFilter, Filter, Sql, WasmFilter
+from mq.filter.programs import ProgramRefused, name_of
+from mq.filter.sql import BodySqlFilter
+from mq.filter.sql_syntax import SqlError
+from mq.filter.subscription import (
+    FilterProgram,
+    Subscription,
+    SubscriptionError,
+    filtered_by,
+    parse_sql,
+    parse_tags,
+)
 from mq.protocol.bodies import SubscriptionData
 
 __all__ = ["Subscribed", "subscription_of"]
 
 
-def subscription_of(topic: str, tags: str | Sql) -> Subscription:
+def subscription_of(topic: str, tags: str | Filter) -> Subscription:
     """A subscription from the user's expression. Raises SubscriptionError."""
-    if not isinstance(tags, str | Sql):
-        raise TypeError(f"tags are one text, as 'a || b', or an expression, sql(...), not {tags!r}")
-    return parse_sql(topic, tags.expression) if isinstance(tags, Sql) else parse_tags(topic, tags)
+    match tags:
+        case str():
+            return parse_tags(topic, tags)
+        case Sql():
+            return parse_sql(topic, tags.expression)
+        case WasmFilter() | BodyFilter():
+            return filtered_by(topic, _program(topic, tags))
+        case _:
+            raise TypeError(
+                "tags are one text, as 'a || b', or an expression, sql(...), WasmFilter(...) or BodyFilter(...), "
+                f"not {tags!r}"
+            )
+
+
+def _program(topic: str, wanted: WasmFilter | BodyFilter) -> FilterProgram:
+    try:
+        if isinstance(wanted, WasmFilter):
+            if not isinstance(wanted.module, bytes | bytearray | memoryview):
+                raise TypeError(f"a WebAssembly module is bytes, as from Path(...).read_bytes(), not {wanted.module!r}")
+            content = bytes(wanted.module)
+            if wanted.on_error not in ("pass", "skip"):
+                raise ValueError(f"on_error is {wanted.on_error!r}; allowed: 'pass' and 'skip'")
+            if not content.startswith(b"\0asm"):
+                raise ProgramRefused("these bytes are not a WebAssembly module")
+            return FilterProgram(name_of("wasm", content, wanted.on_error), content)
+        BodySqlFilter(wanted.expression)
+        content = wanted.expression.encode()
+        return FilterProgram(name_of("sql", content), content)
+    except SqlError as error:
+        raise SubscriptionError(f"the expression for topic {topic} is wrong at {error}") from error
+    except ProgramRefused as error:
+        raise SubscriptionError(f"the filter for topic {topic}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

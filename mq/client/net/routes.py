@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mq.client.message import MessageQueue
 from mq.protocol.bodies import Route
@@ -26,6 +26,8 @@ class TopicRoute:
     write_queues: tuple[MessageQueue, ...]
     brokers: Mapping[str, Mapping[int, str]]
     clusters: frozenset[str] = frozenset()
+    filter_servers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By broker group: the filter servers beside its replicas, those of the leader first."""
 
     @classmethod
     def from_body(cls, topic: str, body: Route, *, queues_max: int | None = None) -> TopicRoute:
@@ -52,6 +54,15 @@ class TopicRoute:
             write_queues=queues(PERM_WRITE, "write"),
             brokers={broker.broker_name: dict(broker.broker_addrs) for broker in body.broker_datas},
             clusters=frozenset(broker.cluster for broker in body.broker_datas),
+            filter_servers={
+                broker.broker_name: tuple(
+                    server
+                    for _, address in sorted(broker.broker_addrs.items())
+                    for server in body.filter_servers.get(address, ())
+                )
+                for broker in body.broker_datas
+                if body.filter_servers
+            },
         )
 
     def leader_address(self, broker_name: str) -> str | None:

@@ -26,7 +26,7 @@ from mq.client.consume.pull_consumer import PullConsumer, PullConsumerOptions, P
 from mq.client.consume.push_consumer import DRAIN_SECONDS, PushConsumer, PushConsumerOptions
 from mq.client.consume.stop_signals import SIGNALS, check_seconds, note_signal
 from mq.client.errors import ClientError
-from mq.client.filters import Sql
+from mq.client.filters import Filter, Sql
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.produce.reply import REPLY_SECONDS
 from mq.client.sync.facade import Facade, apart, at_once, waits
@@ -142,7 +142,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
     def on(
         self,
         topic: str,
-        tags: str | Sql = "*",
+        tags: str | Filter = "*",
         *,
         batch: None = None,
         on_error: OnError | None = None,
@@ -152,7 +152,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
     def on(
         self,
         topic: str,
-        tags: str | Sql = "*",
+        tags: str | Filter = "*",
         *,
         batch: None = None,
         on_error: OnError | None = None,
@@ -162,7 +162,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
     def on(
         self,
         topic: str,
-        tags: str | Sql = "*",
+        tags: str | Filter = "*",
         *,
         batch: int,
         on_error: OnError | None = None,
@@ -172,7 +172,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
     def on(
         self,
         topic: str,
-        tags: str | Sql = "*",
+        tags: str | Filter = "*",
         *,
         batch: int,
         on_error: OnError | None = None,
@@ -183,7 +183,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
     def on(
         self,
         topic: str,
-        tags: str | Sql = "*",
+        tags: str | Filter = "*",
         *,
         batch: int | None = None,
         on_error: OnError | None = None,

@@ -16,7 +16,16 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs" / "log-events.md"
 BEGIN, END = "<!-- events -->", "<!-- end of events -->"
-SERVERS = ("raftlog", "mq/broker", "mq/namesrv", "mq/proxy", "mq/console", "mq/accounts.py", "mq/tls.py")
+SERVERS = (
+    "raftlog",
+    "mq/broker",
+    "mq/namesrv",
+    "mq/proxy",
+    "mq/filter_server",
+    "mq/console",
+    "mq/accounts.py",
+    "mq/tls.py",
+)
 LEVELS = ("debug", "info", "warning", "error")
 ROW = re.compile(r"\| `(\w+)` \| [^|]* \| [^|]* \| (.*) \|")
 

@@ -15,6 +15,7 @@ from mq.broker.admin.broker_config import CHANGEABLE, WHY_FIXED
 from mq.broker.setting_groups import ChangeableSettings, SettingGroup
 from mq.broker.settings import BrokerSettings
 from mq.console.settings import ConsoleSettings
+from mq.filter_server.settings import FilterServerSettings
 from mq.namesrv.settings import NamesrvSettings
 from mq.proxy.settings import ProxySettings
 from mq.settings import ProcessSettings
@@ -24,6 +25,7 @@ SERVERS: Final = (
     ("broker", BrokerSettings),
     ("name server", NamesrvSettings),
     ("proxy", ProxySettings),
+    ("filter", FilterServerSettings),
     ("console", ConsoleSettings),
 )
 REQUIRED: Final = {"peers"}

@@ -7,6 +7,7 @@ import pytest
 from mq.accounts import Permission, parse_accounts
 from mq.broker.access.needs import ROWS, Role
 from mq.protocol.address_patterns import compiled, is_loopback
+from mq.protocol.filter_requests import RegisterFilterClassExt, RegisterMessageFilterClass
 from mq.protocol.plain_acl import AclFileInvalid
 
 FILE = """
@@ -34,6 +35,20 @@ accounts:
   whiteRemoteAddress: 192.168.1.*
   admin: true
 """
+
+
+def test_a_group_may_be_allowed_to_upload_filters() -> None:
+    accounts = parse_accounts(
+        "accounts: [{accessKey: billing, secretKey: 12345678, groupPerms: [g=SUB|FILTER, h=PUB|SUB]}]"
+    )
+    account = accounts.by_key["billing"]
+    assert account.may("%RETRY%g", Permission.FILTER, "10.0.0.1")
+    assert not account.may("%RETRY%h", Permission.FILTER, "10.0.0.1")
+    upload = RegisterMessageFilterClass(ext=RegisterFilterClassExt(consumer_group="g", topic="T", class_name="x"))
+    row = ROWS[RegisterMessageFilterClass]
+    assert callable(row)
+    needed = {("T", Permission.SUB), ("%RETRY%g", Permission.SUB), ("%RETRY%g", Permission.FILTER)}
+    assert set(row(upload, b"")) == needed
 
 
 def test_the_file_of_rocketmq_is_read_as_it_is() -> None:

@@ -1,0 +1,1 @@
+"""Filter servers and the programs that they run for consumer groups."""

@@ -1,0 +1,80 @@
+"""REGISTER_FILTER_SERVER (request code 301): the filter servers beside this broker, which its route names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from mq.broker.base.name_server_registration import LEADER_ID, broker_id_of
+from mq.broker.base.periodic_task import Periodic
+from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.service import Route, Service
+from mq.protocol.codes import ResponseCode
+from mq.protocol.filter_requests import FilterServerRegistered, RegisterFilterServer
+from raftlog import parse_address
+
+FILTER_SERVERS_MAX: Final = 16
+"""As many as name servers accept of one broker."""
+SILENT_SECONDS: Final = 30.0
+"""A filter server that was silent for so long is not named any more."""
+_LOOK_SECONDS: Final = 5.0
+
+
+class FilterServers(Service):
+    """The filter servers that have registered; every replica has its own."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._settings = context.settings
+        self._appender = context.appender
+        self._clock = context.clock
+        self._log = context.log
+        self._changed = context.environment.on_registration_changed
+        self._heard_at: dict[str, float] = {}
+
+    def addresses(self) -> list[str]:
+        """Where consumers reach them, for the route."""
+        return sorted(self._heard_at)
+
+    def routes(self) -> Iterator[Route]:
+        """The requests that this service handles; see `Service`."""
+        yield Route(RegisterFilterServer, self.handle)
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions; see `Service`."""
+        yield Periodic(_LOOK_SECONDS, self.expire)
+
+    def handle(self, call: Call[RegisterFilterServer]) -> bytes:
+        """Request code 301. Raises RequestRefused."""
+        address = call.request.ext.address
+        try:
+            parse_address(address)
+        except ValueError as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the filter server's address: {error}") from error
+        is_new = address not in self._heard_at
+        if is_new and len(self._heard_at) >= FILTER_SERVERS_MAX:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"this broker has {FILTER_SERVERS_MAX} filter servers already"
+            )
+        self._heard_at[address] = self._clock()
+        if is_new:
+            self._log.info("filter_server_registered", address=address)
+            self._changed(None)
+        leads = self._appender.is_open
+        broker_id = LEADER_ID if leads else broker_id_of(self._settings.node_id)
+        return call.response(ext=FilterServerRegistered(broker_name=self._settings.group, broker_id=broker_id).fields())
+
+    def expire(self) -> None:
+        """Forget filter servers that have been silent; called by a timer."""
+        silent_since = self._clock() - SILENT_SECONDS
+        silent = [address for address, heard_at in self._heard_at.items() if heard_at < silent_since]
+        for address in silent:
+            del self._heard_at[address]
+            self._log.warning("filter_server_gone", address=address, seconds=SILENT_SECONDS)
+        if silent:
+            self._changed(None)
+
+    def counters(self) -> dict[str, int]:
+        """Figures: how many there are."""
+        return {"filter_servers": len(self._heard_at)}

@@ -1,0 +1,117 @@
+"""What filter servers ask of the leader: to keep the program of a consumer group (9020), for the program (9021), and
+whether the sender of a request may make it (9022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mq.broker.access.control import AccessDenied
+from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.service import Route, Service
+from mq.broker.state.filter_programs import PutFilter as PutCommand
+from mq.broker.state.format_level import LEVEL_OF_FILTERS
+from mq.broker.write_path.replicate import encoded, replicate
+from mq.protocol.chunks import decode_chunk
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import FrameError
+from mq.protocol.filter_requests import FilterVersion, GetFilter, JudgeRequest, PutFilter
+
+
+class FilterRequests(Service):
+    """The handlers; see the module."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata = context.metadata
+        self._filters = context.metadata.filters
+        self._appender = context.appender
+        self._access = context.environment.access
+        self._read = context.reads.read
+        self._log = context.log
+
+    def routes(self) -> Iterator[Route]:
+        """The requests that this service handles; see `Service`."""
+        yield Route(PutFilter, self.handle_put, leader_only=True, repeatable=True)
+        yield Route(GetFilter, self.handle_get, leader_only=True)
+        yield Route(JudgeRequest, self.handle_judge)
+
+    def counters(self) -> dict[str, int]:
+        """Figures: programs and their bytes."""
+        return {"filter_programs": len(self._filters.table), "filter_program_bytes": self._filters.nbytes}
+
+    def handle_put(self, call: Call[PutFilter]) -> bytes | None:
+        """Request code 9020. The same program again changes nothing. Raises RequestRefused."""
+        ext = call.request.ext
+        level = self._metadata.format_level.level
+        if level < LEVEL_OF_FILTERS:
+            raise RequestRefused(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"the group is at format level {level}, filter programs need {LEVEL_OF_FILTERS}: not all members are "
+                "connected and run a release that supports them",
+            )
+        command = PutCommand(group=ext.consumer_group, topic=ext.topic, program=ext.program, content=call.body)
+        body = encoded(command)
+        if ext.topic not in self._metadata.topics:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
+        there = self._filters.table.get((ext.consumer_group, ext.topic))
+        if there is not None and there.name.text == ext.program:
+            return call.response()
+        self._check_room(command)
+        call.drop_body()
+
+        def check() -> None:
+            now = self._filters.table.get((ext.consumer_group, ext.topic))
+            if now is None or now.name.text != ext.program:
+                self._check_room(command)
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_ERROR, f"the filter of {ext.consumer_group} was changed at the same time"
+                )
+            self._log.info(
+                "filter_changed", group=ext.consumer_group, topic=ext.topic, program=ext.program, version=now.version
+            )
+
+        replicate(self._appender, [body], call, what="a filter program", check=check)
+        return None
+
+    def _check_room(self, command: PutCommand) -> None:
+        if not self._filters.has_room(command.group, command.topic, command.content):
+            limits = self._metadata.limits
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"there is no room for the filter of {command.group}: {len(self._filters.table)} programs have "
+                f"{self._filters.nbytes} bytes; maximum: {limits.filters_max} with {limits.filter_bytes_max}; "
+                "delete consumer groups that are not used",
+            )
+
+    def handle_get(self, call: Call[GetFilter]) -> None:
+        """Request code 9021; FILTER_DATA_NOT_EXIST without a filter, FILTER_DATA_NOT_LATEST if it is another one."""
+        ext = call.request.ext
+
+        def answer() -> bytes:
+            there = self._filters.table.get((ext.consumer_group, ext.topic))
+            if there is None:
+                remark = f"the consumer group {ext.consumer_group} has no filter for {ext.topic}"
+                return call.response(ResponseCode.FILTER_DATA_NOT_EXIST, remark=remark)
+            if there.name.text != ext.program:
+                remark = f"the filter of {ext.consumer_group} for {ext.topic} is {there.name.text} by now"
+                return call.response(ResponseCode.FILTER_DATA_NOT_LATEST, remark=remark)
+            return call.response(ext=FilterVersion(version=there.version).fields(), body=there.content)
+
+        when_current(self._read, call, answer)
+
+    def handle_judge(self, call: Call[JudgeRequest]) -> bytes:
+        """Request code 9022. Raises RequestRefused with the reason if the sender may not make the request."""
+        try:
+            incoming, size = decode_chunk(call.body)
+        except FrameError as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"no request: {error}") from error
+        if len(incoming) != 1 or size != len(call.body):
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{len(incoming)} requests in {len(call.body)} bytes")
+        if self._access is not None:
+            ((judged, _, _),) = self._access.checked(call.request.ext.address, incoming, call.body)
+            if isinstance(judged, AccessDenied):
+                raise RequestRefused(ResponseCode.NO_PERMISSION, judged.remark)
+        return call.response()

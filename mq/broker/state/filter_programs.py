@@ -1,0 +1,122 @@
+"""The programs that filter the messages of consumer groups. Filter servers run them; brokers only keep them.
+
+A group has one program for a topic, and a new one replaces it. The bytes are replicated, so that a filter server gets
+the program from whichever replica leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from mq.broker.limits import StateLimits
+from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand, check_range
+from mq.filter.programs import PROGRAM_BYTES_MAX, ProgramName, ProgramRefused, parse_program_name
+from mq.protocol.names import check_group, check_topic
+
+
+class FilterProgram(NamedTuple):
+    """The program of a group for a topic; ``version`` counts the changes."""
+
+    name: ProgramName
+    version: int
+    content: bytes
+
+
+class PutFilter(TableCommand, frozen=True, tag="put_filter"):
+    """The group has this program for the topic from now on. The same program again changes nothing."""
+
+    group: str
+    topic: str
+    program: str
+    content: bytes
+
+    def check(self) -> None:
+        """See `TableCommand.check`."""
+        check_group(self.group)
+        check_topic(self.topic)
+        check_range("size of the program", len(self.content), 1, PROGRAM_BYTES_MAX)
+        try:
+            name = parse_program_name(self.program)
+        except ProgramRefused as error:
+            raise CommandRefused(str(error)) from error
+        if not name.is_of(self.content):
+            raise CommandRefused(f"the program has another SHA-256 than its name {self.program[:80]}")
+
+
+class FilterPrograms:
+    """The table; see the module.
+
+    Attributes:
+        table: by (group, topic).
+        nbytes: size of all programs.
+    """
+
+    COMMANDS: tuple[type[TableCommand], ...] = (PutFilter,)
+
+    def __init__(self, limits: StateLimits) -> None:
+        self._limits = limits
+        self.table: dict[tuple[str, str], FilterProgram] = {}
+        self.nbytes = 0
+
+    def has_room(self, group: str, topic: str, content: bytes) -> bool:
+        """Whether the group may get this program for the topic."""
+        there = self.table.get((group, topic))
+        count = len(self.table) + (there is None)
+        nbytes = self.nbytes + len(content) - (0 if there is None else len(there.content))
+        return count <= self._limits.filters_max and nbytes <= self._limits.filter_bytes_max
+
+    def apply(self, command: TableCommand) -> None:
+        """See `StateTable.apply`."""
+        assert isinstance(command, PutFilter), type(command).__name__
+        key, name = (command.group, command.topic), parse_program_name(command.program)
+        there = self.table.get(key)
+        if (there is not None and there.name == name) or not self.has_room(*key, command.content):
+            return
+        self._remove(key)
+        self.table[key] = FilterProgram(name, 1 if there is None else there.version + 1, command.content)
+        self.nbytes += len(command.content)
+
+    def capture(self) -> Callable[[], object]:
+        """See `StateTable.capture`."""
+        rows = [(*key, each.name.text, each.version, each.content) for key, each in self.table.items()]
+        return lambda: sorted(rows) or None
+
+    def restore(self, state: object) -> None:
+        """See `StateTable.restore`."""
+        table: dict[tuple[str, str], FilterProgram] = {}
+        for group, topic, text, version, content in msgspec.convert(
+            state or [], list[tuple[str, str, str, int, bytes]]
+        ):
+            try:
+                name = parse_program_name(text)
+            except ProgramRefused as error:
+                raise SnapshotDamaged(f"the filter of {group} for {topic}: {error}") from error
+            if version < 1 or not name.is_of(content):
+                raise SnapshotDamaged(f"the filter of {group} for {topic} is not the program that it is said to be")
+            table[group, topic] = FilterProgram(name, version, content)
+        self.table = table
+        self.nbytes = sum(len(each.content) for each in table.values())
+
+    def check_invariants(self) -> None:
+        """Assert what holds between two commands; for tests."""
+        nbytes = sum(len(each.content) for each in self.table.values())
+        assert nbytes == self.nbytes, f"programs have {nbytes} bytes, and {self.nbytes} are counted"
+        assert len(self.table) <= self._limits.filters_max, f"{len(self.table)} filter programs"
+        assert nbytes <= self._limits.filter_bytes_max, f"{nbytes} bytes of filter programs"
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `StateTable.topic_deleted`."""
+        for key in [key for key in self.table if key[1] == topic]:
+            self._remove(key)
+
+    def group_deleted(self, group: str) -> None:
+        """See `StateTable.group_deleted`."""
+        for key in [key for key in self.table if key[0] == group]:
+            self._remove(key)
+
+    def _remove(self, key: tuple[str, str]) -> None:
+        if (there := self.table.pop(key, None)) is not None:
+            self.nbytes -= len(there.content)

@@ -1,0 +1,66 @@
+"""Filter programs: how they are named on the wire and in the replicated state."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final, Literal, NamedTuple
+
+from mq.protocol.errors import ProtocolError
+
+Kind = Literal["wasm", "sql", "java"]
+OnError = Literal["pass", "skip"]
+
+PROGRAM_BYTES_MAX: Final = 1024 * 1024
+CLASS_FILTER: Final = 8
+"""In the system flag of a pull: its subscription is the name of a program."""
+
+_NAME: Final = re.compile(r"(?P<kind>wasm|sql|java):(?P<sha256>[0-9a-f]{64})(?P<skip>:skip)?")
+
+
+class ProgramRefused(ProtocolError):
+    """A filter program, or the name of one, that cannot be used; the message says why."""
+
+
+class ProgramName(NamedTuple):
+    """What identifies a filter program: its kind and the SHA-256 of its bytes.
+
+    Attributes:
+        on_error: what becomes of a message for which the program fails: it is passed on to the consumer, or skipped.
+    """
+
+    kind: Kind
+    sha256: str
+    on_error: OnError = "pass"
+
+    @property
+    def text(self) -> str:
+        """On the wire and in the replicated state."""
+        return f"{self.kind}:{self.sha256}" + (":skip" if self.on_error == "skip" else "")
+
+    def is_of(self, content: bytes) -> bool:
+        """Whether the program has these bytes."""
+        return hashlib.sha256(content).hexdigest() == self.sha256
+
+
+def name_of(kind: Kind, content: bytes, on_error: OnError = "pass") -> ProgramName:
+    """The name of a program with these bytes. Raises ProgramRefused if there are none or too many."""
+    if not 0 < len(content) <= PROGRAM_BYTES_MAX:
+        raise ProgramRefused(f"the filter program has {len(content)} bytes; allowed: 1 to {PROGRAM_BYTES_MAX}")
+    return ProgramName(kind, hashlib.sha256(content).hexdigest(), on_error)
+
+
+def parse_program_name(text: str) -> ProgramName:
+    """Raises ProgramRefused."""
+    found = _NAME.fullmatch(text)
+    if found is None:
+        raise ProgramRefused(f"{text[:80]!r} is not the name of a filter program: KIND:SHA-256, or KIND:SHA-256:skip")
+    kind: Kind
+    match found["kind"]:
+        case "wasm":
+            kind = "wasm"
+        case "sql":
+            kind = "sql"
+        case _:
+            kind = "java"
+    return ProgramName(kind, found["sha256"], "skip" if found["skip"] else "pass")

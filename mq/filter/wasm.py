@@ -1,0 +1,147 @@
+"""WebAssembly filters: the interface of a module, and the calls of it for many messages at once.
+
+A module exports
+
+- ``memory``,
+- ``raftmq_allocate(size: i32) -> i32``: the address of ``size`` bytes, into which messages are written; 0 if it has no
+  room for so much. What it returned before may be used again.
+- ``raftmq_filter(properties: i32, properties_size: i32, body: i32, body_size: i32) -> i32``: 1 to let the message
+  through, 0 not to; anything else is an error. Properties are UTF-8: name, byte 1, value, byte 2, and so on.
+
+and imports nothing. A call from Python costs as much as ten simple filters, so messages are filtered in runs: `DRIVER`,
+a module of our own beside the filter, calls it for one message after another. Which message it is at, and the results,
+are in the driver's memory, which the filter cannot reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+from mq.filter.programs import ProgramRefused
+
+ALLOCATE: Final = "raftmq_allocate"
+FILTER: Final = "raftmq_filter"
+MEMORY: Final = "memory"
+
+RUN_MAX: Final = 1024
+"""Messages of one run."""
+PLACE: Final = Struct("<4I")
+"""Where a message is: the arguments of `FILTER`."""
+RESULTS_AT: Final = RUN_MAX * PLACE.size
+"""Where in the driver's memory the results begin, one ``i32`` for each message."""
+ROOM_MIN: Final = 64 * 1024
+"""The least that a filter is asked for."""
+
+DRIVER: Final = f"""
+(module
+  (import "filter" "{FILTER}" (func $filter (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") {(RESULTS_AT + 4 * RUN_MAX + 65535) // 65536})
+  (global $at (export "at") (mut i32) (i32.const 0))
+  (func (export "run") (param $count i32)
+    (local $place i32)
+    (global.set $at (i32.const 0))
+    (block $done
+      (loop $next
+        (br_if $done (i32.ge_u (global.get $at) (local.get $count)))
+        (local.set $place (i32.mul (global.get $at) (i32.const {PLACE.size})))
+        (i32.store offset={RESULTS_AT} (i32.mul (global.get $at) (i32.const 4))
+          (call $filter
+            (i32.load (local.get $place))
+            (i32.load offset=4 (local.get $place))
+            (i32.load offset=8 (local.get $place))
+            (i32.load offset=12 (local.get $place))))
+        (global.set $at (i32.add (global.get $at) (i32.const 1)))
+        (br $next)))))
+"""
+"""Calls the filter for ``count`` messages; ``at`` says which one it is at, also after a trap."""
+
+_FUNCTIONS: Final = {
+    ALLOCATE: (("i32",), ("i32",)),
+    FILTER: (("i32", "i32", "i32", "i32"), ("i32",)),
+}
+
+
+class WasmLimits(NamedTuple):
+    """What a filter may use.
+
+    Attributes:
+        fuel_per_message: about one for each instruction.
+        seconds_per_message: of the clock on the wall, for what fuel does not count, such as filling memory.
+        memory_bytes_max: of its memory.
+    """
+
+    fuel_per_message: int = 20_000_000
+    seconds_per_message: float = 0.1
+    memory_bytes_max: int = 32 * 1024 * 1024
+
+
+class Signature(NamedTuple):
+    """An exported function; types are named as in WebAssembly's text format."""
+
+    parameters: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+class Message(NamedTuple):
+    """What a filter sees of a message: its encoded properties, and its body, not compressed."""
+
+    properties: bytes
+    body: bytes
+
+
+def check_module(imports: Sequence[str], exports: dict[str, Signature | str]) -> None:
+    """Check that a module has the interface, and nothing from outside. Raises ProgramRefused.
+
+    ``imports`` are names for the error; ``exports`` are functions with their signatures, and the kinds of others.
+    """
+    if imports:
+        raise ProgramRefused(
+            f"the module imports {', '.join(sorted(imports)[:5])}; a filter gets nothing but the message. "
+            "Build it without the system's interface (WASI) and without a runtime that needs one"
+        )
+    if exports.get(MEMORY) != MEMORY:
+        raise ProgramRefused(f"the module exports no memory named {MEMORY!r}")
+    for name, (parameters, results) in _FUNCTIONS.items():
+        found = exports.get(name)
+        wanted = _shown(Signature(parameters, results))
+        if found is None:
+            raise ProgramRefused(f"the module exports no function {name}{wanted}")
+        if found != Signature(parameters, results):
+            shown = f"a {found}" if isinstance(found, str) else _shown(found)
+            raise ProgramRefused(f"the module exports {name} as {shown}, not {wanted}")
+
+
+def room_for(nbytes: int) -> int:
+    """How much to ask a filter for, if it is to have so many bytes: few different sizes, so that few are asked for."""
+    return max(ROOM_MIN, 1 << max(0, nbytes - 1).bit_length())
+
+
+def fitting(messages: Sequence[Message], begin: int, room: int) -> int:
+    """How many messages from ``begin`` on fit into ``room`` bytes and one run."""
+    end, nbytes = begin, 0
+    while end < len(messages) and end - begin < RUN_MAX:
+        properties, body = messages[end]
+        nbytes += len(properties) + len(body)
+        if nbytes > room:
+            break
+        end += 1
+    return end - begin
+
+
+def laid_out(messages: Sequence[Message], address: int) -> tuple[bytes, bytes]:
+    """The messages one after another from ``address`` on in the filter's memory, and their places for the driver."""
+    parts: list[bytes] = []
+    places: list[bytes] = []
+    for properties, body in messages:
+        behind = address + len(properties)
+        places.append(PLACE.pack(address, len(properties), behind, len(body)))
+        parts += properties, body
+        address = behind + len(body)
+    return b"".join(parts), b"".join(places)
+
+
+def _shown(signature: Signature) -> str:
+    results = f" -> {', '.join(signature.results)}" if signature.results else ""
+    return f"({', '.join(signature.parameters)}){results}"

@@ -1,0 +1,140 @@
+"""The broker group beside which a filter server runs: registration, programs, permissions, messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import msgspec
+import structlog
+import trio
+
+from mq.client.errors import BrokerError, ClientError, NoRoute, TopicNotFound
+from mq.client.net.client_core import ClientCore, RemotingSettings
+from mq.client.net.leader_calls import PAUSE_SECONDS, Repeat, call_leader, is_busy, leader_address
+from mq.client.net.replies import fields_of
+from mq.filter.programs import ProgramName
+from mq.protocol.bodies import HeartbeatData, ProducerData
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.filter_requests import (
+    FilterExt,
+    FilterServerRegistered,
+    JudgeRequestExt,
+    RegisterFilterServerExt,
+)
+from mq.protocol.headers import Response
+from mq.protocol.requests import PullExt
+
+REGISTER_SECONDS: Final = 5.0
+"""A broker forgets a filter server after 30 s."""
+_ASK_SECONDS: Final = 3.0
+_ANSWER_SECONDS: Final = 5.0
+_PULLED: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
+
+Log = structlog.stdlib.BoundLogger
+
+
+class BrokerLink:
+    """Connections to one broker group. Made by `open`.
+
+    Attributes:
+        broker_name: of the group; empty until the first registration.
+        trouble: why the last registration failed; None if it did not.
+    """
+
+    def __init__(self, core: ClientCore, broker: str, log: Log) -> None:
+        self._core = core
+        self._broker = broker
+        self._log = log
+        self.broker_name = ""
+        self.trouble: str | None = "not registered yet"
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, name_servers: Sequence[str], broker: str, client_id: str, settings: RemotingSettings, log: Log
+    ) -> AsyncGenerator[BrokerLink]:
+        """Connect when needed, until the block ends."""
+        heartbeat = HeartbeatData(client_id=client_id, producers=[ProducerData("raftmq-filter-server")]).encode()
+        async with ClientCore.open(name_servers, heartbeat_body=lambda: heartbeat, settings=settings) as core:
+            yield cls(core, broker, log)
+
+    async def stay_registered(self, address: str) -> None:
+        """Register at the broker again and again, until cancelled. The broker's route then has `address`."""
+        code, ext = RequestCode.REGISTER_FILTER_SERVER, RegisterFilterServerExt(address=address).fields()
+        while True:
+            try:
+                connection = await self._core.connection(self._broker)
+                response, _ = await connection.call(code, ext, timeout=_ASK_SECONDS)
+                registered = fields_of(FilterServerRegistered, response)
+                if self.trouble is not None:
+                    self._log.info("registered", broker=registered.broker_name, address=address)
+                self.broker_name, self.trouble = registered.broker_name, None
+            except ClientError as error:
+                if self.trouble != str(error):
+                    self.trouble = str(error)
+                    self._log.warning("not_registered", broker=self._broker, error=self.trouble)
+            await trio.sleep(REGISTER_SECONDS if self.trouble is None else REGISTER_SECONDS / 5)
+
+    async def put(self, group: str, topic: str, name: ProgramName, content: bytes) -> None:
+        """Store the filter of a group. Raises ClientError."""
+        ext = FilterExt(consumer_group=group, topic=topic, program=name.text)
+        await self._ask(topic, RequestCode.PUT_FILTER, ext.fields(), content)
+
+    async def get(self, group: str, topic: str, name: ProgramName) -> bytes:
+        """The bytes of a program. Raises ClientError: BrokerError with FILTER_DATA_NOT_EXIST or FILTER_DATA_NOT_LATEST
+        if the group does not have this filter.
+        """
+        ext = FilterExt(consumer_group=group, topic=topic, program=name.text)
+        return bytes(await self._ask(topic, RequestCode.GET_FILTER, ext.fields(), b""))
+
+    async def judge(self, topic: str, address: str, frame: bytes) -> None:
+        """Raises BrokerError with the reason if the sender of a request, at `address`, may not make it, ClientError."""
+        await self._ask(topic, RequestCode.JUDGE_REQUEST, JudgeRequestExt(address=address).fields(), frame)
+
+    async def _ask(self, topic: str, code: int, ext: dict[str, str], body: bytes) -> memoryview:
+        _, answer = await call_leader(
+            self._core, topic, self._name(topic), code, ext, body, seconds=_ASK_SECONDS, repeat=Repeat.ALWAYS
+        )
+        return answer
+
+    async def pull(self, wanted: PullExt, deadline: float) -> tuple[Response, memoryview]:
+        """What the leader answers to a pull, held until `deadline` at most.
+
+        Raises ClientError if the leader refuses it, or none has answered by then.
+        """
+        refresh = False
+        while True:
+            left = max(deadline - trio.current_time(), 0.0)
+            ext = msgspec.structs.replace(wanted, suspend_timeout_ms=math.ceil(1000 * left)).fields()
+            try:
+                address = await leader_address(self._core, wanted.topic, self._name(wanted.topic), refresh=refresh)
+                connection = await self._core.connection(address)
+                response, body = await connection.request(
+                    RequestCode.PULL_MESSAGE, ext, timeout=left + _ANSWER_SECONDS, may_be_held=True
+                )
+                if response.code in _PULLED:
+                    return response, body
+                raise BrokerError(response.code, response.remark, address)
+            except TopicNotFound:
+                raise
+            except ClientError as error:
+                may_pass = not isinstance(error, BrokerError) or is_busy(error)
+                if not may_pass or trio.current_time() + PAUSE_SECONDS >= deadline:
+                    raise
+            refresh = True
+            await trio.sleep(PAUSE_SECONDS)
+
+    def _name(self, topic: str) -> str:
+        if not self.broker_name:
+            raise NoRoute(topic, f"this filter server is not registered at its broker {self._broker}: {self.trouble}")
+        return self.broker_name

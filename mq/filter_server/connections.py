@@ -1,0 +1,271 @@
+"""The connections of consumers: reads requests, serves them at the same time, and writes their answers."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+import structlog
+import trio
+
+from mq.client.errors import ClientError
+from mq.filter.programs import CLASS_FILTER, PROGRAM_BYTES_MAX, ProgramName, ProgramRefused, parse_program_name
+from mq.filter_server.broker_link import BrokerLink
+from mq.filter_server.figures import Figures
+from mq.filter_server.filtered_pulls import FilteredPulls, refusal
+from mq.filter_server.programs import Programs
+from mq.namesrv.tls_streams import Stream, TlsFailed, secured
+from mq.protocol.admin_requests import HeartBeat, UnregisterClient
+from mq.protocol.chunks import Incoming, decode_chunk, headers_of
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import FrameError, HeaderError
+from mq.protocol.filter_requests import RegisterMessageFilterClass
+from mq.protocol.frames import encode_frame
+from mq.protocol.headers import ONEWAY_FLAG, Request, Response, UnknownRequest, encode_response, pull_response_header
+from mq.protocol.requests import LitePullMessage, PullMessage
+from mq.tls import Certificate
+
+REQUEST_BYTES_MAX: Final = PROGRAM_BYTES_MAX + 64 * 1024
+_RECEIVE_BYTES: Final = 64 * 1024
+_IN_FLIGHT_MAX: Final = 1024
+"""Requests of one connection at a time; above, no more are read from it."""
+_SEND_SECONDS: Final = 30.0
+_IDLE_SECONDS: Final = 120.0
+_JUDGED_SECONDS: Final = 10.0
+"""For so long a consumer that may pull is not asked about again."""
+_CRC_MASK: Final = 0x7FFFFFFF
+
+Log = structlog.stdlib.BoundLogger
+Pull = PullMessage | LitePullMessage
+
+
+class Connections:
+    """Serves the connections of consumers."""
+
+    def __init__(
+        self,
+        link: BrokerLink,
+        programs: Programs,
+        pulls: FilteredPulls,
+        figures: Figures,
+        *,
+        certificate: Certificate | None,
+        must_use_tls: bool,
+        connections_max: int,
+        pulls_max: int,
+        log: Log,
+    ) -> None:
+        self.link = link
+        self.programs = programs
+        self.pulls = pulls
+        self.figures = figures
+        self._certificate = certificate
+        self._must_use_tls = must_use_tls
+        self._connections_max = connections_max
+        self.pulls_max = pulls_max
+        self.log = log
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """Serve one connection until it ends. An error ends only this connection."""
+        try:
+            address = str(stream.socket.getpeername()[0])
+        except OSError:
+            await trio.aclose_forcefully(stream)  # closed already
+            return
+        if self.figures.connections >= self._connections_max:
+            self.log.warning("connection_refused", peer=address, connections=self.figures.connections)
+            await trio.aclose_forcefully(stream)
+            return
+        self.figures.connections += 1
+        try:
+            await _Connection(self, await self._secured(stream), address).run()
+        except FrameError as error:
+            self.log.warning("bad_frame", peer=address, error=error.reason)
+        except TlsFailed as error:
+            self.log.warning("tls_failed", peer=address, reason=str(error))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.log.debug("connection_broken", peer=address, error=str(error))
+        except Exception:
+            # No input of a consumer may end the process, not even through a bug of ours.
+            self.log.exception("connection_failed", peer=address)
+        finally:
+            self.figures.connections -= 1
+            await trio.aclose_forcefully(stream)
+
+    async def _secured(self, stream: trio.SocketStream) -> Stream:
+        await trio.lowlevel.checkpoint()
+        if self._certificate is None:
+            return stream
+        with trio.move_on_after(_IDLE_SECONDS):
+            return await secured(stream, self._certificate.context, must=self._must_use_tls)
+        raise TlsFailed("no handshake came")
+
+
+class _Connection:
+    def __init__(self, server: Connections, stream: Stream, address: str) -> None:
+        self._server = server
+        self._stream = stream
+        self._address = address
+        self._sending = trio.Lock()
+        self._room = trio.Semaphore(_IN_FLIGHT_MAX)
+        self._judged: dict[tuple[type[Request], str, str], float] = {}
+        self._scope = trio.CancelScope()
+
+    async def run(self) -> None:
+        """Serve until the connection ends. Raises FrameError, trio.BrokenResourceError."""
+        failure: FrameError | trio.BrokenResourceError | None = None
+        async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
+            try:
+                await self._read(nursery)
+            except (FrameError, trio.BrokenResourceError) as error:
+                failure = error  # not out of the nursery, which would wrap it in a group
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        received = bytearray()
+        while True:
+            with trio.move_on_after(_IDLE_SECONDS) as waiting:
+                chunk = await self._stream.receive_some(_RECEIVE_BYTES)
+            if waiting.cancelled_caught or not chunk:
+                return
+            received += chunk
+            if len(received) < 8:
+                continue
+            length = int.from_bytes(received[:4], "big")
+            if length > REQUEST_BYTES_MAX:
+                raise FrameError(f"a request of {length} bytes; maximum: {REQUEST_BYTES_MAX}")
+            if len(received) < 4 + length:
+                continue
+            data = bytes(received)
+            incoming, size = decode_chunk(data)
+            del received[:size]
+            for each, header in zip(incoming, list(headers_of(data[:size])), strict=True):
+                await self._room.acquire()
+                nursery.start_soon(self._serve, each, header)
+
+    async def _serve(self, incoming: Incoming, header: bytes) -> None:
+        request, body, serialization = incoming
+        try:
+            reply = await self._reply(request, body, serialization, header)
+            if reply and not (isinstance(request, Request) and request.flag & ONEWAY_FLAG):
+                await self._send(reply)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._scope.cancel()
+        except Exception:
+            self._server.log.exception("request_failed", peer=self._address)
+            self._scope.cancel()
+        finally:
+            self._room.release()
+
+    async def _send(self, parts: list[bytes]) -> None:
+        async with self._sending:
+            with trio.move_on_after(_SEND_SECONDS) as sending:
+                await self._stream.send_all(b"".join(parts))
+            if sending.cancelled_caught:
+                self._server.log.warning("peer_does_not_read", peer=self._address)
+                self._scope.cancel()
+
+    async def _reply(
+        self,
+        request: Request | UnknownRequest | Response | HeaderError,
+        body: bytes,
+        serialization: int,
+        header: bytes,
+    ) -> list[bytes]:
+        """The frame of the answer, in parts; none for what is not to be answered."""
+
+        def refused(opaque: int, code: int, remark: str) -> list[bytes]:
+            return [encode_response(opaque, code, remark=remark, serialization=serialization)]
+
+        await trio.lowlevel.checkpoint()
+        match request:
+            case Response():
+                return []
+            case HeaderError():
+                return refused(request.opaque, ResponseCode.SYSTEM_ERROR, request.remark)
+            case HeartBeat() | UnregisterClient():  # for brokers, and sent over every connection
+                return [encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)]
+            case RegisterMessageFilterClass() | PullMessage() | LitePullMessage():
+                pass
+            case _:
+                remark = f"request code {request.code} is not one of a filter server"
+                return refused(request.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+        try:
+            await self._judge(request, encode_frame(serialization, header, body))
+            if isinstance(request, RegisterMessageFilterClass):
+                await self._upload(request, body)
+                return [encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)]
+            return await self._pull(request, serialization)
+        except (ClientError, ProgramRefused) as error:
+            return refused(request.opaque, *refusal(error))
+
+    async def _judge(self, request: RegisterMessageFilterClass | Pull, frame: bytes) -> None:
+        """Have the broker check signature and permissions. Raises BrokerError, ClientError."""
+        ext = request.ext
+        key = type(request), ext.consumer_group, ext.topic
+        now = trio.current_time()
+        is_upload = isinstance(request, RegisterMessageFilterClass)
+        if not is_upload and now < self._judged.get(key, 0.0):
+            await trio.lowlevel.checkpoint()
+            return
+        await self._server.link.judge(ext.topic, self._address, frame)
+        if len(self._judged) >= _IN_FLIGHT_MAX:
+            self._judged.clear()
+        self._judged[key] = now + _JUDGED_SECONDS
+
+    async def _upload(self, request: RegisterMessageFilterClass, body: bytes) -> None:
+        """Raises ProgramRefused, ClientError."""
+        ext = request.ext
+        if zlib.crc32(body) & _CRC_MASK != ext.class_crc & _CRC_MASK:
+            raise ProgramRefused(f"the program of {len(body)} bytes has another CRC-32 than the request says")
+        name = _program_name(ext.class_name)
+        await self._server.programs.add(ext.consumer_group, ext.topic, name, body)
+        await self._server.link.put(ext.consumer_group, ext.topic, name, body)
+        self._server.figures.programs = len(self._server.programs)
+        self._server.log.info(
+            "filter_uploaded", group=ext.consumer_group, topic=ext.topic, program=name.text, bytes=len(body)
+        )
+
+    async def _pull(self, request: Pull, serialization: int) -> list[bytes]:
+        server, ext = self._server, request.ext
+        if not ext.sys_flag & CLASS_FILTER or ext.subscription is None:
+            raise ProgramRefused("this is a filter server: pulls without a filter go to the broker")
+        if server.figures.pulls >= server.pulls_max:
+            remark = f"{server.figures.pulls} pulls are being served"
+            return [encode_response(request.opaque, ResponseCode.SYSTEM_BUSY, remark=remark)]
+        server.figures.pulls += 1
+        try:
+            _program_name(ext.subscription)
+            answer = await server.pulls.pull(ext)
+        finally:
+            server.figures.pulls -= 1
+            server.figures.programs = len(server.programs)
+        return [
+            pull_response_header(
+                request.opaque,
+                answer.code,
+                answer.next_offset,
+                answer.low,
+                answer.high,
+                0,
+                answer.remark,
+                len(answer.body),
+                serialization,
+            ),
+            answer.body,
+        ]
+
+
+def _program_name(text: str) -> ProgramName:
+    """Raises ProgramRefused, with the reason for those who have Java filters."""
+    try:
+        return parse_program_name(text)
+    except ProgramRefused:
+        if text.replace(".", "").replace("_", "").replace("$", "").isalnum():
+            raise ProgramRefused(
+                f"the filter {text[:200]} is a Java class: this server runs WebAssembly and SQL92 instead"
+            ) from None
+        raise

@@ -1,0 +1,26 @@
+"""How much of the processors the filters of one consumer group use. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_BURST_SECONDS: Final = 1.0
+
+
+class GroupBudget:
+    """A group may use `share` processors on average, and save up a second of that."""
+
+    def __init__(self, share: float, now: float) -> None:
+        self._share = share
+        self._left = share * _BURST_SECONDS
+        self._at = now
+
+    def spend(self, seconds: float, now: float) -> None:
+        """The group's filters used a processor for `seconds`."""
+        self._left = min(self._left + (now - self._at) * self._share, self._share * _BURST_SECONDS) - seconds
+        self._at = now
+
+    def wait_seconds(self, now: float) -> float:
+        """How long the group's filters must not run; 0 if they may."""
+        self.spend(0.0, now)
+        return max(0.0, -self._left / self._share)

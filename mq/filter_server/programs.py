@@ -1,0 +1,161 @@
+"""The filter programs that this server has in memory: loaded when a consumer needs one, from the broker or from it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+import trio
+
+from mq.filter.programs import ProgramName, ProgramRefused
+from mq.filter.sql import BodySqlFilter
+from mq.filter.sql_syntax import SqlError
+from mq.filter.wasm import Message
+from mq.filter_server.group_budget import GroupBudget
+from mq.filter_server.sandbox import Sandbox, Verdicts
+from mq.protocol import properties as props
+
+_REFUSED_SECONDS: Final = 5.0
+"""For so long a program that cannot be used is not tried again."""
+
+Key = tuple[str, str, str]
+"""Group, topic, and the name of the program."""
+
+
+class Runs(Protocol):
+    """Filters messages, on a worker thread."""
+
+    def run(self, messages: Sequence[Message], *, seconds_max: float = math.inf) -> Verdicts:
+        """The verdicts on the messages, or on as many as can be begun within `seconds_max`, at least on one."""
+
+
+class SqlProgram:
+    """An SQL92 expression over properties and values in the body."""
+
+    def __init__(self, content: bytes) -> None:
+        try:
+            self._sql = BodySqlFilter(content.decode())
+        except UnicodeDecodeError as error:
+            raise ProgramRefused(f"the expression is not UTF-8: {error}") from error
+        except SqlError as error:
+            raise ProgramRefused(f"the expression is wrong at {error}") from error
+
+    def run(self, messages: Sequence[Message], *, seconds_max: float = math.inf) -> Verdicts:
+        """See `Runs`."""
+        begun, cpu_begun = time.perf_counter(), time.thread_time()
+        passes: list[bool] = []
+        for properties, body in messages:
+            if passes and time.perf_counter() - begun > seconds_max:
+                break
+            passes.append(self._sql.matches(props.decode(properties.decode("utf-8", "replace")), body))
+        return Verdicts(passes, {}, time.thread_time() - cpu_begun)
+
+
+class Program:
+    """One program in use.
+
+    Attributes:
+        turn: its messages are filtered by one thread at a time, so that a slow filter does not take all of them.
+    """
+
+    def __init__(self, name: ProgramName, runs: Runs, budget: GroupBudget) -> None:
+        self.name = name
+        self.runs = runs
+        self.budget = budget
+        self.turn = trio.Lock()
+
+
+class Programs:
+    """The programs in memory, at most `programs_max`.
+
+    Args:
+        fetch: asks the broker for the bytes of a program of a group for a topic. May raise ClientError.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        fetch: Callable[[str, str, ProgramName], Awaitable[bytes]],
+        *,
+        programs_max: int,
+        group_share: float,
+    ) -> None:
+        self._sandbox = sandbox
+        self._fetch = fetch
+        self._programs_max = programs_max
+        self._share = group_share
+        self._loaded: OrderedDict[Key, Program] = OrderedDict()
+        self._refused: dict[Key, tuple[float, str]] = {}
+        self._budgets: dict[str, GroupBudget] = {}
+        self._loading: dict[Key, trio.Lock] = {}
+        # One after another: compiling may take a processor for seconds.
+        self._compiling = trio.CapacityLimiter(1)
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+    async def of(self, group: str, topic: str, name: ProgramName) -> Program:
+        """The program, which is fetched if it is not in memory. Raises ProgramRefused, ClientError."""
+        key = group, topic, name.text
+        if (there := self._known(key)) is not None:
+            await trio.lowlevel.checkpoint()
+            return there
+        lock = self._loading.setdefault(key, trio.Lock())
+        try:
+            async with lock:
+                if (there := self._known(key)) is not None:
+                    return there
+                return await self._load(key, name, await self._fetch(group, topic, name))
+        finally:
+            if not lock.statistics().tasks_waiting:
+                self._loading.pop(key, None)
+
+    async def add(self, group: str, topic: str, name: ProgramName, content: bytes) -> Program:
+        """A program that a consumer uploads. Raises ProgramRefused if it cannot be used."""
+        if not name.is_of(content):
+            raise ProgramRefused(f"the program has another SHA-256 than its name {name.text}")
+        key = group, topic, name.text
+        if (there := self._known(key)) is not None:
+            await trio.lowlevel.checkpoint()
+            return there
+        return await self._load(key, name, content)
+
+    def _known(self, key: Key) -> Program | None:
+        there = self._loaded.get(key)
+        if there is not None:
+            self._loaded.move_to_end(key)
+            return there
+        until, reason = self._refused.get(key, (0.0, ""))
+        if trio.current_time() < until:
+            raise ProgramRefused(reason)
+        self._refused.pop(key, None)
+        return None
+
+    async def _load(self, key: Key, name: ProgramName, content: bytes) -> Program:
+        def runs() -> Runs:
+            match name.kind:
+                case "wasm":
+                    return self._sandbox.load(content)
+                case "sql":
+                    return SqlProgram(content)
+                case "java":
+                    raise ProgramRefused("filters in Java are not run; filter servers run WebAssembly and SQL92")
+
+        try:
+            loaded = await trio.to_thread.run_sync(runs, limiter=self._compiling)
+        except ProgramRefused as refused:
+            if len(self._refused) >= self._programs_max:
+                self._refused.clear()
+            self._refused[key] = trio.current_time() + _REFUSED_SECONDS, str(refused)
+            raise
+        now = trio.current_time()
+        budget = self._budgets.setdefault(key[0], GroupBudget(self._share, now))
+        self._loaded[key] = program = Program(name, loaded, budget)
+        while len(self._loaded) > self._programs_max:
+            self._loaded.popitem(last=False)
+        groups = {group for group, _, _ in self._loaded}
+        self._budgets = {group: each for group, each in self._budgets.items() if group in groups}
+        return program

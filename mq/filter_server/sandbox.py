@@ -1,0 +1,267 @@
+"""Runs WebAssembly filters with wasmtime, within limits. The rules are in `mq.filter.wasm`.
+
+A run has the fuel and the time of one message. If they end at a message that is not the first of its run, that message
+is tried again as the first one of the next run: so a message fails if it alone needs too much, however many were
+filtered before it. After any failure the filter begins with fresh memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import wasmtime
+
+from mq.filter.programs import ProgramRefused
+from mq.filter.wasm import (
+    ALLOCATE,
+    DRIVER,
+    FILTER,
+    MEMORY,
+    PLACE,
+    RESULTS_AT,
+    ROOM_MIN,
+    Message,
+    Signature,
+    WasmLimits,
+    check_module,
+    fitting,
+    laid_out,
+    room_for,
+)
+
+EPOCH_SECONDS: Final = 0.01
+"""How often `Sandbox.tick` is to be called."""
+_STACK_BYTES: Final = 256 * 1024
+_TABLE_ELEMENTS_MAX: Final = 10_000
+_REASONS: Final = {
+    wasmtime.TrapCode.OUT_OF_FUEL: "it used more instructions than it may for one message",
+    wasmtime.TrapCode.INTERRUPT: "it took longer than it may for one message",
+    wasmtime.TrapCode.STACK_OVERFLOW: "its calls are nested too deeply",
+    wasmtime.TrapCode.MEMORY_OUT_OF_BOUNDS: "it used memory that it does not have",
+    wasmtime.TrapCode.UNREACHABLE: "it gave up (unreachable)",
+    wasmtime.TrapCode.INTEGER_DIVISION_BY_ZERO: "it divided by zero",
+}
+
+
+class Verdicts(NamedTuple):
+    """What a filter says of the first messages of a list.
+
+    Attributes:
+        passes: for each message whether it is let through; False for one that failed.
+        failures: by position: why the filter failed.
+        seconds: of a processor.
+    """
+
+    passes: list[bool]
+    failures: dict[int, str]
+    seconds: float
+
+
+class Sandbox:
+    """The engine for all filters of a process. Its methods may be called on any thread."""
+
+    def __init__(self, limits: WasmLimits) -> None:
+        self.limits = limits
+        config = wasmtime.Config()
+        config.consume_fuel = True
+        config.epoch_interruption = True
+        config.max_wasm_stack = _STACK_BYTES
+        config.wasm_threads = False
+        config.wasm_memory64 = False
+        config.parallel_compilation = False
+        # The address space of a filter is what it may use, not the 4 GiB that it could name.
+        config.memory_reservation = limits.memory_bytes_max
+        self._engine = wasmtime.Engine(config)
+        self._driver = wasmtime.Module(self._engine, DRIVER)
+
+    def tick(self) -> None:
+        """`EPOCH_SECONDS` have passed."""
+        self._engine.increment_epoch()
+
+    def load(self, content: bytes) -> WasmFilter:
+        """Compile and check a module, and start it once. Takes up to some seconds. Raises ProgramRefused."""
+        try:
+            # Bytes that are not a module could be the text of one, which is not what was uploaded for the others.
+            wasmtime.Module.validate(self._engine, content)
+            module = wasmtime.Module(self._engine, content)
+        except wasmtime.WasmtimeError as error:
+            raise ProgramRefused(f"not a WebAssembly module that can be used: {_first_line(error)}") from error
+        imports = [f"{each.module}.{each.name}" for each in module.imports]
+        check_module(imports, {str(each.name): _kind(each.type) for each in module.exports})
+        loaded = WasmFilter(self, self._engine, self._driver, module)
+        loaded.check_start()
+        return loaded
+
+
+class WasmFilter:
+    """One module. Calls of `run` wait for each other."""
+
+    def __init__(
+        self, sandbox: Sandbox, engine: wasmtime.Engine, driver: wasmtime.Module, module: wasmtime.Module
+    ) -> None:
+        self._sandbox = sandbox
+        self._engine = engine
+        self._driver = driver
+        self._module = module
+        self._instance: _Instance | None = None
+        self._lock = threading.Lock()
+
+    def check_start(self) -> None:
+        """Raises ProgramRefused if the module cannot be started, or gives no room for messages."""
+        try:
+            self._fresh().make_room(ROOM_MIN)
+        except _Failed as failed:
+            raise ProgramRefused(f"the module cannot be used: {failed}") from failed
+
+    def run(self, messages: Sequence[Message], *, seconds_max: float = math.inf) -> Verdicts:
+        """Filter the messages, or as many as can be begun within ``seconds_max``, at least one."""
+        with self._lock:
+            begun, cpu_begun = time.perf_counter(), time.thread_time()
+            passes: list[bool] = []
+            failures: dict[int, str] = {}
+            while len(passes) < len(messages):
+                if passes and time.perf_counter() - begun > seconds_max:
+                    break
+                at = len(passes)
+                try:
+                    instance = self._instance or self._fresh()
+                    passes += instance.run(messages, at, failures)
+                except _Failed as failed:
+                    self._instance = None
+                    passes += failed.passes
+                    if not failed.passes:
+                        failures[at] = str(failed)
+                        passes.append(False)
+            return Verdicts(passes, failures, time.thread_time() - cpu_begun)
+
+    def _fresh(self) -> _Instance:
+        self._instance = None
+        self._instance = _Instance(self._engine, self._driver, self._module, self._sandbox.limits)
+        return self._instance
+
+
+class _Failed(Exception):
+    """The filter failed behind those messages whose results are known."""
+
+    def __init__(self, reason: str, passes: Sequence[bool] = ()) -> None:
+        super().__init__(reason)
+        self.passes = passes
+
+
+class _Instance:
+    """A started module with its memory. After `_Failed` it must not be used again."""
+
+    def __init__(
+        self, engine: wasmtime.Engine, driver: wasmtime.Module, module: wasmtime.Module, limits: WasmLimits
+    ) -> None:
+        self._limits = limits
+        self._ticks = math.ceil(limits.seconds_per_message / EPOCH_SECONDS) + 1
+        self._store = store = wasmtime.Store(engine)
+        store.set_limits(
+            memory_size=limits.memory_bytes_max,
+            table_elements=_TABLE_ELEMENTS_MAX,
+            instances=2,
+            tables=8,
+            memories=2,
+        )
+        self._refill()
+        try:
+            exports = wasmtime.Instance(store, module, []).exports(store)
+            self._memory: Any = exports[MEMORY]
+            self._allocate: Any = exports[ALLOCATE]
+            driving = wasmtime.Instance(store, driver, [exports[FILTER]]).exports(store)
+        except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
+            raise _Failed(f"it cannot be started: {_reason(error)}") from error
+        self._run: Any = driving["run"]
+        self._at: Any = driving["at"]
+        self._places: Any = driving["memory"]
+        self._address = self._room = 0
+
+    def make_room(self, nbytes: int) -> None:
+        """Raises _Failed if the filter gives no room for so many bytes."""
+        if nbytes <= self._room:
+            return
+        wanted = room_for(nbytes)
+        self._refill()
+        try:
+            address = self._allocate(self._store, wanted) & 0xFFFFFFFF
+        except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
+            raise _Failed(f"{ALLOCATE}({wanted}): {_reason(error)}") from error
+        if address == 0:
+            raise _Failed(f"{ALLOCATE} gave no room for {wanted} bytes")
+        if address + wanted > self._memory.data_len(self._store):
+            raise _Failed(f"{ALLOCATE}({wanted}) returned {address}, and its memory ends before that room does")
+        self._address, self._room = address, wanted
+
+    def run(self, messages: Sequence[Message], begin: int, failures: dict[int, str]) -> list[bool]:
+        """The results of some messages from ``begin`` on. Raises _Failed."""
+        properties, body = messages[begin]
+        self.make_room(max(ROOM_MIN, len(properties) + len(body)))
+        count = fitting(messages, begin, self._room)
+        data, places = laid_out(messages[begin : begin + count], self._address)
+        store = self._store
+        # The filter may have less memory by now only if wasmtime is wrong: memories do not shrink.
+        assert self._address + len(data) <= self._memory.data_len(store), f"{len(data)} bytes at {self._address}"
+        _write(self._memory.data_ptr(store), self._address, data)
+        _write(self._places.data_ptr(store), 0, places)
+        self._refill()
+        try:
+            self._run(store, count)
+        except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
+            done = self._at.value(store)
+            assert 0 <= done <= count, f"the filter failed at message {done} of {count}"
+            if done == count:  # the fuel ended behind the last message
+                return self._results(count, begin, failures)
+            raise _Failed(_reason(error), self._results(done, begin, failures)) from error
+        return self._results(count, begin, failures)
+
+    def _results(self, count: int, begin: int, failures: dict[int, str]) -> list[bool]:
+        address = ctypes.addressof(self._places.data_ptr(self._store).contents) + RESULTS_AT
+        results = struct.unpack(f"<{count}i", ctypes.string_at(address, 4 * count))
+        if count and not 0 <= min(results) <= max(results) <= 1:
+            for position, result in enumerate(results, begin):
+                if result not in (0, 1):
+                    failures[position] = f"{FILTER} returned {result}; 1 lets a message through, 0 does not"
+        return [result == 1 for result in results]
+
+    def _refill(self) -> None:
+        self._store.set_fuel(self._limits.fuel_per_message)
+        self._store.set_epoch_deadline(self._ticks)
+
+
+def _write(memory: Any, offset: int, data: bytes) -> None:
+    ctypes.memmove(ctypes.addressof(memory.contents) + offset, data, len(data))
+
+
+def _reason(error: wasmtime.Trap | wasmtime.WasmtimeError) -> str:
+    if isinstance(error, wasmtime.Trap):
+        code = error.trap_code
+        known = None if code is None else _REASONS.get(code)
+        return known or (code.name.lower().replace("_", " ") if code is not None else _first_line(error))
+    return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines[:3])[:300]
+
+
+def _kind(found: Any) -> Signature | str:
+    match found:
+        case wasmtime.FuncType():
+            return Signature(tuple(map(str, found.params)), tuple(map(str, found.results)))
+        case wasmtime.MemoryType():
+            return MEMORY
+        case wasmtime.GlobalType():
+            return "global"
+        case _:
+            return "table"
+
+
+assert PLACE.size == 16, "the driver reads four i32"

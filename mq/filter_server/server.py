@@ -1,0 +1,130 @@
+"""The filter server process: registers at its broker, listens, serves until it is cancelled."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from mq.client.net.client_core import RemotingSettings, parse_addresses
+from mq.client.net.identity import new_client_id
+from mq.filter_server.broker_link import BrokerLink
+from mq.filter_server.connections import Connections
+from mq.filter_server.figures import Figures, collect
+from mq.filter_server.filtered_pulls import FilteredPulls
+from mq.filter_server.programs import Programs
+from mq.filter_server.sandbox import EPOCH_SECONDS, Sandbox
+from mq.filter_server.settings import FilterServerSettings
+from mq.monitoring.http import Monitoring, open_listeners
+from mq.tls import Certificate
+
+_LOOK_SECONDS: Final = 1.0
+
+Log = structlog.stdlib.BoundLogger
+
+
+async def serve(
+    settings: FilterServerSettings,
+    *,
+    remoting: RemotingSettings | None = None,
+    log: Log | None = None,
+    task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a filter server until cancelled. ``task_status`` gets the address that it listens on.
+
+    Args:
+        remoting: how it talks to name servers and brokers; by default as the environment says, as every client.
+
+    Raises:
+        OSError: it cannot listen there.
+        CertificateUnusable: the files are not a certificate with its key.
+    """
+    log = structlog.get_logger("filter-server") if log is None else log
+    remoting = RemotingSettings() if remoting is None else remoting
+    certificate: Certificate | None = None
+    if settings.tls_mode != "disabled" and settings.tls_certificate is not None and settings.tls_key is not None:
+        files = settings.tls_certificate, settings.tls_key, settings.tls_clients_ca
+        certificate = Certificate(*files, log, lambda: time.time_ns() // 1_000_000)
+    sandbox = Sandbox(settings.wasm_limits)
+    listeners = await trio.open_tcp_listeners(settings.listen_port, host=settings.listen_host)
+    host, port = listeners[0].socket.getsockname()[:2]
+    address = settings.advertise or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    figures = Figures()
+    log.info("listening", host=host, port=port)
+    try:
+        async with (
+            BrokerLink.open(parse_addresses(settings.namesrv), settings.broker, new_client_id(), remoting, log) as link,
+            trio.open_nursery() as nursery,
+        ):
+            programs = Programs(sandbox, link.get, programs_max=settings.programs_max, group_share=settings.group_share)
+            pulls = FilteredPulls(
+                link,
+                programs,
+                figures,
+                threads=settings.threads_max,
+                body_bytes_max=settings.body_bytes_max,
+                clock=trio.current_time,
+                log=log,
+            )
+            connections = Connections(
+                link,
+                programs,
+                pulls,
+                figures,
+                certificate=certificate,
+                must_use_tls=settings.tls_mode == "enforcing",
+                connections_max=settings.connections_max,
+                pulls_max=settings.pulls_max,
+                log=log,
+            )
+
+            async def reason() -> str | None:
+                await trio.lowlevel.checkpoint()
+                return link.trouble
+
+            monitoring_listeners = await _monitoring_listeners(settings, log)
+            if monitoring_listeners:
+                monitoring = Monitoring(lambda: collect(figures), reason)
+                nursery.start_soon(monitoring.serve, monitoring_listeners)
+            nursery.start_soon(_tick, sandbox)
+            if certificate is not None:
+                nursery.start_soon(_look_at_files, certificate)
+            await nursery.start(partial(trio.serve_listeners, connections.serve, listeners))
+            nursery.start_soon(link.stay_registered, address)
+            task_status.started((host, port))
+    finally:
+        log.info("stopped", host=host, port=port)
+
+
+async def _tick(sandbox: Sandbox) -> None:
+    """Let time pass for filters: a filter that runs for too long is stopped by its count of ticks."""
+    while True:
+        await trio.sleep(EPOCH_SECONDS)
+        sandbox.tick()
+
+
+async def _look_at_files(certificate: Certificate) -> None:
+    while True:
+        await trio.sleep(_LOOK_SECONDS)
+        certificate.refresh()
+
+
+async def _monitoring_listeners(settings: FilterServerSettings, log: Log) -> list[trio.SocketListener]:
+    """Listen for scrapes of metrics. Raises OSError if the configured address is not available."""
+    await trio.lowlevel.checkpoint()
+    address = settings.metrics_address
+    if address is None:
+        return []
+    host, port = address
+    try:
+        listeners = await open_listeners(host, port)
+    except OSError as error:
+        if settings.metrics_listen is not None:
+            raise OSError(error.errno, error.strerror, f"metrics address {host}:{port}") from error
+        log.warning("metrics_not_served", reason=f"{host}:{port}: {error.strerror}")
+        return []
+    log.info("metrics_served", host=host, port=listeners[0].socket.getsockname()[1])
+    return listeners

@@ -1,0 +1,54 @@
+"""The interface of WebAssembly filters, without a runtime."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.filter.programs import ProgramRefused
+from mq.filter.wasm import PLACE, ROOM_MIN, RUN_MAX, Message, Signature, check_module, fitting, laid_out, room_for
+
+GOOD: dict[str, Signature | str] = {
+    "memory": "memory",
+    "raftmq_allocate": Signature(("i32",), ("i32",)),
+    "raftmq_filter": Signature(("i32", "i32", "i32", "i32"), ("i32",)),
+}
+
+
+def test_a_module_may_export_more() -> None:
+    check_module([], GOOD | {"__heap_base": "global", "helper": Signature((), ())})
+
+
+@pytest.mark.parametrize(
+    ("imports", "exports", "reason"),
+    [
+        (["wasi_snapshot_preview1.fd_write"], GOOD, "imports wasi_snapshot_preview1.fd_write"),
+        ([], {**GOOD, "memory": "global"}, "no memory named 'memory'"),
+        ([], {name: kind for name, kind in GOOD.items() if name != "memory"}, "no memory named 'memory'"),
+        ([], {name: kind for name, kind in GOOD.items() if name != "raftmq_filter"}, "no function raftmq_filter"),
+        ([], {**GOOD, "raftmq_allocate": Signature(("i64",), ("i64",))}, r"as \(i64\) -> i64, not \(i32\) -> i32"),
+        ([], {**GOOD, "raftmq_filter": "table"}, "as a table"),
+    ],
+)
+def test_what_is_refused(imports: list[str], exports: dict[str, Signature | str], reason: str) -> None:
+    with pytest.raises(ProgramRefused, match=reason):
+        check_module(imports, exports)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "room"), [(0, ROOM_MIN), (ROOM_MIN, ROOM_MIN), (ROOM_MIN + 1, 2 * ROOM_MIN), (5_000_000, 1 << 23)]
+)
+def test_room_is_asked_for_in_few_sizes(nbytes: int, room: int) -> None:
+    assert room_for(nbytes) == room
+
+
+def test_a_run_ends_where_the_room_does() -> None:
+    messages = [Message(b"ab", b"cde")] * 3
+    assert [fitting(messages, 0, room) for room in (4, 5, 14, 15, 100)] == [0, 1, 2, 3, 3]
+    assert fitting(messages, 2, 100) == 1
+    assert fitting([Message(b"", b"")] * (RUN_MAX + 5), 0, 0) == RUN_MAX
+
+
+def test_messages_lie_back_to_back() -> None:
+    data, places = laid_out([Message(b"ab", b"cde"), Message(b"", b"f")], 100)
+    assert data == b"abcdef"
+    assert list(PLACE.iter_unpack(places)) == [(100, 2, 102, 3), (105, 0, 105, 1)]
