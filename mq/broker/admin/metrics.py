@@ -70,6 +70,9 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     ),
     "held_pulls": _Named("raftmq_pulls_waiting", _G, "Pulls that wait for messages."),
     "held_bytes": _Named("raftmq_pulls_waiting_bytes", _G, "Memory of pulls and pops that wait for messages."),
+    "filter_servers": _Named("raftmq_filter_servers", _G, "Filter servers that are registered at this broker."),
+    "filter_programs": _Named("raftmq_filter_programs_kept", _G, "Filter programs of consumer groups."),
+    "filter_program_bytes": _Named("raftmq_filter_programs_kept_bytes", _G, "Size of these programs."),
     "longest_delay_ms": _Named(
         "raftmq_event_loop_delay_max_seconds", _G, "The longest delay of the event loop in the last minute.", 1e-3
     ),

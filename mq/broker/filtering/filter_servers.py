@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from mq.broker.base.name_server_registration import LEADER_ID, broker_id_of
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
+from mq.protocol.broker_ids import LEADER_ID, broker_id_of
 from mq.protocol.codes import ResponseCode
 from mq.protocol.filter_requests import FilterServerRegistered, RegisterFilterServer
 from raftlog import parse_address

@@ -97,7 +97,7 @@ def test_a_file_without_accounts_lets_nobody_in() -> None:
         ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, admins: true}]", "account 1 has admins"),
         ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, admin: yess}]", "admin is 'yess'"),
         ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, topicPerms: [T]}]", "not NAME=PERMISSION"),
-        ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, topicPerms: [T=PUBL]}]", "allowed: DENY, PUB"),
+        ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, topicPerms: [T=PUBL]}]", "allowed: DENY, or PUB"),
         ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, defaultTopicPerm: DENY|PUB}]", "allowed: DENY"),
         ("accounts: [{accessKey: RocketMQ, secretKey: 12345678, whiteRemoteAddress: 10.0.0}]", "'10.0.0' is not"),
         ("globalWhiteRemoteAddresses: [10.0.0.300]", "'300' is not a range"),
