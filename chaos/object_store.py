@@ -90,6 +90,10 @@ class BucketStore:
             raise NotStored(self.path(name))
         return self._bucket.objects[name][offset : offset + length]
 
+    def read_range(self, name: str, length: int, offset: int) -> bytes:
+        """See `mq.store.archive.cold_blocks.RangeStore`."""
+        return self.read(name, length, offset)
+
     def load_manifest(self) -> bytes | None:
         """See `BackupStore`."""
         self._bucket.does("get", MANIFEST_NAME, lambda: None)

@@ -70,14 +70,17 @@ class Workers:
         else:
             self._jobs.put(job)
 
-    def close(self) -> None:
-        """End the threads after their current jobs; no completion is called any more. Waits for the disk."""
+    def close(self, *, waits: bool = True) -> None:
+        """End the threads after their current jobs; no completion is called any more.
+
+        ``waits`` for the current jobs, and so for the disk. Without it, they end with the process at the latest.
+        """
         with suppress(Empty):
             while True:
                 self._jobs.get_nowait()
         for _ in self._threads:
             self._jobs.put(None)
-        for thread in self._threads:
+        for thread in self._threads if waits else ():
             thread.join()
         self._ends.close()
 

@@ -478,7 +478,7 @@ class Broker:
         """Write a part of the consume queues to their files, and drop what is gone from the log."""
         try:
             self._store.flush_some()
-            self._store.expire_some(PhysicalOffset(self._replica.log.base_pos))
+            self._store.expire_some(PhysicalOffset(self.context.tier.visible_pos))
         except OSError as error:
             # They stay in memory, and the log has everything.
             self._log.error("queues_not_flushed", error=str(error))

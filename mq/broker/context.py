@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from mq.broker.access.control import AccessControl
+from mq.broker.base.archive_tier import Tier
+from mq.broker.base.archived_reads import ArchivedReads, Fetch, TieredLog
 from mq.broker.base.counters import TrafficCounters
 from mq.broker.base.disk import disk_used
 from mq.broker.base.process_tuning import DescriptorLimits
@@ -33,13 +35,26 @@ from mq.protocol.records import encode_host
 from mq.protocol.registration import DataVersion
 from mq.store.queue_store import QueueStore
 from mq.tls import Certificate
-from raftlog import Job, LatencyHistogram, Reactor, Replica, Software, format_address, parse_address
+from raftlog import Job, LatencyHistogram, Reactor, Replica, SegmentLog, Software, format_address, parse_address
 from raftlog.log_numbers import LogIndex
+
+MessageSource = SegmentLog | TieredLog
 
 
 def wall_clock_ms() -> int:
     """Milliseconds since the epoch, by the clock of this machine."""
     return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveAccess:
+    """How to read the archive: what fetches its blocks, what runs jobs in the threads for that, and how many bytes of
+    it are on the disk.
+    """
+
+    fetch: Fetch
+    in_background: Callable[[Job], None]
+    cached_bytes: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +81,7 @@ class Environment:
         set_level: sets the format level of the group, so that replicas which do not support it are refused.
         sync_latency: duration of log writes including syncs; None if it is not measured.
         descriptors: how many of the process's file descriptors clients may use.
+        archive: reads blocks of the archive, in the threads for it; None if archived messages are not served.
         receive_into: receives from a simulated socket, by its descriptor, as `mq.broker.produce.send_receiver` says;
             None for sockets of the system.
     """
@@ -93,6 +109,7 @@ class Environment:
     certificate: Certificate | None = None
     namesrv_tls: ssl.SSLContext | None = None
     ageing_clock: Callable[[], float] | None = None
+    archive: ArchiveAccess | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +123,9 @@ class BrokerContext:
         appender: appends to the log.
         queue_offsets: the next queue offset of each queue, including entries that are not applied yet.
         internal_messages: builds the messages that the broker itself writes.
+        tier: which part of the log is only in the archive.
+        records: the log for readers of messages that may be only in the archive; without one, that of the replica.
+        archived: what was read from the archive; None if archived messages are not served.
         beginning: whether this replica may say that older messages are gone.
         reads: linearizable reads that survive a change of leader.
         slow_answers: builds long answers in steps, some in each turn of the event loop.
@@ -130,6 +150,9 @@ class BrokerContext:
     unique_keys: UniqKeyGenerator
     internal_messages: InternalMessages
     reads: LinearizableReads
+    tier: Tier
+    records: MessageSource
+    archived: ArchivedReads | None
     beginning: LogBeginning
     slow_answers: SlowAnswers
     traffic: TrafficCounters
@@ -166,6 +189,11 @@ class BrokerContext:
     def log(self) -> Log:
         """The operators' log; the replicated log is ``replica.log``."""
         return self.environment.log
+
+    @property
+    def tiered(self) -> TieredLog | None:
+        """``records``, if a part of the log may be only in the archive; else None."""
+        return self.records if isinstance(self.records, TieredLog) else None
 
     def client_id(self, connection: ClientConnection, group: str) -> str | None:
         """The client id of the connection's client in a consumer group; None if it is unknown.
@@ -229,6 +257,17 @@ def broker_context(
         clock=environment.thread_clock,
         turn_within=environment.reactor.turn_within,
     )
+    tier = Tier(url=settings.archive_url if settings.has_tiers else None, log=replica.log, archived=metadata.archived)
+    access, archived = environment.archive, None
+    if access is not None:
+        archived = ArchivedReads(
+            fetch=access.fetch,
+            end_pos=lambda: metadata.archived.end_at(settings.archive_url).pos,
+            in_background=access.in_background,
+            clock=environment.clock,
+            log=environment.log,
+            limits=limits.archive,
+        )
     unique_keys = UniqKeyGenerator(
         ip=environment.store_ip,
         pid=environment.process_id,
@@ -256,7 +295,12 @@ def broker_context(
             body_bytes_max=settings.message_bytes_max,
         ),
         reads=reads,
-        beginning=LogBeginning(replica),
+        tier=tier,
+        records=replica.log
+        if archived is None or access is None
+        else TieredLog(replica.log, tier, archived, access.fetch),
+        archived=archived,
+        beginning=LogBeginning(replica, tier),
         slow_answers=SlowAnswers(
             wake=environment.reactor.wake, clock=environment.clock, slice_seconds=limits.net.slice_seconds
         ),

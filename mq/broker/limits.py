@@ -223,6 +223,26 @@ class ArchiveLimits:
     retry_seconds: float = 5.0
     retry_seconds_max: float = 60.0
     """Time until an upload that failed is tried again: the first time, and after many failures."""
+    check_seconds: float = 600.0
+    """Interval at which the manifest is read, if messages that are deleted locally are read from the archive."""
+    read_threads: int = 4
+    """Requests to the store at a time, for readers of archived messages."""
+    read_requests_max: int = 64
+    """Requests that wait for these threads or are under way; above it, readers must try again."""
+    read_memory_bytes: int = 64 * 1024 * 1024
+    """Verified blocks of the archive in memory."""
+    read_chunks_seen_max: int = 1024
+    """Number of recently read megabytes that are remembered, to tell who goes on in the log."""
+    read_answer_seconds: float = 20.0
+    """A request to the store for archived messages fails when nothing comes for so long, and is repeated once."""
+    read_wait_seconds: float = 5.0
+    """A reader waits this long for the store; then it is told to try again."""
+    expire_seconds: float = 0.1
+    """Interval at which such readers are looked for."""
+    read_retry_seconds: float = 1.0
+    """What could not be read is not tried again for this long."""
+    read_blocks_max: int = 131_072
+    """Places of blocks in memory, of all archived files whose indexes were read: about 20 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ from functools import partial
 import structlog
 import trio
 
+from mq.broker.archive.access import open_archive
+from mq.broker.base.archive_tier import QUEUES_FROM, note_queues_from
 from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.periodic_task import Periodic, PeriodicTask
 from mq.broker.base.process_tuning import (
@@ -326,6 +328,10 @@ class _Host:
         bulk_readers = Workers(reactor, _BULK_READERS)
         undo.callback(bulk_readers.close)
         metadata = _metadata(settings, opened.checkpoint, self.limits)
+        archive = None
+        if settings.has_tiers:
+            archive, archive_readers = open_archive(settings, metadata.archived, reactor, self.limits)
+            undo.callback(partial(archive_readers.close, waits=False))  # the store may not answer
         if self.access is not None:
             self.access.add_users(metadata.users, lambda: run.secrets.current)
         environment = Environment(
@@ -351,6 +357,7 @@ class _Host:
             access=self.access,
             certificate=self.certificate,
             namesrv_tls=self.namesrv_tls,
+            archive=archive,
         )
         broker = Broker(
             settings=settings,
@@ -466,8 +473,10 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
         log.info("log_refilled", first_index=segment_log.first_index, base_pos=segment_log.base_pos)
     if opened.rebuild_reason is not None:
         log.warning("queues_rebuilt", reason=opened.rebuild_reason)
-    while opened.queues.expire_some(PhysicalOffset(segment_log.base_pos)):
-        pass
+    note_queues_from(segment_log, has_tiers=settings.has_tiers, is_fresh=opened.is_fresh)
+    if QUEUES_FROM not in segment_log.notes:  # otherwise older messages may be in the archive
+        while opened.queues.expire_some(PhysicalOffset(segment_log.base_pos)):
+            pass
     return opened
 
 

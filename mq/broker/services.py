@@ -29,6 +29,7 @@ from mq.broker.admin.topic_expiry import TopicExpiry
 from mq.broker.admin.topic_queries import TopicQueries
 from mq.broker.admin.topics import Topics
 from mq.broker.admin.users import UserAdministration
+from mq.broker.archive.access import ArchiveWatch
 from mq.broker.archive.archiving import Archiving
 from mq.broker.base.disk import disk_usage
 from mq.broker.base.retention import Retention
@@ -110,7 +111,7 @@ class Services:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self.requests = RequestTable()
-        self._records = LogRecords(context.replica.log, context.applied_index)
+        self._records = LogRecords(context.replica.log, context.applied_index, context.tiered)
         self.authentication = PeerAuthentication(
             identity=context.settings.identity,
             node_id=context.settings.node_id,
@@ -166,7 +167,10 @@ class Services:
         )
         self.subscriptions = Subscriptions(context, note_group=self.groups.note_group, refresh=refresh.ask)
         self.cold_reads = ColdReads(
-            log=context.replica.log, in_background=context.environment.in_background, limits=limits
+            log=context.replica.log,
+            in_background=context.environment.in_background,
+            archived=context.archived,
+            limits=limits,
         )
         self.pulls = Pulls(
             context,
@@ -259,6 +263,7 @@ class Services:
             floor_pos=context.floor_pos,
             waiting_pos=RetentionFloor(context.metadata, context.store, context.wall_clock_ms).first_pos,
             leased_pos=self.leases.first_pos,
+            tier=context.tier,
             disk_usage=usage,
             free_index=self.keys.free_disk,
             wall_clock_ms=context.wall_clock_ms,
@@ -310,7 +315,8 @@ class Services:
         )
         addresses = PeerAddresses(context, calls=self.calls, admit=self.authentication.admit)
         archiving = Archiving(context, calls=self.calls, admit=self.authentication.admit)
-        return self.authentication, addresses, archiving, self.forwarded, self.forwarder
+        watch = ArchiveWatch(context)
+        return self.authentication, addresses, archiving, watch, self.forwarded, self.forwarder
 
     # -- calls from the broker -----------------------------------------------------------------------------------------
 

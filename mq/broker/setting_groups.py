@@ -356,6 +356,21 @@ class ArchiveSettings(SettingGroup):
     archive_bytes_per_second: int = Field(
         50 * MIB, ge=0, description="limit of what is uploaded and read back; 0: no limit"
     )
+    archive_cache_bytes: int = Field(
+        1024 * MIB,
+        ge=0,
+        description="disk space in `data_dir` for what was read from the archive, while the disk has room; 0: none",
+    )
+    local_retention_hours: float | None = Field(
+        None,
+        gt=0,
+        le=1_000_000,
+        description="how long an archived segment file is kept on the disk after its newest message; its messages are "
+        "read from `archive_url` then; default: `retention_hours` and `retention_bytes` decide",
+    )
+    local_retention_bytes: int | None = Field(
+        None, ge=MIB, le=2**63 - 1, description="maximum size of the local log, as far as it is archived"
+    )
 
     @field_validator("archive_url")
     @classmethod

@@ -102,6 +102,10 @@ class BrokerSettings(
             raise ValueError(
                 f"node {self.node_id!r} is not among its peers {sorted(self.members)}; to add it to a group, use `join`"
             )
+        if self.has_tiers and self.archive_url is None:
+            raise ValueError(
+                "local_retention_hours and local_retention_bytes need archive_url: it keeps what they delete"
+            )
         if self.message_bytes_max > self._message_bytes_limit(self.segment_bytes):
             raise ValueError(
                 f"a message of {self.message_bytes_max} bytes does not fit a segment of {self.segment_bytes}"
@@ -134,6 +138,11 @@ class BrokerSettings(
     def has_segment_bytes(self) -> bool:
         """Whether the size of log files is configured."""
         return "segment_bytes" in self.model_fields_set
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether archived messages are read from the archive after their files were deleted locally."""
+        return self.local_retention_hours is not None or self.local_retention_bytes is not None
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:

@@ -170,6 +170,9 @@ class AnnounceReplica(Request, tag=int(Code.ANNOUNCE_REPLICA)):
 class ReportArchivedExt(Ext):
     """The archive at ``url`` has the log up to the entry ``index`` of ``term``, which ends before the physical offset
     ``pos``; ``chain`` is that after the entry. ``identity`` is that of the replicated log.
+
+    ``begin_pos`` is where the archive begins; -1 if the sender does not know. ``manifest`` is "older" if the manifest
+    has less than the group knows to be archived, "whole" if it has all of that again, and empty without news.
     """
 
     identity: str
@@ -178,6 +181,8 @@ class ReportArchivedExt(Ext):
     term: int
     pos: int
     chain: int
+    begin_pos: int = -1
+    manifest: str = ""
 
 
 class ReportArchived(Request, tag=int(Code.REPORT_ARCHIVED)):

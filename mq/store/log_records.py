@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from struct import Struct
+from typing import Protocol
 
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.records import BORN_HOST_IPV6, FIXED, RecordError, scan_fixed
@@ -12,6 +13,7 @@ from mq.store.dispatch import META_TOPIC
 from raftlog import EntryKind, SegmentLog
 from raftlog.log_numbers import LogIndex
 from raftlog.segment import HEADER_BYTES, EntryGone, StorageCorrupt
+from raftlog.segment.codec import HEADER
 
 _META_TOPIC = META_TOPIC.encode()
 _SIZE = Struct(">i")
@@ -21,15 +23,33 @@ _TIMES_AT = 36
 _TIMES_V6 = Struct(">i8x20xq")
 
 
+class ArchivedPart(Protocol):
+    """The part of a log that is only in an archive, from ``begin_pos`` on. Raises SegmentError until it is loaded."""
+
+    @property
+    def begin_pos(self) -> int:
+        """Where it begins."""
+
+    def pread(self, pos: int, length: int, /) -> bytes:
+        """Bytes of one entry."""
+
+    def block_at(self, pos: int, /) -> tuple[int, bytes]:
+        """The entries around a physical offset, and where they begin."""
+
+
 class LogRecords:
     """Reads committed records. Used on the event loop's thread only.
 
     Args:
         applied_index: the last entry that readers may see.
+        archived: what is before the log, in an archive; None without. It raises SegmentError until it is loaded.
     """
 
-    def __init__(self, log: SegmentLog, applied_index: Callable[[], LogIndex]) -> None:
+    def __init__(
+        self, log: SegmentLog, applied_index: Callable[[], LogIndex], archived: ArchivedPart | None = None
+    ) -> None:
         self._log = log
+        self._archived = archived
         self._applied_index = applied_index
 
     def is_ahead(self, physical_offset: PhysicalOffset) -> bool:
@@ -45,8 +65,10 @@ class LogRecords:
         Any number is allowed: the log verifies where entries begin, and entries where their records do.
 
         Raises:
-            StorageCorrupt, StorageFailed: the log cannot be read there.
+            StorageCorrupt, StorageFailed: the log cannot be read there. Also the errors of the archive.
         """
+        if self.is_archived(physical_offset):
+            return self._in_archive(physical_offset)
         try:
             entry = self._log.entry_at(physical_offset)
             if entry is None or entry.kind != EntryKind.NORMAL or entry.index > self._applied_index():
@@ -59,6 +81,29 @@ class LogRecords:
             body = self._log.pread(entry.pos + HEADER_BYTES, entry.size - HEADER_BYTES)
         except EntryGone:
             return None
+        return self._record(body, target, entry.pos)
+
+    def is_archived(self, physical_offset: PhysicalOffset) -> bool:
+        """Whether the record that begins there is only in the archive, if there is one."""
+        archived = self._archived
+        return archived is not None and archived.begin_pos <= physical_offset < self._log.base_pos
+
+    def _in_archive(self, physical_offset: PhysicalOffset) -> bytes | None:
+        """`at` for the archive, of which everything is committed."""
+        assert self._archived is not None, "there is no archive"
+        begin, block = self._archived.block_at(physical_offset)
+        at, place = 0, physical_offset - begin
+        while at < place:
+            kind, size, *_ = HEADER.unpack_from(block, at)
+            if place < at + size:
+                body = block[at + HEADER_BYTES : at + size]
+                target = place - at - HEADER_BYTES
+                return self._record(body, target, begin + at) if kind == EntryKind.NORMAL and target >= 0 else None
+            at += size
+        return None
+
+    def _record(self, body: bytes, target: int, entry_pos: int) -> bytes | None:
+        """The record at an offset of the body of an entry; None if there is none, or it is an internal one."""
         at = 0
         try:
             while at < target:
@@ -68,15 +113,18 @@ class LogRecords:
                 return None
             _, size, _, _, _, _, topic, _ = next(scan_fixed(memoryview(body)[at:]))
         except (RecordError, struct.error, StopIteration) as error:
-            raise StorageCorrupt(self._log.files.directory, entry.pos + HEADER_BYTES + at, str(error)) from error
+            raise StorageCorrupt(self._log.files.directory, entry_pos + HEADER_BYTES + at, str(error)) from error
         return None if topic == _META_TOPIC else body[at : at + size]
 
     def store_time_ms(self, physical_offset: PhysicalOffset) -> int:
         """Store time of the record that begins there, a place from a consume queue; epoch milliseconds.
 
-        Raises EntryGone, StorageCorrupt, StorageFailed.
+        Raises EntryGone, StorageCorrupt, StorageFailed, and the errors of the archive.
         """
-        data = self._log.pread(physical_offset + _TIMES_AT, _TIMES_V6.size)
+        if self._archived is not None and physical_offset < self._log.base_pos:
+            data = self._archived.pread(physical_offset + _TIMES_AT, _TIMES_V6.size)
+        else:
+            data = self._log.pread(physical_offset + _TIMES_AT, _TIMES_V6.size)
         sys_flag, store_ms = _TIMES.unpack_from(data)
         if sys_flag & BORN_HOST_IPV6:
             _, store_ms = _TIMES_V6.unpack(data)

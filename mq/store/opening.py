@@ -94,6 +94,8 @@ class OpenedStore:
     """Set while the metadata is ahead of the queues."""
     rebuild_reason: str | None = None
     """Why existing files are rebuilt from the log; None normally."""
+    is_fresh: bool = True
+    """The queues have no entries yet: all are derived from the log as it is now."""
 
 
 def open_store(
@@ -138,7 +140,7 @@ def open_store(
             index, low, high = checkpoint.applied_index, log.base_index, log.last_index
             assert low <= index <= high, f"entry {index} is applied, of a log from {low} to {high}"
             _remove(incoming)
-            return OpenedStore(checkpoint, queues)
+            return OpenedStore(checkpoint, queues, is_fresh=False)
     reason = "; ".join(faults) or None
     if log.base_index == 0 and received is None:
         _remove(incoming, os.path.join(directory, SNAPSHOT_NAME))

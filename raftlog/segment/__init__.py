@@ -32,7 +32,7 @@ from raftlog.segment.meta import Base, MetaState
 from raftlog.segment.meta_keys import EARLY, EARLY_ELSEWHERE, REFILLED
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
-from raftlog.segment.retention import Deletion, RetentionPolicy, Situation, droppable
+from raftlog.segment.retention import Deletion, LocalTier, RetentionPolicy, Situation, droppable
 from raftlog.segment.snapshot_install import SNAPSHOT_NAME, Manifest, SnapshotInstall, decode_manifest, encode_manifest
 from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 
@@ -56,6 +56,7 @@ __all__ = [
     "FormatTooNew",
     "FrameCorrupt",
     "InlineWriter",
+    "LocalTier",
     "LogDamaged",
     "LogDiverged",
     "LogWriter",

@@ -288,6 +288,7 @@ class BackupTarget:
         snapshot: Snapshot | None,
         now_ms: int,
         new_index: Callable[[Base], FileIndex],
+        may_tidy: bool = True,
         copied: Callable[[int], None] = lambda nbytes: None,
     ) -> BackupManifest:
         """Store the next file of the log with its index; read both back, then replace the manifest.
@@ -298,6 +299,8 @@ class BackupTarget:
         Args:
             conf, snapshot: as for `extend`.
             new_index: called with the log before the file; the result gets all of the file.
+            may_tidy: whether old objects that the manifest does not name are left by aborted runs. They are not if
+                somebody has replaced it by an older one: then they may be all that is left of a part of the log.
             copied: called for each piece that was written or read back, with its size; may sleep.
 
         Returns:
@@ -328,7 +331,7 @@ class BackupTarget:
         manifest = msgspec.structs.replace(before, last=last, taken_at_ms=now_ms, node_id=state.node_id)
         manifest = layout.complete(manifest, snapshot if first else None, is_complete=True)
         self._replace_manifest(manifest)
-        self.not_tidied = quietly_tidy(layout, manifest)
+        self.not_tidied = quietly_tidy(layout, manifest) if may_tidy else None
         return manifest
 
     def verify_objects(self, copied: Callable[[int], None] = lambda nbytes: None) -> BackupManifest:

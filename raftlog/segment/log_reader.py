@@ -222,6 +222,11 @@ class LogReads:
         return self._verified.has_verified(pos, pos + length)
 
     @property
+    def begin_pos(self) -> int:
+        """The physical offset of the first record that can be read, as of other sources of records."""
+        return self.base_pos
+
+    @property
     def trusted_pos(self) -> int:
         """From here on `pread` may trust the page cache; rises when that has evicted something."""
         return self._verified.trusted_pos

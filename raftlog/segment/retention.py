@@ -2,6 +2,9 @@
 
 What retention allows is deleted first: files that are old, or exceed the size of the log. Only if that does not suffice
 on a full disk, files are deleted *early*: first those that another replica still has, then the last copies.
+
+With a *tier*, files are deleted because an archive has them: when they are old or exceed the local size, and on a full
+disk before all others. A file that the archive does not have is only deleted early.
 """
 
 from __future__ import annotations
@@ -10,6 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from raftlog.segment.index import SegmentInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTier:
+    """How long archived files are kept locally, at any hour: by the age of their newest message, and by the bytes of
+    all closed files. None: no limit.
+    """
+
+    age_ms_max: int | None = None
+    bytes_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +38,7 @@ class RetentionPolicy:
         force_ratio: from here on even files are deleted that others still need, or that no other replica has.
         full_ratio: if deleting everything leaves more than this in use, something else fills the disk, and no file is
             deleted early.
+        tier: replaces age, hour and bytes where an archive keeps what is deleted; None without one.
     """
 
     age_ms_max: int
@@ -33,6 +47,7 @@ class RetentionPolicy:
     expire_ratio: float = 0.80
     force_ratio: float = 0.88
     full_ratio: float = 1.0
+    tier: LocalTier | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +61,7 @@ class Situation:
         disk_used_bytes, disk_total_bytes: of the log's file system.
         may_delete_early: whether files may be deleted early at all now.
         copied_pos: below which another replica in reach has everything that this log has.
+        archived_pos: below which an archive has everything, and readers get it from there.
     """
 
     now_ms: int
@@ -56,6 +72,7 @@ class Situation:
     disk_total_bytes: int
     may_delete_early: bool = True
     copied_pos: int = 2**63 - 1
+    archived_pos: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +109,16 @@ def droppable(
         floor = now.floor_pos if ratio >= policy.force_ratio else min(now.floor_pos, now.wanted_pos)
         if not _is_droppable(segment, floor):
             break
-        is_surplus = policy.bytes_max is not None and kept_bytes > policy.bytes_max
         is_tight = ratio >= policy.expire_ratio
-        in_hour = is_tight or policy.hour is None or policy.hour == now.hour
-        if not (is_surplus or (in_hour and _is_old(segment, newest_ms, policy, now))):
+        if policy.tier is not None:
+            goes = segment.end <= now.archived_pos and (
+                is_tight or _exceeds_tier(segment, kept_bytes, newest_ms, policy.tier, now)
+            )
+        else:
+            is_surplus = policy.bytes_max is not None and kept_bytes > policy.bytes_max
+            in_hour = is_tight or policy.hour is None or policy.hour == now.hour
+            goes = is_surplus or (in_hour and _is_old(segment, newest_ms, policy.age_ms_max, now))
+        if not goes:
             is_copied = segment.end <= now.copied_pos or ratio >= policy.force_ratio
             if not (is_tight and helps and now.may_delete_early and is_copied):
                 break
@@ -111,8 +134,20 @@ def _is_droppable(segment: SegmentInfo, floor_pos: int) -> bool:
     return segment.closed and segment.end <= floor_pos
 
 
+def _exceeds_tier(
+    segment: SegmentInfo,
+    kept_bytes: int,
+    newest_ms: Callable[[SegmentInfo], int | None],
+    tier: LocalTier,
+    now: Situation,
+) -> bool:
+    if tier.bytes_max is not None and kept_bytes > tier.bytes_max:
+        return True
+    return tier.age_ms_max is not None and _is_old(segment, newest_ms, tier.age_ms_max, now)
+
+
 def _is_old(
-    segment: SegmentInfo, newest_ms: Callable[[SegmentInfo], int | None], policy: RetentionPolicy, now: Situation
+    segment: SegmentInfo, newest_ms: Callable[[SegmentInfo], int | None], age_ms_max: int, now: Situation
 ) -> bool:
     newest = newest_ms(segment)
-    return newest is None or newest < now.now_ms - policy.age_ms_max
+    return newest is None or newest < now.now_ms - age_ms_max

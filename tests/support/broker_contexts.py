@@ -3,9 +3,11 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+from mq.broker.base.archive_tier import Tier
 from mq.broker.context import BrokerContext
 from mq.broker.limits import DEFAULT
 from mq.broker.net.log_beginning import LogBeginning
+from mq.broker.state.archived_log import ArchivedLog
 from raftlog import Beginning, NodeId
 
 
@@ -28,4 +30,8 @@ def context_of(**given: Any) -> BrokerContext:
                 setattr(at, name, SimpleNamespace())
             at = getattr(at, name)
         setattr(at, last, value)
+    if (log := getattr(getattr(root, "replica", None), "log", None)) is not None:  # no archive
+        for name, value in {"records": log, "archived": None, "tiered": None}.items():
+            setattr(root, name, getattr(root, name, value))
+        root.tier = getattr(root, "tier", None) or Tier(url=None, log=log, archived=ArchivedLog())
     return cast("BrokerContext", root)

@@ -91,6 +91,17 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
         "raftmq_archive_uploaded_bytes", _C, "Bytes of the log that this replica has archived."
     ),
     "archive_failures": _Named("raftmq_archive_failures", _C, "Failed attempts of this replica to archive."),
+    "archive_reads_waiting": _Named(
+        "raftmq_archive_reads_waiting", _G, "Requests of clients that wait for messages from the archive."
+    ),
+    "archive_read_bytes": _Named(
+        "raftmq_archive_read_bytes", _C, "Bytes that were read from the archive or its cache."
+    ),
+    "archive_read_failures": _Named("raftmq_archive_read_failures", _C, "Failed attempts to read the archive."),
+    "archive_reads_refused": _Named(
+        "raftmq_archive_reads_refused", _C, "Reads of the archive that were put off because too many others waited."
+    ),
+    "archive_cache_bytes": _Named("raftmq_archive_cache_bytes", _G, "Bytes of the archive in the cache on the disk."),
     "locked_queues": _Named("raftmq_queues_locked", _G, "Queues locked by a member of a consumer group."),
     "fenced_commits": _Named(
         "raftmq_offset_commits_fenced", _C, "Offset commits refused: the client had lost the lock of the queue."

@@ -21,9 +21,9 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service, Task
 from mq.broker.replication.peer_calls import PeerCalls
-from mq.broker.state.archived_log import NOTHING, NoteArchived
+from mq.broker.state.archived_log import NOTHING, NoteArchived, NoteTier
 from mq.broker.state.commands import encode_command
-from mq.broker.state.format_level import LEVEL_OF_ARCHIVE
+from mq.broker.state.format_level import LEVEL_OF_ARCHIVE, LEVEL_OF_TIERS
 from mq.broker.state.table import CommandRefused
 from mq.protocol.admin_requests import ReportArchived, ReportArchivedExt
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -35,6 +35,8 @@ from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment.meta import Base
 
 ANSWER_SECONDS: Final = 3.0
+OLDER: Final = "older"
+WHOLE: Final = "whole"
 LOG_AGAIN_SECONDS: Final = 600.0
 """The same failure is logged again after this time."""
 
@@ -63,6 +65,7 @@ class Archiving(Service):
         self._limits = context.limits.archive
         self._replica = context.replica
         self._metadata = context.metadata
+        self._tier = context.tier
         self._appender = context.appender
         self._calls = calls
         self._admit = admit
@@ -70,6 +73,11 @@ class Archiving(Service):
         self._clock = context.clock
         self._log = context.log
         self._reported = NOTHING
+        self._begin_pos = -1
+        self._is_older: bool | None = None
+        """What the last run has found and the group does not know yet: the manifest is older, or not; None: no news."""
+        self._check_at = 0.0
+        self._level_logged_at = -LOG_AGAIN_SECONDS
         self._report_at = 0.0
         self._progress_at = self._clock()
         self._seen_end = NOTHING
@@ -136,8 +144,40 @@ class Archiving(Service):
             if self._seen_end != self._end:
                 self._waits_since = self._progress_at = now
         self._seen_end = self._end
-        if self._reported.index > self._end.index and now >= self._report_at:
+        if self._is_older == self._metadata.archived.is_held:
+            self._is_older = None
+        if self._has_news and now >= self._report_at:
             self._report()
+        self._tell_of_level(now)
+
+    def _tell_of_level(self, now: float) -> None:
+        """Warn if the group is below the format level that the settings need: nothing else would say why."""
+        level, needed = self._metadata.format_level.level, LEVEL_OF_ARCHIVE
+        waits_long = self._waits_since is not None and now >= self._waits_since + self._limits.turn_seconds
+        if self._tier.is_wanted and level >= LEVEL_OF_ARCHIVE:
+            needed = LEVEL_OF_TIERS
+        if level < needed and waits_long and now >= self._level_logged_at + LOG_AGAIN_SECONDS:
+            self._level_logged_at = now
+            self._log.warning(
+                "archive_waits_for_level", level=level, needed_level=needed, waiting_bytes=self._waiting_bytes()
+            )
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether the group does not know yet what this replica has found in the archive."""
+        if self._reported.index > self._end.index:
+            return True
+        archived = self._metadata.archived
+        if not self._tier.is_wanted or self._metadata.format_level.level < LEVEL_OF_TIERS or not self._end.index:
+            return False
+        if archived.begin_pos is None:
+            return self._begin_pos >= 0
+        is_later = max(self._begin_pos, self._only_queues_from()) > archived.begin_pos
+        return is_later or self._is_older not in (None, archived.is_held)
+
+    def _only_queues_from(self) -> int:
+        """Where the queues of a group of one begin: nobody has entries of what was before; 0 with other replicas."""
+        return self._tier.queues_from if len(self._replica.core.conf.voters) == 1 else 0
 
     # -- archiving -----------------------------------------------------------------------------------------------------
 
@@ -153,7 +193,7 @@ class Archiving(Service):
         now, core = self._clock(), self._replica.core
         is_due = (
             self._metadata.format_level.level >= LEVEL_OF_ARCHIVE
-            and self._waits_since is not None
+            and (self._waits_since is not None or self._is_to_be_checked(now))
             and self._reported.index <= self._end.index
             and now >= self._retry_at
             and archives(
@@ -172,21 +212,32 @@ class Archiving(Service):
             bytes_per_second=settings.archive_bytes_per_second,
         )
 
+    def _is_to_be_checked(self, now: float) -> bool:
+        """Whether to look at the manifest although nothing waits: what is deleted locally must be in it."""
+        has_level = self._metadata.format_level.level >= LEVEL_OF_TIERS
+        return self._tier.is_wanted and has_level and self._end.index > 0 and now >= self._check_at
+
     def take(self, step: ArchiveStep) -> None:
         """A step of the process that archives."""
         if step.is_older:
             self._log.error("archive_rolled_back", archive_index=step.index, known_index=self._end.index)
         self._uploaded_bytes += step.nbytes
         end = Base(LogIndex(step.index), Term(step.term), step.pos, step.chain)
-        if end.index > max(self._end.index, self._reported.index):
+        self._begin_pos = max(self._begin_pos, step.begin_pos)
+        if step.is_older or end.index >= max(self._end.index, 1):
+            self._is_older = step.is_older
+        is_further = end.index > max(self._end.index, self._reported.index)
+        if is_further:
             self._reported = end
-            self._report()
             if step.nbytes:
                 self._log.info("archive_advanced", index=end.index, nbytes=step.nbytes)
+        if is_further or (not step.is_last and self._has_news):
+            self._report()
         if step.trouble is not None:
             self._failed(step.trouble, step.reason)
         elif step.is_last:
             self._failed_runs, self._logged = 0, None
+            self._check_at = self._clock() + self._limits.check_seconds
 
     def _failed(self, trouble: Trouble, reason: str) -> None:
         now = self._clock()
@@ -212,12 +263,12 @@ class Archiving(Service):
 
     def _report(self) -> None:
         """Let the group know how far the archive goes."""
-        end, url = self._reported, self._settings.archive_url
+        end, url = max(self._reported, self._end, key=lambda each: each.index), self._settings.archive_url
         assert url is not None, f"entry {end.index} is archived nowhere"
         self._report_at = self._clock() + ANSWER_SECONDS + self._limits.look_seconds
         if self._appender.is_open:
             try:
-                self._note(url, end)
+                self._note(url, end, self._begin_pos, is_older=self._is_older)
             except RequestRefused as refusal:
                 if refusal.code == ResponseCode.INVALID_PARAMETER:
                     self._refused(refusal.remark)
@@ -226,7 +277,14 @@ class Archiving(Service):
         if leader is None:
             return
         ext = ReportArchivedExt(
-            identity=self._settings.identity, url=url, index=end.index, term=end.term, pos=end.pos, chain=end.chain
+            identity=self._settings.identity,
+            url=url,
+            index=end.index,
+            term=end.term,
+            pos=end.pos,
+            chain=end.chain,
+            begin_pos=self._begin_pos,
+            manifest="" if self._is_older is None else OLDER if self._is_older else WHOLE,
         )
         self._calls.ask(leader, RequestCode.REPORT_ARCHIVED, ext.fields(), b"", ANSWER_SECONDS, self._answered)
 
@@ -250,14 +308,19 @@ class Archiving(Service):
                 ResponseCode.INVALID_PARAMETER,
                 f"archive_url of the leader is {self._settings.archive_url or 'not set'}",
             )
-        self._note(ext.url, Base(LogIndex(ext.index), Term(ext.term), ext.pos, ext.chain))
+        end = Base(LogIndex(ext.index), Term(ext.term), ext.pos, ext.chain)
+        self._note(ext.url, end, ext.begin_pos, is_older={OLDER: True, WHOLE: False}.get(ext.manifest))
         return call.response()
 
-    def _note(self, url: str, end: Base) -> None:
-        """Replicate how far the archive goes. Raises RequestRefused if it is not this log that is archived."""
+    def _note(self, url: str, end: Base, begin_pos: int, *, is_older: bool | None) -> None:
+        """Replicate how far the archive goes, and from where on it is served.
+
+        Raises RequestRefused if it is not this log that is archived.
+        """
         if self._metadata.format_level.level < LEVEL_OF_ARCHIVE:
             raise RequestRefused(ResponseCode.VERSION_NOT_SUPPORTED, "the group is below format level 6")
         if self._end.index >= end.index:
+            self._note_tier(url, begin_pos, is_older=is_older)
             return
         if self._replica.commit_index <= end.index <= self._replica.log.last_index:  # right after an election
             raise RequestRefused(
@@ -270,6 +333,21 @@ class Archiving(Service):
             self._appender.add_command(encode_command(command))
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+
+    def _note_tier(self, url: str, begin_pos: int, *, is_older: bool | None) -> None:
+        """Replicate from where on archived messages are served, and whether nothing may be deleted locally."""
+        archived = self._metadata.archived
+        if self._metadata.format_level.level < LEVEL_OF_TIERS or not self._tier.is_wanted or archived.url != url:
+            return
+        known = archived.begin_pos
+        if known is None:
+            if begin_pos < 0 or is_older:
+                return  # nothing is deleted yet that would have to be in the archive
+            known = self._tier.queues_from  # nobody has entries of what was deleted before that
+        begin_pos = max(begin_pos, known, self._only_queues_from())
+        is_held = archived.is_held if is_older is None else is_older
+        if (begin_pos, is_held) != (archived.begin_pos, archived.is_held):
+            self._appender.add_command(encode_command(NoteTier(url=url, begin_pos=begin_pos, is_held=is_held)))
 
     def _why_not_own(self, end: Base) -> str | None:
         """Why an archived log is not the beginning of this one; None if it is."""

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import msgspec
 
+from mq.broker.base.archive_tier import Tier
 from mq.broker.base.disk import used_part
 from mq.broker.base.file_times import FileTimes, PlausibleTime
 from mq.broker.base.rate_limited_log import Log
@@ -31,7 +32,16 @@ from mq.store.errors import StoreError
 from mq.store.queue_store import QueueStore
 from raftlog import Beginning, PeerState, Replica, SegmentError
 from raftlog.log_numbers import index_range
-from raftlog.segment import EARLY, EARLY_ELSEWHERE, Deletion, RetentionPolicy, SegmentInfo, Situation, droppable
+from raftlog.segment import (
+    EARLY,
+    EARLY_ELSEWHERE,
+    Deletion,
+    LocalTier,
+    RetentionPolicy,
+    SegmentInfo,
+    Situation,
+    droppable,
+)
 
 LAG_GRACE_SEGMENTS = 2
 """A peer that lags by more than this many files beyond the retained ones is not waited for; it will fetch whole files.
@@ -41,6 +51,13 @@ REFILL_EASED = 0.05
 """Deleted files are fetched only as far as the disk stays this much below the ratio at which they would be deleted."""
 
 _HOUR_MS = 3_600_000
+
+
+def _local_tier(settings: BrokerSettings) -> LocalTier:
+    hours = settings.local_retention_hours
+    return LocalTier(
+        age_ms_max=None if hours is None else round(hours * _HOUR_MS), bytes_max=settings.local_retention_bytes
+    )
 
 
 class EarlyDeletion(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +80,7 @@ class Retention:
         waiting_pos: physical offset of the oldest message that the broker still has to deliver. Raises StoreError.
         leased_pos: physical offset below which no reader has a lease.
         disk_usage: free and total bytes of the log's disk.
+        tier: what may be deleted here because it is archived.
         free_index: called with True while the disk is too full: frees what can be built again from the log.
         wall_clock_ms: milliseconds since the epoch.
         clock: monotonic seconds.
@@ -77,6 +95,7 @@ class Retention:
         floor_pos: Callable[[], PhysicalOffset],
         waiting_pos: Callable[[], PhysicalOffset],
         leased_pos: Callable[[], PhysicalOffset],
+        tier: Tier,
         disk_usage: Callable[[], tuple[int, int]],
         free_index: Callable[[bool], None],
         wall_clock_ms: Callable[[], int],
@@ -91,6 +110,7 @@ class Retention:
         self._floor_pos = floor_pos
         self._waiting_pos = waiting_pos
         self._leased_pos = leased_pos
+        self._tier = tier
         self._disk_usage = disk_usage
         self._free_index = free_index
         self._wall_clock_ms = wall_clock_ms
@@ -114,6 +134,7 @@ class Retention:
             force_ratio=(settings.disk_expire_ratio + settings.disk_full_ratio) / 2,
             full_ratio=settings.disk_full_ratio,
         )
+        self._tiered_policy = replace(self._policy, tier=_local_tier(settings))
         ratios = self._policy.expire_ratio, self._policy.force_ratio, self._policy.full_ratio
         assert sorted(ratios) == [*ratios], f"files go, must go, and messages are refused at {ratios} of the disk"
 
@@ -124,6 +145,7 @@ class Retention:
         used = used_part(free, total)
         self._warn_of_disk(used)
         is_tight = used >= self._policy.expire_ratio
+        archived_pos = self._tier.deletable_pos()
         self._tight_checks = self._tight_checks + 1 if is_tight else 0
         self._calm_checks = 0 if is_tight else self._calm_checks + 1
         self._free_index(self._tight_checks > 1)
@@ -142,6 +164,7 @@ class Retention:
             # Without a leader nobody knows yet what others have.
             may_delete_early=self._tight_checks >= self._early_checks and self._replica.core.leader_id is not None,
             copied_pos=self._copied_pos(),
+            archived_pos=archived_pos,
         )
         try:
             deletion = self._droppable(segments, now)
@@ -163,7 +186,7 @@ class Retention:
             assert log.base_pos == base_pos, f"the log begins at {log.base_pos}, files up to {base_pos} were deleted"
             self._log.info("log_shortened", files=dropped, base_pos=base_pos, first_index=log.first_index)
         self._forget_early(now_ms)
-        self._store.expire_some(PhysicalOffset(log.base_pos))
+        self._store.expire_some(PhysicalOffset(self._tier.visible_pos))
 
     def refill_bytes(self) -> int:
         """How many bytes of entries that were deleted early to fetch now; see `raftlog.node.Hosted`."""
@@ -251,12 +274,14 @@ class Retention:
 
     def _droppable(self, segments: Sequence[SegmentInfo], now: Situation) -> Deletion | None:
         """What to delete. Undelivered messages are only looked up if a file would be deleted. Raises StoreError."""
-        candidate = droppable(segments, self._files.newest_ms, self._policy, now)
+        # Until the group serves archived messages, files go as without an archive.
+        policy = self._policy if self._tier.begin_pos is None else self._tiered_policy
+        candidate = droppable(segments, self._files.newest_ms, policy, now)
         if candidate is None or (waiting_pos := self._waiting_pos()) >= candidate.base_pos:
             self._is_held &= candidate is None
             return candidate
         deletion = droppable(
-            segments, self._files.newest_ms, self._policy, replace(now, wanted_pos=min(now.wanted_pos, waiting_pos))
+            segments, self._files.newest_ms, policy, replace(now, wanted_pos=min(now.wanted_pos, waiting_pos))
         )
         if deletion != candidate and not self._is_held:
             self._is_held = True

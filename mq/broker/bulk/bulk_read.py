@@ -89,6 +89,9 @@ class BulkReads(Service):
         self._store = context.store
         self._other_replicas = context.other_replicas
         self._in_background = context.environment.in_bulk_background
+        self._records = context.records
+        archive = context.environment.archive
+        self._in_archive_background = self._in_background if archive is None else archive.in_background
         self._clock = context.clock
         self._running = 0
         self._queue: deque[_Read] = deque()
@@ -233,7 +236,7 @@ class BulkReads(Service):
 
     def _start(self, read: _Read, spans: list[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> None:
         assert spans, f"a read of up to {bytes_max} bytes reads no queue"
-        bodies, codes, read_runs = read.call.request.ext.bodies, read.codes, self._replica.log.read_runs
+        bodies, codes, read_runs = read.call.request.ext.bodies, read.codes, self._records.read_runs
 
         def job() -> Callable[[], None]:
             try:
@@ -245,7 +248,9 @@ class BulkReads(Service):
             return lambda: self._done(read, selection, head, records)
 
         self._running += 1
-        self._in_background(job)
+        first = min(QUEUE_ENTRY.unpack_from(span.entries)[0] for span in spans)
+        is_archived = first < self._records.base_pos
+        (self._in_archive_background if is_archived else self._in_background)(job)
 
     def _done(self, read: _Read, selection: Selection, head: bytes, records: list[bytes | memoryview]) -> None:
         self._running -= 1

@@ -35,6 +35,7 @@ class TopicPlans(Service):
         self._settings = context.settings
         self._limits = context.limits.bulk
         self._replica = context.replica
+        self._records = context.records
         self._beginning = context.beginning
         self._metadata = context.metadata
         self._store = context.store
@@ -91,13 +92,16 @@ class TopicPlans(Service):
             role="leader" if self._replica.is_leader else "follower",
             read_queues=count,
             next_queue=end if end < count else -1,
-            base_position=PhysicalOffset(self._replica.log.base_pos),
+            base_position=PhysicalOffset(self._records.begin_pos),
         )
         return call.response(ext=reply.fields(), body=encode_plan(rows, places))
 
     def _places(self, queues: int) -> Iterator[PhysicalOffset]:
         """Beginnings of log files, without the first one: as many as fit into an answer with this many queues."""
-        starts = [PhysicalOffset(segment.start) for segment in self._replica.log.segments()[1:]]
+        begin, size = self._records.begin_pos, self._settings.segment_bytes
+        archived = range(begin - begin % size + size, self._replica.log.base_pos + 1, size)
+        local = (segment.start for segment in self._replica.log.segments()[1:])
+        starts = [PhysicalOffset(start) for start in (*archived, *local)]
         step = -(-len(starts) // max(1, min(PLACES_MAX, self._limits.plan_offsets_max // max(queues, 1)))) or 1
         chosen, offsets_max = starts[::step], max(self._limits.plan_offsets_max, queues)
         assert len(chosen) * queues <= offsets_max, f"{len(chosen)} places of {queues} queues; maximum: {offsets_max}"

@@ -11,12 +11,14 @@ If too many reads wait, the disk fails, or a loaded chunk was evicted again, rec
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from mq.broker.base.archived_reads import ArchivedReads
 from mq.broker.consume.record_reader import RecordSpan
 from mq.broker.limits import DEFAULT, ConsumeLimits
 from mq.protocol.numbers import PhysicalOffset
@@ -63,6 +65,7 @@ class ColdReads:
 
     Args:
         in_background: runs a job in a worker thread, and its completion on the event loop.
+        archived: records before the log, which are read from the archive; None without.
 
     Attributes:
         waiting: number of waiting reads.
@@ -70,8 +73,14 @@ class ColdReads:
     """
 
     def __init__(
-        self, *, log: ColdLog, in_background: Callable[[Job], None], limits: ConsumeLimits = DEFAULT.consume
+        self,
+        *,
+        log: ColdLog,
+        in_background: Callable[[Job], None],
+        archived: ArchivedReads | None = None,
+        limits: ConsumeLimits = DEFAULT.consume,
     ) -> None:
+        self._archived = archived
         self._log = log
         self._seen_max = limits.cold_chunks_seen_max
         self._waiting_max = limits.cold_reads_waiting_max
@@ -92,6 +101,8 @@ class ColdReads:
 
         Fast, so that most sequential reads need no further check; False does not mean that it is missing.
         """
+        if self._is_archived(begin):
+            return False
         first, last = begin // CHUNK_BYTES, end // CHUNK_BYTES + 1
         return last - first <= CHUNKS_MAX and self._has([(begin, (last + 1) * CHUNK_BYTES)])
 
@@ -100,7 +111,7 @@ class ColdReads:
 
         As for `are_loaded`, False does not mean that it must: `load` decides.
         """
-        return begin >= self._log.trusted_pos or self.are_loaded(begin, end)
+        return (begin >= self._log.trusted_pos and not self._is_archived(begin)) or self.are_loaded(begin, end)
 
     def load(self, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:
         """Load the records at ascending places, and call ``then`` after the attempt.
@@ -108,6 +119,8 @@ class ColdReads:
         Returns False if they can be read directly; then ``then`` is not called.
         """
         assert places, "no records are to be loaded"
+        if self._archived is not None and self._is_archived(places[0][0]):
+            return self._load_archived(self._archived, places, then)
         if places[0][0] >= self._log.memory_pos or self.waiting >= self._waiting_max:
             return False
         chunks = _chunks_of(places)
@@ -144,6 +157,20 @@ class ColdReads:
                 missing = under_way[id(each)]
                 assert each.missing == missing, f"a read of chunk {chunk} waits for {each.missing} of {missing} chunks"
         assert len(under_way) <= self.waiting, f"{len(under_way)} reads wait for chunks, counted are {self.waiting}"
+
+    def _is_archived(self, begin: PhysicalOffset) -> bool:
+        return self._archived is not None and begin < self._log.base_pos
+
+    def _load_archived(self, archived: ArchivedReads, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:
+        """Load from the archive what is there, then the rest from the disk."""
+        count = bisect_left(places, (self._log.base_pos, 0))
+        local = places[count:]
+
+        def loaded() -> None:
+            if not local or not self.load(local, then):
+                then()
+
+        return archived.load(places[:count], loaded) or (bool(local) and self.load(local, then))
 
     def _has_chunk(self, chunk: int) -> bool:
         begin = chunk * CHUNK_BYTES

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
+from mq.broker.base.archived_reads import ArchivedNotLoaded
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions, scanned_max
@@ -39,6 +40,8 @@ _DRAIN_SECONDS = 0.05
 _ELSEWHERE_SECONDS = 0.1
 """A pull of messages that only another replica has waits this long before its client is sent there."""
 _RESUMED_AT_A_STRETCH = 32
+_ARCHIVED_BYTES_MAX = 8 * 1024 * 1024
+"""Messages for one pull are loaded from a part of the archive of about this size."""
 
 PullRequest = PullMessage | LitePullMessage
 
@@ -101,12 +104,13 @@ class Pulls(Service):
             held_max=context.settings.held_pulls_max, held_bytes_max=context.settings.held_bytes_max
         )
         self._records = RecordReader(
-            partial(context.replica.log.pread, trusts_page_cache=True),
-            context.replica.log.pread_each,
+            partial(context.records.pread, trusts_page_cache=True),
+            context.records.pread_each,
             context.settings.segment_bytes,
         )
         self._cold_reads = cold_reads
         self._segment_log = context.replica.log
+        self._has_archive = context.archived is not None
         self._store_offset = offsets.commit
         self._reset_to = offsets.reset_to
         self._note_pull = offsets.note_pull
@@ -303,6 +307,8 @@ class Pulls(Service):
             return None
         self._beginning.refused += 1
         other = self._follower_reads.older_replica()
+        if other is None and self._has_archive:  # another one may have the entries of the archived messages
+            other = self._follower_reads.other_replica()
         if other is None:
             return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "LOG_BEGINS_LATER_HERE")
         return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "LOG_BEGINS_LATER_HERE", other)
@@ -318,6 +324,14 @@ class Pulls(Service):
         return self._empty(
             pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "QUEUE_FILE_DAMAGED", suggested
         )
+
+    def _while_loaded(self, pull: HeldPull, offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> bytes | None:
+        """Answer a pull of archived messages that could not be loaded in time: its client tries again in a moment."""
+        if not pull.has_waited and self._hold(
+            pull._replace(has_waited=True, is_loaded=False), self._clock() + _ELSEWHERE_SECONDS
+        ):
+            return None
+        return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "BEING_LOADED_FROM_ARCHIVE")
 
     def _hold(self, pull: HeldPull, until: float) -> bool:
         if pull.call.connection.closed:
@@ -347,6 +361,9 @@ class Pulls(Service):
         else:
             wanted, budget = min(most, settings.slow_pull_messages_max), settings.slow_pull_bytes_max
             is_old = True
+        if self._has_archive and first < self._segment_log.base_pos:
+            entries, is_old = _near(entries), True
+            wanted, budget = most, settings.pull_bytes_max  # from memory, once they are loaded
         if ext.max_bytes is not None and 0 < ext.max_bytes < budget:
             budget = ext.max_bytes
         if is_old:
@@ -366,6 +383,8 @@ class Pulls(Service):
             # The log was truncated, but this queue is not updated yet.
             low = queue.expire(PhysicalOffset(gone.first))
             return self._before_the_log(pull, offset, low, high)
+        except ArchivedNotLoaded:
+            return self._while_loaded(pull, offset, low, high)
         except StorageCorrupt:
             # This replica is about to repair its log; another one has the message.
             position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
@@ -446,6 +465,13 @@ class Pulls(Service):
         return pull_response_header(
             pull.call.request.opaque, code, offset, low, high, suggested, remark, 0, pull.call.serialization
         )
+
+
+def _near(entries: bytes) -> bytes:
+    """The first entries, at least one, whose messages are within some megabytes of the archive."""
+    stop = QUEUE_ENTRY.unpack_from(entries)[0] + _ARCHIVED_BYTES_MAX
+    count = sum(position < stop for position, _, _ in QUEUE_ENTRY.iter_unpack(entries))
+    return entries[: count * QUEUE_ENTRY_BYTES]
 
 
 def _few(entries: bytes, limits: ConsumeLimits) -> bytes:

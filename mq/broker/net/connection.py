@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import structlog
 
 from mq.broker.access.control import AccessControl, AccessDenied
+from mq.broker.base.archived_reads import ArchivedNotLoaded, ArchivedUnreadable
 from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.flow_control import MUCH_BYTES, UnreadReplies
@@ -382,6 +383,9 @@ def answer_failure(error: Exception, request: Any, serialization: int, client: s
         remark = f"retry, or ask another replica: {error}"
         code = ResponseCode.SERVICE_NOT_AVAILABLE
         return encode_response(request.opaque, code, remark=remark, serialization=serialization)
+    if isinstance(error, ArchivedNotLoaded | ArchivedUnreadable):  # logged by whoever reads the archive
+        code = ResponseCode.SYSTEM_BUSY if isinstance(error, ArchivedNotLoaded) else ResponseCode.SYSTEM_ERROR
+        return encode_response(request.opaque, code, remark=str(error), serialization=serialization)
     # Input from a client may make its own request fail, never the process.
     if isinstance(error, SegmentError):
         log.error("read_failed", client=client, code=request.code, error=str(error))

@@ -7,8 +7,10 @@ moment later, so the read is retried without the client noticing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from mq.broker.base.archived_reads import ArchivedNotLoaded
 from mq.broker.limits import DEFAULT
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
@@ -20,6 +22,9 @@ confirmed.
 """
 
 OnRead = Callable[[bool], None]
+
+ARCHIVE_LOADS_MAX = 64
+"""Blocks of the archive that one answer may need, one after the other: more than a search by time does."""
 
 PATIENCE_SECONDS = 2.5
 """Total time of retries; stock clients wait 3 s for an answer."""
@@ -99,17 +104,23 @@ class LinearizableReads:
 
 def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes | None]) -> None:
     """Send the result of ``answer``, unless that is None, or the refusal that it raises, once this replica is up to
-    date.
+    date. It is asked again when it needs messages from the archive that have to be loaded.
     """
     call.drop_body()
+    loads = 0
 
     def known(is_known: bool) -> None:
+        nonlocal loads
         if call.connection.closed:
             return
         try:
             if not is_known:
                 raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read")
             reply = answer()
+        except ArchivedNotLoaded as missing:
+            loads += 1
+            if loads > ARCHIVE_LOADS_MAX or not missing.wait(partial(known, is_known)):
+                call.refuse(missing)
         except Exception as error:
             call.refuse(error)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from mq.broker.base.archive_tier import Tier
 from mq.broker.net.errors import RequestRefused
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
@@ -24,22 +25,31 @@ class HasBeginning(Protocol):
 class LogBeginning:
     """See the module.
 
+    Args:
+        tier: where archived messages are; None if they are not served. With them it does not matter which replica has
+            deleted more, but whether the queues of this one reach back to the first archived message.
+
     Attributes:
         refused: number of answers that were refused or sent elsewhere for this reason.
     """
 
-    def __init__(self, replica: HasBeginning) -> None:
+    def __init__(self, replica: HasBeginning, tier: Tier | None = None) -> None:
         self._replica = replica
+        self._tier = tier
         self.refused = 0
 
     @property
     def is_first(self) -> bool:
         """Whether messages before the own beginning are gone everywhere, as far as the group knows."""
+        if self._tier is not None and self._tier.begin_pos is not None:
+            return not self._tier.lacks_older
         return self._replica.beginning()[0] is Beginning.FIRST
 
     @property
     def holder(self) -> NodeId | None:
         """A replica that has older messages, or that knows which one has; None if none is known."""
+        if self._tier is not None and self._tier.begin_pos is not None:
+            return None
         return self._replica.beginning()[1]
 
     def hides(self, min_offset: QueueOffset, offset: QueueOffset = FIRST_OFFSET) -> bool:
@@ -59,6 +69,12 @@ class LogBeginning:
     def refusal(self) -> RequestRefused:
         """Why a request is refused."""
         self.refused += 1
+        if self._tier is not None and self._tier.lacks_older:
+            return RequestRefused(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"the queues of this replica begin at {self._tier.queues_from} of the log, and archived messages from "
+                f"{self._tier.begin_pos} on are served: ask another replica",
+            )
         state, holder = self._replica.beginning()
         assert state is not Beginning.FIRST, f"messages are said to be with {holder}, and no log begins earlier"
         if state is Beginning.LATER and holder is not None:

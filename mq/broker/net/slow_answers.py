@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import trio
 
+from mq.broker.base.archived_reads import ArchivedNotLoaded
 from mq.broker.limits import DEFAULT
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.linearizable_reads import Read, when_current
+from mq.broker.net.linearizable_reads import ARCHIVE_LOADS_MAX, Read, when_current
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import FRAME_BYTES_MAX
 
@@ -30,6 +31,8 @@ Answer = Generator[None, None, bytes]
 class _Job(NamedTuple):
     call: Call[Any]
     answer: Generator[None, None, bytes | None]
+    again: Callable[[], None] | None = None
+    """Begins the answer once more."""
 
 
 class SlowAnswers:
@@ -63,13 +66,14 @@ class SlowAnswers:
         answer: Generator[None, None, bytes | None],
         *,
         may_begin: bool = True,
+        again: Callable[[], None] | None = None,
     ) -> None:
         """Send the result of ``answer``, unless that is None, or the refusal that it raises.
 
         Sends it at once if it is finished in one step and ``may_begin`` is set, else later. Stops when the client
-        disconnects.
+        disconnects. ``again`` is called if messages of the archive had to be loaded for it, when they are.
         """
-        job = _Job(call, answer)
+        job = _Job(call, answer, again)
         if not may_begin or self._run_step(job):
             same = sum(each.call.connection is call.connection for each in self._jobs)
             if len(self._jobs) >= WAITING_MAX or same >= WAITING_PER_CONNECTION_MAX:
@@ -85,8 +89,16 @@ class SlowAnswers:
     def when_current(self, read: Read, call: Call[Any], answer: Callable[[], Answer]) -> None:
         """`work`, once this replica is up to date."""
 
+        loads = 0
+
         def begin() -> None:
-            self.work(call, answer())
+            self.work(call, answer(), again=again if loads < ARCHIVE_LOADS_MAX else None)
+
+        def again() -> None:
+            nonlocal loads
+            loads += 1
+            if not call.connection.closed:
+                begin()
 
         when_current(read, call, begin)
 
@@ -125,6 +137,9 @@ class SlowAnswers:
         except StopIteration as stop:
             if stop.value is not None:
                 job.call.answer(stop.value)
+        except ArchivedNotLoaded as missing:
+            if job.again is None or not missing.wait(job.again):
+                job.call.refuse(missing)
         except Exception as error:
             job.call.refuse(error)
         else:

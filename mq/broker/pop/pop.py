@@ -81,8 +81,8 @@ class Pops(Service):
         pulls_waiting: Container[QueueKey],
         is_young: Callable[[ConsumeQueue], bool],
     ) -> None:
-        read = partial(context.replica.log.pread, trusts_page_cache=True)
-        read_each = context.replica.log.pread_each
+        read = partial(context.records.pread, trusts_page_cache=True)
+        read_each = context.records.pread_each
         self._limits = context.limits
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
         self._subscriptions = subscriptions

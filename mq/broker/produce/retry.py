@@ -55,7 +55,7 @@ class Retries(Service):
         self._store = context.store
         self._appender = context.appender
         self._tails = context.queue_offsets
-        self._log = context.replica.log
+        self._log = context.records
         self._made = context.internal_messages
         self._places = places
         self._pop_retry_topics = PopRetryTopics(context)
@@ -212,7 +212,7 @@ class Retries(Service):
             ResponseCode.SYSTEM_ERROR, f"look message by offset failed, no message begins at {physical_offset}"
         )
         log = self._log
-        if not log.base_pos <= physical_offset <= log.end_pos - FIXED:
+        if not log.begin_pos <= physical_offset <= log.end_pos - FIXED:
             raise refusal
         try:
             size, magic, *_, stored_offset = _PLACE.unpack_from(log.pread(physical_offset, FIXED))

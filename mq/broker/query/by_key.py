@@ -51,6 +51,7 @@ _RETRY_SECONDS = 3600.0
 _PLACE, _PLACE_AT = Struct(">i4xq"), 12
 """Queue id and queue offset in a record."""
 _NOT_FOUND = "can not find message, maybe time range not correct"
+_NOT_FOUND_LOCALLY = "not found in the local log; older messages are in the archive only, see `raftmq archive cat`"
 
 
 class _Waiting(NamedTuple):
@@ -66,6 +67,7 @@ class KeyQueries(Service):
         self._metadata, self._store = context.metadata, context.store
         self._read = context.reads.read
         self._beginning = context.beginning
+        self._tiered = context.tiered
         self._wake = context.reactor.wake
         self._index_seconds = context.settings.index_seconds
         self._clock = context.environment.thread_clock
@@ -168,6 +170,8 @@ class KeyQueries(Service):
         code, remark = ResponseCode.SUCCESS, None
         if not result.records:
             code, remark = ResponseCode.QUERY_NOT_FOUND, _NOT_FOUND
+            if self._tiered is not None and self._tiered.begin_pos < self._tiered.base_pos:
+                remark = _NOT_FOUND_LOCALLY
             if not self._beginning.is_first:
                 refusal = self._beginning.refusal()
                 code, remark = refusal.code, refusal.remark

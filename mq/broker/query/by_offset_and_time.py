@@ -171,7 +171,7 @@ class OffsetAndTimeQueries(Service):
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
             return call.response(body=record)
 
-        if not self._records.is_ahead(offset):
+        if not self._records.is_archived(offset) and not self._records.is_ahead(offset):
             return answer()
         when_current(self._read, call, answer)
         return None

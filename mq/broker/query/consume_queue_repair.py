@@ -21,6 +21,12 @@ from raftlog import SegmentError
 
 _PAUSE_SECONDS = 1.0
 """Pause after a failure before the same block is retried."""
+_ARCHIVED_PAUSE_SECONDS = 600.0
+"""The same for a block that the local log cannot restore: each attempt reads much of it."""
+
+
+class OnlyArchived(RebuildFailed):
+    """The local log lacks the entries, which are of messages in the archive. Other replicas have them."""
 
 
 class QueueRepair(Service):
@@ -34,6 +40,7 @@ class QueueRepair(Service):
         self._look_seconds = context.limits.consume.repair_look_seconds
         self._store = context.store
         self._log = context.replica.log
+        self._tier = context.tier
         self._segment_bytes = context.replica.log.files.segment_bytes
         self._applied_index = context.applied_index
         self._in_background = context.environment.in_background
@@ -126,6 +133,8 @@ class QueueRepair(Service):
         try:
             first, entries = rebuild.result()
             if first > rebuild.wanted.first:
+                if self._tier.visible_pos < self._log.base_pos:
+                    raise OnlyArchived("some of its messages are only in the archive; other replicas serve them")
                 block.queue.begin_at(first)  # the log no longer has the earlier ones
             self._restore(block, first, entries)
         except (RebuildFailed, OSError) as error:
@@ -142,7 +151,9 @@ class QueueRepair(Service):
     def _failed(self, block: DamagedBlock, error: Exception) -> None:
         queue = block.queue
         self._at_work = False
-        self._wait_until[_key(block)] = self._clock() + _PAUSE_SECONDS
+        is_archived = isinstance(error, OnlyArchived)
+        pause_seconds = _ARCHIVED_PAUSE_SECONDS if is_archived else _PAUSE_SECONDS
+        self._wait_until[_key(block)] = self._clock() + pause_seconds
         self._lines.warning(
             "queue_block_not_restored",
             topic=queue.topic,

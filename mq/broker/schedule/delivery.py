@@ -107,7 +107,7 @@ class Delivery(Generic[K]):
     ) -> None:
         self._appender = context.appender
         # Verifies what it reads: copies enter the log again.
-        self._read = context.replica.log.pread
+        self._read = context.records.pread
         self._records = DueRecords(context.replica.log, context.environment.in_background)
         # Above this many pending bytes in the appender, messages are delivered one group at a time.
         self._pending_bytes_max = context.settings.pending_bytes_max // 2

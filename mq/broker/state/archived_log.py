@@ -18,6 +18,8 @@ URL_BYTES_MAX = 1024
 _INT64_MAX = 2**63 - 1
 
 NOTHING = Base(NO_INDEX, NO_TERM, 0, 0)
+_Row = tuple[str, LogIndex, Term, int, int]
+_TierRow = tuple[str, LogIndex, Term, int, int, int, bool]
 
 
 class NoteArchived(TableCommand, frozen=True, tag="note_archived"):
@@ -40,19 +42,41 @@ class NoteArchived(TableCommand, frozen=True, tag="note_archived"):
         check_range("chain", self.chain, 0, 2**32 - 1)
 
 
+class NoteTier(TableCommand, frozen=True, tag="note_tier"):
+    """From the physical offset ``begin_pos`` on, messages of the archive at ``url`` are served, also by replicas that
+    have deleted them locally. ``is_held`` says that its manifest was found without files that are archived: nothing
+    may be deleted locally until they are in it again.
+
+    The beginning never goes back. Only for the archive that the group has; of another one it changes nothing.
+    """
+
+    url: str
+    begin_pos: int
+    is_held: bool
+
+    def check(self) -> None:
+        """See `TableCommand.check`."""
+        check_range("length of url", len(self.url.encode()), 1, URL_BYTES_MAX)
+        check_range("begin_pos", self.begin_pos, 0, _INT64_MAX)
+
+
 class ArchivedLog:
     """A `StateTable` with one row.
 
     Attributes:
         url: of the archive; empty without one.
         end: the log up to here is in the archive.
+        begin_pos: from this physical offset on, archived messages are served; None if only what is local is.
+        is_held: nothing may be deleted because it is archived; see `NoteTier`.
     """
 
-    COMMANDS: tuple[type[TableCommand], ...] = (NoteArchived,)
+    COMMANDS: tuple[type[TableCommand], ...] = (NoteArchived, NoteTier)
 
     def __init__(self) -> None:
         self.url = ""
         self.end = NOTHING
+        self.begin_pos: int | None = None
+        self.is_held = False
 
     def end_at(self, url: str | None) -> Base:
         """How much is archived at a URL; NOTHING if another archive is known, or none."""
@@ -60,29 +84,50 @@ class ArchivedLog:
 
     def apply(self, command: TableCommand) -> None:
         """See `StateTable.apply`."""
-        assert isinstance(command, NoteArchived), type(command).__name__
-        if command.url != self.url or command.index > self.end.index:
-            self.url = command.url
-            self.end = Base(command.index, command.term, command.pos, command.chain)
+        match command:
+            case NoteArchived():
+                if command.url != self.url:
+                    self.begin_pos, self.is_held = None, False
+                if command.url != self.url or command.index > self.end.index:
+                    self.url = command.url
+                    self.end = Base(command.index, command.term, command.pos, command.chain)
+            case NoteTier():
+                if command.url == self.url:
+                    self.begin_pos = max(command.begin_pos, self.begin_pos or 0)
+                    self.is_held = command.is_held
+            case _:
+                raise AssertionError(f"{type(command).__name__} is no command of the archive")
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
-        url, end = self.url, self.end
-        return lambda: [url, end.index, end.term, end.pos, end.chain] if url else None
+        """See `StateTable.capture`. Without tiers as in format level 6, so that software of that level can read it."""
+        if not self.url:
+            return lambda: None
+        end, begin_pos = self.end, self.begin_pos
+        row: list[object] = [self.url, end.index, end.term, end.pos, end.chain]
+        if begin_pos is not None:
+            row += [begin_pos, self.is_held]
+        return lambda: row
 
     def restore(self, state: object) -> None:
         """See `StateTable.restore`."""
         if state is None:
-            self.url, self.end = "", NOTHING
+            self.url, self.end, self.begin_pos, self.is_held = "", NOTHING, None, False
             return
-        url, index, term, pos, chain = msgspec.convert(state, tuple[str, LogIndex, Term, int, int])
-        if not url or min(index, term, pos, chain) < 0:
+        begin_pos: int | None = None
+        is_held = False
+        if isinstance(state, list | tuple) and len(state) > 5:
+            url, index, term, pos, chain, begin_pos, is_held = msgspec.convert(state, _TierRow)
+        else:
+            url, index, term, pos, chain = msgspec.convert(state, _Row)
+        if not url or min(index, term, pos, chain, begin_pos or 0) < 0:
             raise SnapshotDamaged(f"an archive at {url[:40]!r} up to entry {index} that cannot be")
         self.url, self.end = url, Base(index, term, pos, chain)
+        self.begin_pos, self.is_held = begin_pos, is_held
 
     def check_invariants(self) -> None:
         """Assert what holds between two commands; for tests."""
         assert bool(self.url) == bool(self.end.index), f"the archive at {self.url!r} has the log up to {self.end.index}"
+        assert self.url or self.begin_pos is None, f"no archive is served from {self.begin_pos} on"
 
     def topic_deleted(self, topic: str) -> None:
         """See `StateTable.topic_deleted`. The archive keeps the messages of deleted topics."""

@@ -14,7 +14,7 @@ import cbor2
 import msgspec
 from msgspec import Meta
 
-from mq.broker.state.archived_log import NoteArchived
+from mq.broker.state.archived_log import NoteArchived, NoteTier
 from mq.broker.state.check_cursors import AdvanceChecks
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.state.expired_messages import ExpireMessages
@@ -240,6 +240,7 @@ _AsWritten: TypeAlias = (
     | ExpireMessages
     | NoteArchived
     | PutFilter
+    | NoteTier
 )
 """Commands whose fields are encoded as they are."""
 Command: TypeAlias = _AsWritten | CommitOffsets

@@ -20,7 +20,8 @@ Levels never go down, and each includes those before it:
    knows how much of its log is archived (`mq.broker.state.archived_log`).
 7. A consumer may put a popped message off without having its attempt counted
    (`mq.broker.state.pop_checkpoints.DeferMessage`). Consumer groups have filter programs
-   (`mq.broker.state.filter_programs`).
+   (`mq.broker.state.filter_programs`). Files of the log may be deleted locally
+   while their messages are read from the archive (`mq.broker.state.archived_log.NoteTier`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ LEVEL_OF_TOPIC_RETENTION: Final = 6
 LEVEL_OF_ARCHIVE: Final = 6
 LEVEL_OF_SUSPENDED_MESSAGES: Final = 7
 LEVEL_OF_FILTERS: Final = 7
+LEVEL_OF_TIERS: Final = 7
 LEVEL_NEWEST: Final = 7
 """Up to which level this version of the software understands the log."""
 FEATURES: Final = {
@@ -54,7 +56,7 @@ FEATURES: Final = {
     4: ("schedules", "transaction-sets"),
     5: ("group-attributes", "lite-topics"),
     6: ("topic-retention", "archive"),
-    7: ("suspended-messages", "filter-programs"),
+    7: ("suspended-messages", "filter-programs", "archive-tier"),
 }
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1

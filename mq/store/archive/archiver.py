@@ -85,10 +85,12 @@ def _archive(
         )
     is_older = known is not None and known.archived.index < known_index
     if known is not None:
+        if is_older:
+            yield ArchiveStep(is_older=True)  # also if it cannot be continued: the group must not rely on it
         target.check_continued(source)
         known = target.verify_objects(copied)
-        yield _step(known, is_older=is_older)
-    while (more := _next_file(target, source, data_dir, now_ms, copied)) is not None:
+        yield _step(known)
+    while (more := _next_file(target, source, data_dir, known_index, now_ms, copied)) is not None:
         begin = more.base.pos if known is None else known.archived.pos
         assert more.archived.pos > begin, f"a file from {begin} on was archived, up to {more.archived.pos}"
         yield _step(more, nbytes=more.archived.pos - begin)
@@ -100,6 +102,7 @@ def _next_file(
     target: BackupTarget,
     source: RunningLog,
     data_dir: str,
+    known_index: int,
     now_ms: Callable[[], int],
     copied: Callable[[int], None],
 ) -> BackupManifest | None:
@@ -108,8 +111,10 @@ def _next_file(
     next_file = state.starts_at if target.manifest is None else target.manifest.next_file
     if not source.goes_on_at(next_file.pos + size):
         return None
+    known = target.manifest
     return target.archive_file(
         source,
+        may_tidy=known is None or known.archived.index >= known_index,
         conf=configuration_at_base(state),
         snapshot=_snapshot(source, data_dir) if target.manifest is None else None,
         now_ms=now_ms(),
@@ -133,9 +138,9 @@ def _snapshot(source: RunningLog, data_dir: str) -> Snapshot | None:
     return found
 
 
-def _step(manifest: BackupManifest, *, nbytes: int = 0, is_older: bool = False) -> ArchiveStep:
+def _step(manifest: BackupManifest, *, nbytes: int = 0) -> ArchiveStep:
     end: Base = manifest.archived
-    return ArchiveStep(end.index, end.term, end.pos, end.chain, nbytes, is_older)
+    return ArchiveStep(end.index, end.term, end.pos, end.chain, nbytes, begin_pos=manifest.base.pos)
 
 
 def _trouble(error: SegmentError) -> ArchiveStep:

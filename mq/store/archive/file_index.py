@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ from raftlog.segment.meta import Base
 
 TAGS_MAX: Final = 16
 """A queue with more different tags in one block has none in the index."""
+
+_Index = TypeVar("_Index", "FileIndex", "_Places")
 
 _MAGIC: Final = b"rfqarch"
 _VERSION: Final = b"1"
@@ -70,6 +72,21 @@ class FileIndex(msgspec.Struct, frozen=True, array_like=True):
     def begin(self) -> Base:
         """The log before the file."""
         return self.blocks[0].before
+
+
+class BlockPlace(msgspec.Struct, frozen=True, array_like=True):
+    """A `Block` for those who know where in the log they read; ``queues`` are not decoded."""
+
+    before: Base
+    nbytes: int
+    last_index: LogIndex
+    newest_ms: int
+    queues: msgspec.Raw
+
+
+class _Places(msgspec.Struct, frozen=True, array_like=True):
+    blocks: tuple[BlockPlace, ...]
+    end: Base
 
 
 class FileIndexBuilder:
@@ -146,13 +163,26 @@ def encode_file_index(index: FileIndex) -> bytes:
 
 def decode_file_index(content: bytes, path: str) -> FileIndex:
     """Raises BackupDamaged for anything but a result of `encode_file_index`, FormatTooNew for a newer version."""
+    return _decode(content, path, FileIndex)
+
+
+def decode_block_places(content: bytes, path: str) -> tuple[list[tuple[Base, int]], Base]:
+    """The log before each block with the size of the block, and the log behind all. Raises as `decode_file_index`.
+
+    Takes a tenth of the time with many queues.
+    """
+    index = _decode(content, path, _Places)
+    return [(each.before, each.nbytes) for each in index.blocks], index.end
+
+
+def _decode(content: bytes, path: str, kind: type[_Index]) -> _Index:
     magic, version = content[: len(_MAGIC)], content[len(_MAGIC) : len(_MAGIC) + 1]
     if magic == _MAGIC and version > _VERSION:
         raise FormatTooNew(path, "the index", int(version, 36), int(_VERSION))
     if magic != _MAGIC or version != _VERSION:
         raise BackupDamaged(path, "it is not the index of a log file")
     try:
-        index = msgspec.msgpack.decode(content[len(_MAGIC) + 1 :], type=FileIndex)
+        index = msgspec.msgpack.decode(content[len(_MAGIC) + 1 :], type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise BackupDamaged(path, str(error)) from error
     blocks = index.blocks

@@ -46,7 +46,8 @@ class ArchiveStep(msgspec.Struct, frozen=True, omit_defaults=True):
     ``index``, ``term``, ``pos`` and ``chain`` describe the archived log (`raftlog.segment.meta.Base`); ``index`` is 0
     if that is not known. Every object below was read back, and the manifest names all of them. ``nbytes`` is how much
     of the log this step has stored. ``is_older`` says that the manifest had less than the group knows to be archived:
-    it was replaced by an older one. ``is_last`` ends the answer.
+    it was replaced by an older one. ``begin_pos`` is the physical offset at which the archive begins; -1 if that is not
+    known. ``is_last`` ends the answer.
     """
 
     index: int = 0
@@ -55,6 +56,7 @@ class ArchiveStep(msgspec.Struct, frozen=True, omit_defaults=True):
     chain: int = 0
     nbytes: int = 0
     is_older: bool = False
+    begin_pos: int = -1
     is_last: bool = False
     trouble: Trouble | None = None
     reason: str = ""

@@ -8,7 +8,7 @@ import pytest
 
 from raftlog.log_numbers import LogIndex
 from raftlog.segment.index import SegmentInfo
-from raftlog.segment.retention import Deletion, RetentionPolicy, Situation, droppable
+from raftlog.segment.retention import Deletion, LocalTier, RetentionPolicy, Situation, droppable
 
 FILE = 100
 HOUR_MS = 3_600_000
@@ -77,10 +77,41 @@ def situation(**given: int) -> Situation:
         ({}, {"disk_used_bytes": 1000, "wanted_pos": 0, "floor_pos": 0}, None),
     ],
 )
-def test_what_goes(policy: dict[str, int], now: dict[str, int], base: int | None) -> None:
+def test_what_goes(policy: dict[str, Any], now: dict[str, int], base: int | None) -> None:
     chosen = RetentionPolicy(**{"age_ms_max": 2 * HOUR_MS} | policy)
     deletion = droppable(SEGMENTS, newest_ms, chosen, situation(**now))
     assert (None if deletion is None else deletion.base_pos) == base
+
+
+@pytest.mark.parametrize(
+    ("tier", "now", "base"),
+    [
+        # Only what is archived, however old it is or large the log.
+        ({"age_ms_max": HOUR_MS}, {"now_ms": 99 * HOUR_MS, "archived_pos": 0}, None),
+        ({"age_ms_max": HOUR_MS}, {"now_ms": 99 * HOUR_MS, "archived_pos": 399}, 300),
+        ({"age_ms_max": HOUR_MS}, {"now_ms": 99 * HOUR_MS, "archived_pos": 10_000}, 700),
+        ({"bytes_max": 1}, {"archived_pos": 500}, 500),
+        # By the local limits, at any hour, and not by those of the whole log.
+        ({"age_ms_max": HOUR_MS}, {"now_ms": 3 * HOUR_MS + 1, "archived_pos": 10_000, "hour": 9}, 500),
+        ({"age_ms_max": 99 * HOUR_MS}, {"now_ms": 50 * HOUR_MS, "archived_pos": 10_000}, None),
+        ({"bytes_max": 250}, {"archived_pos": 10_000}, 500),
+        ({}, {"now_ms": 99 * HOUR_MS, "archived_pos": 10_000}, None),
+        # On a full disk archived files go first, without being early; others only early.
+        ({}, {"disk_used_bytes": 850, "archived_pos": 300, "may_delete_early": 0}, 300),
+        ({}, {"disk_used_bytes": 850, "archived_pos": 10_000, "may_delete_early": 0}, 300),
+        ({}, {"disk_used_bytes": 850, "archived_pos": 0, "may_delete_early": 0}, None),
+        ({}, {"disk_used_bytes": 850, "archived_pos": 0}, 300),
+        # Never what somebody needs.
+        ({"bytes_max": 1}, {"archived_pos": 10_000, "wanted_pos": 450}, 400),
+        ({"bytes_max": 1}, {"archived_pos": 10_000, "floor_pos": 199}, None),
+    ],
+)
+def test_what_goes_with_an_archive(tier: dict[str, Any], now: dict[str, int], base: int | None) -> None:
+    policy = RetentionPolicy(age_ms_max=2 * HOUR_MS, hour=4, bytes_max=1, tier=LocalTier(**tier))
+    deletion = droppable(SEGMENTS, newest_ms, policy, situation(**now))
+    assert (None if deletion is None else deletion.base_pos) == base
+    early = () if deletion is None else deletion.early
+    assert all(segment.end > now["archived_pos"] for segment in early)
 
 
 def test_only_the_files_that_go_and_one_more_are_looked_into() -> None:

@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 
 from mq.broker.archive.archiving import ANSWER_SECONDS, LOG_AGAIN_SECONDS, Archiving
+from mq.broker.base.archive_tier import Tier
 from mq.broker.limits import DEFAULT
 from mq.broker.net.errors import RequestRefused
-from mq.broker.state.archived_log import NOTHING, NoteArchived
+from mq.broker.state.archived_log import NOTHING, NoteArchived, NoteTier
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.format_level import RaiseLevel
 from mq.broker.state.metadata import Metadata
@@ -65,6 +66,7 @@ class Replica:
             clock=lambda: self.now,
             log__info=log,
             log__error=log,
+            log__warning=log,
             leader_address=lambda: "leader:1",
         )
         self.service = Archiving(context, calls=cast("Any", self), admit=lambda connection, identity: None)
@@ -305,3 +307,100 @@ def test_state_keeps_the_highest_index_of_one_archive_and_survives_a_snapshot() 
     assert restored.archived.end_at(URL) == NOTHING
     restored.restore(b"")
     assert restored.archived.end_at(URL) == NOTHING
+
+
+def tiered(leader: str = "n0", node_id: str = "n1", **given: Any) -> Replica:
+    """A replica that serves archived messages, of a group that has archived its first two files."""
+    replica = Replica(node_id, leader=leader, **{"level": 7} | given)
+    replica.service._tier = Tier(url=URL, log=replica.messages.log, archived=replica.metadata.archived)
+    replica.send(40)
+    replica.service.look()
+    return replica
+
+
+def test_leader_says_from_where_on_archived_messages_are_served() -> None:
+    leader = tiered(leader="n1")
+    end = leader.ends()[-1]
+    leader.service.take(step(end, begin_pos=0))
+    assert decode_command(leader.commands.pop()) == noted(end)
+    leader.metadata.apply(noted(end))
+    assert not leader.commands
+    leader.now += 60
+    leader.service.look()
+    assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=0, is_held=False)
+    leader.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
+    leader.now += 60
+    leader.service.look()
+    assert not leader.commands, "it is known"
+
+
+def test_older_manifest_is_reported_until_it_is_complete_again() -> None:
+    leader = tiered(leader="n1")
+    end = leader.ends()[-1]
+    leader.metadata.apply(noted(end))
+    leader.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
+    leader.service.take(ArchiveStep(is_older=True))
+    assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=0, is_held=True)
+    assert leader.logged[-1][0] == "archive_rolled_back"
+    leader.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=True))
+    leader.service.take(step(end, begin_pos=0))
+    assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=0, is_held=False)
+
+
+def test_follower_reports_an_older_manifest() -> None:
+    follower = tiered()
+    end = follower.ends()[-1]
+    follower.metadata.apply(noted(end))
+    follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
+    follower.service.take(ArchiveStep(is_older=True))
+    assert (follower.asked[-1]["index"], follower.asked[-1]["manifest"]) == (str(end.index), "older")
+
+
+def test_replica_that_has_not_looked_says_nothing_of_the_manifest() -> None:
+    for follower in (tiered(), tiered(leader="n1")):
+        end = follower.ends()[-1]
+        follower.metadata.apply(noted(end))
+        follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=True))
+        follower.now += 60
+        follower.service.look()
+        assert not follower.asked
+        assert not follower.commands
+        # What it has found is news once: later others know better.
+        follower.service.take(step(end, begin_pos=0))
+        follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
+        follower.service.look()
+        follower.asked.clear()
+        follower.commands.clear()
+        follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=True))
+        follower.now += 60
+        follower.service.look()
+        assert not follower.asked
+        assert not follower.commands
+
+
+def test_manifest_is_checked_though_nothing_waits() -> None:
+    replica = tiered()
+    end = replica.ends()[-1]
+    replica.metadata.apply(noted(end))
+    replica.service.look()
+    assert replica.service.next_job() is not None, "at first"
+    replica.service.take(ArchiveStep(is_last=True))
+    assert replica.service.next_job() is None
+    replica.now += LIMITS.check_seconds + 1
+    replica.service.look()
+    assert replica.service.next_job() is not None
+
+
+@pytest.mark.parametrize(("level", "has_tiers", "needed"), [(5, False, 6), (6, True, 7), (6, False, None)])
+def test_missing_format_level_is_told(level: int, has_tiers: bool, needed: int | None) -> None:
+    replica = tiered(level=level) if has_tiers else Replica(level=level)
+    replica.send(40)
+    for _ in range(2):
+        replica.service.look()
+        replica.now += LIMITS.turn_seconds - 1
+    assert not replica.logged
+    replica.service.look()
+    replica.now += 2
+    replica.service.look()
+    told = [fields["needed_level"] for event, fields in replica.logged if event == "archive_waits_for_level"]
+    assert told == ([] if needed is None else [needed])

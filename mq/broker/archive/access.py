@@ -1,0 +1,73 @@
+"""Opens the archive for readers of messages whose files were deleted locally, and watches these reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from mq.broker.base.archive_tier import ArchiveState
+from mq.broker.base.disk import disk_used
+from mq.broker.base.periodic_task import Periodic
+from mq.broker.context import ArchiveAccess, BrokerContext
+from mq.broker.limits import BrokerLimits
+from mq.broker.net.service import Service
+from mq.broker.settings import BrokerSettings
+from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
+from mq.store.archive.disk_cache import DiskCache
+from raftlog import Reactor, Workers, this_machine
+from raftlog.segment.backup_s3 import open_s3
+
+CACHE_DIRECTORY: Final = "archive-cache"
+
+
+def open_archive(
+    settings: BrokerSettings, archived: ArchiveState, reactor: Reactor, limits: BrokerLimits
+) -> tuple[ArchiveAccess, Workers]:
+    """How to read the archive, and the threads for it. Sends nothing yet.
+
+    Args:
+        archived: what the group knows of its archive.
+    """
+    url = settings.archive_url
+    assert url is not None, "archived messages are served, and there is no archive"
+    known = KnownLog(settings.identity, settings.segment_bytes, lambda: archived.end_at(url))
+    cache = DiskCache(
+        str(settings.data_dir / CACHE_DIRECTORY),
+        settings.archive_cache_bytes,
+        lambda: disk_used(settings.data_dir) < settings.disk_expire_ratio,
+    )
+    blocks = ColdBlocks(
+        partial(open_s3, url, settings.archive_endpoint_url, answer_seconds=limits.archive.read_answer_seconds),
+        known,
+        cache,
+        blocks_max=limits.archive.read_blocks_max,
+        clock=this_machine().thread_clock,
+    )
+    workers = Workers(reactor, limits.archive.read_threads)
+    return ArchiveAccess(blocks.fetch, workers.put, lambda: cache.nbytes), workers
+
+
+class ArchiveWatch(Service):
+    """Calls readers of archived messages back that wait for too long, and counts for operators."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._archived = context.archived
+        self._access = context.environment.archive
+        self._limits = context.limits.archive
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions; see `Service`."""
+        if self._archived is not None:
+            yield Periodic(self._limits.expire_seconds, self._archived.expire, self._archived.next_deadline)
+
+    def counters(self) -> dict[str, int]:
+        """See `Service`."""
+        names = ("archive_reads_waiting", "archive_read_bytes", "archive_read_failures", "archive_reads_refused")
+        figures = dict.fromkeys(names, 0) if self._archived is None else self._archived.counters()
+        return figures | {"archive_cache_bytes": 0 if self._access is None else self._access.cached_bytes()}
+
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        if self._archived is not None:
+            self._archived.check_invariants()

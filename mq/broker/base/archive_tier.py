@@ -1,0 +1,105 @@
+"""Which part of the log is read from the archive after its files were deleted here.
+
+The group knows up to where its log is archived, and from where on archived messages are served
+(`mq.broker.state.archived_log`). The consume queues keep their entries of archived messages, so that everything that
+needs no message works as before. A replica whose queues were derived again, such as a new one, has entries only from
+the beginning of its log on: it notes where, and does not say that older messages are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from raftlog.segment.meta import Base
+
+QUEUES_FROM: Final = "queues_from"
+"""The note of the log: from this physical offset on, the queues have all entries."""
+
+
+class ArchiveState(Protocol):
+    """See `mq.broker.state.archived_log.ArchivedLog`."""
+
+    begin_pos: int | None
+    is_held: bool
+
+    def end_at(self, url: str | None) -> Base:
+        """How much of the log the archive at ``url`` has."""
+
+
+class NotedLog(Protocol):
+    """The part of `raftlog.segment.log.SegmentLog` that is needed."""
+
+    @property
+    def base_pos(self) -> int:
+        """See `LogReads`."""
+
+    @property
+    def notes(self) -> Mapping[str, bytes]:
+        """See `SegmentLog`."""
+
+    def set_note(self, key: str, value: bytes | None, /) -> None:
+        """See `SegmentLog`."""
+
+
+def note_queues_from(log: NotedLog, *, has_tiers: bool, is_fresh: bool) -> None:
+    """Note where the queues begin, when a broker opens them.
+
+    Args:
+        has_tiers: whether archived messages are served after their files were deleted.
+        is_fresh: the queues are derived from the log, as it is now.
+    """
+    if not has_tiers:
+        log.set_note(QUEUES_FROM, None)
+    elif is_fresh:
+        log.set_note(QUEUES_FROM, b"%d" % log.base_pos)
+
+
+class Tier:
+    """The archive as the place of old messages, as this replica sees it.
+
+    Args:
+        url: of the archive; None if only local messages are served.
+    """
+
+    def __init__(self, *, url: str | None, log: NotedLog, archived: ArchiveState) -> None:
+        self._url = url
+        self._log = log
+        self._archived = archived
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether this replica is configured for it."""
+        return self._url is not None
+
+    @property
+    def begin_pos(self) -> int | None:
+        """From this physical offset on, archived messages are served by the group; None if it does not do so yet."""
+        known = self._url is not None and self._archived.end_at(self._url).pos > 0
+        return self._archived.begin_pos if known else None
+
+    @property
+    def queues_from(self) -> int:
+        """From this physical offset on, the queues of this replica have all entries."""
+        noted = self._log.notes.get(QUEUES_FROM)
+        return self._log.base_pos if noted is None else min(int(noted), self._log.base_pos)
+
+    @property
+    def visible_pos(self) -> int:
+        """From this physical offset on, this replica serves messages: from its log, or from the archive."""
+        if self._url is None or QUEUES_FROM not in self._log.notes:
+            return self._log.base_pos
+        return min(max(self.queues_from, self._archived.begin_pos or 0), self._log.base_pos)
+
+    @property
+    def lacks_older(self) -> bool:
+        """Whether the group serves archived messages from before the queues of this replica."""
+        return self.begin_pos is not None and self.queues_from > self.begin_pos
+
+    def deletable_pos(self) -> int:
+        """Files below this physical offset may be deleted here, because the archive has them; 0 for none."""
+        if self.begin_pos is None or self._archived.is_held:
+            return 0
+        if QUEUES_FROM not in self._log.notes:  # durable together with the next deletion
+            self._log.set_note(QUEUES_FROM, b"%d" % self._log.base_pos)
+        return self._archived.end_at(self._url).pos

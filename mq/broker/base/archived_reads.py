@@ -1,0 +1,435 @@
+"""Reads old messages from the archive: worker threads load verified blocks into memory, and the event loop reads there.
+
+The event loop never waits for the store. A reader asks to have places loaded, and is called back when the attempt is
+over, or takes too long; what is not in memory then is refused with `ArchivedNotLoaded`, and goes on loading. Readers
+that go on in the log get requests of several megabytes, and the next one ahead.
+
+If the store does not answer, cold reads fail with the reason. They have their own threads and a limited number of
+requests, so nothing else waits for them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from mq.broker.base.archive_tier import Tier
+from mq.broker.base.rate_limited_log import Log
+from mq.broker.limits import DEFAULT, ArchiveLimits
+from raftlog import Job, SegmentError
+from raftlog.segment import EntryGone
+from raftlog.segment.verified_reads import VerifiedRun
+
+CHUNK_BYTES: Final = 1024 * 1024
+"""Requests begin and end at multiples of this, apart from the blocks across them."""
+REQUEST_CHUNKS: Final = 4
+LOG_AGAIN_SECONDS: Final = 60.0
+
+Place = tuple[int, int]
+"""Physical offset and size."""
+
+Fetch = Callable[[int, int], Sequence[tuple[int, bytes]]]
+"""``fetch(begin, stop)`` returns the verified blocks of the archive that overlap this range, with their physical
+offsets, in order; fewer if the archive ends before. For any thread. Raises SegmentError.
+"""
+
+
+class ArchivedNotLoaded(SegmentError):
+    """A message is in the archive, and not in memory yet: it is being loaded, or will be when it is asked for again.
+
+    ``wait`` has the arguments and the result of `ArchivedReads.load`, apart from the places.
+    """
+
+    def __init__(self, pos: int, reason: str, wait: Callable[[Callable[[], None]], bool]) -> None:
+        super().__init__(f"the message at {pos} is read from the archive: {reason}; try again")
+        self.pos = pos
+        self.wait = wait
+
+
+class ArchivedUnreadable(SegmentError):
+    """A message is in the archive, and the last attempt to read it failed."""
+
+    def __init__(self, pos: int, cause: SegmentError) -> None:
+        super().__init__(f"the message at {pos} is in the archive, which cannot be read now: {cause}")
+        self.pos = pos
+        self.cause = cause
+
+
+class _Waiting:
+    """A reader that waits for this many chunks, until a time."""
+
+    __slots__ = ("deadline", "missing", "then")
+
+    def __init__(self, missing: int, deadline: float, then: Callable[[], None]) -> None:
+        assert missing > 0, f"a reader waits for {missing} chunks"
+        self.missing = missing
+        self.deadline = deadline
+        self.then = then
+
+
+class ArchivedReads:
+    """Blocks of the archive in memory.
+
+    Args:
+        end_pos: the physical offset up to which the log is known to be archived.
+        in_background: runs a job in one of the threads for the archive, and its completion on the event loop.
+        clock: monotonic seconds.
+        log: the operators' log.
+    """
+
+    def __init__(
+        self,
+        *,
+        fetch: Fetch,
+        end_pos: Callable[[], int],
+        in_background: Callable[[Job], None],
+        clock: Callable[[], float],
+        log: Log,
+        limits: ArchiveLimits = DEFAULT.archive,
+    ) -> None:
+        self._fetch = fetch
+        self._end_pos = end_pos
+        self._in_background = in_background
+        self._clock = clock
+        self._log = log
+        self._limits = limits
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        """By physical offset, the last used one last."""
+        self._begins: list[int] = []
+        self._nbytes = 0
+        self._under_way: dict[int, list[_Waiting]] = {}
+        self._requests = 0
+        self._waiting: dict[_Waiting, None] = {}
+        self._failed: dict[int, tuple[float, SegmentError]] = {}
+        """By chunk: until when it is not tried again, and why."""
+        self._seen: OrderedDict[int, None] = OrderedDict()
+        self._logged_at = -LOG_AGAIN_SECONDS
+        self._fetched_bytes = self._failures = self._refused = 0
+
+    def counters(self) -> dict[str, int]:
+        """Figures for operators."""
+        return {
+            "archive_reads_waiting": len(self._waiting),
+            "archive_read_bytes": self._fetched_bytes,
+            "archive_read_failures": self._failures,
+            "archive_reads_refused": self._refused,
+        }
+
+    def has(self, place: Place) -> bool:
+        """Whether a place can be read at once."""
+        return self._find(*place) is not None
+
+    def read(self, pos: int, nbytes: int) -> bytes:
+        """The bytes at a place within one entry.
+
+        Raises:
+            ArchivedNotLoaded: it is being loaded now. ArchivedUnreadable: the last attempt, a moment ago, failed.
+        """
+        begin = self._find(pos, nbytes)
+        if begin is not None:
+            self._blocks.move_to_end(begin)
+            return self._blocks[begin][pos - begin : pos - begin + nbytes]
+        if (cause := self._failure(_chunks([(pos, nbytes)]))) is not None:
+            raise ArchivedUnreadable(pos, cause)
+        is_busy = not self.load([(pos, nbytes)], lambda: None)
+        reason = "too many others are, too" if is_busy else "it is being loaded"
+        raise ArchivedNotLoaded(pos, reason, lambda then: self.load([(pos, nbytes)], then))
+
+    def block_at(self, pos: int) -> tuple[int, bytes]:
+        """The block with a physical offset, and where it begins. Raises as `read`."""
+        self.read(pos, 1)
+        begin = self._find(pos, 1)
+        assert begin is not None, f"the byte at {pos} was read, and is not in memory"
+        return begin, self._blocks[begin]
+
+    def load(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
+        """Load ascending places, and call ``then`` when they are there, could not be loaded, or it took too long.
+
+        Returns False, and does not call ``then``, if there is nothing to wait for: all can be read, or some cannot.
+        """
+        chunks = _chunks([place for place in places if not self.has(place)])
+        if not chunks:
+            self._went_on(places[-1])
+            return False
+        if self._failure(chunks) is not None:
+            return False
+        new = [chunk for chunk in chunks if chunk not in self._under_way]
+        groups = list(_groups(new))
+        if self._requests + len(groups) > self._limits.read_requests_max:
+            self._refused += 1
+            return False
+        waiting = _Waiting(len(chunks), self._clock() + self._limits.read_wait_seconds, then)
+        self._waiting[waiting] = None
+        for chunk in chunks:
+            self._under_way.setdefault(chunk, []).append(waiting)
+        follows = chunks[0] - 1 in self._seen
+        for group in groups:
+            if follows and group[-1] == chunks[-1]:
+                group = self._extended(group)
+            self._request(group)
+        if follows:
+            self._read_ahead(chunks[-1])
+        for chunk in chunks:
+            self._note(chunk)
+        return True
+
+    def expire(self) -> None:
+        """Call readers back that have waited for too long; what they wait for goes on loading."""
+        now = self._clock()
+        for waiting in [each for each in self._waiting if each.deadline <= now]:
+            del self._waiting[waiting]
+            waiting.then()
+
+    def next_deadline(self) -> float:
+        """When `expire` has something to do; infinity if nobody waits."""
+        return next((waiting.deadline for waiting in self._waiting), float("inf"))
+
+    def check_invariants(self) -> None:
+        """Assert what holds between calls; for tests."""
+        assert self._begins == sorted(self._blocks), "blocks are not found by their beginnings"
+        nbytes = sum(map(len, self._blocks.values()))
+        assert nbytes == self._nbytes, f"{nbytes} bytes are in memory, {self._nbytes} are counted"
+        requests_max = self._limits.read_requests_max
+        assert 0 <= self._requests <= requests_max, f"{self._requests} requests; maximum: {requests_max}"
+        assert bool(self._under_way) == bool(self._requests), (
+            f"{len(self._under_way)} chunks, {self._requests} requests"
+        )
+        for waiting in self._waiting:
+            missing = sum(waiting in each for each in self._under_way.values())
+            assert waiting.missing == missing, f"a reader waits for {waiting.missing} chunks, {missing} are under way"
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def _find(self, pos: int, nbytes: int) -> int | None:
+        """The beginning of the block with a place; None if it is not in memory."""
+        number = bisect_right(self._begins, pos) - 1
+        if number < 0:
+            return None
+        begin = self._begins[number]
+        return begin if pos + nbytes <= begin + len(self._blocks[begin]) else None
+
+    def _keep(self, begin: int, data: bytes) -> None:
+        if begin not in self._blocks:
+            insort(self._begins, begin)
+            self._nbytes += len(data)
+            self._blocks[begin] = data
+        self._blocks.move_to_end(begin)
+        while self._nbytes > self._limits.read_memory_bytes and len(self._blocks) > 1:
+            oldest, dropped = self._blocks.popitem(last=False)
+            self._nbytes -= len(dropped)
+            del self._begins[bisect_left(self._begins, oldest)]
+
+    def _note(self, chunk: int) -> None:
+        self._seen[chunk] = None
+        self._seen.move_to_end(chunk)
+        if len(self._seen) > self._limits.read_chunks_seen_max:
+            self._seen.popitem(last=False)
+
+    def _failure(self, chunks: Sequence[int]) -> SegmentError | None:
+        now = self._clock()
+        for chunk in chunks:
+            if chunk in self._failed:
+                until, cause = self._failed[chunk]
+                if now < until:
+                    return cause
+                del self._failed[chunk]
+        return None
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _extended(self, group: list[int]) -> list[int]:
+        """A request of a reader that goes on in the log is as large as possible."""
+        more = range(group[-1] + 1, group[0] + REQUEST_CHUNKS)
+        return [*group, *self._wanted_of(more)]
+
+    def _went_on(self, place: Place) -> None:
+        """A reader has read what was loaded before."""
+        chunk = sum(place) // CHUNK_BYTES
+        if chunk not in self._seen:
+            self._note(chunk)
+            if chunk - 1 in self._seen:
+                self._read_ahead(chunk)
+
+    def _read_ahead(self, chunk: int) -> None:
+        """Load what a reader that goes on behind a chunk needs next, if nobody else waits for a request."""
+        for first in range(chunk + 1, chunk + 1 + REQUEST_CHUNKS):
+            ahead = self._wanted_of(range(first, first + REQUEST_CHUNKS))
+            if ahead and self._requests < self._limits.read_threads:
+                self._request(ahead)
+            if ahead:
+                return
+
+    def _wanted_of(self, chunks: range) -> list[int]:
+        wanted: list[int] = []
+        end_pos = self._end_pos()
+        for chunk in chunks:
+            if (
+                chunk * CHUNK_BYTES >= end_pos
+                or chunk in self._under_way
+                or chunk in self._failed
+                or self._find(chunk * CHUNK_BYTES, 1) is not None
+            ):
+                break
+            wanted.append(chunk)
+        return wanted
+
+    def _request(self, chunks: list[int]) -> None:
+        for chunk in chunks:
+            self._under_way.setdefault(chunk, [])
+        self._requests += 1
+        begin, stop = chunks[0] * CHUNK_BYTES, (chunks[-1] + 1) * CHUNK_BYTES
+        fetch = self._fetch
+
+        def job() -> Callable[[], None]:
+            try:
+                blocks = fetch(begin, stop)
+            except SegmentError as error:
+                return partial(self._failed_to_load, chunks, error)
+            return partial(self._loaded, chunks, blocks)
+
+        self._in_background(job)
+
+    def _loaded(self, chunks: list[int], blocks: Sequence[tuple[int, bytes]]) -> None:
+        for begin, data in blocks:
+            self._fetched_bytes += len(data)
+            self._keep(begin, data)
+        self._ended(chunks)
+
+    def _failed_to_load(self, chunks: list[int], error: SegmentError) -> None:
+        now = self._clock()
+        self._failures += 1
+        self._failed = {chunk: known for chunk, known in self._failed.items() if now < known[0]}
+        for chunk in chunks:
+            self._failed[chunk] = now + self._limits.read_retry_seconds, error
+        if now >= self._logged_at + LOG_AGAIN_SECONDS:
+            self._logged_at = now
+            self._log.error(
+                "archive_read_failed", position=chunks[0] * CHUNK_BYTES, reason=str(error), failures=self._failures
+            )
+        self._ended(chunks)
+
+    def _ended(self, chunks: list[int]) -> None:
+        self._requests -= 1
+        assert self._requests >= 0, f"{self._requests} requests are under way"
+        over: list[_Waiting] = []
+        for chunk in chunks:
+            for waiting in self._under_way.pop(chunk):
+                waiting.missing -= 1
+                if waiting.missing == 0 and waiting in self._waiting:
+                    del self._waiting[waiting]
+                    over.append(waiting)
+        for waiting in over:
+            waiting.then()
+
+
+class LocalLog(Protocol):
+    """The part of `raftlog.segment.log_reader.LogReads` that is needed."""
+
+    @property
+    def base_pos(self) -> int:
+        """See `LogReads`."""
+
+    @property
+    def end_pos(self) -> int:
+        """See `LogReads`."""
+
+    def pread(self, pos: int, length: int, /, *, trusts_page_cache: bool = False) -> bytes:
+        """See `LogReads`."""
+
+    def pread_each(self, pieces: Sequence[Place], /) -> Sequence[bytes | memoryview]:
+        """See `LogReads`."""
+
+    def read_runs(self, pos: int, length: int, /) -> Iterator[VerifiedRun]:
+        """See `LogReads`."""
+
+
+class TieredLog:
+    """The records of a log of which a part is only in the archive."""
+
+    def __init__(self, log: LocalLog, tier: Tier, reads: ArchivedReads, fetch: Fetch) -> None:
+        self._log = log
+        self._tier = tier
+        self._fetch = fetch
+        self.reads = reads
+
+    @property
+    def base_pos(self) -> int:
+        """Records before this physical offset are not local."""
+        return self._log.base_pos
+
+    @property
+    def begin_pos(self) -> int:
+        """Records before this physical offset are gone."""
+        return self._tier.visible_pos
+
+    @property
+    def end_pos(self) -> int:
+        """The end of the log."""
+        return self._log.end_pos
+
+    def pread(self, pos: int, length: int, *, trusts_page_cache: bool = False) -> bytes:
+        """See `LogReads.pread`. Raises its errors, and those of `ArchivedReads.read`."""
+        if pos >= self._log.base_pos:
+            return self._log.pread(pos, length, trusts_page_cache=trusts_page_cache)
+        self._check(pos)
+        return self.reads.read(pos, length)
+
+    def pread_each(self, pieces: Sequence[Place]) -> Sequence[bytes | memoryview]:
+        """See `LogReads.pread_each`. Raises as `pread`."""
+        base_pos = self._log.base_pos
+        if not pieces or pieces[0][0] >= base_pos:
+            return self._log.pread_each(pieces)
+        self._check(pieces[0][0])
+        archived = bisect_left(pieces, (base_pos, 0))
+        found: list[bytes | memoryview] = [self.reads.read(*each) for each in pieces[:archived]]
+        return [*found, *self._log.pread_each(pieces[archived:])] if archived < len(pieces) else found
+
+    def read_runs(self, pos: int, length: int) -> Iterator[VerifiedRun]:
+        """See `LogReads.read_runs`; waits for the store, so only for threads that may. Raises as `Fetch`, too."""
+        stop, base_pos = pos + length, self._log.base_pos
+        if pos < base_pos:
+            self._check(pos)
+            end = pos
+            try:
+                for begin, data in self._fetch(pos, min(stop, base_pos)):
+                    end = begin + len(data)
+                    yield VerifiedRun(begin, end, end, data)
+            except SegmentError as error:
+                raise ArchivedUnreadable(pos, error) from error
+            assert end > pos, f"the archive has nothing from {pos} on, and its readers are told nothing"
+        if stop > base_pos:
+            yield from self._log.read_runs(max(pos, base_pos), stop - max(pos, base_pos))
+
+    def block_at(self, pos: int) -> tuple[int, bytes]:
+        """The block of the archive with a physical offset, and where it begins. Raises as `pread`."""
+        self._check(pos)
+        return self.reads.block_at(pos)
+
+    def _check(self, pos: int) -> None:
+        if pos < (begin := self._tier.visible_pos):
+            raise EntryGone("the archive", "position", pos, begin)
+
+
+def _chunks(places: Sequence[Place]) -> list[int]:
+    """The chunks that contain places, ascending."""
+    chunks: dict[int, None] = {}
+    for pos, nbytes in places:
+        assert nbytes > 0, f"{nbytes} bytes are read at {pos}"
+        for chunk in range(pos // CHUNK_BYTES, (pos + nbytes - 1) // CHUNK_BYTES + 1):
+            chunks[chunk] = None
+    return sorted(chunks)
+
+
+def _groups(chunks: Sequence[int]) -> Iterator[list[int]]:
+    """Consecutive chunks, as many as one request has."""
+    group: list[int] = []
+    for chunk in chunks:
+        if group and (chunk != group[-1] + 1 or len(group) == REQUEST_CHUNKS):
+            yield group
+            group = []
+        group.append(chunk)
+    if group:
+        yield group

@@ -1,0 +1,295 @@
+"""Reads parts of an archive by their place in the log, for brokers: from a disk cache, or from the store.
+
+Nothing is returned that was not verified, wherever it comes from. The manifest must be of this log; it names each index
+with its SHA-256; an index has the chain before each of its blocks, and each entry of a block must continue it up to the
+next one. The archive must also continue the log as the group knows it (`KnownLog`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Protocol
+
+import msgspec
+
+from mq.store.archive.disk_cache import DiskCache
+from mq.store.archive.file_index import decode_block_places
+from raftlog.segment.backup import Backup
+from raftlog.segment.backup_manifest import BackupManifest, StoredObject
+from raftlog.segment.backup_store import BackupDamaged, BackupRefused, BackupStore, NotStored
+from raftlog.segment.codec import verify_entry
+from raftlog.segment.errors import EntryTooNew, FormatTooNew, FrameCorrupt
+from raftlog.segment.meta import Base
+
+REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Missing blocks that follow each other are one request up to this size, unless a block is larger."""
+MANIFEST_SECONDS: Final = 5.0
+"""The manifest is read again at most this often, when it lacks something."""
+
+
+class RangeStore(BackupStore, Protocol):
+    """A store that several threads may read."""
+
+    def read_range(self, name: str, length: int, offset: int) -> bytes:
+        """These bytes of an object, fewer only at its end. For any thread. Raises NotStored, StoreFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLog:
+    """What the group knows of its log: the archive of another log is refused.
+
+    ``end`` is how far it is archived, as the group knows it.
+    """
+
+    identity: str
+    segment_bytes: int
+    end: Callable[[], Base]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Where the blocks of a file are. ``befores`` has the log before each, and behind the last one."""
+
+    stored: StoredObject
+    begins: Sequence[int]
+    sizes: Sequence[int]
+    befores: Sequence[Base]
+
+
+class ColdBlocks:
+    """The blocks of one archive. For any thread.
+
+    Args:
+        open_store: called once, before the first read. Raises SegmentError.
+        blocks_max: places of blocks in memory.
+        clock: monotonic seconds.
+
+    Attributes:
+        requests, hits: ranges that were read from the store, and blocks that the cache had.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], RangeStore],
+        known: KnownLog,
+        cache: DiskCache,
+        *,
+        blocks_max: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._open_store = open_store
+        self._known = known
+        self._cache = cache
+        self._blocks_max = blocks_max
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._store: RangeStore | None = None
+        self._manifest: BackupManifest | None = None
+        self._files: dict[int, StoredObject] = {}
+        self._read_at = float("-inf")
+        self._tables: OrderedDict[str, _Table] = OrderedDict()
+        self._blocks = 0
+        self.requests = self.hits = 0
+
+    def fetch(self, begin: int, stop: int) -> list[tuple[int, bytes]]:
+        """The blocks that overlap a range of physical offsets, in order, as far as the archive goes.
+
+        Raises:
+            BackupRefused: there is no archive, or it is that of another log.
+            BackupDamaged, FormatTooNew: something of it is missing, damaged, or of a newer version.
+            StoreFailed: the store does not answer, or refuses.
+        """
+        size = self._known.segment_bytes
+        found: list[tuple[int, bytes]] = []
+        for start in range(begin - begin % size, stop, size):
+            try:
+                found += self._of_file(start, begin, stop)
+            except NotStored as error:
+                if not self._forget(start):
+                    raise BackupDamaged(error.path, "it is missing") from error
+                try:
+                    found += self._of_file(start, begin, stop)  # a run has replaced it
+                except NotStored as again:
+                    raise BackupDamaged(again.path, "it is missing") from again
+        return found
+
+    def _of_file(self, start: int, begin: int, stop: int) -> list[tuple[int, bytes]]:
+        stored = self._stored(start, is_needed=start <= begin)
+        if stored is None:
+            return []
+        table = self._table(stored)
+        first = max(bisect_right(table.begins, begin) - 1, 0)
+        numbers = [number for number in range(first, len(table.begins)) if table.begins[number] < stop]
+        found: dict[int, bytes] = {}
+        for number in numbers:
+            name = _block_name(stored, table.begins[number])
+            if (data := self._cache.get(name)) is not None:
+                try:
+                    self._verify(table, number, data)
+                except BackupDamaged:
+                    self._cache.drop(name)
+                else:
+                    self.hits += 1
+                    found[number] = data
+        for group in _requests(table, [number for number in numbers if number not in found]):
+            found |= self._load(table, group)
+        return [(table.begins[number], found[number]) for number in numbers]
+
+    def _load(self, table: _Table, numbers: Sequence[int]) -> dict[int, bytes]:
+        """Consecutive blocks from the store."""
+        stored = table.stored
+        begin = table.begins[numbers[0]]
+        nbytes = sum(table.sizes[number] for number in numbers)
+        data = self._opened().read_range(stored.name, nbytes, begin - stored.start)
+        self.requests += 1
+        found: dict[int, bytes] = {}
+        for number in numbers:
+            at = table.begins[number] - begin
+            block = data[at : at + table.sizes[number]]
+            self._verify(table, number, block)
+            self._cache.put(_block_name(stored, table.begins[number]), block)
+            found[number] = block
+        return found
+
+    def _verify(self, table: _Table, number: int, data: bytes) -> None:
+        """Check every entry of a block. Raises BackupDamaged, FormatTooNew."""
+        path = self._opened().path(table.stored.name)
+        pos, nbytes = table.begins[number], table.sizes[number]
+        if len(data) != nbytes:
+            raise BackupDamaged(path, f"{len(data)} bytes were read at {pos}, {nbytes} were written")
+        last, after = table.befores[number].ref, table.befores[number + 1]
+        view, at = memoryview(data), 0
+        try:
+            while at < nbytes:
+                last = verify_entry(view, at, last.index + 1, last.term, pos + at, last.chain)
+                at += last.size
+        except EntryTooNew as error:
+            raise FormatTooNew(path, f"the entry after {last.index}", error.found, error.newest) from error
+        except FrameCorrupt as error:
+            raise BackupDamaged(path, str(error)) from error
+        if (last.index, last.term, last.chain) != (after.index, after.term, after.chain):
+            raise BackupDamaged(path, f"entry {last.index} is not the one that its index names")
+
+    # -- manifest and indexes ------------------------------------------------------------------------------------------
+
+    def _opened(self) -> RangeStore:
+        if self._store is None:
+            self._store = self._open_store()
+        return self._store
+
+    def _stored(self, start: int, *, is_needed: bool) -> StoredObject | None:
+        """The object of the file that begins at a physical offset. Raises as `fetch`."""
+        with self._lock:
+            self._opened()
+            if start not in self._files and self._clock() >= self._read_at + MANIFEST_SECONDS:
+                self._read_manifest()
+            if start in self._files:
+                return self._files[start]
+            manifest = self._manifest
+        if not is_needed:
+            return None
+        end = self._known.end()
+        if manifest is not None and start >= manifest.archived.pos and start < end.pos:
+            reason = (
+                f"it ends at {manifest.archived.pos}, and the group has archived its log up to {end.pos}: "
+                "somebody has replaced it by an older one"
+            )
+        else:
+            reason = f"it does not have the log file that begins at {start}"
+        raise BackupDamaged(self._opened().path("manifest.json"), reason)
+
+    def _read_manifest(self) -> None:
+        store = self._opened()
+        manifest = Backup(store).manifest
+        known = self._known
+        if manifest.objects is msgspec.UNSET:
+            raise BackupRefused(store.name, "it is a backup in a directory, not an archive")
+        if (manifest.cluster_id, manifest.segment_bytes) != (known.identity, known.segment_bytes):
+            raise BackupRefused(
+                store.name,
+                f"it is of the log {manifest.cluster_id} with files of {manifest.segment_bytes} bytes, this is "
+                f"{known.identity} with {known.segment_bytes}",
+            )
+        end, archived = known.end(), manifest.archived
+        if archived.pos == end.pos and archived != end:
+            raise BackupRefused(store.name, f"it has another entry {end.index} than this group")
+        self._manifest = manifest
+        self._files = {each.start: each for each in manifest.objects.files if each.start < archived.pos}
+        self._read_at = self._clock()
+
+    def _forget(self, start: int) -> bool:
+        """Read the manifest again, which named an object that is missing; whether it names another one now."""
+        with self._lock:
+            before = self._files.get(start)
+            self._read_manifest()
+            return self._files.get(start, before) != before
+
+    def _table(self, stored: StoredObject) -> _Table:
+        index = stored.index
+        store = self._opened()
+        if index is None:
+            raise BackupRefused(
+                store.path(stored.name),
+                "it has no index, since `raftmq backup` has stored it: only `raftmq archive cat` can read it",
+            )
+        with self._lock:
+            if (table := self._tables.get(index.name)) is not None:
+                self._tables.move_to_end(index.name)
+                return table
+        name, path = f"{index.sha256[:16]}.{stored.start:020d}", store.path(index.name)
+        content = self._cache.get(name)
+        if content is None or hashlib.sha256(content).hexdigest() != index.sha256:
+            content = store.read_range(index.name, index.nbytes, 0)
+            if hashlib.sha256(content).hexdigest() != index.sha256:
+                raise BackupDamaged(path, "its content is not what was written")
+            self._cache.put(name, content)
+        places, end = decode_block_places(content, path)
+        befores = [before for before, _ in places]
+        if befores[0].pos != stored.start or end.pos != stored.start + self._known.segment_bytes:
+            raise BackupDamaged(path, f"it is not the index of the file at {stored.start}")
+        known_end = self._known.end()
+        if end.pos == known_end.pos and end != known_end:
+            raise BackupDamaged(path, f"it ends with another entry {end.index} than the group has")
+        table = _Table(stored, [each.pos for each in befores], [nbytes for _, nbytes in places], [*befores, end])
+        with self._lock:
+            self._check_neighbours(table, path)
+            if index.name not in self._tables:  # another thread may have been faster
+                self._tables[index.name] = table
+                self._blocks += len(table.begins)
+            while self._blocks > self._blocks_max and len(self._tables) > 1:
+                _, dropped = self._tables.popitem(last=False)
+                self._blocks -= len(dropped.begins)
+        return table
+
+    def _check_neighbours(self, table: _Table, path: str) -> None:
+        """Files must continue each other, as far as their indexes are known."""
+        size = self._known.segment_bytes
+        by_start = {each.stored.start: each for each in self._tables.values()} | {table.stored.start: table}
+        around = (by_start.get(table.stored.start + step * size) for step in (-1, 0, 1))
+        for older, newer in pairwise(each for each in around if each is not None):
+            if older.befores[-1] != newer.befores[0]:
+                raise BackupDamaged(path, f"the file at {newer.stored.start} does not continue the one before it")
+
+
+def _block_name(stored: StoredObject, begin: int) -> str:
+    return f"{stored.sha256[:16]}.{begin:020d}"
+
+
+def _requests(table: _Table, numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Blocks that follow each other, as one request has them."""
+    group: list[int] = []
+    nbytes = 0
+    for number in numbers:
+        if group and (number != group[-1] + 1 or nbytes + table.sizes[number] > REQUEST_BYTES_MAX):
+            yield group
+            group, nbytes = [], 0
+        group.append(number)
+        nbytes += table.sizes[number]
+    if group:
+        yield group

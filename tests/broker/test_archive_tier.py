@@ -1,0 +1,220 @@
+"""A broker that deletes archived files locally: consumers get all messages, and a store in trouble costs only those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq.broker.archive.access import CACHE_DIRECTORY
+from mq.protocol.codes import RequestCode, ResponseCode
+from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
+from tests.support.popping import popped
+from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, limited, note_brokers, pull_ext, running
+from tests.support.short_logs import COUNT, MIB, SMALL, body, fill
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.trio
+
+LIMITS = limited(
+    archive={"look_seconds": 0.05, "retry_seconds": 0.05, "retry_seconds_max": 0.2, "check_seconds": 0.2},
+    upkeep={"raise_level_seconds": 0.01},
+)
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStorage]:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with object_storage() as found:
+        yield found
+
+
+def settings(storage: ObjectStorage, **given: Any) -> dict[str, Any]:
+    return (
+        SMALL
+        | {
+            "retention_bytes": None,
+            "archive_url": f"s3://{BUCKET}/broker-a",
+            "archive_endpoint_url": storage.url,
+            "archive_bytes_per_second": 0,
+            "local_retention_bytes": MIB,
+        }
+        | given
+    )
+
+
+async def everything(client: Client, first: int = 0) -> list[bytes]:
+    """The bodies of all messages, as a consumer gets them that tries again when it is told to."""
+    found: list[bytes] = []
+    while True:
+        got = await client.request(
+            RequestCode.PULL_MESSAGE,
+            pull_ext(offset=first + len(found), sysFlag=SUSPEND | SUBSCRIPTION, suspendTimeoutMillis=20),
+        )
+        if got.code == ResponseCode.PULL_NOT_FOUND:
+            return found
+        if got.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            assert got.ext["nextBeginOffset"] == str(first + len(found)), got
+            continue
+        assert got.code == ResponseCode.SUCCESS, got
+        assert got.ext["minOffset"] == "0"
+        found += [record.body for record in got.records]
+
+
+async def deleted_locally(client: Client) -> int:
+    """Wait until files were deleted locally; up to which entry."""
+    base = 0
+
+    async def is_shorter() -> bool:
+        nonlocal base
+        base = int((await client.info())["raftmq.baseIndex"])
+        return base >= 8
+
+    await until(is_shorter)
+    return base
+
+
+async def test_consumers_get_what_was_deleted_locally(tmp_path: Path, storage: ObjectStorage) -> None:
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        await fill(client)
+        sent_id = (await client.pull(offset=0)).records[0]
+        await deleted_locally(client)
+        assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
+        assert await everything(client) == [body(number) for number in range(COUNT)]
+        # By time: the first message was stored at this time or after it.
+        by_time = await client.request(
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+            {"topic": "T", "queueId": 0, "timestamp": sent_id.store_timestamp_ms},
+        )
+        assert (by_time.code, by_time.ext["offset"]) == (0, "0")
+        earliest = await client.request(RequestCode.GET_EARLIEST_MSG_STORETIME, {"topic": "T", "queueId": 0})
+        assert (earliest.code, earliest.ext["timestamp"]) == (0, str(sent_id.store_timestamp_ms))
+        viewed = await client.request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": sent_id.physical_offset})
+        assert (viewed.code, viewed.records[0].body) == (0, body(0))
+        odd = await client.request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": sent_id.physical_offset + 1})
+        assert odd.code == ResponseCode.SYSTEM_ERROR
+        assert int((await client.info())["raftmq.archiveReadBytes"]) > 0
+        cached = [each for each in (tmp_path / CACHE_DIRECTORY).iterdir() if not each.name.endswith(".new")]
+        assert cached
+    # After a restart the queues still begin at the first message, and the cache has what was read.
+    storage.requests.clear()
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
+        assert await everything(client) == [body(number) for number in range(COUNT)]
+    ranges = [path for method, path in storage.requests if method == "GET" and "/log/" in path]
+    assert not ranges, "blocks come from the cache"
+
+
+async def test_store_in_trouble_costs_only_old_messages(tmp_path: Path, storage: ObjectStorage) -> None:
+    given = settings(storage, archive_cache_bytes=0)
+    async with running(tmp_path, limits=LIMITS, **given) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        await fill(client)
+        await deleted_locally(client)
+    async with running(tmp_path, limits=LIMITS, **given) as broker:
+        client = await broker.connect()
+        storage.fault = lambda method, path: 503
+        refused = await client.pull(offset=0)
+        assert refused.code == ResponseCode.SYSTEM_ERROR, refused
+        assert refused.remark is not None
+        assert "in the archive, which cannot be read now" in refused.remark
+        assert (await client.send()).code == 0
+        assert (await client.pull(offset=COUNT - 1)).records[0].body == body(COUNT - 1)
+        storage.come_back()
+
+        async def is_served() -> bool:
+            return (await client.pull(offset=0)).code == ResponseCode.SUCCESS
+
+        await until(is_served)
+        assert (await everything(client))[:COUNT] == [body(number) for number in range(COUNT)]
+
+
+def flipped(content: bytes) -> bytes:
+    at = len(content) // 8
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", [flipped, lambda content: content[: len(content) // 16]], ids=["rot", "torn"])
+async def test_damaged_object_is_not_served(
+    tmp_path: Path, storage: ObjectStorage, damage: Callable[[bytes], bytes]
+) -> None:
+    given = settings(storage, archive_cache_bytes=0)
+    async with running(tmp_path, limits=LIMITS, **given) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        await fill(client)
+        await deleted_locally(client)
+    first = next(name for name in storage.names() if "/log/" in name)
+    intact = storage.content(first)
+    storage.put(first, damage(intact))
+    async with running(tmp_path, limits=LIMITS, **given) as broker:
+        client = await broker.connect()
+        refused = await client.pull(offset=3)
+        assert refused.code == ResponseCode.SYSTEM_ERROR, refused
+        assert refused.remark is not None
+        assert "damaged" in refused.remark
+        storage.put(first, intact)
+
+        async def is_served() -> bool:
+            return (await client.pull(offset=3)).code == ResponseCode.SUCCESS
+
+        await until(is_served)
+
+
+async def test_nothing_is_deleted_while_the_manifest_is_an_older_one(
+    tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers = note_brokers(monkeypatch)
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        await fill(client, 100)
+
+        async def is_archived() -> bool:
+            return "broker-a/manifest.json" in storage.names()
+
+        await until(is_archived)
+        older = storage.content("broker-a/manifest.json")
+        await fill(client, COUNT, 100)
+        await deleted_locally(client)
+        storage.put("broker-a/manifest.json", older)
+        before = set(storage.names())
+
+        async def is_held() -> bool:
+            return brokers[-1].context.metadata.archived.is_held
+
+        await until(is_held)
+        base = int((await client.info())["raftmq.baseIndex"])
+        await fill(client, 100, 100 + COUNT)
+        failures = int((await client.info())["raftmq.archiveFailures"])
+        await client.wait_for(lambda info: int(info["raftmq.archiveFailures"]) >= failures + 2)  # retention ran, too
+        assert int((await client.info())["raftmq.baseIndex"]) == base
+        assert before <= set(storage.names()), "objects that only the newer manifest names stay"
+        assert (await client.send()).code == 0
+
+
+async def test_popped_messages_come_from_the_archive_and_are_redelivered(
+    tmp_path: Path, storage: ObjectStorage
+) -> None:
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        await fill(client)
+        await deleted_locally(client)
+
+        found: list[bytes] = []
+
+        async def both_came_twice() -> bool:
+            """Nothing is acknowledged, so everything comes again, as copies in the retry topic."""
+            found.extend(each.body for each in await popped(client, maxMsgNums=2, invisibleTime=1000))
+            return min(found.count(body(0)), found.count(body(1))) >= 2
+
+        await until(both_came_twice)
+        assert found[:2] == [body(0), body(1)]

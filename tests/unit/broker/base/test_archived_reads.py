@@ -1,0 +1,183 @@
+"""Archived messages in memory: what is requested from the store, who waits, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mq.broker.base.archived_reads import (
+    CHUNK_BYTES,
+    REQUEST_CHUNKS,
+    ArchivedNotLoaded,
+    ArchivedReads,
+    ArchivedUnreadable,
+)
+from mq.broker.limits import DEFAULT
+from raftlog import Job, SegmentError
+from raftlog.segment.backup_store import StoreFailed
+
+END = 64 * CHUNK_BYTES
+BLOCK = CHUNK_BYTES // 2
+
+
+class Logged:
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def error(self, event: str, **fields: Any) -> None:
+        self.events.append(event)
+
+
+class Archive:
+    """Blocks of half a chunk whose bytes are their numbers; jobs run when the test says so."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.now = 100.0
+        self.jobs: list[Job] = []
+        self.asked: list[tuple[int, int]] = []
+        self.error: SegmentError | None = None
+        self.log = Logged()
+        self.reads = ArchivedReads(
+            fetch=self.fetch,
+            end_pos=lambda: END,
+            in_background=self.jobs.append,
+            clock=lambda: self.now,
+            log=self.log,  # type: ignore[arg-type]
+            limits=replace(DEFAULT.archive, **limits),
+        )
+        self.called: list[str] = []
+
+    def fetch(self, begin: int, stop: int) -> Sequence[tuple[int, bytes]]:
+        self.asked.append((begin // CHUNK_BYTES, stop // CHUNK_BYTES))
+        if self.error is not None:
+            raise self.error
+        return [(at, bytes([at // BLOCK]) * BLOCK) for at in range(begin, min(stop, END), BLOCK)]
+
+    def load(self, *places: tuple[int, int], name: str = "") -> bool:
+        return self.reads.load(places, lambda: self.called.append(name))
+
+    def work(self) -> None:
+        jobs, self.jobs[:] = [*self.jobs], []
+        for job in jobs:
+            job()()
+        self.reads.check_invariants()
+
+
+def test_reader_is_called_back_when_all_its_places_are_there() -> None:
+    archive = Archive()
+    assert archive.load((10, 20), (5 * CHUNK_BYTES, 7), name="one")
+    assert archive.load((12, 20), name="another")
+    assert archive.asked == []
+    archive.work()
+    assert archive.asked == [(0, 1), (5, 6)], "each chunk is requested once"
+    assert sorted(archive.called) == ["another", "one"]
+    assert archive.reads.read(5 * CHUNK_BYTES, 7) == bytes([10]) * 7
+    assert not archive.load((10, 20)), "nothing to wait for"
+
+
+def test_who_goes_on_gets_large_requests_and_the_next_one_ahead() -> None:
+    archive = Archive()
+    archive.load((0, 1))
+    archive.work()
+    archive.load((CHUNK_BYTES, 1))
+    archive.work()
+    assert archive.asked[1:] == [(1, 1 + REQUEST_CHUNKS), (1 + REQUEST_CHUNKS, 1 + 2 * REQUEST_CHUNKS)]
+    assert not archive.load((CHUNK_BYTES * 2 * REQUEST_CHUNKS, 1)), "it is there already"
+
+
+def test_nothing_is_requested_behind_the_archive() -> None:
+    archive = Archive()
+    archive.load((END - 2 * CHUNK_BYTES, 1))
+    archive.work()
+    archive.load((END - CHUNK_BYTES, 1))
+    archive.work()
+    assert archive.asked == [(62, 63), (63, 64)]
+
+
+def test_what_is_not_there_is_refused_and_loaded() -> None:
+    archive = Archive()
+    with pytest.raises(ArchivedNotLoaded, match="at 10 is read from the archive: it is being loaded") as got:
+        archive.reads.read(10, 5)
+    assert got.value.wait(lambda: archive.called.append("there"))
+    archive.work()
+    assert archive.called == ["there"]
+    assert archive.reads.read(10, 5) == bytes(5)
+    assert archive.reads.block_at(BLOCK + 3) == (BLOCK, bytes([1]) * BLOCK)
+
+
+def test_store_that_fails_is_not_asked_again_for_a_moment() -> None:
+    archive = Archive(read_retry_seconds=1.0)
+    archive.error = StoreFailed("s3://b/log/0", "reading it", "SlowDown")
+    assert archive.load((10, 5), name="failed")
+    archive.work()
+    assert archive.called == ["failed"]
+    with pytest.raises(ArchivedUnreadable, match="cannot be read now: s3://b/log/0: reading it failed: SlowDown"):
+        archive.reads.read(10, 5)
+    assert not archive.load((10, 5))
+    assert len(archive.asked) == 1
+    archive.now += 1.1
+    archive.error = None
+    assert archive.load((10, 5), name="again")
+    archive.work()
+    assert archive.reads.read(10, 5) == bytes(5)
+    assert archive.log.events == ["archive_read_failed"]
+    assert archive.reads.counters()["archive_read_failures"] == 1
+
+
+def test_reader_does_not_wait_for_a_stuck_store_for_ever() -> None:
+    archive = Archive(read_wait_seconds=5.0)
+    archive.load((10, 5), name="late")
+    assert archive.reads.next_deadline() == 105.0
+    archive.now += 4.9
+    archive.reads.expire()
+    assert not archive.called
+    archive.now += 0.2
+    archive.reads.expire()
+    assert archive.called == ["late"]
+    with pytest.raises(ArchivedNotLoaded):
+        archive.reads.read(10, 5)
+    archive.work()  # the answer comes after all, and is kept
+    assert archive.called == ["late"]
+    assert archive.reads.read(10, 5) == bytes(5)
+
+
+def test_requests_that_wait_are_limited() -> None:
+    archive = Archive(read_requests_max=2)
+    assert archive.load((0, 1))
+    assert archive.load((10 * CHUNK_BYTES, 1))
+    assert not archive.load((20 * CHUNK_BYTES, 1))
+    with pytest.raises(ArchivedNotLoaded, match="too many others are, too; try again"):
+        archive.reads.read(20 * CHUNK_BYTES, 1)
+    assert len(archive.jobs) == 2
+    archive.work()
+    assert archive.load((20 * CHUNK_BYTES, 1))
+
+
+def test_memory_is_limited() -> None:
+    archive = Archive(read_memory_bytes=3 * BLOCK)
+    for chunk in (0, 10, 20):
+        archive.load((chunk * CHUNK_BYTES, 1))
+        archive.work()
+    assert not archive.reads.has((0, 1))
+    assert archive.reads.has((20 * CHUNK_BYTES, 1))
+    archive.reads.check_invariants()
+
+
+def test_callback_may_ask_for_more() -> None:
+    archive = Archive()
+
+    def next_one(chunk: int) -> Callable[[], None]:
+        def then() -> None:
+            archive.called.append(str(chunk))
+            if chunk < 3:
+                archive.reads.load([((chunk + 1) * 20 * CHUNK_BYTES, 1)], next_one(chunk + 1))
+
+        return then
+
+    archive.reads.load([(0, 1)], next_one(0))
+    while archive.jobs:
+        archive.work()
+    assert archive.called == ["0", "1", "2", "3"]

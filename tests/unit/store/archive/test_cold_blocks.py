@@ -1,0 +1,181 @@
+"""Parts of an archive for brokers: verified wherever they come from, and cached on the disk up to a limit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from chaos.object_store import Bucket, BucketStore
+from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
+from mq.store.archive.disk_cache import DiskCache
+from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused, StoreFailed
+from raftlog.segment.meta import Base
+from tests.support.archived_logs import SEGMENT_BYTES, MessageLog, new_bucket, steps
+
+
+class Archive:
+    """An archive of a log of messages, and a reader of it."""
+
+    def __init__(self, directory: Path, *, cache_bytes: int = 1 << 20, identity: str = "c") -> None:
+        self.messages = MessageLog()
+        self.messages.send(120)
+        self.source = self.messages.source()
+        self.bucket: Bucket = new_bucket()
+        found = [step for step in steps(self.messages, self.bucket) if step.index]
+        self.end = Base(found[-1].index, found[-1].term, found[-1].pos, found[-1].chain)  # type: ignore[arg-type]
+        assert self.end.pos >= 5 * SEGMENT_BYTES
+        self.now = 0.0
+        self.cache = DiskCache(str(directory), cache_bytes, lambda: True)
+        self.blocks = self.reader(identity)
+
+    def reader(self, identity: str = "c") -> ColdBlocks:
+        known = KnownLog(identity, SEGMENT_BYTES, lambda: self.end)
+        return ColdBlocks(lambda: BucketStore(self.bucket), known, self.cache, blocks_max=4, clock=lambda: self.now)
+
+    def check(self, begin: int, stop: int) -> None:
+        """What is read is what the log has."""
+        found = self.blocks.fetch(begin, stop)
+        assert found
+        for at, data in found:
+            assert data == self.source.read(at, len(data))
+        first, (last, data) = found[0][0], found[-1]
+        assert first <= begin
+        assert last + len(data) >= min(stop, self.end.pos) - SEGMENT_BYTES // 4, "apart from the blank of a file"
+
+    def object_of(self, pos: int) -> str:
+        prefix = f"log/{pos - pos % SEGMENT_BYTES:020d}"
+        return next(name for name in self.bucket.objects if name.startswith(prefix))
+
+
+def test_any_range_is_what_the_log_has(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "cache")
+    for begin in range(0, archive.end.pos - 1000, 997):
+        archive.check(begin, begin + 1)
+        archive.check(begin, begin + SEGMENT_BYTES)
+
+
+def test_cache_answers_without_the_store(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "cache")
+    archive.check(0, archive.end.pos)
+    requests = archive.blocks.requests
+    archive.check(0, archive.end.pos)
+    assert archive.blocks.requests == requests
+    # A new process finds the files again.
+    archive.cache = DiskCache(str(tmp_path / "cache"), 1 << 20, lambda: True)
+    archive.blocks = archive.reader()
+    archive.check(0, archive.end.pos)
+    assert archive.blocks.requests == 0
+    assert archive.blocks.hits > 0
+
+
+def test_damaged_cache_is_read_again_from_the_store(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "cache")
+    archive.check(0, SEGMENT_BYTES)
+    for path in (tmp_path / "cache").iterdir():
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    archive.blocks = archive.reader()
+    archive.check(0, SEGMENT_BYTES)
+    assert archive.blocks.hits == 0
+
+
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+def test_damaged_object_is_not_returned(tmp_path: Path, at: float) -> None:
+    archive = Archive(tmp_path / "cache")
+    name = archive.object_of(SEGMENT_BYTES)
+    intact = archive.bucket.objects[name]
+    content = bytearray(intact)
+    content[round(len(content) * at)] ^= 1
+    archive.bucket.objects[name] = bytes(content)
+    with pytest.raises(BackupDamaged, match=name):
+        archive.blocks.fetch(SEGMENT_BYTES, 2 * SEGMENT_BYTES)
+    archive.bucket.objects[name] = intact[: len(intact) // 2]
+    with pytest.raises(BackupDamaged, match=r"bytes were read at .*, .* were written"):
+        archive.blocks.fetch(SEGMENT_BYTES, 2 * SEGMENT_BYTES)
+    archive.check(0, 1)
+    archive.bucket.objects[name] = intact
+    archive.check(SEGMENT_BYTES, 2 * SEGMENT_BYTES)
+
+
+def test_missing_objects_are_named(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "cache")
+    for name in [name for name in archive.bucket.objects if name.startswith("log/")]:
+        del archive.bucket.objects[name]
+    with pytest.raises(BackupDamaged, match="it is missing"):
+        archive.blocks.fetch(0, 1)
+    for name in [name for name in archive.bucket.objects if name.startswith("index/")]:
+        del archive.bucket.objects[name]
+    with pytest.raises(BackupDamaged, match=r"index/.*: damaged: it is missing"):
+        archive.blocks.fetch(SEGMENT_BYTES, SEGMENT_BYTES + 1)
+
+
+def test_manifest_that_was_replaced_by_an_older_one_is_told(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "cache")
+    newest = archive.bucket.objects[MANIFEST_NAME]
+    small = MessageLog()
+    small.send(30)
+    older = new_bucket()
+    assert list(steps(small, older))
+    archive.bucket.objects[MANIFEST_NAME] = older.objects[MANIFEST_NAME]
+    with pytest.raises(BackupDamaged, match="somebody has replaced it by an older one"):
+        archive.blocks.fetch(archive.end.pos - SEGMENT_BYTES, archive.end.pos)
+    archive.bucket.objects[MANIFEST_NAME] = newest
+    archive.now += 5.0
+    archive.check(archive.end.pos - SEGMENT_BYTES, archive.end.pos)
+
+
+def test_archive_of_another_log_is_refused(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "cache", identity="another")
+    with pytest.raises(BackupRefused, match=r"it is of the log c .* this is another"):
+        archive.blocks.fetch(0, 1)
+    archive.blocks = archive.reader()
+    archive.end = Base(archive.end.index, archive.end.term, archive.end.pos, archive.end.chain ^ 1)
+    with pytest.raises(BackupRefused, match="it has another entry"):
+        archive.blocks.fetch(0, 1)
+
+
+def test_store_that_fails_now_and_then_never_returns_anything_wrong(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "cache")
+    archive.bucket.fails = 0.3
+    failed = 0
+    for begin in range(0, archive.end.pos - 1000, 1009):
+        try:
+            archive.check(begin, begin + 2 * SEGMENT_BYTES)
+        except StoreFailed:
+            failed += 1
+    assert failed
+
+
+def test_cache_is_limited_and_gives_way(tmp_path: Path) -> None:
+    has_room = True
+    cache = DiskCache(str(tmp_path / "cache"), 1000, lambda: has_room)
+    names = [f"{number:016x}.{number:020d}" for number in range(20)]
+    for name in names[:10]:
+        cache.put(name, bytes(100))
+    assert cache.get(names[0]) is not None
+    cache.put(names[10], bytes(100))
+    assert cache.nbytes == 1000
+    assert cache.get(names[0]) is not None, "it was used last"
+    assert cache.get(names[1]) is None
+    cache.put(names[11], bytes(1001))
+    assert cache.get(names[11]) is None
+    os.unlink(tmp_path / "cache" / names[0])
+    assert cache.get(names[0]) is None, "somebody has removed it"
+    (tmp_path / "cache" / f"{names[12]}.7.new").write_bytes(b"torn")
+    assert DiskCache(str(tmp_path / "cache"), 1000, lambda: True).nbytes == cache.nbytes == 900
+    assert not (tmp_path / "cache" / f"{names[12]}.7.new").exists()
+    has_room = False
+    cache.put(names[13], bytes(10))
+    assert cache.nbytes == 0
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_cache_that_cannot_be_written_is_none(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("no directory")
+    cache = DiskCache(str(tmp_path / "cache"), 1000, lambda: True)
+    cache.put(f"{0:016x}.{0:020d}", bytes(100))
+    assert cache.get(f"{0:016x}.{0:020d}") is None
+    assert cache.nbytes == 0
