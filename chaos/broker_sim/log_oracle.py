@@ -117,6 +117,21 @@ class Ledger:
             if continued and end:
                 self.begins[key] = end
 
+    def queues_of(self, topic: str) -> dict[int, list[Stored]]:
+        """The queues of a topic, by queue id."""
+        return {queue_id: queue for (name, queue_id), queue in self.queues.items() if name == topic}
+
+    def begins_of(self, topic: str) -> dict[int, int]:
+        """Where the queues of a topic begin, by queue id; only those that do not begin at 0."""
+        return {queue_id: begin for (name, queue_id), begin in self.begins.items() if name == topic}
+
+    def restored(self, topic: str, queues: Mapping[int, list[Stored]], begins: Mapping[int, int]) -> None:
+        """A deleted topic is there again, with these queues, which begin at ``begins``."""
+        self.begins = {key: begin for key, begin in self.begins.items() if key[0] != topic}
+        self.begins |= {(topic, queue_id): begin for queue_id, begin in begins.items()}
+        for queue_id, queue in queues.items():
+            self.queues[topic, queue_id] = queue
+
     def end(self, topic: str, queue_id: int) -> int:
         """The offset of the next message of a queue."""
         queue = self.queues.get((topic, queue_id))

@@ -1,10 +1,11 @@
-"""The workload "recreated": a topic is deleted and created again while stock clients read it.
+"""The workload "recreated": a topic is deleted, and created again or restored, while stock clients read it.
 
 A reader of each queue keeps its position, whatever happens to the topic. It commits positions, some of them late, and
 at times begins anew at the stored offset of its group.
 
 What must hold, once the group is at the format level with which offsets continue: queue offsets of the topic's name are
 never used twice, and no reader skips a message of a topic that it has read before, or that was created in place of one.
+A restored topic has every message that it had, and those that came while it was deleted, behind them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
-from mq.broker.state.commands import DeleteTopic, PutTopic
-from mq.broker.state.format_level import LEVEL_OF_CONTINUED_OFFSETS, RaiseLevel
+from mq.broker.state.commands import DeleteTopic, ForgetTopic, PutTopic, RestoreTopic
+from mq.broker.state.format_level import LEVEL_OF_CONTINUED_OFFSETS, LEVEL_OF_DELETED_TOPICS, RaiseLevel
 from mq.protocol.codes import RequestCode, ResponseCode
 
 _GROUP = "RG"
 _DELETE, _AGAIN = 0.02, 0.5
 """How often an operation deletes the topic, and how often the next one deletes it once more."""
+_BACK = 0.3
+"""How often an operation restores or creates a topic that is not there."""
 _LATE_SECONDS = 2.0
 
 
@@ -34,7 +37,9 @@ class Recreated(Workload):
         super().__init__(cluster)
         self._level = 1
         self._exists = False
-        self._deletes: DeleteTopic | None = None
+        self._commands: list[DeleteTopic | PutTopic | RestoreTopic | ForgetTopic] = []
+        """Those about the topic in the entry that is looked at, whose messages come first."""
+        self._restorable: _Deleted | None = None
         self._taken: set[int] = set()
         """Physical offsets of records that the reader got."""
 
@@ -45,6 +50,8 @@ class Recreated(Workload):
         chance = self.rng.random()
         if chance < _DELETE and self._level >= LEVEL_OF_CONTINUED_OFFSETS:
             self._delete()
+        elif not self._exists and self._level >= LEVEL_OF_DELETED_TOPICS and self.rng.random() < _BACK:
+            self._bring_back()
         elif chance < 0.1:
             self._commit_late(self.rng.randrange(self.queues))
         elif chance < 0.14:
@@ -58,6 +65,26 @@ class Recreated(Workload):
         self.clients[1].request(self.cluster.some_node(self.rng), code, ext, b"", None)
         if self.rng.random() < _AGAIN:
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 1.0), self._delete)
+
+    def _bring_back(self) -> None:
+        """Restore the topic or create it; both may fail, or come twice, or after one another."""
+        node = self.cluster.some_node(self.rng)
+        if self.rng.random() < 0.6:
+            self.counts["restores asked for"] += 1
+            self.clients[1].request(node, RequestCode.RESTORE_TOPIC, {"topic": self.topic}, b"", None)
+            return
+        self.counts["creations asked for"] += 1
+        ext = {
+            "topic": self.topic,
+            "defaultTopic": "TBW102",
+            "readQueueNums": self.queues,
+            "writeQueueNums": self.queues,
+            "perm": 6,
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": 0,
+            "order": False,
+        }
+        self.clients[1].request(node, RequestCode.UPDATE_AND_CREATE_TOPIC, ext, b"", None)
 
     def _commit_late(self, queue_id: int) -> None:
         """Commit the current position, at times when the topic is another one already."""
@@ -131,21 +158,53 @@ class Recreated(Workload):
             case RaiseLevel(level=level):
                 self._level = level
             case PutTopic(config=config) if config.name == self.topic:
-                self._exists = True
-            case DeleteTopic(name=name) if name == self.topic:
-                self._deletes, self._exists = command, False
+                self._commands.append(command)
+            case DeleteTopic(name=name) | RestoreTopic(name=name) | ForgetTopic(name=name) if name == self.topic:
+                self._commands.append(command)
             case _:
                 pass
 
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: the messages of an entry come before its commands."""
-        deletes, self._deletes = self._deletes, None
-        if deletes is None:
-            return
+        commands, self._commands = self._commands, []
+        for command in commands:
+            match command:
+                case PutTopic():
+                    if not self._exists:
+                        self._exists, self._restorable = True, None
+                case DeleteTopic():
+                    self._deleted(command)
+                case RestoreTopic():
+                    self._restored()
+                case ForgetTopic(ends=ends):
+                    if dict(ends) == {number: end for number in range(self.queues) if (end := self._end(number))}:
+                        self.counts["forgotten"] += self._restorable is not None
+                        self._restorable = None
+
+    def _end(self, queue_id: int) -> int:
+        return self.ledger.end(self.topic, queue_id)
+
+    def _deleted(self, command: DeleteTopic) -> None:
         self.counts["deletions"] += 1
-        self.ledger.deleted(self.topic, continued=deletes.continued)
-        if not deletes.continued:  # the leader had not applied the level yet
+        if self._exists and command.restorable:
+            self._restorable = _Deleted(self.ledger.begins_of(self.topic), {})
+        elif not command.restorable:
+            self._restorable = None
+        if self._restorable is not None:
+            self._restorable.take(self.ledger.queues_of(self.topic))
+        self._exists = False
+        self.ledger.deleted(self.topic, continued=command.continued)
+        if not command.continued:  # the leader had not applied the level yet
             self._read_to.clear()
+
+    def _restored(self) -> None:
+        former = self._restorable
+        if self._exists or former is None:
+            return
+        self.counts["restores"] += 1
+        former.take(self.ledger.queues_of(self.topic))
+        self.ledger.restored(self.topic, former.queues, former.begins)
+        self._exists, self._restorable = True, None
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -160,3 +219,16 @@ class Recreated(Workload):
             if topic == self.topic and self._exists and any(map(self._is_missing, queue)):
                 missing = next(stored for stored in queue if self._is_missing(stored))
                 raise Violation(f"skipped: the reader of queue {queue_id} did not get {missing.place}")
+
+
+class _Deleted:
+    """What a deleted topic has: where its queues begin, and their records, also those that came after the deletion."""
+
+    def __init__(self, begins: dict[int, int], queues: dict[int, list[Stored]]) -> None:
+        self.begins, self.queues = begins, queues
+
+    def take(self, queues: dict[int, list[Stored]]) -> None:
+        """Add what is behind the records that are known."""
+        for queue_id, records in queues.items():
+            known = self.queues.setdefault(queue_id, [])
+            known += records[len(known) :]

@@ -26,10 +26,10 @@ from mq.broker.net.service import Task
 from mq.broker.services import Services
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, PutReplica, decode_command, encode_command
-from mq.broker.state.expired_messages import expired_by
 from mq.broker.state.format_level import RaiseLevel
-from mq.broker.state.metadata import Changes, Metadata, as_registered, dropped_by
+from mq.broker.state.metadata import Metadata, as_registered
 from mq.broker.state.table import CommandUnknown
+from mq.broker.state.topic_deletion import queue_effects
 from mq.broker.state.topic_rules import missing_system_topics
 from mq.monitoring.event_loop_lag import EventLoopLag
 from mq.protocol import bodies
@@ -387,7 +387,7 @@ class Broker:
         for decoded in commands:
             if self._filling is not None:
                 # The metadata is ahead of the queues; only the effect on queues is still missing.
-                changed = Changes(deleted_topics=dropped_by(decoded, self._store.ends), expired=expired_by(decoded))
+                changed = queue_effects(decoded, self._metadata, self._store.ends)
             else:
                 changed = self._metadata.apply(decoded, self._store.ends)
                 if isinstance(decoded, RaiseLevel):
@@ -396,9 +396,13 @@ class Broker:
                 self.queue_offsets.deletion_applied(topic)
                 self._store.drop_topic(topic)
                 self.services.topic_deleted(topic)
+            for topic in changed.hidden_topics:
+                self.services.topic_deleted(topic)
             for topic, queue_id, first in changed.begun_queues:
                 if self._store.get(topic, queue_id) is None:  # a message may have come before
                     self._store.add_empty(topic, queue_id, first)
+                else:
+                    self._store.begin_at(topic, queue_id, first)  # what is before it was of a deleted topic
             for topic, queue_id, first in changed.expired:
                 self._store.begin_at(topic, queue_id, first)
             for topic in changed.topics:

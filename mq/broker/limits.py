@@ -163,6 +163,10 @@ class StateLimits:
     """
     deleted_rows_max: int = 400_000
     """The same for their queues and groups, all counted together."""
+    restorable_topics_max: int = 1000
+    """Deleted topics that can be restored. Above it the one that was deleted first cannot any more."""
+    restorable_rows_max: int = 200_000
+    """The same for their queues and consumer offsets, all counted together."""
     schedules_max: int = 10_000
     schedule_bytes_max: int = 16 * 1024 * 1024
     """Schedules, and their bytes together: all of them are in memory and in every checkpoint."""
@@ -200,6 +204,8 @@ class UpkeepLimits:
     """Minimum time between two measurements of the queues for statistics."""
     raise_level_seconds: float = 1.0
     """Interval at which the leader looks whether the format level of the group may rise."""
+    forget_topics_seconds: float = 10.0
+    """Interval at which the leader looks for deleted topics that have nothing to be restored any more."""
     reseal_seconds: float = 5.0
     """Interval at which the leader looks for passwords that are sealed with an old secret."""
     relay_seconds: float = 10.0
@@ -300,6 +306,8 @@ TEST_MIN: Final = BrokerLimits(
         narrow=3,
         deleted_topics_max=4,
         deleted_rows_max=64,
+        restorable_topics_max=3,
+        restorable_rows_max=200,
         schedules_max=6,
         schedule_bytes_max=2500,
     ),

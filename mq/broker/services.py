@@ -15,6 +15,7 @@ from functools import partial
 from mq.broker.admin.broker_config import BrokerConfig
 from mq.broker.admin.cleanup import Cleanup
 from mq.broker.admin.consumer_groups import ConsumerGroups
+from mq.broker.admin.deleted_topics import DeletedTopics
 from mq.broker.admin.format_level import LevelRaises
 from mq.broker.admin.group_members import GroupMembers
 from mq.broker.admin.group_offsets import GroupOffsets
@@ -277,6 +278,7 @@ class Services:
             stats,
             self.group_admin,
             Topics(context),
+            DeletedTopics(context, store_time=self.lookup.store_time),
             TopicQueries(context, store_time=self.lookup.store_time),
             ConsumerGroups(context),
             group_offsets,

@@ -11,6 +11,7 @@ from mq.cli.attributes import Attributes, attributes_of
 from mq.cli.client_errors import client_errors
 from mq.cli.confirm import Yes, confirm
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.operators import operator_name
 from mq.cli.output import Json, print_json
 from mq.cli.tables import plain_table, print_table
 from mq.cli.topic_settings import TopicSettings, kind_of, perm_bits, perm_words, settings_to_create, shape
@@ -20,9 +21,10 @@ from mq.client.net.routes import LEADER_ID
 from mq.inspection.losses import losses_of_topic
 from mq.inspection.wording import time_of
 from mq.protocol.bodies import ClusterInfo, TopicConfig
+from mq.protocol.deleted_topic_requests import DeletedTopicInfo
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.operator_bodies import BrokerStatsData
-from mq.protocol.retention_attributes import RESERVE_TIME, reserve_hours
+from mq.protocol.retention_attributes import RESERVE_BYTES, RESERVE_TIME, reserve_bytes, reserve_hours
 
 app = typer.Typer(help="Create, update, list, describe and delete topics.", no_args_is_help=True)
 
@@ -47,6 +49,14 @@ RetentionHours = Annotated[
         metavar="HOURS",
     ),
 ]
+RetentionBytes = Annotated[
+    int | None,
+    typer.Option(
+        min=-1,
+        help="Keep so many bytes of messages in each broker group, 1048576 or more; -1: no such limit.",
+        metavar="BYTES",
+    ),
+]
 
 
 @app.command("create")
@@ -61,6 +71,7 @@ def create(
     ] = None,
     message_type: MessageType = None,
     retention_hours: RetentionHours = None,
+    retention_bytes: RetentionBytes = None,
     attribute: Attributes = None,
     group: Annotated[
         str | None, typer.Option("--group", help="Only in this broker group.", metavar="NAME", show_default=False)
@@ -73,7 +84,8 @@ def create(
     If some groups have it, such as after you added a group, the others get the same settings, unless options say
     otherwise. Exit code 1, and nothing is changed, if all have it, or some have it with settings other than you say.
     """
-    changes = attributes_of(attribute or ()) | ({} if retention_hours == -1 else _kept_for(retention_hours))
+    kept = _kept(None if retention_hours == -1 else retention_hours, None if retention_bytes == -1 else retention_bytes)
+    changes = attributes_of(attribute or ()) | kept
     further = tuple(sorted((name, value or "") for name, value in changes.items()))
     if removed := [name for name, value in further if not value]:
         raise CommandFailed(f"attribute {removed[0]} needs a value")
@@ -131,6 +143,7 @@ def update(
     ] = None,
     message_type: MessageType = None,
     retention_hours: RetentionHours = None,
+    retention_bytes: RetentionBytes = None,
     attribute: Attributes = None,
     shrink: Annotated[
         bool,
@@ -143,11 +156,11 @@ def update(
 
     Exit code 1 if there is no such topic.
     """
-    further = attributes_of(attribute or ()) | _kept_for(retention_hours)
+    further = attributes_of(attribute or ()) | _kept(retention_hours, retention_bytes)
     if (queues, perm, order, message_type) == (None, None, None, None) and not further:
         raise CommandFailed(
-            "nothing to change: pass --queues, --perm, --order, --no-order, --message-type, --retention-hours or "
-            "--attribute"
+            "nothing to change: pass --queues, --perm, --order, --no-order, --message-type, --retention-hours, "
+            "--retention-bytes or --attribute"
         )
     bits, kind = None if perm is None else perm_bits(perm), kind_of(message_type)
 
@@ -188,9 +201,10 @@ def update(
         print(f"changed topic {topic}: {after}" if before == after else f"changed topic {topic}: {before} -> {after}")
 
 
-def _kept_for(hours: int | None) -> dict[str, str | None]:
-    """What --retention-hours changes."""
-    return {} if hours is None else {RESERVE_TIME: None if hours == -1 else str(hours)}
+def _kept(hours: int | None, nbytes: int | None) -> dict[str, str | None]:
+    """What --retention-hours and --retention-bytes change."""
+    limits = {RESERVE_TIME: hours, RESERVE_BYTES: nbytes}
+    return {name: None if limit == -1 else str(limit) for name, limit in limits.items() if limit is not None}
 
 
 async def _configs(admin: Admin, topic: str) -> dict[str, TopicConfig]:
@@ -277,25 +291,110 @@ def route(
 def delete(topic: Topic, yes: Yes = False, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Delete a topic in every broker group, with its messages, consumer offsets and retry topics of groups that pop.
 
-    On a terminal it says what is lost and asks. Exit code 1 if there is no such topic.
+    On a terminal it says what is lost and asks. Until retention deletes its messages, `raftmq topic restore` brings it
+    back, unless it has lite topics. Exit code 1 if there is no such topic.
     """
 
-    async def main() -> None:
+    async def main() -> bool:
         async with Admin(namesrv) as admin:
             is_known = topic in await admin.topics()
             if is_known:
                 await confirm(partial(_loss, admin, topic), yes=yes)
             # Also if it is unknown: an unreachable broker group may have it.
-            await admin.delete_topic(topic)
-        if not is_known:
-            raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED)
+            await admin.delete_topic(topic, operator=operator_name())
+            if not is_known:
+                raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED)
+            return topic in await admin.deleted_topics()
 
     with client_errors():
-        run_trio(main)
+        can_be_restored = run_trio(main)
     if as_json:
-        print_json({"topic": topic, "deleted": True})
+        print_json({"topic": topic, "deleted": True, "restorable": can_be_restored})
     else:
-        print(f"deleted topic {topic}")
+        print(
+            f"deleted topic {topic}" + (f"; `raftmq topic restore {topic}` brings it back" if can_be_restored else "")
+        )
+
+
+@app.command("deleted")
+def deleted(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+    """List the deleted topics that can be restored: when and by whom each was deleted, and until when it can be.
+
+    Retention deletes its messages as those of other topics, the oldest first; the last one goes at the time shown, or
+    earlier if the disk gets full.
+    """
+
+    async def main() -> dict[str, dict[str, DeletedTopicInfo]]:
+        async with Admin(namesrv) as admin:
+            return await admin.deleted_topics()
+
+    with client_errors():
+        found = run_trio(main)
+    rows = [(broker, each) for brokers in found.values() for broker, each in brokers.items() if not each.along_with]
+    if as_json:
+        print_json(
+            [
+                {
+                    "topic": each.topic,
+                    "broker": broker,
+                    "deleted": time_of(each.deleted_ms),
+                    "by": each.by,
+                    "queues": each.queues,
+                    "messages": each.messages,
+                    "groups": list(each.groups),
+                    "until": time_of(each.until_ms),
+                }
+                for broker, each in rows
+            ]
+        )
+        return
+    if not rows:
+        print("no deleted topic can be restored")
+        return
+    numbers = ("messages", "groups")
+    table = plain_table("topic", "broker group", "deleted", "by", *numbers, "until", numbers=numbers)
+    for broker, each in rows:
+        table.add_row(
+            each.topic,
+            broker,
+            time_of(each.deleted_ms) or "-",
+            each.by or "-",
+            f"{each.messages:,}",
+            f"{len(each.groups):,}",
+            time_of(each.until_ms) or "-",
+        )
+    print_table(table)
+
+
+@app.command("restore")
+def restore(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+    """Bring back a deleted topic with its settings, its messages that are still there, and the groups' offsets.
+
+    Exit code 1, and nothing is changed, if it cannot be restored: a topic that was created again after its deletion
+    cannot, and neither can one whose messages retention has deleted.
+    """
+
+    async def main() -> tuple[list[str], int]:
+        async with Admin(namesrv) as admin:
+            try:
+                restored = await admin.restore_topic(topic)
+            except TopicNotFound:
+                raise CommandFailed(
+                    f"no deleted topic {topic} can be restored; `raftmq topic deleted` lists those that can",
+                    EXIT_FAILED,
+                ) from None
+            return restored, await _message_count(admin, topic)
+
+    with client_errors():
+        brokers, messages = run_trio(main)
+    if as_json:
+        print_json({"topic": topic, "restored_in": brokers, "messages": messages})
+    else:
+        print(f"restored topic {topic} in {', '.join(brokers)}, with {messages:,} messages")
+
+
+async def _message_count(admin: Admin, topic: str) -> int:
+    return sum(each.max_offset - each.min_offset for each in (await admin.topic_stats(topic)).values())
 
 
 async def _loss(admin: Admin, topic: str) -> str:
@@ -341,6 +440,8 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
         assert isinstance(attributes, dict)
         hours = reserve_hours(attributes)
         kept = "" if hours is None else f", messages kept for {hours} h"
+        if (nbytes := reserve_bytes(attributes)) is not None:
+            kept += f", {nbytes:,} bytes of messages kept"
         title = (
             f"{topic} in {row['broker']}: perm {row['perm']}, {row['read_queues']} queues read, "
             f"{row['write_queues']} written, identity {row['identity'] or 'unknown'}{kept}"

@@ -11,6 +11,7 @@ import anyio
 
 from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
 from mq.client.dead_letters import requeue
+from mq.client.deleted_topics import deleted_topics, restore_topic
 from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
 from mq.client.events import OnEvent, check_on_event
 from mq.client.lite_topics import LiteTopics
@@ -27,11 +28,13 @@ from mq.client.topic_changes import attribute_changes, topic_request
 from mq.protocol import properties as props
 from mq.protocol.admin_requests import (
     ConsumerGroupExt,
+    DeleteTopicInBrokerExt,
     DeleteTopicInNamesrvExt,
     TopicExt,
 )
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.deleted_topic_requests import DeletedTopicInfo
 from mq.protocol.group_admin import GroupAnswer, GroupCommand
 from mq.protocol.group_bodies import ClientConnectionData, ConsumerConnection, ProcessQueueInfo, read_member_queues
 from mq.protocol.group_requests import (
@@ -183,6 +186,7 @@ class Admin(Client):
         order: bool = False,
         message_type: str | None = None,
         retention_hours: int | None = None,
+        retention_bytes: int | None = None,
         filter_type: str = "SINGLE_TAG",
         sys_flag: int = 0,
         attributes: Mapping[str, str | None] | None = None,
@@ -193,13 +197,14 @@ class Admin(Client):
 
         `perm` is 4 for readable plus 2 for writable; `order` marks a topic for ordered consumption. `message_type`, for
         gRPC clients, is one of `MESSAGE_TYPES`. `retention_hours` from 1 on is for how long messages stay, no longer
-        than brokers keep their logs; -1: as long as these. None keeps what is set. `attributes` sets further
-        attributes, and removes those with the value None. Returns the route once the name servers know all the groups.
-        If a group loses its leader meanwhile, the next one is asked again, for up to 10 s. Raises NameRefused, and
-        NoRoute if a group has no leader for 5 s or the route does not appear within 5 s.
+        than brokers keep their logs, `retention_bytes` from 1 MiB on how many bytes stay in each broker group; -1: no
+        limit. None keeps what is set. `attributes` sets others, and removes those with the value None. Returns the
+        route once the name servers know all the groups. If a group loses its leader meanwhile, the next one is asked
+        again, for up to 10 s. Raises NameRefused, and NoRoute if a group has no leader for 5 s or the route does not
+        appear within 5 s.
         """
         check_topic(topic)
-        changes = attribute_changes(message_type, retention_hours, attributes)
+        changes = attribute_changes(message_type, retention_hours, retention_bytes, attributes)
         leaders = await self._leaders(cluster, broker)
         config = TopicConfig(
             topic,
@@ -249,13 +254,39 @@ class Admin(Client):
             await anyio.sleep(PAUSE_SECONDS)
             address = (await self._leaders(cluster, broker))[broker]
 
-    async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
+    async def delete_topic(self, topic: str, *, cluster: str | None = None, operator: str = "") -> None:
         """Delete `topic` on every broker group, with its messages and those that groups are to pop again; and its
         route.
+
+        Until retention has deleted its messages, `restore_topic` brings it back, unless it has lite topics. `operator`
+        says who deletes it, if accounts do not.
         """
+        ext = DeleteTopicInBrokerExt(topic=topic, operator=props.safe_value(operator))
         for address in (await self._leaders(cluster, None)).values():
-            await self._opened().call(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicExt(topic=topic).fields())
+            await self._opened().call(address, RequestCode.DELETE_TOPIC_IN_BROKER, ext.fields())
         await self._ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvExt(topic=topic).fields())
+
+    async def deleted_topics(self) -> dict[str, dict[str, DeletedTopicInfo]]:
+        """The deleted topics that can be restored, by name and broker group, sorted. Raises NoRoute, BrokerError."""
+        return await deleted_topics(self._opened(), await self._leaders(None, None))
+
+    async def restore_topic(self, topic: str) -> list[str]:
+        """Bring back a deleted topic in every broker group in which it can be restored; returns their names, sorted.
+
+        It is as it was when it was deleted, with the messages that retention has left. A group that pops gets messages
+        that it had not acknowledged once more. Returns when the name servers know it. Raises TopicNotFound if no group
+        can restore it, NoRoute, and BrokerError, also if there is a topic of its name.
+        """
+        check_topic(topic)
+        restored = await restore_topic(self._opened(), topic, await self._leaders(None, None))
+        with anyio.move_on_after(TOPIC_VISIBLE_SECONDS):
+            while True:
+                try:
+                    await self.route(topic)
+                    return restored
+                except TopicNotFound:
+                    await anyio.sleep(POLL_SECONDS)  # brokers answer before the name servers are updated
+        raise NoRoute(topic, f"restored, but no name server knew it within {TOPIC_VISIBLE_SECONDS:g} s")
 
     async def topics(self) -> list[str]:
         """The names of all topics, sorted."""

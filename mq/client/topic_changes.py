@@ -12,11 +12,14 @@ from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.operator_bodies import TopicConfigList
 from mq.protocol.registration import TopicConfig
-from mq.protocol.retention_attributes import RESERVE_TIME
+from mq.protocol.retention_attributes import RESERVE_BYTES, RESERVE_TIME
 
 
 def attribute_changes(
-    message_type: str | None, retention_hours: int | None, others: Mapping[str, str | None] | None
+    message_type: str | None,
+    retention_hours: int | None,
+    retention_bytes: int | None,
+    others: Mapping[str, str | None] | None,
 ) -> dict[str, str | None]:
     """Attributes to set, and with None to remove. Raises ValueError for an unknown message type."""
     if message_type is not None and message_type not in MESSAGE_TYPES:
@@ -26,6 +29,8 @@ def attribute_changes(
         changes[MESSAGE_TYPE_ATTRIBUTE] = message_type
     if retention_hours is not None:
         changes[RESERVE_TIME] = None if retention_hours == -1 else str(retention_hours)
+    if retention_bytes is not None:
+        changes[RESERVE_BYTES] = None if retention_bytes == -1 else str(retention_bytes)
     return changes
 
 

@@ -88,10 +88,17 @@ class TopicExt(Ext):
     topic: str
 
 
+class DeleteTopicInBrokerExt(TopicExt, rename=wire(access_key="AccessKey")):
+    """A topic. ``operator``, which only our tools send, and ``access_key`` of the signature say who deletes it."""
+
+    operator: str = ""
+    access_key: str = ""
+
+
 class DeleteTopicInBroker(Request, tag=int(Code.DELETE_TOPIC_IN_BROKER)):
     """215: delete a topic with its messages."""
 
-    ext: TopicExt = msgspec.field(name="extFields")
+    ext: DeleteTopicInBrokerExt = msgspec.field(name="extFields")
 
 
 class GetAllTopicConfig(Request, tag=int(Code.GET_ALL_TOPIC_CONFIG)):

@@ -177,12 +177,16 @@ class RequestCode(IntEnum):
     """Our own: messages that wait to become visible."""
     REPORT_ARCHIVED = 9018
     """Our own: a replica that does not lead reports how much of the log it has archived."""
+    LIST_DELETED_TOPICS = 9019
+    """Our own: the deleted topics that can be restored."""
     PUT_FILTER = 9020
     """Our own: a filter server stores the filter program of a consumer group."""
     GET_FILTER = 9021
     """Our own: a filter server asks for the filter program of a consumer group."""
     JUDGE_REQUEST = 9022
     """Our own: a filter server asks whether the sender of a request may make it."""
+    RESTORE_TOPIC = 9023
+    """Our own: bring back a deleted topic."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

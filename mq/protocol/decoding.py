@@ -20,6 +20,7 @@ import msgspec
 from mq.protocol import (
     admin_requests,
     bulk_requests,
+    deleted_topic_requests,
     filter_requests,
     group_requests,
     lite_requests,
@@ -187,6 +188,7 @@ def _request_classes() -> Iterator[type[Request]]:
         schedule_requests,
         admin_requests,
         bulk_requests,
+        deleted_topic_requests,
         filter_requests,
         group_requests,
         lite_requests,

@@ -71,7 +71,8 @@ class Filling:
         self._ends = snapshot.queues
 
     def settle(self, queues: QueueStore) -> None:
-        """Entry ``until_index`` was dispatched: add queues whose entries are all deleted to the table.
+        """Entry ``until_index`` was dispatched: add queues whose entries are all deleted to the table, and drop those
+        of topics that cannot be restored any more.
 
         Raises RunRefused if snapshot and log disagree about a queue.
         """
@@ -81,6 +82,8 @@ class Filling:
                 if queue.max_offset != end:
                     reason = f"ends at {queue.max_offset} after entry {self.until_index}, at {end} in the snapshot"
                     raise RunRefused(topic, queue_id, reason)
+        for topic in dict.fromkeys(topic for topic, _ in queues.all_keys() if topic not in self._ends):
+            queues.drop_topic(topic)
 
 
 @dataclass(frozen=True, slots=True)

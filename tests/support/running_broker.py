@@ -41,7 +41,7 @@ SECONDS_MAX = 60.0
 FAST = BrokerLimits(
     waiting=WaitingLimits(deliver_seconds=0.002, check_seconds=0.005),
     pop=PopLimits(revive_seconds=0.002),
-    upkeep=UpkeepLimits(raise_level_seconds=0.01),
+    upkeep=UpkeepLimits(raise_level_seconds=0.01, forget_topics_seconds=0.05),
 )
 """Production limits of a broker that looks for what is due all the time."""
 

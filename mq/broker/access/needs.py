@@ -15,6 +15,7 @@ from mq.accounts import Permission
 from mq.protocol import (
     admin_requests,
     bulk_requests,
+    deleted_topic_requests,
     filter_requests,
     group_requests,
     lite_requests,
@@ -240,6 +241,8 @@ ROWS: Final[Mapping[type[Any], Row]] = {
         schedule_requests.TriggerSchedule,
         admin_requests.UpdateAndCreateTopic,
         admin_requests.DeleteTopicInBroker,
+        deleted_topic_requests.ListDeletedTopics,
+        deleted_topic_requests.RestoreTopic,
         admin_requests.GetAllTopicConfig,
         admin_requests.ManageGroup,
         operator_requests.UpdateAndCreateTopicList,

@@ -1,8 +1,9 @@
-"""Topics that keep their messages for less time than the log: their queues begin later.
+"""Topics that keep their messages for less time than the log, or fewer bytes of them: their queues begin later.
 
 The leader looks at the queues of all these topics in turn. What is too old is a matter of where in the log the time is
-that the topic's hours say, and that is looked up once for all topics with equal hours. The disk is free when the file
-of the log goes, as for all messages (`mq.broker.base.retention`).
+that the topic's hours say, and that is looked up once for all topics with equal hours. What exceeds a limit of bytes is
+counted by `mq.broker.admin.topic_bytes`. The disk is free when the file of the log goes, as for all messages
+(`mq.broker.base.retention`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
+from mq.broker.admin.topic_bytes import TopicBytes
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.base.stored_times import old_until
 from mq.broker.context import BrokerContext
@@ -20,7 +22,7 @@ from mq.broker.state.expired_messages import ROWS_MAX, ExpireMessages
 from mq.broker.state.format_level import LEVEL_OF_TOPIC_RETENTION
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.retention_attributes import reserve_hours
+from mq.protocol.retention_attributes import reserve_bytes, reserve_hours
 from mq.store.errors import StoreError
 from mq.store.queue_store import QueueKey
 from raftlog.segment import SegmentError
@@ -29,6 +31,8 @@ _LOOK_SECONDS = 0.5
 _LOOKED_AT_ONCE = 500
 _AGAIN_SECONDS = 10.0
 _HOUR_MS = 3_600_000
+_COUNTED_AT_ONCE = 20_000
+"""Queue entries in one step: some milliseconds."""
 
 
 class TopicExpiry(Service):
@@ -47,6 +51,9 @@ class TopicExpiry(Service):
         self._leased_pos, self._now_ms = leased_pos, now_ms
         self._wall_clock_ms, self._clock = context.wall_clock_ms, context.clock
         self._hours: dict[str, int] | None = None
+        self._sizes: dict[str, TopicBytes] = {}
+        self._uncounted: Iterator[str] | None = None
+        self._counting: str | None = None
         self._places: dict[int, PhysicalOffset] = {}
         self._unlooked: Iterator[QueueKey] | None = None
         self._again_at = float("-inf")
@@ -70,7 +77,8 @@ class TopicExpiry(Service):
         """This replica stopped leading."""
         self._leadership = object()
         self._in_flight = 0
-        self._unlooked = None
+        self._unlooked = self._uncounted = None
+        self._hours, self._sizes = None, {}
 
     def check_invariants(self) -> None:
         """See `Service.check_invariants`."""
@@ -78,7 +86,7 @@ class TopicExpiry(Service):
             assert not self._in_flight, f"{self._in_flight} commands are on their way, and nothing is pending"
 
     def _rests_until(self) -> float:
-        is_busy = self._appender.is_open and (self._hours is None or self._hours)
+        is_busy = self._appender.is_open and (self._hours is None or self._hours or self._sizes)
         return float("-inf") if is_busy else float("inf")
 
     def run(self) -> None:
@@ -86,22 +94,64 @@ class TopicExpiry(Service):
         if self._hours is None:
             kept = {name: reserve_hours(config.attributes) for name, config in self._metadata.topics.items()}
             self._hours = {name: hours for name, hours in kept.items() if hours is not None}
-        if not self._hours or not self._appender.is_open or not self._appender.has_room or self._in_flight:
+            self._limit_sizes()
+        if not (self._hours or self._sizes) or self._in_flight:
+            return
+        if not self._appender.is_open or not self._appender.has_room:
             return
         if self._metadata.format_level.level < LEVEL_OF_TOPIC_RETENTION:
             return
-        if self._unlooked is None:
+        if self._uncounted is None and self._unlooked is None:
             if self._clock() < self._again_at:
                 return
             self._again_at = self._clock() + _AGAIN_SECONDS
             self._places = self._look_up(set(self._hours.values()))
             self._unlooked = iter([key for key in self._store.all_keys() if key[0] in self._hours])
+            self._uncounted = iter(list(self._sizes))
+        if rows := self._too_old() or self._too_many():
+            self._expire(self._without_hidden(rows))
+
+    def _limit_sizes(self) -> None:
+        """Keep what is counted of topics whose limit is as before."""
+        limits = {name: reserve_bytes(config.attributes) for name, config in self._metadata.topics.items()}
+        before = self._sizes
+        self._sizes = {}
+        for name, bytes_max in limits.items():
+            if bytes_max is not None:
+                known = before.get(name)
+                self._sizes[name] = known if known is not None else TopicBytes(bytes_max)
+                self._sizes[name].bytes_max = bytes_max
+
+    def _too_many(self) -> list[tuple[str, int, QueueOffset]]:
+        """Count some queues of topics that have a limit, and take what exceeds it of the first topic that has more."""
+        left = _COUNTED_AT_ONCE
+        while left > 0 and self._uncounted is not None:
+            topic = self._counting or next(self._uncounted, None)
+            self._counting = None
+            if topic is None:
+                self._uncounted = None
+                break
+            if (size := self._sizes.get(topic)) is None:
+                continue
+            queues = [self._store.get(topic, queue_id) for queue_id in sorted(self._store.ends(topic))]
+            try:
+                left -= 1 + size.count([queue for queue in queues if queue is not None], left)
+            except (StoreError, OSError):
+                continue  # it is restored from the log first
+            if left <= 0:
+                self._counting = topic  # there may be more of it
+            elif rows := size.exceeding(self._leased_pos()):
+                return [(topic, queue_id, offset) for queue_id, offset in rows]
+        return []
+
+    def _too_old(self) -> list[tuple[str, int, QueueOffset]]:
+        """Look at some queues of topics that keep messages for less time."""
+        if self._unlooked is None:
+            return []
         some = list(islice(self._unlooked, _LOOKED_AT_ONCE))
         if len(some) < _LOOKED_AT_ONCE:
             self._unlooked = None
-        rows = [row for key in some if (row := self._expiring(key)) is not None]
-        if rows:
-            self._expire(self._without_hidden(rows))
+        return [row for key in some if (row := self._expiring(key)) is not None]
 
     def _look_up(self, hours: set[int]) -> dict[int, PhysicalOffset]:
         """The physical offset before which everything is older than so many hours."""

@@ -14,13 +14,16 @@ from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import (
+    DELETER_LENGTH_MAX,
     DeleteTopic,
+    ForgetTopic,
     PutTopic,
     TopicConfig,
     encode_command,
 )
 from mq.broker.state.format_level import (
     LEVEL_OF_CONTINUED_OFFSETS,
+    LEVEL_OF_DELETED_TOPICS,
     LEVEL_OF_LITE_TOPICS,
     LEVEL_OF_TOPIC_RETENTION,
 )
@@ -40,10 +43,19 @@ from mq.protocol.names import (
 )
 from mq.protocol.operator_bodies import TopicConfigList
 from mq.protocol.operator_requests import UpdateAndCreateTopicList
-from mq.protocol.retention_attributes import RESERVE_TIME, check_reserve_time, reserve_hours
+from mq.protocol.properties import safe_value
+from mq.protocol.retention_attributes import (
+    RESERVE_BYTES,
+    RESERVE_TIME,
+    check_reserve_bytes,
+    check_reserve_time,
+    reserve_bytes,
+    reserve_hours,
+)
 
 QUEUES_MAX = 1024
 TOPICS_PER_REQUEST_MAX = 1000
+_NAME_LENGTH_MAX = 150
 
 
 class Topics(Service):
@@ -54,6 +66,7 @@ class Topics(Service):
         self._appender = context.appender
         self._creations = Creations("topic")
         self._tails = context.queue_offsets
+        self._ends = context.store.ends
         self._wall_clock_ms = context.wall_clock_ms
         self._retention_hours = context.settings.retention_hours
 
@@ -103,9 +116,46 @@ class Topics(Service):
         names = [*self._pop_retry_topics(topic), topic] if continued else [topic]
         assert len({*names}) == len(names), f"{names} are to be deleted with the topic {topic}, some of them twice"
         now_ms = self._wall_clock_ms()
-        commands = [encode_command(DeleteTopic(name=name, timestamp_ms=now_ms, continued=continued)) for name in names]
+        config = self._metadata.topics.get(topic)
+        level = self._metadata.format_level.level
+        restorable = level >= LEVEL_OF_DELETED_TOPICS and not is_lite({} if config is None else config.attributes)
+        who = f"{safe_value(call.request.ext.access_key or call.request.ext.operator) or 'an unnamed operator'}"
+        by = f"{who[:_NAME_LENGTH_MAX]} from {call.connection.peer}"[:DELETER_LENGTH_MAX] if restorable else ""
+        commands = [
+            encode_command(
+                DeleteTopic(
+                    name=name,
+                    timestamp_ms=now_ms,
+                    continued=continued,
+                    restorable=restorable,
+                    along_with=topic if restorable and name != topic else "",
+                    by=by,
+                )
+            )
+            for name in names
+        ]
+        if restorable and config is not None:
+            commands = [*self._room_for_restorable(), *commands]
+
+        def check() -> None:
+            there = self._metadata.topics.get(topic)
+            if restorable and there is not None and is_lite(there.attributes):
+                raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{topic} was created just now; send the request again")
+
         on_framed = None if continued else partial(self._tails.reset, topic)
-        replicate(self._appender, commands, call, what="a topic's deletion", on_framed=on_framed)
+        replicate(self._appender, commands, call, what="a topic's deletion", on_framed=on_framed, check=check)
+
+    def _room_for_restorable(self) -> list[bytes]:
+        """Commands that forget the topics that were deleted first, if too many can be restored already."""
+        rows, limits = self._metadata.deleted_topics.rows, self._metadata.limits
+        left, size = len(rows), sum(row.rows for row in rows.values())
+        doomed: list[bytes] = []
+        for name, row in rows.items():
+            if left < limits.restorable_topics_max and size < limits.restorable_rows_max:
+                break
+            doomed.append(encode_command(ForgetTopic(name=name, ends=sorted(self._ends(name).items()))))
+            left, size = left - 1, size - row.rows
+        return doomed
 
     def topic_changed(self, topic: str) -> None:
         """See `Service`."""
@@ -165,8 +215,8 @@ class Topics(Service):
         attributes = self._attributes(known, wanted.attributes)
         self._check_lite(name, None if known is None else known.attributes, attributes)
         becomes_lite = is_lite(attributes) and not (known is not None and is_lite(known.attributes))
-        if sets(wanted.attributes, RESERVE_TIME) or becomes_lite:
-            self._check_reserve_time(attributes)
+        if sets(wanted.attributes, RESERVE_TIME) or sets(wanted.attributes, RESERVE_BYTES) or becomes_lite:
+            self._check_retention(attributes)
         assert known is None or known.name == name, f"the topic {name} is known as {known}"
         return TopicConfig(
             name=name,
@@ -215,18 +265,20 @@ class Topics(Service):
                 "create it again",
             )
 
-    def _check_reserve_time(self, attributes: Mapping[str, str]) -> None:
+    def _check_retention(self, attributes: Mapping[str, str]) -> None:
         """Raises RequestRefused if messages cannot be kept for so long, or replicas cannot let them expire."""
         try:
             check_reserve_time(attributes, self._retention_hours)
+            check_reserve_bytes(attributes)
         except AttributeRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         level = self._metadata.format_level.level
-        if reserve_hours(attributes) is not None and level < LEVEL_OF_TOPIC_RETENTION:
+        has_limit = reserve_hours(attributes) is not None or reserve_bytes(attributes) is not None
+        if has_limit and level < LEVEL_OF_TOPIC_RETENTION:
             raise RequestRefused(
                 ResponseCode.VERSION_NOT_SUPPORTED,
-                f"the group is at format level {level}, {RESERVE_TIME} needs {LEVEL_OF_TOPIC_RETENTION}: not all "
-                "members are upgraded",
+                f"the group is at format level {level}, {RESERVE_TIME} and {RESERVE_BYTES} need "
+                f"{LEVEL_OF_TOPIC_RETENTION}: not all members are upgraded",
             )
 
     def _is_system(self, topic: str) -> bool:

@@ -23,7 +23,7 @@ from mq.broker.produce.sent_messages import SentMessages, asks_for_more
 from mq.broker.schedule.placement import wanted_priority
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
-from mq.broker.state.topic_rules import auto_create
+from mq.broker.state.topic_rules import auto_create, why_not_created
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.properties import RECEIPT
 from mq.broker.write_path.queue_offsets import NextOffset
@@ -266,7 +266,7 @@ class Sends(Service):
                 self._metadata, topic, ext.default_topic, ext.default_topic_queue_nums, self._wall_clock_ms()
             )
         if command is None:
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist, apply first please!")
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, why_not_created(self._metadata, topic))
 
         size = len(call.body) + len(ext.properties)
         self._appender.pending_bytes += size

@@ -31,7 +31,7 @@ from mq.protocol.lookup_bodies import ConsumeQueueView, QueueEntry, QueueName, T
 from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.records import decode_record
 from mq.protocol.replies import OffsetReply, TimestampReply
-from mq.protocol.retention_attributes import reserve_hours
+from mq.protocol.retention_attributes import reserve_bytes, reserve_hours
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.log_records import LogRecords
@@ -167,7 +167,7 @@ class OffsetAndTimeQueries(Service):
                     raise self._beginning.refusal()
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
             if self._has_expired(record):
-                remark = f"the message at {offset} has expired: its topic keeps messages for less time than the log"
+                remark = f"the message at {offset} has expired: its topic keeps fewer messages than the log"
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
             return call.response(body=record)
 
@@ -180,7 +180,8 @@ class OffsetAndTimeQueries(Service):
         """Whether only the log has this record, and not its topic."""
         found = decode_record(memoryview(record), verify=False)
         config = self._metadata.topics.get(found.topic)
-        if config is None or reserve_hours(config.attributes) is None:
+        limits = (reserve_hours, reserve_bytes)
+        if config is None or all(limit(config.attributes) is None for limit in limits):
             return False
         queue = self._store.get(found.topic, found.queue_id)
         return queue is not None and found.queue_offset < queue.min_offset

@@ -88,10 +88,14 @@ def tail_of(
 ) -> NextOffset | None:
     """The destination of a message that waited for a queue; None if its topic no longer exists.
 
+    In a deleted topic that can be restored it is behind the others, and visible after the restore.
+
     With a priority it goes to the queue for that among those that the topic has now. Otherwise it goes to another queue
     of the topic only if the number of queues was reduced.
     """
     config = metadata.topics.get(topic)
+    if config is None and (row := metadata.deleted_topics.rows.get(topic)) is not None:
+        config = row.config
     if config is None or config.write_queues == 0 or topic in SEND_FORBIDDEN_TOPICS:
         return None
     if priority is not None:

@@ -40,6 +40,9 @@ QUEUES_MAX = 16_384
 CLIENT_ID_LENGTH_MAX = 255
 """Characters of a client id."""
 
+DELETER_LENGTH_MAX = 255
+"""Characters that say who deleted a topic."""
+
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 ATTRIBUTES_BYTES_MAX = 1024
@@ -122,11 +125,38 @@ class DeleteTopic(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     With ``continued``, its queue offsets continue those of the deleted topic (`mq.broker.state.former_topics`).
     Otherwise they begin at 0, as before format level 3.
+
+    With ``restorable``, its queues stay, and `RestoreTopic` brings it back (`mq.broker.state.deleted_topics`), from
+    format level 7 on. A topic with lite topics is not deleted then. ``along_with`` is the topic with which it comes
+    back; ``by`` says who deleted it.
     """
 
     name: str
     timestamp_ms: int
     continued: bool = False
+    restorable: bool = False
+    along_with: str = ""
+    by: str = ""
+
+
+class RestoreTopic(_Command, frozen=True, kw_only=True, tag="restore_topic"):
+    """Bring back a deleted topic, with those that were deleted along with it.
+
+    Changes nothing if there is a topic of its name, or if it cannot be restored.
+    """
+
+    name: str
+    timestamp_ms: int
+
+
+class ForgetTopic(_Command, frozen=True, kw_only=True, tag="forget_topic"):
+    """A deleted topic cannot be restored any more: its queues go.
+
+    ``ends`` are those of its queues, by queue id, when this was decided. If a queue has grown since, the topic stays.
+    """
+
+    name: str
+    ends: list[tuple[int, QueueOffset]]
 
 
 class PutGroup(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="put_group"):
@@ -210,6 +240,8 @@ class PutReplica(_Command, frozen=True, kw_only=True, tag="put_replica"):
 _AsWritten: TypeAlias = (
     PutTopic
     | DeleteTopic
+    | RestoreTopic
+    | ForgetTopic
     | PutGroup
     | DeleteGroup
     | ResetOffset
@@ -317,9 +349,16 @@ def _check_command(command: Command) -> None:
             case PutTopic(config=topic, timestamp_ms=timestamp_ms):
                 _check_topic_config(topic)
                 check_range("timestamp_ms", timestamp_ms, 0, _INT64_MAX)
-            case DeleteTopic(name=name, timestamp_ms=timestamp_ms):
+            case DeleteTopic(name=name, timestamp_ms=timestamp_ms) | RestoreTopic(name=name, timestamp_ms=timestamp_ms):
                 check_topic(name)
                 check_range("timestamp_ms", timestamp_ms, 0, _INT64_MAX)
+                if isinstance(command, DeleteTopic):
+                    check_range("length of by", len(command.by), 0, DELETER_LENGTH_MAX)
+            case ForgetTopic(name=name, ends=ends):
+                check_topic(name)
+                for queue_id, end in ends:
+                    check_range("queue_id", queue_id, 0, INT32_MAX)
+                    check_range("end", end, 0, _INT64_MAX)
             case PutGroup(config=group, timestamp_ms=timestamp_ms):
                 _check_group_config(group)
                 check_range("timestamp_ms", timestamp_ms, 0, _INT64_MAX)

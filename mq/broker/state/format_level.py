@@ -21,7 +21,8 @@ Levels never go down, and each includes those before it:
 7. A consumer may put a popped message off without having its attempt counted
    (`mq.broker.state.pop_checkpoints.DeferMessage`). Consumer groups have filter programs
    (`mq.broker.state.filter_programs`). Files of the log may be deleted locally
-   while their messages are read from the archive (`mq.broker.state.archived_log.NoteTier`).
+   while their messages are read from the archive (`mq.broker.state.archived_log.NoteTier`). Deleted topics can be
+   restored (`mq.broker.state.deleted_topics`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ LEVEL_OF_ARCHIVE: Final = 6
 LEVEL_OF_SUSPENDED_MESSAGES: Final = 7
 LEVEL_OF_FILTERS: Final = 7
 LEVEL_OF_TIERS: Final = 7
+LEVEL_OF_DELETED_TOPICS: Final = 7
 LEVEL_NEWEST: Final = 7
 """Up to which level this version of the software understands the log."""
 FEATURES: Final = {
@@ -56,7 +58,7 @@ FEATURES: Final = {
     4: ("schedules", "transaction-sets"),
     5: ("group-attributes", "lite-topics"),
     6: ("topic-retention", "archive"),
-    7: ("suspended-messages", "filter-programs", "archive-tier"),
+    7: ("suspended-messages", "filter-programs", "archive-tier", "deleted-topics"),
 }
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1

@@ -84,6 +84,12 @@ class FormerTopics:
             self.begins[topic] = former.ends
         return former
 
+    def bring_back(self, topic: str, begins: Iterable[QueueOffset]) -> None:
+        """A deleted topic was restored, whose queues began at ``begins``."""
+        self._take(topic)
+        if firsts := tuple(begins):
+            self.begins[topic] = firsts
+
     def forget(self, topic: str) -> None:
         """A topic was deleted by a release that does not know this table: the next one begins at 0."""
         self._take(topic)

@@ -15,6 +15,7 @@ import msgspec
 
 from mq.broker.limits import DEFAULT, StateLimits
 from mq.broker.state.archived_log import ArchivedLog
+from mq.broker.state.changes import Changes
 from mq.broker.state.check_cursors import CheckCursors
 from mq.broker.state.commands import (
     AdvanceDelay,
@@ -24,16 +25,19 @@ from mq.broker.state.commands import (
     DeleteGroup,
     DeleteTopic,
     ForbidTopic,
+    ForgetTopic,
     GroupConfig,
     LockQueues,
     PutGroup,
     PutReplica,
     PutTopic,
     ResetOffset,
+    RestoreTopic,
     TopicConfig,
     UnlockQueues,
 )
 from mq.broker.state.completion_marks import CompletionMarks
+from mq.broker.state.deleted_topics import DeletedTopics
 from mq.broker.state.expired_messages import ExpireMessages, expired_by
 from mq.broker.state.filter_programs import FilterPrograms
 from mq.broker.state.format_level import LEVEL_NEWEST, LEVEL_OF_YOUNGER_QUEUES, FormatLevel, RaiseLevel
@@ -53,6 +57,7 @@ from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.schedules import Schedules
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand
+from mq.broker.state.topic_deletion import delete_topic, dropped_by, forget_topic, replace_deleted, restore_topic
 from mq.broker.state.users import Users
 from mq.broker.state.younger_queues import YoungerQueues
 from mq.protocol import bodies
@@ -62,43 +67,13 @@ from mq.protocol.topic_identity import topic_identity
 from raftlog.log_numbers import Term
 
 
-class Changes(msgspec.Struct, frozen=True):
-    """The effect of a command, for callers that keep derived state."""
-
-    topics: tuple[str, ...] = ()
-    """Topics that were created, changed or deleted."""
-    deleted_topics: tuple[str, ...] = ()
-    """Topics whose consume queues must be dropped."""
-    groups: tuple[str, ...] = ()
-    """Groups that were created, changed or deleted."""
-    offsets: int = 0
-    """Number of consumer offsets that were set."""
-    replicas: tuple[str, ...] = ()
-    """Replicas whose address changed."""
-    begun_queues: tuple[tuple[str, int, QueueOffset], ...] = ()
-    """Queues of a new topic (topic, queue id) with their first offset, which is not 0: see `FormerTopics`."""
-    expired: tuple[tuple[str, int, QueueOffset], ...] = ()
-    """Queues (topic, queue id) whose messages before this offset are not served any more."""
-
-
-def dropped_by(command: Command, queue_ends: Callable[[str], Mapping[int, QueueOffset]]) -> tuple[str, ...]:
-    """The topics whose queues a command drops: for metadata that has everything else of it already."""
-    match command:
-        case DeleteTopic(name=name):
-            return (name,)
-        case ExpireLiteTopics(rows=rows):
-            return tuple(queue for queue, end in rows if queue_ends(queue).get(0, NO_OFFSET) == end)
-        case _:
-            return ()
-
-
 def _no_queues(_: str) -> Mapping[int, QueueOffset]:
     return {}
 
 
 _PARTS: Final = (
     *("format_level", "marks", "pops", "request_modes", "sequences", "checks", "users"),
-    *("former_topics", "younger_queues", "schedules", "lite", "archived", "filters"),
+    *("former_topics", "younger_queues", "schedules", "lite", "archived", "filters", "deleted_topics"),
 )
 """Tables with their own commands, by the names of their attributes, which they have in snapshots, too."""
 
@@ -160,9 +135,11 @@ class Metadata:
         """Programs that filter the messages of consumer groups."""
         self.lite = LiteOffsets()
         """Consumer offsets of lite topics."""
-        self._parts: dict[str, StateTable] = {name: getattr(self, name) for name in _PARTS}
+        self.deleted_topics = DeletedTopics()
+        """Deleted topics that can be restored."""
+        self.parts: dict[str, StateTable] = {name: getattr(self, name) for name in _PARTS}
         """Parts by their name in snapshots."""
-        self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}
+        self._part_of = {command: part for part in self.parts.values() for command in part.COMMANDS}
 
     @property
     def system_topics(self) -> frozenset[str]:
@@ -190,30 +167,17 @@ class Metadata:
                 self.data_version = self.data_version.next(timestamp_ms)
                 if there is not None:
                     return Changes(topics=(topic.name,))
+                gone = replace_deleted(self, topic.name)
                 begun = self._begin_after_former(topic)
                 begins = self.former_topics.begins.get(topic.name, ())
                 self.topic_identities[topic.name] = topic_identity(self.data_version.counter, timestamp_ms, begins)
-                return Changes(topics=(topic.name,), begun_queues=begun)
-            case DeleteTopic(name=name, timestamp_ms=timestamp_ms):
-                if command.continued:
-                    groups = [key[0] for key in self.consumer_offsets if key[1] == name]
-                    self.former_topics.delete(name, queue_ends(name), groups)
-                else:
-                    self.former_topics.forget(name)
-                if self.topics.pop(name, None) is None:
-                    # Messages may have arrived after an earlier deletion; dropping them must not depend on the state.
-                    return Changes(deleted_topics=(name,))
-                self.topic_identities.pop(name, None)
-                removed = self._remove_offsets(topic=name)
-                if not command.continued:
-                    # Otherwise they expire: an ordered consumer that still relies on one may read the next topic.
-                    self._remove_locks(topic=name)
-                self.forbidden = {pair for pair in self.forbidden if pair[1] != name}
-                for part in self._parts.values():
-                    part.topic_deleted(name)
-                self.pops.lite_parent_deleted(name)
-                self.data_version = self.data_version.next(timestamp_ms)
-                return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)
+                return Changes(topics=(topic.name,), begun_queues=begun, deleted_topics=gone)
+            case DeleteTopic():
+                return delete_topic(self, command, queue_ends)
+            case RestoreTopic():
+                return restore_topic(self, command)
+            case ForgetTopic():
+                return forget_topic(self, command, queue_ends)
             case PutGroup(config=group, timestamp_ms=timestamp_ms):
                 known = self.groups.get(group.name)
                 if known is not None and (command.unless_there or known == group):
@@ -224,13 +188,14 @@ class Metadata:
                 self.data_version = self.data_version.next(timestamp_ms)
                 return Changes(groups=(group.name,))
             case DeleteGroup(name=name, timestamp_ms=timestamp_ms):
-                removed = self._remove_offsets(group=name) if command.remove_offsets else 0
+                removed = self.remove_offsets(group=name) if command.remove_offsets else 0
                 if command.remove_offsets:
                     self.former_topics.remove_group(name)
+                    self.deleted_topics.remove_group(name)
                     removed += self.lite.remove_group(name)
-                self._remove_locks(group=name)
+                self.remove_locks(group=name)
                 self.forbidden = {pair for pair in self.forbidden if pair[0] != name}
-                for part in self._parts.values():
+                for part in self.parts.values():
                     part.group_deleted(name)
                 if self.groups.pop(name, None) is None:
                     return Changes(offsets=removed)
@@ -356,7 +321,7 @@ class Metadata:
         consumer_offsets, offset_resets = self.consumer_offsets.capture(), self.offset_resets.capture()
         forbidden, queue_locks = set(self.forbidden), self.queue_locks.capture()
         delay_offsets = dict(sorted(self.delay_offsets.items()))
-        parts = [(name, part.capture()) for name, part in sorted(self._parts.items())]
+        parts = [(name, part.capture()) for name, part in sorted(self.parts.items())]
 
         def encode() -> bytes:
             state = Snapshot(
@@ -407,11 +372,11 @@ class Metadata:
         self.replicas = dict(state.replicas)
 
     def _restore_parts(self, tables: dict[str, Any]) -> None:
-        if unknown := tables.keys() - self._parts.keys():
+        if unknown := tables.keys() - self.parts.keys():
             raise SnapshotDamaged(f"metadata snapshot has unknown parts: {', '.join(sorted(unknown))[:200]}")
-        before = [(part, part.capture()) for part in self._parts.values()]
+        before = [(part, part.capture()) for part in self.parts.values()]
         try:
-            for name, part in self._parts.items():
+            for name, part in self.parts.items():
                 part.restore(tables.get(name))
         except (SnapshotDamaged, msgspec.ValidationError) as error:
             for part, capture in before:
@@ -462,6 +427,8 @@ class Metadata:
         assert former.deleted.keys().isdisjoint(self.topics), (
             f"deleted, and there: {former.deleted.keys() & self.topics}"
         )
+        there = self.deleted_topics.rows.keys() & self.topics.keys()
+        assert not there, f"there, and to be restored: {there}"
         for marks in self.marks.queues.values():
             marks.check_invariants()
         self.pops.check_invariants()
@@ -473,6 +440,7 @@ class Metadata:
         self.request_modes.check_invariants()
         self.lite.check_invariants()
         self.archived.check_invariants()
+        self.deleted_topics.check_invariants()
         assert all(parent in self.topics for _, parent, _ in self.lite.tables), f"of no topic: {list(self.lite.tables)}"
 
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> bool:
@@ -553,7 +521,8 @@ class Metadata:
             self._drop_reset(*key, command.queue_id)
         return True
 
-    def _remove_offsets(self, *, group: str | None = None, topic: str | None = None) -> int:
+    def remove_offsets(self, *, group: str | None = None, topic: str | None = None) -> int:
+        """Remove the offsets of a group, or of all groups in a topic; returns how many there were."""
         self.younger_queues.offsets_removed(group=group, topic=topic)
         for key in [key for key in self.offset_resets if key[0] == group or key[1] == topic]:
             del self.offset_resets[key]
@@ -578,7 +547,8 @@ class Metadata:
                 if not locks:
                     del self.queue_locks[key]
 
-    def _remove_locks(self, *, group: str | None = None, topic: str | None = None) -> None:
+    def remove_locks(self, *, group: str | None = None, topic: str | None = None) -> None:
+        """Release all queues of a group, or of a topic."""
         for key in [key for key in self.queue_locks if key[0] == group or key[1] == topic]:
             self.lock_count -= len(self.queue_locks.pop(key))
         assert self.lock_count >= 0, f"{self.lock_count} queues are locked"

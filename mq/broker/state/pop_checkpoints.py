@@ -233,6 +233,12 @@ class PopQueue:
         """Number of open messages that were not popped in order."""
         return sum(checkpoint.bits.bit_count() for checkpoint in self.open.values())
 
+    def first_open(self) -> QueueOffset | None:
+        """The offset of the first message that is not acknowledged, popped in order or not; None without one."""
+        starts = [start + lowest_bit(each.bits) for (start, _), each in self.open.items()]
+        starts += [] if self.ordered is None else [self.ordered.first_open]
+        return min(starts, default=None)
+
     def popped_at(self, offset: QueueOffset) -> int | None:
         """When an open message was popped, in epoch milliseconds; None if it is not open, or was popped in order."""
         times = (

@@ -31,9 +31,12 @@ def auto_create(
     """The command that creates ``topic`` for its first message, None if the rules do not allow it.
 
     The template must exist and have PERM_INHERIT; it determines the permissions. The number of queues is
-    ``default_queue_nums`` as requested by the sender, at most that of the template. None for an existing topic.
+    ``default_queue_nums`` as requested by the sender, at most that of the template. None for an existing topic, and for
+    a deleted one that can be restored: a producer that still runs would make that impossible.
     """
     if topic in metadata.topics or topic == META_TOPIC or not metadata.has_room_for_topic(topic):
+        return None
+    if topic in metadata.deleted_topics.rows:
         return None
     config = metadata.topics.get(template)
     if config is None or not config.perm & PERM_INHERIT:
@@ -53,6 +56,16 @@ def auto_create(
         filter_type=config.filter_type,
     )
     return PutTopic(config=created, timestamp_ms=timestamp_ms, unless_there=True)
+
+
+def why_not_created(metadata: Metadata, topic: str) -> str:
+    """Why there is no topic for a message, with what its sender's operator can do."""
+    if topic in metadata.deleted_topics.rows:
+        return (
+            f"topic {topic} was deleted; `raftmq topic restore` brings it back with its messages, and `raftmq topic "
+            "create` begins a new one"
+        )
+    return f"topic {topic} does not exist, apply first please!"
 
 
 def missing_system_topics(

@@ -34,6 +34,10 @@ class YoungerQueues:
         first = self._first.get((group, topic))
         return first is not None and queue_id >= first
 
+    def first(self, group: str, topic: str) -> int | None:
+        """The first queue of a topic that was added after the group had stored offsets; None without one."""
+        return self._first.get((group, topic))
+
     def keys(self) -> KeysView[tuple[str, str]]:
         """The groups, each with a topic, that have such queues."""
         return self._first.keys()

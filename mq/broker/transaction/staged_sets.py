@@ -22,7 +22,7 @@ from mq.broker.schedule.placement import WaitingQueues, tail_of, wanted_priority
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.format_level import LEVEL_OF_TRANSACTION_SETS
-from mq.broker.state.topic_rules import auto_create
+from mq.broker.state.topic_rules import auto_create, why_not_created
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID
 from mq.broker.write_path.internal_messages import check_sent_bytes
 from mq.broker.write_path.outcome import Outcome, Stored, answer_outcome
@@ -148,7 +148,7 @@ class StagedSets(Service):
                 now_ms = self._wall_clock_ms()
                 command = auto_create(self._metadata, topic, AUTO_CREATE_TEMPLATE, _AUTO_CREATE_QUEUES, now_ms)
             if command is None:
-                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist, apply first please!")
+                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, why_not_created(self._metadata, topic))
             made.append(command)
         return made
 

@@ -236,3 +236,39 @@ async def test_queues_begin_at_the_same_place_however_a_replica_comes_to_them(tm
 
 async def begins_at(client: Client, topic: str, queue_id: int, offset: int) -> bool:
     return await client.offset(RequestCode.GET_MIN_OFFSET, topic, queue_id) == offset
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_the_oldest_messages_go_when_a_topic_has_too_many_bytes(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        await client.create_topic("Other")
+        await client.create_topic("T", attributes="+reserve.bytes=1048576")
+        for number in range(12):
+            for topic in ("T", "Other"):
+                assert (await client.send(topic, body=b"%d" % number + bytes(200_000), e=0)).code == 0
+
+        async def limited() -> bool:
+            return await begin(client) == 6  # each is a chunk: five records have 1,000,000 bytes and more
+
+        await until(limited)
+        assert await begin(client, "Other") == 0
+        assert (await client.pull("T", offset=6)).records[0].body[:1] == b"6"
+        assert (await client.create_topic("T", attributes="-reserve.bytes")).code == 0
+        assert (await client.send("T", body=bytes(300_000), e=0)).code == 0
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        assert await begin(client) == 6
+        assert int((await client.send("T", e=0)).ext["queueOffset"]) == 13
+
+
+@pytest.mark.parametrize("value", ["0", "1000", "1 GB", "1e9", "-2"])
+async def test_limits_that_no_topic_can_have_are_refused(tmp_path: Path, value: str) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        answer = await client.create_topic("T", attributes=f"+reserve.bytes={value}")
+        assert answer.code == ResponseCode.INVALID_PARAMETER
+        assert "whole bytes from 1048576 on" in (answer.remark or "")
+        lite = "+message.type=LITE,+lite.topic.expiration=-1,+reserve.bytes=2000000"
+        assert (await client.create_topic("L", attributes=lite)).code == ResponseCode.INVALID_PARAMETER
+        assert (await client.create_topic("T", attributes="+reserve.bytes=-1")).code == 0

@@ -14,7 +14,7 @@ import trio
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.replication.forwarder import Forwarder
-from mq.protocol.admin_requests import AuthenticateReplica, DeleteTopicInBroker, TopicExt
+from mq.protocol.admin_requests import AuthenticateReplica, DeleteTopicInBroker, DeleteTopicInBrokerExt
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON
@@ -294,7 +294,7 @@ async def test_a_change_of_a_topic_in_doubt_is_not_repeated(tmp_path: Path) -> N
     """Repeated, it would undo what another operator has changed since, through another replica."""
     async with a_world(tmp_path) as world:
         leader, operator = await world.leader(), FakeConnection()
-        world.ask(operator, DeleteTopicInBroker(opaque=1, ext=TopicExt(topic="T")))
+        world.ask(operator, DeleteTopicInBroker(opaque=1, ext=DeleteTopicInBrokerExt(topic="T")))
         await leader.take(1)
         world.follow(None)
         await leader.streams[0].aclose()

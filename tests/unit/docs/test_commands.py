@@ -78,6 +78,7 @@ ELEMENTS: Final = {
     "failure": "text",
     "features_available[]": "text",
     "followers[]": "text",
+    "groups[]": "text",
     "held_back_by[]": "text",
     "recalled[]": "object",
     "sources[]": "text",
@@ -322,6 +323,8 @@ async def topics_and_messages(cli: Commands) -> None:
     for name in ("list", "route", "describe", "stats"):
         await run(f"topic {name}", *([] if name == "list" else ["T"]))
     await run("topic delete", "T2")
+    await run("topic deleted")
+    await run("topic restore", "T2")
     await run("status")
     await run("status", "--all")
     await run("top", "--once", "--interval", "0.2", given=b"")

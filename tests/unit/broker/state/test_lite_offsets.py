@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from mq.broker.state.changes import Changes
 from mq.broker.state.commands import (
     Command,
     DeleteGroup,
@@ -16,9 +17,10 @@ from mq.broker.state.commands import (
     encode_command,
 )
 from mq.broker.state.lite_offsets import ROWS_MAX, ExpireLiteTopics, ResetLiteOffsets
-from mq.broker.state.metadata import Changes, Metadata, dropped_by
+from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import AckMessages, PopMessages
 from mq.broker.state.table import CommandRefused, SnapshotDamaged
+from mq.broker.state.topic_deletion import dropped_by
 from mq.protocol.names import lite_queue
 from mq.protocol.numbers import QueueOffset
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq.broker.state.changes import Changes
 from mq.broker.state.commands import (
     AdvanceDelay,
     Command,
@@ -27,7 +28,7 @@ from mq.broker.state.commands import (
     decode_command,
     encode_command,
 )
-from mq.broker.state.metadata import Changes, Metadata
+from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged
 from mq.protocol.numbers import QueueOffset
 from mq.store.dispatch import META_TOPIC

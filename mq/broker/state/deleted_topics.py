@@ -1,0 +1,134 @@
+"""Deleted topics that can be restored: what the metadata knew of them.
+
+Their messages are in the log as long as retention keeps it, and their consume queues stay. So nothing has to be derived
+again when a topic comes back: its queues are those that it had. A message that is added meanwhile, such as a delayed
+one that became due, follows the others.
+
+A topic is forgotten when it is created again, since the new one has its name, or by a command of the leader
+(`mq.broker.admin.deleted_topics`). `mq.broker.state.topic_deletion` changes the table together with the topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from mq.broker.state.commands import TopicConfig, offset_pairs
+from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand
+from mq.protocol.numbers import QueueOffset
+
+OffsetsOfGroups = dict[str, list[int]]
+"""By group: alternating queue ids and offsets, in order."""
+
+
+class DeletedTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a deleted topic was when it was deleted."""
+
+    config: TopicConfig
+    identity: str
+    """Empty for a topic without one."""
+    deleted_ms: int
+    by: str
+    """Who deleted it; empty if that is not known."""
+    along_with: str
+    """The topic with which it was deleted, and comes back; empty for one that was deleted by its own name."""
+    begins: list[QueueOffset]
+    """The first offsets of its queues, if an earlier topic had its name."""
+    ends: list[QueueOffset]
+    """Where its queues ended, by queue id."""
+    offsets: OffsetsOfGroups
+    """The consumer offsets of groups. One that pops begins at its first message that was not acknowledged."""
+    resets: OffsetsOfGroups
+    younger: dict[str, int]
+    """By group: the first queue that was added after it had stored offsets."""
+    forbidden: list[str]
+    """Groups that may not read it."""
+
+    @property
+    def rows(self) -> int:
+        """How much memory it takes, in rows."""
+        return 1 + len(self.ends) + sum(len(row) // 2 + 1 for row in self.offsets.values())
+
+
+class DeletedTopics:
+    """The table; a `StateTable` whose commands the metadata applies.
+
+    Attributes:
+        rows: by name, in order of deletion.
+    """
+
+    COMMANDS: tuple[type[TableCommand], ...] = ()
+
+    def __init__(self) -> None:
+        self.rows: dict[str, DeletedTopic] = {}
+
+    def companions(self, topic: str) -> list[str]:
+        """The deleted topics that come back with this one, in order of deletion."""
+        return [name for name, row in self.rows.items() if row.along_with == topic]
+
+    def remove_group(self, group: str) -> None:
+        """The offsets of a group were removed: it does not get them back."""
+        for name, row in self.rows.items():
+            if group in row.offsets:
+                changed = {
+                    field: {each: value for each, value in getattr(row, field).items() if each != group}
+                    for field in ("offsets", "resets", "younger")
+                }
+                self.rows[name] = msgspec.structs.replace(row, **changed)
+
+    def apply(self, command: TableCommand) -> None:
+        """See `StateTable.apply`."""
+        raise AssertionError(f"{type(command).__name__} is no command of this part")
+
+    def capture(self) -> Callable[[], object]:
+        """See `StateTable.capture`."""
+        rows = list(self.rows.values())
+        return lambda: [msgspec.to_builtins(row) for row in rows] or None
+
+    def restore(self, state: object) -> None:
+        """See `StateTable.restore`."""
+        rows = msgspec.convert(state or [], list[DeletedTopic])
+        names = {row.config.name for row in rows}
+        try:
+            for row in rows:
+                _check_row(row)
+        except CommandRefused as error:
+            raise SnapshotDamaged(str(error)) from error
+        if len(names) < len(rows):
+            raise SnapshotDamaged(f"{len(rows)} deleted topics have {len(names)} names")
+        self.rows = {row.config.name: row for row in rows}
+
+    def check_invariants(self) -> None:
+        """Assert what holds between two commands; for tests. Offsets are not below the first of their queue."""
+        for name, row in self.rows.items():
+            assert row.config.name == name, f"the deleted topic {row.config.name} is listed as {name}"
+            for group, numbers in row.offsets.items():
+                for queue_id, offset in offset_pairs(group, name, numbers):
+                    first = row.begins[queue_id] if queue_id < len(row.begins) else 0
+                    assert offset >= first, f"{group} was at {offset} of {name}/{queue_id}, which began at {first}"
+            assert row.resets.keys() <= row.offsets.keys(), f"resets of groups without offsets in {name}: {row.resets}"
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `StateTable.topic_deleted`; deletions come with `topic_deletion.delete_topic`."""
+
+    def group_deleted(self, group: str) -> None:
+        """See `StateTable.group_deleted`; a group whose offsets stay gets them back, see `remove_group`."""
+
+
+def offset_numbers(offsets: Mapping[int, QueueOffset]) -> list[int]:
+    """Offsets by queue id as alternating numbers, in order."""
+    assert all(offset >= 0 for offset in offsets.values()), f"offsets of a deleted topic: {offsets}"
+    return [number for pair in sorted(offsets.items()) for number in pair]
+
+
+def _check_row(row: DeletedTopic) -> None:
+    """Raises SnapshotDamaged, CommandRefused."""
+    name = row.config.name
+    pairs = [pair for table in (row.offsets, row.resets) for group in table for pair in _pairs(table, group, name)]
+    if min((*row.begins, *row.ends, *(number for pair in pairs for number in pair)), default=0) < 0:
+        raise SnapshotDamaged(f"the deleted topic {name} has a negative offset")
+
+
+def _pairs(table: OffsetsOfGroups, group: str, topic: str) -> Iterator[tuple[int, QueueOffset]]:
+    return offset_pairs(group, topic, table[group])

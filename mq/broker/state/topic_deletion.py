@@ -1,0 +1,236 @@
+"""How a topic is deleted, restored and forgotten: the part of these commands in each table of the metadata.
+
+Until a deleted topic is forgotten, its consume queues stay as they are; see `mq.broker.state.deleted_topics`. A replica
+that fills its queues from the log behind a snapshot knows the metadata of a later entry: `queue_effects` says what a
+command does to queues then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from mq.broker.state.changes import Changes
+from mq.broker.state.commands import (
+    Command,
+    DataVersion,
+    DeleteTopic,
+    ForgetTopic,
+    PutTopic,
+    RestoreTopic,
+    TopicConfig,
+    offset_pairs,
+)
+from mq.broker.state.deleted_topics import DeletedTopic, DeletedTopics, offset_numbers
+from mq.broker.state.expired_messages import expired_by
+from mq.broker.state.former_topics import FormerTopics
+from mq.broker.state.lite_offsets import ExpireLiteTopics
+from mq.broker.state.nested_tables import NestedTables
+from mq.broker.state.pop_checkpoints import PopCheckpoints
+from mq.broker.state.request_modes import RequestModes
+from mq.broker.state.table import StateTable
+from mq.broker.state.younger_queues import YoungerQueues
+from mq.protocol.lite_attributes import is_lite
+from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset
+
+QueueEnds = Callable[[str], Mapping[int, QueueOffset]]
+"""The ends of a topic's queues, by queue id."""
+
+
+class Tables(Protocol):
+    """What is needed of `mq.broker.state.metadata.Metadata`, which uses this module."""
+
+    topics: dict[str, TopicConfig]
+    topic_identities: dict[str, str]
+    consumer_offsets: NestedTables[tuple[str, str], int, QueueOffset]
+    offset_resets: NestedTables[tuple[str, str], int, QueueOffset]
+    forbidden: set[tuple[str, str]]
+    data_version: DataVersion
+    former_topics: FormerTopics
+    younger_queues: YoungerQueues
+    pops: PopCheckpoints
+    request_modes: RequestModes
+    deleted_topics: DeletedTopics
+    parts: dict[str, StateTable]
+
+    def topic_identity(self, name: str, /) -> str:
+        """See `Metadata`."""
+        ...
+
+    def has_room_for_topic(self, name: str, /) -> bool:
+        """See `Metadata`."""
+        ...
+
+    def has_room_for_offsets(self, group: str, topic: str, /) -> bool:
+        """See `Metadata`."""
+        ...
+
+    def remove_offsets(self, *, topic: str) -> int:
+        """See `Metadata`."""
+        ...
+
+    def remove_locks(self, *, topic: str) -> None:
+        """See `Metadata`."""
+        ...
+
+
+def delete_topic(metadata: Tables, command: DeleteTopic, queue_ends: QueueEnds) -> Changes:
+    """Apply a deletion; see `DeleteTopic`."""
+    name = command.name
+    config = metadata.topics.get(name)
+    if command.restorable and config is not None and is_lite(config.attributes):
+        return Changes()  # the leader did not know yet that it is one
+    ends, former = queue_ends(name), metadata.former_topics
+    assert config is None or name not in metadata.deleted_topics.rows, f"{name} is there, and can be restored"
+    row = None
+    if command.restorable and config is not None:
+        row = _row_of(metadata, command, ends)
+    if command.continued:
+        former.delete(name, ends, [key[0] for key in metadata.consumer_offsets if key[1] == name])
+    else:
+        former.forget(name)
+    if config is None:
+        if command.restorable and name in metadata.deleted_topics.rows:
+            return Changes()  # deleted once more
+        metadata.deleted_topics.rows.pop(name, None)
+        # Messages may have arrived after an earlier deletion; dropping them must not depend on the state.
+        return Changes(deleted_topics=(name,))
+    del metadata.topics[name]
+    metadata.topic_identities.pop(name, None)
+    removed = metadata.remove_offsets(topic=name)
+    if not command.continued:
+        # Otherwise they expire: an ordered consumer that still relies on one may read the next topic.
+        metadata.remove_locks(topic=name)
+    metadata.forbidden = {pair for pair in metadata.forbidden if pair[1] != name}
+    for part in metadata.parts.values():
+        if row is None or part is not metadata.request_modes:  # these stay until the topic is forgotten
+            part.topic_deleted(name)
+    metadata.pops.lite_parent_deleted(name)
+    metadata.data_version = metadata.data_version.next(command.timestamp_ms)
+    if row is None:
+        return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)
+    metadata.deleted_topics.rows[name] = row
+    return Changes(topics=(name,), hidden_topics=(name,), offsets=removed)
+
+
+def restore_topic(metadata: Tables, command: RestoreTopic) -> Changes:
+    """Apply a restore; see `RestoreTopic`."""
+    rows, name = metadata.deleted_topics.rows, command.name
+    if name not in rows or not metadata.has_room_for_topic(name):
+        return Changes()
+    restored: list[str] = []
+    for each in (name, *metadata.deleted_topics.companions(name)):
+        if metadata.has_room_for_topic(each):
+            _bring_back(metadata, rows.pop(each))
+            restored.append(each)
+    metadata.data_version = metadata.data_version.next(command.timestamp_ms)
+    return Changes(topics=tuple(restored))
+
+
+def forget_topic(metadata: Tables, command: ForgetTopic, queue_ends: QueueEnds) -> Changes:
+    """Apply the end of a deleted topic; see `ForgetTopic`."""
+    if command.name not in metadata.deleted_topics.rows or dict(queue_ends(command.name)) != dict(command.ends):
+        return Changes()
+    _forget(metadata, command.name)
+    return Changes(deleted_topics=(command.name,))
+
+
+def replace_deleted(metadata: Tables, name: str) -> tuple[str, ...]:
+    """A topic of this name is created: a deleted one cannot be restored any more.
+
+    Returns the topics that were deleted along with it, whose queues go. Its own queues begin where they ended.
+    """
+    row = metadata.deleted_topics.rows.get(name)
+    if row is None:
+        return ()
+    if name not in metadata.former_topics.deleted:
+        # So many topics were deleted since that it is not known any more as a former one.
+        metadata.former_topics.delete(name, dict(enumerate(row.ends)), row.offsets)
+    gone = [each for each in metadata.deleted_topics.companions(name) if each != name]
+    for each in (name, *gone):
+        _forget(metadata, each)
+    return tuple(gone)
+
+
+def queue_effects(command: Command, metadata: Tables, queue_ends: QueueEnds) -> Changes:
+    """What a command does to the consume queues, if the metadata is that of a later entry already."""
+    match command:
+        case PutTopic(config=config):
+            # If it was deleted in between, what was before is gone by now.
+            row = metadata.deleted_topics.rows.get(config.name)
+            begins = metadata.former_topics.begins.get(config.name, ()) if row is None else row.begins
+            return Changes(expired=tuple((config.name, number, begin) for number, begin in enumerate(begins) if begin))
+        case ForgetTopic(name=name, ends=ends):
+            if name in metadata.topics or name in metadata.deleted_topics.rows:
+                return Changes()  # it was restored before, or created again later
+            return Changes(expired=tuple((name, number, end) for number, end in ends))
+        case _:
+            return Changes(deleted_topics=dropped_by(command, queue_ends), expired=expired_by(command))
+
+
+def dropped_by(command: Command, queue_ends: QueueEnds) -> tuple[str, ...]:
+    """The topics whose queues a command drops, whatever the metadata has."""
+    match command:
+        case DeleteTopic(name=name, restorable=False):
+            return (name,)
+        case ExpireLiteTopics(rows=rows):
+            return tuple(queue for queue, end in rows if queue_ends(queue).get(0, NO_OFFSET) == end)
+        case _:
+            return ()
+
+
+def _row_of(metadata: Tables, command: DeleteTopic, ends: Mapping[int, QueueOffset]) -> DeletedTopic:
+    name = command.name
+    offsets = {
+        group: {queue_id: _unacknowledged(metadata, group, name, queue_id, at) for queue_id, at in table.items()}
+        for (group, topic), table in metadata.consumer_offsets.items()
+        if topic == name and table
+    }
+    resets = {
+        group: {queue_id: at for queue_id, at in table.items() if offsets[group][queue_id] == at}
+        for (group, topic), table in metadata.offset_resets.items()
+        if topic == name
+    }
+    younger = {group: first for group in offsets if (first := metadata.younger_queues.first(group, name)) is not None}
+    return DeletedTopic(
+        config=metadata.topics[name],
+        identity=metadata.topic_identity(name),
+        deleted_ms=command.timestamp_ms,
+        by=command.by,
+        along_with=command.along_with,
+        begins=list(metadata.former_topics.begins.get(name, ())),
+        ends=[ends.get(number, FIRST_OFFSET) for number in range(max(ends, default=-1) + 1)],
+        offsets={group: offset_numbers(offsets[group]) for group in sorted(offsets)},
+        resets={group: offset_numbers(resets[group]) for group in sorted(resets) if resets[group]},
+        younger=younger,
+        forbidden=sorted(group for group, topic in metadata.forbidden if topic == name),
+    )
+
+
+def _unacknowledged(metadata: Tables, group: str, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset:
+    """A group's offset, or its first popped message that it has not acknowledged: nobody would redeliver that."""
+    first = metadata.pops.of((group, topic, queue_id)).first_open()
+    return offset if first is None else max(min(offset, first), metadata.former_topics.begin(topic, queue_id))
+
+
+def _bring_back(metadata: Tables, row: DeletedTopic) -> None:
+    name = row.config.name
+    assert name not in metadata.topics, f"{name} is restored, and is there"
+    metadata.former_topics.bring_back(name, row.begins)
+    metadata.topics[name] = row.config
+    if row.identity:
+        metadata.topic_identities[name] = row.identity
+    for group, numbers in row.offsets.items():
+        if metadata.has_room_for_offsets(group, name):
+            metadata.consumer_offsets.to_change((group, name)).update(offset_pairs(group, name, numbers))
+            if group in row.resets:
+                resets = metadata.offset_resets.to_change((group, name))
+                resets.update(offset_pairs(group, name, row.resets[group]))
+            if group in row.younger:
+                metadata.younger_queues.topic_grew(name, row.younger[group], [group])
+    metadata.forbidden = metadata.forbidden | {(group, name) for group in row.forbidden}
+
+
+def _forget(metadata: Tables, name: str) -> None:
+    del metadata.deleted_topics.rows[name]
+    metadata.request_modes.topic_deleted(name)

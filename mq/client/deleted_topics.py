@@ -1,0 +1,51 @@
+"""Deleted topics that can be restored; see `mq.client.admin.Admin`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mq.client.errors import BrokerError, TopicNotFound
+from mq.client.net.client_core import ClientCore
+from mq.client.net.replies import read_body
+from mq.protocol.admin_requests import TopicExt
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.deleted_topic_requests import DeletedTopicInfo, DeletedTopicList
+
+_NOT_THERE = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+
+
+async def deleted_topics(core: ClientCore, leaders: Mapping[str, str]) -> dict[str, dict[str, DeletedTopicInfo]]:
+    """The deleted topics by name and broker group, from the leaders at these addresses. Raises BrokerError."""
+    found: dict[str, dict[str, DeletedTopicInfo]] = {}
+    for broker, address in sorted(leaders.items()):
+        try:
+            _, body = await core.call(address, RequestCode.LIST_DELETED_TOPICS)
+        except BrokerError as error:
+            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                continue
+            raise
+        for each in read_body(DeletedTopicList.decode, body).topics:
+            found.setdefault(each.topic, {})[broker] = each
+    return {topic: found[topic] for topic in sorted(found)}
+
+
+async def restore_topic(core: ClientCore, topic: str, leaders: Mapping[str, str]) -> list[str]:
+    """Restore a topic in the broker groups that can; returns these.
+
+    Raises TopicNotFound if none can, BrokerError if one has a topic of its name, and none can.
+    """
+    restored: list[str] = []
+    refusal: BrokerError | None = None
+    for broker, address in sorted(leaders.items()):
+        try:
+            await core.call(address, RequestCode.RESTORE_TOPIC, TopicExt(topic=topic).fields())
+        except BrokerError as error:
+            if error.code == ResponseCode.ILLEGAL_OPERATION:
+                refusal = error
+            elif error.code not in _NOT_THERE:
+                raise
+        else:
+            restored.append(broker)
+    if not restored:
+        raise refusal or TopicNotFound(topic)
+    return restored

@@ -1,0 +1,188 @@
+"""Deleted topics are restored: with clients, restarts, snapshots and retention in between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mq.client import Admin, BrokerError, Message, Producer, PushConsumer, TopicNotFound
+from mq.protocol.codes import RequestCode, ResponseCode
+from tests.support.name_server_and_broker import cluster_and_broker
+from tests.support.running_broker import Client, properties, running
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.trio
+
+
+async def delete(client: Client, topic: str = "T", **given: Any) -> int:
+    return (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic} | given)).code
+
+
+async def restore(client: Client, topic: str = "T") -> tuple[int, str]:
+    answer = await client.request(RequestCode.RESTORE_TOPIC, {"topic": topic})
+    return answer.code, answer.remark or ""
+
+
+async def deleted(client: Client) -> list[dict[str, Any]]:
+    answer = await client.request(RequestCode.LIST_DELETED_TOPICS)
+    assert answer.code == 0, answer
+    topics: list[dict[str, Any]] = json.loads(answer.body)["topics"]
+    return topics
+
+
+async def filled(client: Client, count: int = 5) -> None:
+    await client.create_topic("T", 1)
+    await client.heartbeat("c", "G")
+    for number in range(count):
+        assert (await client.send(body=b"%d" % number, e=0)).code == 0
+    ext = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 2}
+    assert (await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == 0
+
+
+async def bodies(client: Client, begin: int = 0) -> list[bytes]:
+    answer = await client.pull(offset=begin)
+    return [record.body for record in answer.records] if answer.code == 0 else []
+
+
+async def test_restored_topic_has_its_messages_and_offsets(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await filled(client)
+        assert await delete(client, operator="ann@desk") == 0
+        assert (await client.pull()).code == ResponseCode.TOPIC_NOT_EXIST
+        [row] = await deleted(client)
+        assert (row["topic"], row["messages"], row["groups"]) == ("T", 5, ["G"])
+        assert row["by"].startswith("ann@desk from 127.0.0.1:")
+        assert row["until_ms"] - row["deleted_ms"] == broker.settings.retention_hours * 3_600_000
+        assert (await restore(client))[0] == 0
+        assert await bodies(client) == [b"0", b"1", b"2", b"3", b"4"]
+        assert await client.committed() == 2
+        assert await deleted(client) == []
+        assert (await client.send(body=b"5", e=0)).code == 0
+        assert await bodies(client) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+async def test_restore_after_a_restart(tmp_path: Path, checkpointed: bool) -> None:
+    given = {"checkpoint_seconds": 0.05} if checkpointed else {}
+    async with running(tmp_path, **given) as broker:
+        client = await broker.connect()
+        await filled(client)
+        assert await delete(client) == 0
+        if checkpointed:
+            await until(lambda: (tmp_path / "checkpoint.previous").exists())
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        assert (await restore(client))[0] == 0
+        assert await bodies(client) == [b"0", b"1", b"2", b"3", b"4"]
+    async with running(tmp_path) as broker:  # and the restore itself is applied again
+        client = await broker.connect()
+        assert await bodies(client) == [b"0", b"1", b"2", b"3", b"4"]
+        assert await client.committed() == 2
+
+
+async def test_topic_created_again_is_another_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await filled(client)
+        assert await delete(client) == 0
+        assert await delete(client) == 0  # twice does not hurt
+        await client.create_topic("T", 1)
+        code, remark = await restore(client)
+        assert code == ResponseCode.ILLEGAL_OPERATION
+        assert "created again" in remark
+        assert (await client.send(body=b"new", e=0)).code == 0
+        assert await bodies(client, 5) == [b"new"]
+        assert (await client.pull(offset=0)).code == ResponseCode.PULL_OFFSET_MOVED
+        assert await client.committed() == 5
+        assert await delete(client) == 0
+        assert (await restore(client))[0] == 0
+        assert await bodies(client, 5) == [b"new"]  # what was before the second creation stays gone
+    async with running(tmp_path) as broker:
+        assert await bodies(await broker.connect(), 5) == [b"new"]
+
+
+async def test_message_does_not_create_a_deleted_topic_that_can_be_restored(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await filled(client)
+        assert await delete(client) == 0
+        answer = await client.send(body=b"late", e=0)
+        assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+        assert "`raftmq topic restore`" in (answer.remark or "")
+        assert (await restore(client))[0] == 0
+        assert (await client.send(body=b"late", e=0)).code == 0
+
+
+async def test_names_that_cannot_be_restored(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        assert (await restore(client, "never"))[0] == ResponseCode.TOPIC_NOT_EXIST
+        assert (await restore(client, "no/name"))[0] == ResponseCode.INVALID_PARAMETER
+        await client.create_topic("L", 1, attributes="+message.type=LITE,+lite.topic.expiration=-1")
+        assert await delete(client, "L") == 0
+        assert (await restore(client, "L"))[0] == ResponseCode.TOPIC_NOT_EXIST
+        assert await delete(client, "never") == 0
+        assert await deleted(client) == []
+
+
+async def test_delayed_message_of_a_deleted_topic_is_there_after_its_restore(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await filled(client, 2)
+        assert (await client.send(body=b"later", e=0, i=properties(DELAY="1"))).code == 0
+        assert await delete(client) == 0
+
+        async def is_due() -> bool:
+            return bool((await deleted(client))[0]["messages"] == 3)
+
+        await until(is_due, seconds=15)
+        assert (await restore(client))[0] == 0
+        assert await bodies(client) == [b"0", b"1", b"later"]
+
+
+async def test_topic_without_messages_is_forgotten_when_its_time_is_over(tmp_path: Path) -> None:
+    async with running(tmp_path, retention_hours=0.00001) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        assert await delete(client) == 0
+
+        async def is_forgotten() -> bool:
+            return not await deleted(client)
+
+        await until(is_forgotten)
+        assert (await restore(client))[0] == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_member_goes_on_after_a_restore_by_the_sdk(tmp_path: Path) -> None:
+    handled: list[bytes] = []
+    with trio.fail_after(60):
+        async with cluster_and_broker(tmp_path) as (namesrv, _), Producer(namesrv) as producer, Admin(namesrv) as admin:
+            await admin.create_topic("T", 1)
+            for number in range(3):
+                await producer.send(Message("T", b"%d" % number))
+            await admin.delete_topic("T", operator="ann")
+            with pytest.raises(TopicNotFound):
+                await admin.restore_topic("never")
+            info = (await admin.deleted_topics())["T"]["broker-a"]
+            assert (info.messages, info.queues, info.along_with) == (3, 1, "")
+            assert info.by.startswith("ann from ")
+            assert await admin.restore_topic("T") == ["broker-a"]
+            with pytest.raises(BrokerError, match="there is a topic T"):
+                await admin.restore_topic("T")
+            consumer = PushConsumer(namesrv, "G", consume_from="first")
+
+            @consumer.on("T")
+            async def handle(message: Any) -> None:
+                handled.append(message.body)
+
+            async with consumer, trio.open_nursery() as nursery:
+                nursery.start_soon(consumer.run)
+                await producer.send(Message("T", b"3"))
+                await until(lambda: len(handled) >= 4)
+                nursery.cancel_scope.cancel()
+    assert sorted(handled) == [b"0", b"1", b"2", b"3"]
