@@ -46,7 +46,7 @@ from tests.support.running_broker import SECONDS_MAX
 from tests.support.waiting import until
 
 GUIDE: Final = Path(__file__).parents[3] / "docs" / "commands.md"
-NO_RESULT: Final = {"namesrv", "broker", "proxy", "console", "demo"}
+NO_RESULT: Final = {"namesrv", "broker", "proxy", "filter-server", "console", "demo"}
 """Servers, and a demonstration for people: they log, and print no result."""
 
 KEYS: Final = {
