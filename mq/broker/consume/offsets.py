@@ -106,6 +106,12 @@ class Offsets(Service):
         self._restarted.clear()
         self._rereading.clear()
 
+    def topic_changed(self, topic: str) -> None:
+        """Forget commits that are behind the offsets with which a topic was restored: they change nothing."""
+        for table in (self._gathered, self._replicating):
+            for key in [key for key, offset in table.items() if key[1] == topic and offset <= self._known(key)]:
+                del table[key]
+
     def check_invariants(self) -> None:
         """See `Service.check_invariants`.
 
