@@ -545,7 +545,7 @@ class Broker:
         whole = topics is None or any(name not in known for name in topics)
         shown = known.copy() if whole else {name: known[name] for name in topics or ()}
         version = self._metadata.topics_version(self._replica.core.term)
-        filter_servers = self.services.filter_servers.addresses()
+        filter_servers = self.services.filter_servers()
 
         def body() -> bytes:
             registered = {name: as_registered(config) for name, config in shown.items()}

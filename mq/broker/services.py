@@ -190,8 +190,8 @@ class Services:
         )
         rebalance = Rebalance(context, routes=self.routes, note_group=self.groups.note_group)
         corrections = OffsetCorrections(context, offsets=self.offsets)
-        self.filter_servers = FilterServers(context)
-        filtering = self.filter_servers, FilterRequests(context)
+        self._filter_servers = FilterServers(context)
+        filtering = self._filter_servers, FilterRequests(context)
         return self.locks, self.offsets, corrections, self.groups, self.subscriptions, self.pulls, rebalance, *filtering
 
     def _waiting_messages(self, context: BrokerContext) -> tuple[Service, ...]:
@@ -380,6 +380,10 @@ class Services:
         """An operator changed settings."""
         for service in self._services:
             service.settings_changed(settings)
+
+    def filter_servers(self) -> list[str]:
+        """Addresses of the filter servers beside this broker, for its route."""
+        return self._filter_servers.addresses()
 
     def owes_answers(self) -> bool:
         """Whether requests of clients still wait in a service for their answers."""

@@ -11,10 +11,11 @@ from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.pop.pop import Pops
 from mq.broker.replication.forwarder import Forwarder
 from mq.broker.services import Services
-from mq.protocol import headers, lite_requests, operator_requests, pending_requests, pop_requests
+from mq.protocol import filter_requests, headers, lite_requests, operator_requests, pending_requests, pop_requests
 from tests.support.running_broker import note_brokers, running
 
 REPEATABLE = {
+    filter_requests.PutFilter,
     headers.EndTransaction,
     headers.LockBatchMq,
     headers.UnlockBatchMq,
