@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.server_logs import CHARACTERS_MAX, FILES_MAX, LINES_MAX, ends_of_logs
 
 
-def test_logs_of_this_test_are_told_and_older_ones_are_not(tmp_path: Path) -> None:
+def test_logs_of_this_test_are_shown_and_older_ones_are_not(tmp_path: Path) -> None:
     (tmp_path / "cluster0" / "logs").mkdir(parents=True)
     for name in ("cluster0/logs/n0.log", "cluster0/logs/n1.log", "log", "data"):
         (tmp_path / name).write_text(f"line of {name}\n")
@@ -23,7 +23,7 @@ def test_logs_of_this_test_are_told_and_older_ones_are_not(tmp_path: Path) -> No
     ]
 
 
-def test_only_the_end_of_long_logs_is_told(tmp_path: Path) -> None:
+def test_only_the_end_of_long_logs_is_shown(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"".join(b"%d %s\xff\n" % (number, b"x" * 1000) for number in range(1000)))
     [(_, end)] = ends_of_logs(tmp_path, 0.0)
     lines = end.splitlines()
@@ -32,7 +32,7 @@ def test_only_the_end_of_long_logs_is_told(tmp_path: Path) -> None:
     assert lines[-1].startswith("999 x")
 
 
-def test_of_too_many_logs_those_written_last_are_told(tmp_path: Path) -> None:
+def test_of_too_many_logs_the_newest_are_shown(tmp_path: Path) -> None:
     for number in range(FILES_MAX + 5):
         (tmp_path / f"{number:02}.log").write_text("words")
         os.utime(tmp_path / f"{number:02}.log", (number, number))

@@ -67,7 +67,7 @@ async def test_another_secret_is_refused(target: Target) -> None:
         await Caller.open(target.replication, [new_secret()])
 
 
-async def test_a_node_with_the_secret_that_is_no_member_of_this_group_is_refused(target: Target) -> None:
+async def test_a_node_outside_this_group_is_refused_despite_the_secret(target: Target) -> None:
     """A machine of another group that was given the same secret, or one that was never added."""
     addresses = {"n0": "127.0.0.1:1", "n9": "127.0.0.1:2"}
     for hello in (

@@ -86,7 +86,7 @@ async def test_wrong_credentials_are_refused(target: Target) -> None:
         assert (await client.request(RequestCode.SEND_MESSAGE_V2, good, b"y")).code == NO_PERMISSION, "another body"
 
 
-async def test_a_recorded_request_can_only_be_repeated_as_it_is(target: Target) -> None:
+async def test_a_recorded_request_can_only_be_replayed_unchanged(target: Target) -> None:
     """Signatures have no time and no number, as RocketMQ's: TLS keeps others from recording requests."""
     fields = signed(*CONSUMER, {name: str(value) for name, value in pull_ext("T").items()}, b"")
     for _ in range(2):
@@ -170,7 +170,7 @@ async def test_no_setting_of_a_name_server_writes_files(target: Target, text: st
 
 
 @pytest.mark.parametrize("name", PATHS)
-async def test_names_are_no_paths(target: Target, name: str) -> None:
+async def test_names_cannot_be_paths(target: Target, name: str) -> None:
     """Topics, groups and clients, by an administrator, who may name what it likes otherwise."""
     group: dict[str, Any] = {"consumerGroup": name, "topic": "T", "queueId": 0, "commitOffset": 0}
     requests: list[tuple[int, dict[str, Any], bytes]] = [
@@ -194,7 +194,7 @@ async def test_names_are_no_paths(target: Target, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PATHS if name not in ("..", ".")])
-async def test_names_in_a_registration_are_no_paths(target: Target, name: str) -> None:
+async def test_names_in_a_registration_cannot_be_paths(target: Target, name: str) -> None:
     broker = {"brokerName": "b", "brokerAddr": "10.0.0.1:1", "clusterName": "c", "haServerAddr": "", "brokerId": 0}
     topic = json_text(
         topicConfigSerializeWrapper={"topicConfigTable": {name: {"topicName": name}}}, filterServerList=[]

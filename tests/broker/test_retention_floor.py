@@ -146,7 +146,7 @@ async def test_what_waits_is_kept_until_its_time(
 
 
 @pytest.mark.parametrize("given", [SMALL, BY_AGE], ids=["by size", "by age"])
-async def test_what_was_popped_is_kept_until_it_comes_again_or_is_acknowledged(
+async def test_popped_messages_are_kept_until_they_are_redelivered_or_acknowledged(
     tmp_path: Path, clock: WallClock, brokers: list[Broker], given: dict[str, Any]
 ) -> None:
     async with overfull(tmp_path, given, clock) as broker:

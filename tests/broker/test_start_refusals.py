@@ -226,7 +226,7 @@ def test_a_configuration_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["group = ", "group", "= 1", "a = 1\na = 2"])
-def test_a_configuration_that_is_no_toml(config: Path, text: str) -> None:
+def test_a_configuration_that_is_not_toml_is_refused(config: Path, text: str) -> None:
     config.write_text(text)
     with pytest.raises(tomllib.TOMLDecodeError, match="at "):
         BrokerSettings.load(config)

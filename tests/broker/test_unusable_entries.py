@@ -124,7 +124,7 @@ async def test_a_start_stops_at_an_entry_that_cannot_be_applied(tmp_path: Path, 
         assert f"entry {index} of term " in str(raised.value)
 
 
-def test_what_is_no_chain_of_records_is_refused_before_it_is_stored() -> None:
+def test_an_invalid_chain_of_records_is_refused_before_it_is_stored() -> None:
     good = placed(record("T", b"body") * 3, 1000)
     check_entry(memoryview(good), 1000)
     for bad in (b"x", bytes(500), good + b"x", good[:-1], good.replace(b"body", b"bodies", 1)):

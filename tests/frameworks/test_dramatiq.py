@@ -80,9 +80,7 @@ def dead_letters(kit: Any, namespace: str, queue: str = "default") -> Any:
     return kit.dead_letters(queue_topic(namespace, queue))
 
 
-def test_each_message_is_executed_once_by_workers_of_several_processes_and_results_come_back(
-    kit: Any, namespace: str
-) -> None:
+def test_several_processes_execute_each_message_once_and_return_results(kit: Any, namespace: str) -> None:
     done: list[int] = []
     with opened(kit, namespace) as one, opened(kit, namespace) as two:
         backend = StubBackend()
@@ -118,7 +116,7 @@ def test_a_delayed_message_waits_in_the_broker(kit: Any, broker: RaftmqBroker) -
         note.send_with_options(args=("never",), delay=40 * 86_400_000 + 1)
 
 
-def test_retries_wait_in_the_broker_and_a_message_that_always_fails_becomes_a_dead_letter(
+def test_retries_wait_in_the_broker_and_failing_messages_become_dead_letters(
     kit: Any, broker: RaftmqBroker, namespace: str
 ) -> None:
     attempts: list[int] = []

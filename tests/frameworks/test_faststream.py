@@ -121,7 +121,7 @@ async def test_a_message_that_always_fails_becomes_a_dead_letter(
     assert calls == ["x"] * 3
 
 
-async def test_a_handler_that_is_cut_off_by_the_end_gets_its_message_again(namesrv: str, topic: str) -> None:
+async def test_a_handler_cut_off_by_shutdown_gets_its_message_again(namesrv: str, topic: str) -> None:
     calls: list[str] = []
 
     def broker_of(name: str) -> RaftmqBroker:

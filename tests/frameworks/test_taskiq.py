@@ -74,9 +74,7 @@ async def test_a_task_is_executed_and_its_result_comes_back(namesrv: str, topic:
         assert failed.is_err
 
 
-async def test_tasks_that_were_sent_before_the_first_worker_started_are_executed_each_once_by_several_workers(
-    namesrv: str, topic: str
-) -> None:
+async def test_tasks_sent_before_any_worker_started_are_each_executed_once(namesrv: str, topic: str) -> None:
     done: list[tuple[int, int]] = []
     workers = [broker_of(namesrv, topic) for _ in range(3)]
 
@@ -194,9 +192,7 @@ async def test_a_task_that_runs_longer_than_the_visibility_is_executed_once(name
     assert executed == [0, 1]
 
 
-async def test_a_task_is_acknowledged_after_its_execution_and_comes_again_if_the_worker_ends_before(
-    namesrv: str, topic: str
-) -> None:
+async def test_a_task_is_acknowledged_after_execution_and_otherwise_redelivered(namesrv: str, topic: str) -> None:
     one, other = broker_of(namesrv, topic), broker_of(namesrv, topic)
     executed: list[str] = []
 

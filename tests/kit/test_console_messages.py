@@ -63,7 +63,7 @@ def test_an_sql_filter_chooses_messages(kit: SyncKit) -> None:
     run(main, kit)
 
 
-def test_where_properties_are_hidden_a_filter_does_not_tell_them(kit: SyncKit) -> None:
+def test_a_filter_does_not_reveal_hidden_properties(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         for address in ("/messages", "/tail"):
             page = await browser.get(f"{address}?topic=Orders&sql=region%20%3D%20%27eu%27")
@@ -136,9 +136,7 @@ def test_a_topic_that_nobody_looks_at_is_not_read_any_more(kit: SyncKit) -> None
     run(main, kit, tail_limits=ONE_TAIL)
 
 
-def test_a_topic_whose_brokers_do_not_answer_is_not_waited_for_when_nobody_looks(
-    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unanswered_topic_is_not_waited_for_when_nobody_looks(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Tails._follow
 
     async def wait(self: Tails, followed: Followed, tail: tails.Tail, show: tails.Show) -> None:

@@ -176,7 +176,7 @@ def test_a_list_says_that_a_broker_group_without_a_leader_is_missing(
     run(main, kit)
 
 
-def test_brokers_that_do_not_know_the_requests_are_told_apart_from_those_with_nothing(
+def test_brokers_without_these_requests_are_distinguished_from_brokers_with_nothing_waiting(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = ClientCore.call

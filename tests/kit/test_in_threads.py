@@ -128,7 +128,7 @@ def test_asyncio_and_threads_share_a_kit() -> None:
         kit.assert_stored("Orders", b"of a thread", b"of asyncio")
 
 
-def test_the_error_of_a_test_comes_out_as_it_is() -> None:
+def test_the_error_of_a_test_is_raised_unchanged() -> None:
     async def main() -> None:
         async with open_kit():
             raise LookupError("of the test")

@@ -64,7 +64,7 @@ def check_what_kits_leave() -> None:
     assert state() == before, (state(), before)
 
 
-def test_a_kit_leaves_the_process_as_it_was() -> None:
+def test_a_kit_leaves_the_process_unchanged() -> None:
     ended = python("from tests.kit.test_leaves_nothing import check_what_kits_leave as check; check()")
     assert ended.returncode == 0, ended.stderr
 
@@ -100,7 +100,7 @@ def test_a_closed_kit_is_not_reached() -> None:
         del in_process_networks[host]
 
 
-def test_who_outlives_a_kit_is_told_that_it_is_closed() -> None:
+def test_a_client_outliving_its_kit_learns_that_it_is_closed() -> None:
     with running_kit() as kit:
         producer = SyncProducer(kit.namesrv, timeout=0.3).open()
         producer.send(Message("Orders", b"one"))
@@ -267,7 +267,7 @@ print("done")
 
 
 @pytest.mark.slow
-def test_a_forked_process_is_told_where_the_brokers_are() -> None:
+def test_a_forked_process_learns_where_the_brokers_are() -> None:
     result = python(FORKED)
     assert result.returncode == 0, result.stderr
     first, looked, second = result.stdout.splitlines()

@@ -196,7 +196,7 @@ def test_a_condition_that_stays_false_says_what_there_is() -> None:
     run(main, virtual=True)
 
 
-def test_the_error_of_a_test_comes_out_as_it_is() -> None:
+def test_the_error_of_a_test_is_raised_unchanged() -> None:
     async def main() -> None:
         async with open_kit() as kit:
             assert kit.leader == "n0"

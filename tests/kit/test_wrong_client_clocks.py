@@ -125,7 +125,7 @@ def test_a_schedule_ticks_at_once_and_evenly(monkeypatch: pytest.MonkeyPatch, ho
     on_a_wrong_clock(monkeypatch, hours, test)
 
 
-def test_a_celery_message_expires_and_comes_again_by_the_clock_of_the_brokers(
+def test_a_celery_message_expires_and_is_redelivered_by_the_broker_clock(
     monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     with running_kit() as kit:

@@ -103,7 +103,7 @@ def test_disk_full_leader_asks_nobody_without_room() -> None:
     assert leader_of(group) == C
 
 
-def test_disk_full_on_all_that_are_left_elects_one_all_the_same() -> None:
+def test_a_leader_is_elected_even_if_all_remaining_disks_are_full() -> None:
     """Reads go on: after those with room have had time to come forward, one without is elected."""
     group = Group(3)
     group.elect(A)

@@ -143,7 +143,7 @@ def test_silent_member_counts_only_after_an_early_deletion() -> None:
     assert beginning(group, leader) == (Beginning.UNKNOWN, None)
 
 
-def test_older_software_does_not_tell_and_is_not_waited_for() -> None:
+def test_older_software_without_log_beginnings_is_not_waited_for() -> None:
     group = group_of()
     group.compact(A, 8)
     group.compact(B, 8)
@@ -224,7 +224,7 @@ def test_member_that_falls_silent_before_it_is_compared_is_waited_for() -> None:
     assert beginning(group, B) == (Beginning.UNKNOWN, None)
 
 
-def test_new_leader_hands_over_only_after_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_leader_hands_over_only_once_it_knows_log_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a replica that deleted early gets the leadership, gives it back at once, and gets it again."""
     group = group_of()
     delete_early(group, C)

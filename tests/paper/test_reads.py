@@ -173,7 +173,7 @@ def test_read_without_a_leader_fails_at_once() -> None:
     assert group.answers.get(group.read(B), 0) is None
 
 
-def test_deposed_leader_tells_who_asked_it() -> None:
+def test_a_deposed_leader_answers_the_pending_read_of_a_follower() -> None:
     group = Group(3)
     group.elect(A)
     group.isolate(A)
@@ -284,7 +284,7 @@ def test_no_lease_before_the_first_entry_is_committed() -> None:
     assert group.answers[ctx] == 1
 
 
-def test_lease_outlives_restarts_of_those_who_gave_it() -> None:
+def test_a_lease_survives_restarts_of_the_voters_that_granted_it() -> None:
     """A voter that forgot which leader it heard waits as long as it would have had to, before it elects another."""
     group = Group(3, config=LEASES)
     group.now += LEASES.election_timeout_seconds_min
@@ -434,7 +434,7 @@ def test_read_during_transfer(leases: bool) -> None:
     assert group.answers[stale] is None
 
 
-def test_reads_under_way_need_no_answer_of_who_left() -> None:
+def test_pending_reads_need_no_answer_from_a_removed_voter() -> None:
     """Of three voters one is removed while two are silent: the read is answered when those that are left suffice."""
     group = Group(2)
     group.elect(A)

@@ -415,7 +415,7 @@ def test_slow_follower() -> None:
     assert len(core._tail) <= 4
 
 
-def test_accepted_is_told_early_when_much_came_in() -> None:
+def test_acceptance_is_reported_early_after_much_data() -> None:
     """A follower with a slow disk frees the leader's window without vouching for its disk."""
     group = Group(3, config=CoreConfig(accept_ack_bytes=250), term=1)
     group.slow_disks.add(C)

@@ -58,7 +58,7 @@ def test_follower_that_overslept_waits_for_what_its_leader_sent_meanwhile(second
     assert group[B].next_deadline() <= group.now + group.config.election_timeout_seconds_max
 
 
-def test_stall_is_no_silence_of_peers_that_are_behind() -> None:
+def test_a_stalled_leader_does_not_consider_lagging_peers_silent() -> None:
     group = Group()
     leader = group.elect(A)
     group.pass_time(1.0)

@@ -80,7 +80,7 @@ def check(message: StoredMessage) -> None:
     assert message.flag == 0
 
 
-async def test_rot_in_the_leaders_closed_file_is_neither_delivered_nor_copied_and_is_repaired(
+async def test_rot_in_closed_leader_files_is_repaired_and_not_delivered_or_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAFTMQ_BROKER_SEGMENT_BYTES", str(SEGMENT_BYTES))

@@ -151,7 +151,7 @@ async def test_damage_on_a_followers_disk_changes_no_row(tmp_path: Path) -> None
         check(await in_thread(rows_of, reader_of(cluster.namesrv, found).read()))
 
 
-async def test_the_parent_of_lite_topics_reads_as_a_topic_whose_messages_name_them(tmp_path: Path) -> None:
+async def test_messages_of_a_lite_parent_name_their_lite_topics(tmp_path: Path) -> None:
     sent = [(f"session-{number % 7}", b"%d" % number) for number in range(50)]
     async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
         async with Admin(cluster.namesrv) as admin, Producer(cluster.namesrv, "users") as producer:

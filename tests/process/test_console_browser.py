@@ -360,7 +360,7 @@ def test_dead_letters_are_sent_again_by_clicks(browser: webdriver.Chrome, runnin
     assert ", 0 failed" not in text_of(browser) or f"{len(boxes)} done" in text_of(browser)
 
 
-def test_a_message_that_is_sent_by_hand_comes_to_a_page_that_follows_the_topic(
+def test_a_message_sent_by_hand_appears_on_a_page_following_the_topic(
     browser: webdriver.Chrome, running: Running
 ) -> None:
     browser.get(running.address + "/tail?topic=Orders")
@@ -427,9 +427,7 @@ def test_an_open_page_goes_on_when_the_leader_is_killed(browser: webdriver.Chrom
     assert len(browser.find_elements(By.CSS_SELECTOR, "tbody tr")) >= 20
 
 
-def test_somebody_who_knows_nothing_finds_what_the_demonstration_left(
-    browser: webdriver.Chrome, tmp_path: Path
-) -> None:
+def test_a_new_user_finds_what_the_demonstration_left(browser: webdriver.Chrome, tmp_path: Path) -> None:
     """From the last lines of `raftmq demo` on: a message that seems lost, a group that lags, its dead letters."""
     command = [sys.executable, "-m", "mq.cli"]
     place = ["--dir", str(tmp_path / "demo")]

@@ -106,7 +106,7 @@ async def test_followers_hand_on_what_is_delayed_and_given_back(cluster: Cluster
             assert (again.body, again.reconsume_times, again.properties["RETRY_TOPIC"]) == (b"later", 1, topic)
 
 
-async def test_a_message_that_is_not_handled_comes_again(cluster: Cluster) -> None:
+async def test_an_unhandled_message_is_redelivered(cluster: Cluster) -> None:
     topic, group = "Failing", "failing-readers"
     seen: list[tuple[bytes, str, int]] = []
     consumer = PushConsumer(cluster.namesrv, group, consume_from="first", ordered=False)

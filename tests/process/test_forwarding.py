@@ -319,7 +319,7 @@ async def test_a_leader_that_was_killed_serves_its_clients_again_as_a_follower(t
         assert len(set(stored.values())) == len(stored)
 
 
-async def test_of_a_leader_that_is_killed_clients_of_a_follower_see_doubt_and_no_error(tmp_path: Path) -> None:
+async def test_a_killed_leader_causes_doubt_but_no_errors_at_a_follower(tmp_path: Path) -> None:
     async with three_brokers(tmp_path) as cluster:
         leader = await cluster.leader()
         follower = next(node for node in cluster.node_ids if node != leader)

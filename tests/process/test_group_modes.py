@@ -94,7 +94,7 @@ async def test_every_broadcast_consumer_gets_every_message_and_goes_on_where_it_
                 pass
 
 
-async def test_members_share_the_queues_as_they_are_told(tmp_path: Path) -> None:
+async def test_members_share_the_queues_by_the_given_allocation(tmp_path: Path) -> None:
     async with cluster_with(tmp_path, 0) as (cluster, _):
         members = [PushConsumer(cluster.namesrv, "G", allocate=allocate_in_circle) for _ in range(2)]
         for member in members:

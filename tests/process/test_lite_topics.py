@@ -101,7 +101,7 @@ async def mirror(source: str, target: str, state: Path) -> None:
     await printed("mirror", "cut-over", *both)
 
 
-async def test_they_are_at_a_replica_that_was_away_after_a_restore_and_in_the_parent_at_a_mirror(
+async def test_lite_topics_survive_absence_and_restore_and_mirrors_copy_the_parent(
     tmp_path: Path,
 ) -> None:
     """What is gone from the log is known from a snapshot alone: lite topics, and how far a group has read them."""

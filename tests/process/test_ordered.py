@@ -119,7 +119,7 @@ async def produce(cluster: DevCluster) -> None:
                     await trio.sleep(0.05)
 
 
-async def test_queues_have_one_owner_at_a_time_while_members_and_leaders_come_and_go(tmp_path: Path) -> None:
+async def test_queues_have_one_owner_at_a_time_despite_member_and_leader_changes(tmp_path: Path) -> None:
     watch = Watch()
     async with DevCluster.open(tmp_path, ports=Ports.free(3)) as cluster:
         with trio.fail_after(180):

@@ -60,7 +60,7 @@ def test_alerts_fire_when_they_should_and_not_before() -> None:
     assert "SUCCESS" in promtool("test", "rules", TESTS)
 
 
-def test_each_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+def test_each_alert_has_a_firing_and_a_quiet_test() -> None:
     alerts = {rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]}
     tried = [each for test in yaml.safe_load(TESTS.read_text())["tests"] for each in test["alert_rule_test"]]
     assert {each["alertname"] for each in tried if each.get("exp_alerts")} == alerts
@@ -181,7 +181,7 @@ async def speak_nonsense(cluster: DevCluster) -> None:
 @needs_prometheus
 @pytest.mark.trio
 @pytest.mark.slow
-async def test_a_group_and_its_name_server_are_scraped_and_each_query_of_the_board_finds_something(
+async def test_groups_and_name_servers_are_scraped_and_every_board_query_finds_data(
     tmp_path: Path,
 ) -> None:
     async with (

@@ -56,7 +56,7 @@ async def sent_away(leader: Client) -> Answer:
     return answer
 
 
-async def test_a_backlog_is_read_from_a_follower_and_the_rest_from_the_leader(tmp_path: Path) -> None:
+async def test_a_follower_serves_the_backlog_and_the_leader_the_rest(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster, AsyncExitStack() as open_:
         await fill(cluster)
         leader = await cluster.leader()

@@ -133,7 +133,7 @@ def test_a_hunt_begins_with_the_seed_that_found_the_mistake_before(monkeypatch: 
     assert ran == [(5, 5)]
 
 
-def test_a_mistake_that_its_seed_no_longer_finds_is_hunted_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_its_seed_no_longer_finds_is_hunted_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = hunted_seeds(monkeypatch, 9)
     with pytest.warns(UserWarning, match="double-vote is found by seed 9 and no longer by 5"):
         assert hunt("double-vote", 20, first_seed=5).seeds == 10

@@ -36,7 +36,7 @@ def test_sends_that_clients_left_behind_are_stored_before_anything_is_finished()
     assert not progress.may_go_on(235.0)
 
 
-def test_what_comes_again_for_ever_is_no_progress() -> None:
+def test_endlessly_repeated_states_do_not_count_as_progress() -> None:
     progress = Progress(0.0, 60.0)
     for now in range(100):
         progress.see(now, unstored=0, unfinished=5 + now % 2, behind=3 + now % 3)

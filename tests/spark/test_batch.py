@@ -169,7 +169,7 @@ def test_rows_survive_the_loss_of_a_follower_and_a_change_of_leaders(read: Read,
         ({}, "one of the options subscribe, subscribePattern and assign is needed"),
     ],
 )
-def test_mistakes_are_told_when_the_query_is_planned(read: Read, options: dict[str, str], told: str) -> None:
+def test_mistakes_are_reported_when_the_query_is_planned(read: Read, options: dict[str, str], told: str) -> None:
     with pytest.raises(AnalysisException, match=told):
         read(**options).count()
 
@@ -182,7 +182,7 @@ def test_offsets_must_name_each_queue_and_no_other(read: Read, stage: Stage) -> 
         read(subscribe=topic, startingOffsets=given).count()
 
 
-def test_nobody_at_the_address_is_told_within_15_seconds(read: Read) -> None:
+def test_an_unreachable_address_is_reported_within_15_seconds(read: Read) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"

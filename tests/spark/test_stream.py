@@ -120,9 +120,7 @@ def test_replicas_die_and_the_leader_changes_under_a_query(stream: Stream, query
     assert bodies_of(query.rows()) == Counter(numbered(0, 4000))
 
 
-def test_a_topic_that_was_created_again_ends_the_query_or_is_read_anew(
-    stream: Stream, query: Query, stage: Stage
-) -> None:
+def test_a_recreated_topic_ends_the_query_or_is_read_from_the_start(stream: Stream, query: Query, stage: Stage) -> None:
     topic = stage.topic(queues=2)
     stage.send(topic, numbered(0, 20))
     options = {"subscribe": topic, "startingOffsets": "earliest"}

@@ -210,7 +210,7 @@ def test_loose_basics() -> None:
     assert (request.opaque, request.version, request.language, request.flag) == (7, 317, "GO", 0)
 
 
-def test_text_that_is_no_utf8_gets_replacement_characters() -> None:
+def test_text_that_is_not_utf8_gets_replacement_characters() -> None:
     header = memoryview(b'{"code":105,"opaque":1,"extFields":{"topic":"T\xff"}}')
     with_bad_byte = decode_header(JSON, header)
     assert not isinstance(with_bad_byte, UnknownRequest | HeartBeat)

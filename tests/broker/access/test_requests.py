@@ -189,7 +189,7 @@ async def test_one_chunk_with_good_and_bad_requests(tmp_path: Path) -> None:
     assert codes == [ResponseCode.SUCCESS, NO_PERMISSION, NO_PERMISSION, ResponseCode.SUCCESS]
 
 
-async def test_a_file_that_changes_is_read_anew_and_one_that_is_broken_is_not(tmp_path: Path) -> None:
+async def test_a_changed_file_is_read_again_unless_it_is_broken(tmp_path: Path) -> None:
     limits = limited(upkeep={"refresh_files_seconds": 0.01})
     path = tmp_path / "plain_acl.yml"
     with capture_logs() as logs:
@@ -295,7 +295,7 @@ async def test_the_sdk_signs_its_answer_to_a_check_back(tmp_path: Path) -> None:
         ("consumer", "H", "consumer has no permission SUB for consumer group H"),
     ],
 )
-async def test_who_may_not_consume_is_told_the_missing_permission(
+async def test_a_refused_consumer_learns_the_missing_permission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, key: str, group: str, reason: str
 ) -> None:
     async with cluster(tmp_path) as namesrv:

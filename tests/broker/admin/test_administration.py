@@ -65,7 +65,7 @@ async def test_a_topic_from_creation_to_deletion(tmp_path: Path) -> None:
         assert identity not in ("", (await admin.topic_identities("T"))[GROUP])
 
 
-async def test_a_deleted_topic_leaves_a_name_server_that_nobody_told(tmp_path: Path) -> None:
+async def test_a_deleted_topic_is_removed_from_uninformed_name_servers(tmp_path: Path) -> None:
     async with administrated(tmp_path) as (broker, admin, _):
         await admin.create_topic("T")
         client = await broker.connect()

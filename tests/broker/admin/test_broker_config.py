@@ -227,7 +227,7 @@ async def test_how_far_delayed_messages_are_delivered(tmp_path: Path, serializat
 
 
 @pytest.mark.parametrize(("ours", "shown"), [(True, "true"), (False, "false")])
-async def test_whether_groups_are_made_by_themselves_is_told_as_it_is(ours: bool, shown: str, tmp_path: Path) -> None:
+async def test_auto_create_groups_is_reported_as_configured(ours: bool, shown: str, tmp_path: Path) -> None:
     async with running(tmp_path, auto_create_groups=ours) as broker:
         assert (await settings_of(await broker.connect()))["autoCreateSubscriptionGroup"] == shown
 

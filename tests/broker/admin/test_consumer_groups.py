@@ -108,7 +108,7 @@ async def test_an_operator_moves_the_offset_of_an_offline_group_back(tmp_path: P
         assert await client.committed() == 4, "what was gathered before does not come behind it"
 
 
-async def test_a_late_commit_moves_nothing_back_and_is_told_so(tmp_path: Path) -> None:
+async def test_a_late_commit_moves_no_offset_back_and_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         owner, late, nobody = [await broker.connect() for _ in range(3)]
         await owner.create_topic("T", 1)
@@ -278,7 +278,7 @@ async def test_the_ends_of_a_queue(tmp_path: Path) -> None:
 # -- members -----------------------------------------------------------------------------------------------------------
 
 
-async def test_members_of_a_group_are_told_when_others_come_and_go(tmp_path: Path) -> None:
+async def test_members_are_notified_when_others_join_or_leave(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         first, second, third, asking = [await broker.connect() for _ in range(4)]
         assert (await first.heartbeat("c1", "G")).code == ResponseCode.SUCCESS
@@ -360,7 +360,7 @@ async def test_clients_cannot_make_names_without_end(tmp_path: Path) -> None:
                 assert "no room for offsets of G3 in T: 2 pairs of a group and a topic" in str(answer.remark)
 
 
-async def test_who_is_told_and_who_is_not(tmp_path: Path) -> None:
+async def test_quiet_and_broadcasting_groups_get_no_rebalance_notices(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         one, two = await broker.connect(), await broker.connect()
         config = {"groupName": "Quiet", "notifyConsumerIdsChangedEnable": False, "retryQueueNums": 3}

@@ -21,7 +21,7 @@ async def command(client: Client, action: GroupAction, node: str = "", address: 
     return GroupAnswer.decode(answer.body)
 
 
-async def test_status_tells_the_members_as_the_leader_sees_them(tmp_path: Path) -> None:
+async def test_status_shows_the_members_as_the_leader_sees_them(tmp_path: Path) -> None:
     async with running(tmp_path, priority=3) as broker:
         view = (await command(await broker.connect(), "status")).view
         assert (view.node_id, view.role, view.leader, view.group) == ("n0", "leader", "n0", "broker-a")
@@ -93,7 +93,7 @@ async def test_learners_are_bounded(tmp_path: Path) -> None:
         assert len(answer.view.members) == 16
 
 
-async def test_a_transfer_needs_somebody_who_can_take_over(tmp_path: Path) -> None:
+async def test_a_transfer_without_a_suitable_peer_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         assert (await command(client, "transfer", "n0")).text == "n0 leads already"

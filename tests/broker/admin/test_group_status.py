@@ -145,7 +145,7 @@ QUESTIONS: list[tuple[RequestCode, dict[str, Any] | None, Callable[[Any], None]]
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_what_a_broker_knows_of_its_groups(tmp_path: Path, serialization: int) -> None:
+async def test_a_broker_reports_the_state_of_its_groups(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path) as broker:
         asking = await broker.connect()
         await asking.create_topic("T", 2)
@@ -339,7 +339,7 @@ async def test_without_force_only_backwards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("language", ["JAVA", "CPP"])
-async def test_members_are_told_of_a_reset(tmp_path: Path, language: str) -> None:
+async def test_members_are_notified_of_a_reset(tmp_path: Path, language: str) -> None:
     async with running(tmp_path) as broker:
         asking = await broker.connect()
         await asking.create_topic("T", 1)

@@ -99,7 +99,9 @@ async def test_series_are_bounded_and_what_is_left_out_is_counted(
     assert 200 <= dropped < 220, "lag and messages under way of 150 groups, less those that have room"
 
 
-async def test_a_follower_tells_nothing_that_the_leader_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_follower_does_not_repeat_the_metrics_of_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     brokers = note_brokers(monkeypatch)
     async with running(tmp_path) as broker:
         await (await broker.connect()).send()

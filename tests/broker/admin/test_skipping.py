@@ -125,7 +125,7 @@ async def test_first_message_left_by_retention_is_skipped(tmp_path: Path) -> Non
         assert len(await stored(client, DEAD)) == 1
 
 
-async def test_members_are_told_to_go_on_behind_it(tmp_path: Path) -> None:
+async def test_members_are_sent_past_the_skipped_message(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, member = await broker.connect(), await broker.connect()
         await four_messages(client)

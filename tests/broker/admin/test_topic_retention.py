@@ -123,14 +123,14 @@ async def test_what_cannot_be_kept_is_refused(tmp_path: Path, hours: str, given:
         assert await limit(client, "72") == ResponseCode.SUCCESS
 
 
-async def test_a_topic_that_said_so_before_the_broker_kept_less_can_be_changed(tmp_path: Path) -> None:
+async def test_a_topic_above_a_lowered_retention_limit_can_still_be_changed(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         assert await limit(await broker.connect(), "72") == ResponseCode.SUCCESS
     async with running(tmp_path, group="b-a", retention_hours=1.0) as broker:
         assert (await (await broker.connect()).create_topic("T", 2)).code == ResponseCode.SUCCESS
 
 
-async def test_a_topic_with_a_time_of_its_own_does_not_get_lite_topics(tmp_path: Path) -> None:
+async def test_a_topic_with_its_own_retention_cannot_get_lite_topics(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         assert await limit(client, "1") == ResponseCode.SUCCESS

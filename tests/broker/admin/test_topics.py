@@ -179,7 +179,7 @@ async def test_groups_are_created_changed_shown_and_deleted(tmp_path: Path, seri
 
 
 @ENCODINGS
-async def test_what_a_broker_says_of_itself(tmp_path: Path, serialization: int) -> None:
+async def test_a_broker_reports_its_offsets_and_system_topics(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
@@ -281,7 +281,7 @@ async def at_once(client: Client, *requests: tuple[Any, ...]) -> list[Answer]:
     return [await client.answer(opaque) for opaque, _ in frames]
 
 
-async def test_topic_that_found_no_room_is_refused_although_another_is_deleted_at_once(tmp_path: Path) -> None:
+async def test_a_topic_over_the_limit_is_refused_despite_a_concurrent_deletion(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(state={"topics_max": SYSTEM_TOPICS + 1})) as broker:
         client = await broker.connect()
         first, second = ((PUT_TOPIC, TOPIC | {"topic": name}) for name in ("A", "B"))
@@ -293,7 +293,7 @@ async def test_topic_that_found_no_room_is_refused_although_another_is_deleted_a
         assert (await client.request(*second)).code == 0
 
 
-async def test_group_that_found_no_room_is_refused_although_another_is_deleted_at_once(tmp_path: Path) -> None:
+async def test_a_group_over_the_limit_is_refused_despite_a_concurrent_deletion(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(state={"groups_max": 1})) as broker:
         client = await broker.connect()
         first, second = ((PUT_GROUP, None, text({"groupName": name})) for name in ("A", "B"))

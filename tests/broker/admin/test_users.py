@@ -53,7 +53,7 @@ async def send(client: Client, topic: str = "T") -> int:
     return (await client.request(RequestCode.SEND_MESSAGE_V2, send_ext(topic), b"x")).code
 
 
-async def test_a_user_may_do_what_its_policies_say_until_it_is_disabled_or_deleted(tmp_path: Path) -> None:
+async def test_policies_apply_to_a_user_until_it_is_disabled_or_deleted(tmp_path: Path) -> None:
     async with guarded(tmp_path) as (broker, admin):
         user = await connect(broker, USER)
         assert await send(user) == NO_PERMISSION
@@ -177,7 +177,7 @@ async def test_before_all_members_know_users_there_are_none(tmp_path: Path) -> N
         assert (answer.code, "format level 1" in str(answer.remark)) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
 
 
-async def test_without_accounts_there_are_no_users(tmp_path: Path) -> None:
+async def test_a_broker_without_accounts_has_no_users(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         answer = await ask(client, RequestCode.AUTH_CREATE_USER, {"username": "u"}, password=USER[1])

@@ -91,7 +91,7 @@ async def test_disk_full_offsets_and_locks_are_refused_and_connections_stay(
             assert (await client.request(code, ext, body)).code == ResponseCode.SUCCESS, code
 
 
-async def test_what_a_leader_says_of_itself_is_said_once_there_is_room(
+async def test_a_leader_announces_itself_once_the_disk_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first topics, and its address, without which followers cannot hand on."""
@@ -117,7 +117,7 @@ async def test_what_a_leader_says_of_itself_is_said_once_there_is_room(
     assert SCHEDULE_TOPIC in metadata.topics
 
 
-async def test_offsets_of_which_some_found_no_room_are_not_told_to_be_cloned(
+async def test_a_partly_failed_offset_clone_is_not_reported_as_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     propose, refused = RaftCore.propose, False

@@ -72,7 +72,7 @@ async def name_server() -> AsyncIterator[tuple[NameServer, str]]:
         nursery.cancel_scope.cancel()
 
 
-async def test_all_topics_are_told_at_first_and_then_those_that_changed(tmp_path: Path) -> None:
+async def test_registration_sends_all_topics_first_and_then_only_changed_ones(tmp_path: Path) -> None:
     async with name_server() as (server, address), running(tmp_path, namesrv=address) as broker:
         client = await broker.connect()
         await client.create_topic("One", 1)
@@ -88,7 +88,7 @@ async def test_all_topics_are_told_at_first_and_then_those_that_changed(tmp_path
         assert {"One", "Two", "TBW102"} <= set(server.table.topic_list())
 
 
-async def test_all_topics_are_told_when_one_is_gone(tmp_path: Path) -> None:
+async def test_all_topics_are_registered_when_one_is_deleted(tmp_path: Path) -> None:
     async with name_server() as (server, address), running(tmp_path, namesrv=address) as broker:
         client = await broker.connect()
         for topic in ("One", "Two"):
@@ -101,7 +101,7 @@ async def test_all_topics_are_told_when_one_is_gone(tmp_path: Path) -> None:
         assert "Two" in server.told[-1].body.topics
 
 
-async def test_all_topics_are_told_on_a_new_connection_and_now_and_then(tmp_path: Path) -> None:
+async def test_all_topics_are_registered_on_reconnect_and_periodically(tmp_path: Path) -> None:
     async with name_server() as (server, address), running(tmp_path, namesrv=address, register_seconds=1) as broker:
         client = await broker.connect()
         await client.create_topic("One", 1)
@@ -116,7 +116,7 @@ async def test_all_topics_are_told_on_a_new_connection_and_now_and_then(tmp_path
         assert server.told[-1].whole
 
 
-async def test_topics_that_change_fast_are_all_told(tmp_path: Path) -> None:
+async def test_topics_created_in_quick_succession_are_all_registered(tmp_path: Path) -> None:
     async with name_server() as (server, address), running(tmp_path, namesrv=address) as broker:
         client = await broker.connect()
         asked = [

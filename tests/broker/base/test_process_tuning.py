@@ -25,7 +25,7 @@ def test_how_descriptors_are_shared_out() -> None:
 
 
 @pytest.mark.trio
-async def test_clients_are_served_by_a_broker_that_has_more_than_half_of_the_descriptors_itself(
+async def test_clients_are_served_although_the_broker_uses_most_descriptors_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as some are free, which the log keeps."""

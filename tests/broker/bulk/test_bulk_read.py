@@ -36,7 +36,7 @@ async def pulled(client: Client, topic: str, queue_id: int, end: int) -> list[by
 
 
 @pytest.mark.parametrize("bytes_max", [1, 1000, 10_000, BULK_BYTES_MAX])
-async def test_all_queues_come_in_the_order_of_the_log_and_as_pulls_bring_them(tmp_path: Path, bytes_max: int) -> None:
+async def test_all_queues_are_read_in_log_order_and_match_pulls(tmp_path: Path, bytes_max: int) -> None:
     async with running(tmp_path, entry_bytes_max=2000) as broker:
         client = await broker.connect()
         await client.create_topic("T", 3)
@@ -82,7 +82,7 @@ async def test_only_wanted_tags_come_and_the_others_are_passed(tmp_path: Path) -
         assert (answer.status, answer.offsets, len(answer.sizes)) == (BulkStatus.RECORDS, {0: 20}, 0)
 
 
-async def test_where_messages_are_is_told_without_them(tmp_path: Path) -> None:
+async def test_offsets_can_be_read_without_messages(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 3)
@@ -98,7 +98,7 @@ async def test_where_messages_are_is_told_without_them(tmp_path: Path) -> None:
         assert (whole.without_records, len(whole.sizes)) == (False, 20)
 
 
-async def test_without_bodies_everything_else_is_as_it_is_stored(tmp_path: Path) -> None:
+async def test_without_bodies_the_rest_of_a_message_is_unchanged(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
@@ -129,7 +129,7 @@ async def test_what_is_not_there_yet_is_waited_for_and_then_said(tmp_path: Path)
         assert [record.queue_offset for record in records(decode_answer((await other.answer(waiting)).body))] == [2]
 
 
-async def test_those_who_wait_for_messages_keep_nobody_from_reading_what_is_there(tmp_path: Path) -> None:
+async def test_waiting_readers_do_not_block_reads_of_stored_messages(tmp_path: Path) -> None:
     async with running(tmp_path, bulk_reads_max=1) as broker:
         client, patient = await broker.connect(), await broker.connect()
         await client.create_topic("T", 1)
@@ -177,7 +177,7 @@ async def test_a_leader_serves_only_whom_it_is_allowed_to(tmp_path: Path) -> Non
         assert (await client.info())["raftmq.bulkBytesAsLeader"] == "0"
 
 
-async def test_a_topic_that_was_made_anew_is_another_one(tmp_path: Path) -> None:
+async def test_a_recreated_topic_is_a_different_topic(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
@@ -215,7 +215,7 @@ async def test_nothing_altered_is_given_to_bulk_readers(tmp_path: Path) -> None:
         assert int((await client.info())["raftmq.bulkReadsDamaged"]) == 2 * len(FIELDS)
 
 
-async def test_who_reads_too_much_is_told_when_to_come_again(tmp_path: Path) -> None:
+async def test_a_client_that_reads_too_much_learns_when_to_retry(tmp_path: Path) -> None:
     async with running(tmp_path, bulk_bytes_per_second=1024 * 1024) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
@@ -226,7 +226,7 @@ async def test_who_reads_too_much_is_told_when_to_come_again(tmp_path: Path) -> 
         assert (await client.info())["raftmq.bulkReadsBusy"] == "2"
 
 
-async def test_too_many_reads_that_wait_are_told_to_come_again(tmp_path: Path) -> None:
+async def test_too_many_waiting_reads_are_answered_busy(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(bulk={"waiting_factor": 0})) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
@@ -235,7 +235,7 @@ async def test_too_many_reads_that_wait_are_told_to_come_again(tmp_path: Path) -
         assert (await client.info())["raftmq.bulkReadsBusy"] == "1"
 
 
-async def test_one_who_reads_nothing_gets_no_further_answers(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_read_gets_no_further_answers(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(bulk={"unread_bytes_max": 100_000})) as broker:
         client, lazy = await broker.connect(), await broker.connect()
         await client.create_topic("T", 1)

@@ -65,7 +65,7 @@ def names(admin: SyncAdmin) -> list[str]:
     return [each.schedule.name for each in admin.schedules.list()]
 
 
-def test_brokers_send_tasks_while_beat_is_down_and_each_tick_once_with_ten_of_them() -> None:
+def test_brokers_send_each_tick_once_without_beat_or_with_several() -> None:
     with running_kit() as kit:
         for _ in range(3):
             with beat(application(kit, a=entry())), beat(application(kit, a=entry())):
@@ -76,7 +76,7 @@ def test_brokers_send_tasks_while_beat_is_down_and_each_tick_once_with_ten_of_th
         assert len({each.properties["RAFTMQ_SCHEDULE_DUE"] for each in messages}) == 4
 
 
-def test_each_tick_is_sent_once_when_the_clock_is_set_a_day_ahead_and_back() -> None:
+def test_each_tick_is_sent_once_when_the_clock_jumps_a_day() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         clock = kit._core._cluster.clock
 
@@ -114,7 +114,7 @@ def test_each_tick_is_sent_once_when_the_clock_is_set_a_day_ahead_and_back() -> 
         assert len(dues()) >= len(ahead) + 12
 
 
-def test_a_worker_runs_what_a_schedule_sends_with_an_id_for_each_tick() -> None:
+def test_a_worker_runs_scheduled_tasks_with_one_id_per_tick() -> None:
     with running_kit() as kit:
         app = application(kit, a=entry(schedule=dt.timedelta(hours=1)))
         app.conf.task_ignore_result = True
@@ -235,7 +235,7 @@ class Overtaken:
         return getattr(self._schedules, name)
 
 
-def test_entries_of_two_beats_that_write_at_the_same_time_do_not_mix() -> None:
+def test_entries_of_two_beats_writing_concurrently_do_not_mix() -> None:
     """Both created theirs, and neither saw the other's: tasks of two versions ran for ever."""
 
     async def both_write() -> None:
@@ -252,7 +252,7 @@ def test_entries_of_two_beats_that_write_at_the_same_time_do_not_mix() -> None:
     trio.run(both_write, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_a_queue_with_priorities_and_a_task_that_this_process_does_not_know() -> None:
+def test_a_schedule_keeps_the_queue_priority_of_a_task_unknown_here() -> None:
     with running_kit() as kit:
         app = application(kit, a=entry(task="elsewhere", options={"queue": "high", "priority": 7}))
         app.conf.task_queue_max_priority = 9

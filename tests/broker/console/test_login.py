@@ -66,7 +66,7 @@ async def log_in(browser: Browser, keys: tuple[str, str], to: str = "/") -> Any:
     return await browser.post("/login", {"user": keys[0], "secret": keys[1], "next": to})
 
 
-async def test_pages_are_for_those_who_have_logged_in(tmp_path: Path) -> None:
+async def test_pages_require_a_login(tmp_path: Path) -> None:
     async with guarded_console(tmp_path, allow_changes=True) as browser:
         for address in ("/", "/topics", "/message?topic=T", "/export-dead-letters?group=g", "/changes"):
             answer = await browser.get(address)
@@ -82,7 +82,7 @@ async def test_pages_are_for_those_who_have_logged_in(tmp_path: Path) -> None:
         assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
 
 
-async def test_a_wrong_key_is_refused_and_no_secret_is_told(tmp_path: Path) -> None:
+async def test_a_wrong_key_is_refused_and_no_secret_is_revealed(tmp_path: Path) -> None:
     async with guarded_console(tmp_path) as browser:
         with capture_logs() as logs:
             for keys in (("administrator", "admin-SECRET-not"), ("nobody", "some-SECRET"), ("a", "b"), ("", "")):

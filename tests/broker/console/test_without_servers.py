@@ -58,7 +58,7 @@ async def test_two_consoles_of_a_machine_leave_each_other_their_sessions() -> No
         assert (one.cookies, len(before)) == (before, 2)
 
 
-async def test_what_was_seen_before_the_servers_were_gone_is_not_shown_as_present() -> None:
+async def test_data_seen_before_an_outage_is_not_shown_as_current() -> None:
     answers: list[str | ClientError] = ["so it is", NameServersUnavailable({"127.0.0.1:1": "refused"})]
 
     async def ask() -> str:
@@ -79,7 +79,7 @@ async def test_what_was_seen_before_the_servers_were_gone_is_not_shown_as_presen
     assert (alarms(None).summary, alarms(None, "gone").worst) == ("looking ...", "warning")
 
 
-async def test_a_login_that_no_server_could_check_is_no_failed_one() -> None:
+async def test_an_uncheckable_login_does_not_count_as_failed() -> None:
     async with console("127.0.0.1:1", login=True) as browser:
         for _ in range(FAILURES_MAX + 1):
             answer = await browser.post("/login", {"user": "administrator", "secret": "some-SECRET", "next": "/"})

@@ -28,14 +28,14 @@ def members(count: int) -> list[Any]:
     return [Member() for _ in range(count)]
 
 
-def test_a_small_group_is_told_at_once() -> None:
+def test_a_small_group_is_notified_at_once() -> None:
     group = members(50)
     told = ChangeNotices(50)
     told.tell("G", group)
     assert {member.told for member in group} == {1}
 
 
-def test_who_brings_a_change_about_is_told_last_and_once() -> None:
+def test_the_sender_of_a_change_is_notified_last_and_once() -> None:
     group = members(3)
     told = ChangeNotices(50)
     told.tell("G", group, sender=group[1])
@@ -49,7 +49,7 @@ def test_who_brings_a_change_about_is_told_last_and_once() -> None:
     assert [member.told for member in group] == [2, 1, 2]
 
 
-def test_a_large_group_is_told_by_and_by() -> None:
+def test_a_large_group_is_notified_gradually() -> None:
     group = members(2 * LATER_AT_ONCE)
     told = ChangeNotices(50)
     told.tell("G", group)
@@ -61,7 +61,7 @@ def test_a_large_group_is_told_by_and_by() -> None:
     assert sum(member.told for member in group) == 2 * LATER_AT_ONCE - 1
 
 
-def test_what_changes_meanwhile_is_told_once_to_all() -> None:
+def test_changes_during_a_round_are_announced_once_to_all() -> None:
     first = members(2 * LATER_AT_ONCE)
     told = ChangeNotices(50)
     told.tell("G", first)

@@ -45,7 +45,7 @@ async def test_messages_come_from_the_offset_on(tmp_path: Path) -> None:
         assert lite.ext["nextBeginOffset"] == "15"
 
 
-async def test_an_answer_has_no_more_bytes_than_allowed_but_always_a_message(tmp_path: Path) -> None:
+async def test_a_pull_answer_keeps_its_byte_limit_except_for_one_message(tmp_path: Path) -> None:
     async with running(tmp_path, pull_bytes_max=10_000) as broker:
         client = await broker.connect()
         for nbytes in (20_000, 4000, 4000, 4000):
@@ -55,7 +55,7 @@ async def test_an_answer_has_no_more_bytes_than_allowed_but_always_a_message(tmp
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_who_lags_gets_less_at_once(tmp_path: Path, serialization: int) -> None:
+async def test_a_lagging_consumer_gets_smaller_answers(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path, slow_consumer_bytes=20_000, slow_pull_bytes_max=10_000) as broker:
         client = await broker.connect()
         for nbytes in [100] * 20 + [4000] * 20:

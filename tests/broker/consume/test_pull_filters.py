@@ -117,7 +117,7 @@ async def test_answers_are_bounded_in_bytes_and_what_is_looked_at_too(tmp_path: 
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_what_a_consumer_is_told_about_its_expression(tmp_path: Path, serialization: int) -> None:
+async def test_a_wrong_filter_expression_is_refused_with_a_reason(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         for expression_type, expression, code, remark in (

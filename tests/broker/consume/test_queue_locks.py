@@ -90,7 +90,7 @@ async def test_a_queue_has_one_holder_in_each_group(tmp_path: Path) -> None:
         assert await lock(other, "c2", 1) == [1]
 
 
-async def test_two_who_ask_at_the_same_time(tmp_path: Path) -> None:
+async def test_of_two_concurrent_lock_requests_only_the_first_succeeds(tmp_path: Path) -> None:
     """The second request arrives while the first one is still on its way to the log."""
     async with running(tmp_path, limits=NO_TIMER) as broker:
         client = await broker.connect()
@@ -198,7 +198,7 @@ async def test_the_former_holder_commits_nothing(tmp_path: Path, brokers: list[B
         assert await asking.committed() == 6
 
 
-async def test_a_lock_that_is_over_is_no_fence(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_an_expired_lock_does_not_fence_commits(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path, limits=NO_TIMER) as broker:
         one, other = await broker.connect(), await broker.connect()
         await one.create_topic("T", 1)

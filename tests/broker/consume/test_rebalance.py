@@ -61,7 +61,7 @@ def test_every_queue_has_its_readers(queues: list[QueueRef], members: list[str],
             assert set(popped) == {queue for each in sharing for queue in pulled[each]}
 
 
-def test_to_share_with_many_is_no_more_work_than_to_be_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_with_many_members_hashes_the_ring_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
     ring_hash = allocation.ring_hash
 
@@ -77,7 +77,7 @@ def test_to_share_with_many_is_no_more_work_than_to_be_assigned(monkeypatch: pyt
     assert len(hashed) <= 60 * allocation.VIRTUAL_NODES + 3 * 64
 
 
-def test_who_can_not_be_told() -> None:
+def test_no_assignment_without_members_or_with_an_unsupported_strategy() -> None:
     queues = [QueueRef("T", "b", 0)]
     assert assigned_queues(AssignmentQuery("T", "G", "c", "CONFIG"), queues, ["c"], RequestMode()) is None
     assert assigned_queues(AssignmentQuery("T", "G", "c"), queues, [], RequestMode()) is None
@@ -138,7 +138,7 @@ def queues_of(mode: str, *numbers: int, broker: str = "broker-a") -> Any:
 
 
 @pytest.mark.trio
-async def test_a_group_is_told_to_pop_before_it_has_members(tmp_path: Path) -> None:
+async def test_a_group_can_be_switched_to_pop_before_it_has_members(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 5)
@@ -171,7 +171,7 @@ async def test_texts_without_end_are_not_kept(tmp_path: Path, serialization: int
 
 @pytest.mark.trio
 @ENCODINGS
-async def test_a_group_is_told_to_pop(tmp_path: Path, serialization: int) -> None:
+async def test_a_group_with_members_can_be_switched_to_pop(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
         await client.create_topic("T", 5)

@@ -56,7 +56,7 @@ def subscription(version: int, topic: str = "T", expression: str = "b") -> dict[
     }
 
 
-async def test_a_newer_subscription_counts_as_soon_as_the_client_told_it(tmp_path: Path) -> None:
+async def test_a_newer_subscription_applies_as_soon_as_the_client_reports_it(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await consumer(client)

@@ -73,13 +73,13 @@ async def test_an_expression_looks_into_bodies_and_at_properties() -> None:
         assert await receive(kit, wanted, 1) == [b'{"amount": 500.5}']
 
 
-async def test_a_module_sees_compressed_bodies_as_they_were_sent() -> None:
+async def test_a_module_sees_the_original_of_compressed_bodies() -> None:
     long = b"z" * 20_000
     async with kit_with(b"short", long) as kit, filter_server(kit, TOPIC):
         assert await receive(kit, WasmFilter(begins_with("z")), 1) == [long]
 
 
-async def test_a_message_for_which_the_filter_fails_is_passed_on_or_skipped_as_the_group_wants() -> None:
+async def test_the_error_policy_passes_or_skips_messages_that_fail_the_filter() -> None:
     with capture_logs() as logs:
         async with kit_with(b"a", b"fatal", b"b") as kit, filter_server(kit, TOPIC):
             assert await receive(kit, WasmFilter(fails_at("f")), 3, "keeps") == [b"a", b"b", b"fatal"]

@@ -75,7 +75,7 @@ async def test_a_program_is_kept_by_its_name(tmp_path: Path) -> None:
         assert (await client.request(get, other)).ext["version"] == "2"
 
 
-async def test_below_level_7_there_are_no_programs(tmp_path: Path) -> None:
+async def test_programs_are_refused_below_format_level_7(tmp_path: Path) -> None:
     async with running(tmp_path, format_level_max=6) as broker:
         client = await broker.connect()
         await client.create_topic("T")

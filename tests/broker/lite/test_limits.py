@@ -76,7 +76,7 @@ async def test_a_message_that_would_begin_one_lite_topic_too_many_is_refused(tmp
         assert (await send(client, "c", b"1")).code == ResponseCode.SUCCESS
 
 
-async def test_a_client_that_was_evicted_while_it_was_away_hears_of_that_when_it_is_back(tmp_path: Path) -> None:
+async def test_a_client_evicted_while_disconnected_is_notified_when_it_reconnects(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         former, later = await broker.connect(), await broker.connect()
         await prepared(later, group={"lite.sub.model": "Exclusive"})
@@ -94,7 +94,7 @@ async def test_a_client_that_was_evicted_while_it_was_away_hears_of_that_when_it
         assert notice.ext == NotifyUnsubscribeLiteExt(lite_topic="a", consumer_group=GROUP, client_id="C1")
 
 
-async def test_where_a_group_begins_a_lite_topic_that_nobody_uses_is_not_kept(tmp_path: Path) -> None:
+async def test_the_start_offset_of_an_unused_lite_topic_is_not_kept(tmp_path: Path) -> None:
     options: list[dict[str, object]] = [
         {"type": "POLICY", "value": 1},
         {"type": "POLICY", "value": 2},

@@ -29,7 +29,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.trio
 
 
-async def test_a_client_gets_the_messages_of_the_lite_topics_that_it_subscribes_to(tmp_path: Path) -> None:
+async def test_a_client_gets_the_messages_of_its_subscribed_lite_topics(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await prepared(client)
@@ -52,7 +52,7 @@ async def test_a_client_gets_the_messages_of_the_lite_topics_that_it_subscribes_
         assert [record.body for record in (await client.pull(PARENT)).records] == [b"1", b"2", b"-", b"3"]
 
 
-async def test_a_lite_topic_is_blocked_until_what_was_popped_is_acknowledged_and_others_are_not(tmp_path: Path) -> None:
+async def test_an_unacknowledged_pop_blocks_only_its_own_lite_topic(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await prepared(client)
@@ -69,7 +69,7 @@ async def test_a_lite_topic_is_blocked_until_what_was_popped_is_acknowledged_and
         assert told(await client.answer(held)) == [("a", b"2", 0)]
 
 
-async def test_what_is_not_acknowledged_comes_again_in_place_and_says_how_often(tmp_path: Path) -> None:
+async def test_an_unacknowledged_message_is_redelivered_in_place_with_its_attempt_count(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await prepared(client)
@@ -84,7 +84,7 @@ async def test_what_is_not_acknowledged_comes_again_in_place_and_says_how_often(
         assert (await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)).code == ResponseCode.NO_MESSAGE
 
 
-async def test_with_too_many_open_pops_those_whose_time_is_over_come_again_and_make_room(tmp_path: Path) -> None:
+async def test_too_many_open_pops_wait_until_expired_ones_are_redelivered(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(pop={"checkpoints_max": 2}), group="b-a") as broker:
         client = await broker.connect()
         await prepared(client)
@@ -109,7 +109,7 @@ async def test_with_too_many_open_pops_those_whose_time_is_over_come_again_and_m
         assert sorted(again) == [("a", b"a", 1), ("b", b"b", 1), ("c", b"c", 0)]
 
 
-async def test_a_changed_invisible_time_lets_a_message_come_again_earlier(tmp_path: Path) -> None:
+async def test_a_shortened_invisible_time_redelivers_a_message_earlier(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await prepared(client)
@@ -123,7 +123,7 @@ async def test_a_changed_invisible_time_lets_a_message_come_again_earlier(tmp_pa
         assert told(await client.answer(held)) == [("a", b"1", 1)]
 
 
-async def test_a_suspended_lite_topic_comes_again_in_its_time_and_the_attempt_is_not_counted(tmp_path: Path) -> None:
+async def test_a_suspended_lite_topic_is_redelivered_in_time_and_uncounted(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await prepared(client)
@@ -145,7 +145,7 @@ async def test_a_suspended_lite_topic_comes_again_in_its_time_and_the_attempt_is
         assert told(await suspended(third, 0)) == [("a", b"1", 1)]
 
 
-async def test_one_request_waits_for_all_lite_topics_also_for_those_that_are_not_there_yet(tmp_path: Path) -> None:
+async def test_one_request_waits_for_all_lite_topics_even_nonexistent_ones(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await prepared(client)
@@ -166,7 +166,7 @@ async def test_a_request_with_the_same_attempt_gets_the_same_messages(tmp_path: 
         assert told(await pop(client, attemptId="x")) == [("a", b"1", 0)]
 
 
-async def test_a_client_that_takes_over_a_lite_topic_exclusively_evicts_the_other_one(tmp_path: Path) -> None:
+async def test_an_exclusive_takeover_of_a_lite_topic_evicts_the_other_client(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         former, later = await broker.connect(), await broker.connect()
         await prepared(former, group={"lite.sub.model": "Exclusive"})
@@ -183,7 +183,7 @@ async def test_a_client_that_takes_over_a_lite_topic_exclusively_evicts_the_othe
         assert told(await pop(later, "C2")) == [("a", b"1", 0)]
 
 
-async def test_a_client_that_says_what_another_one_has_taken_from_it_hears_of_that_again(tmp_path: Path) -> None:
+async def test_a_client_claiming_an_evicted_lite_topic_is_notified_again(tmp_path: Path) -> None:
     """The first notice may have been lost: then it would wait for messages that the other one gets."""
     async with running(tmp_path, group="b-a") as broker:
         former, later = await broker.connect(), await broker.connect()
@@ -221,7 +221,7 @@ async def test_a_client_with_another_connection_hears_there_what_was_taken_from_
         assert notice.code == RequestCode.NOTIFY_UNSUBSCRIBE_LITE
 
 
-async def test_clients_share_a_lite_topic_and_one_at_a_time_gets_its_messages(tmp_path: Path) -> None:
+async def test_clients_share_a_lite_topic_one_at_a_time(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await prepared(client)
@@ -380,7 +380,7 @@ async def test_topics_with_wrong_attributes_are_refused(tmp_path: Path, attribut
         assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
-async def test_a_client_subscribes_to_no_more_than_its_group_allows(tmp_path: Path) -> None:
+async def test_a_client_cannot_subscribe_beyond_the_quota_of_its_group(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await prepared(client, group={"lite.sub.client.quota": "2"})
@@ -407,7 +407,7 @@ async def test_a_deleted_topic_takes_its_lite_topics_with_it(tmp_path: Path) -> 
         assert told(await pop(client)) == [("a", b"2", 0)]
 
 
-async def test_clients_of_no_group_or_of_one_that_is_bound_to_another_topic_get_nothing(tmp_path: Path) -> None:
+async def test_clients_with_an_unknown_or_otherwise_bound_group_get_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await prepared(client)

@@ -86,7 +86,7 @@ async def test_a_client_and_what_it_subscribes_to(tmp_path: Path) -> None:
         assert (unknown.topic_count, unknown.lite_topics, unknown.heard_ms) == (-1, None, 0)
 
 
-async def test_lag_counts_what_is_not_acknowledged_and_says_where_it_is_most_and_oldest(tmp_path: Path) -> None:
+async def test_lag_counts_unacknowledged_messages_and_ranks_lite_topics_by_length_and_age(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await prepared(client)
@@ -130,7 +130,7 @@ async def test_the_lag_in_one_lite_topic(tmp_path: Path) -> None:
         assert (await lag_of(client, liteTopic="none")).lag == -1
 
 
-async def test_the_lag_of_a_group_that_reads_all_counts_lite_topics_that_it_has_not_begun(tmp_path: Path) -> None:
+async def test_the_lag_of_a_wildcard_group_counts_unread_lite_topics(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await prepared(client, group={"lite.sub.wildcard": "true"})

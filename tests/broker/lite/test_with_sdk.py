@@ -103,7 +103,7 @@ def test_a_consumer_subscribes_and_unsubscribes_at_run_time() -> None:
     on_trio(main)
 
 
-def test_messages_come_in_order_and_again_in_place_and_other_lite_topics_do_not_wait() -> None:
+def test_lite_messages_are_redelivered_in_order_without_blocking_other_lite_topics() -> None:
     async def main() -> None:
         async with sessions() as (kit, _, producer):
             await sent(producer, "a", b"1", b"2", b"3")
@@ -122,7 +122,7 @@ def test_messages_come_in_order_and_again_in_place_and_other_lite_topics_do_not_
     on_trio(main)
 
 
-def test_after_a_failover_offsets_and_order_hold_and_no_message_waits_longer_than_one_long_poll() -> None:
+def test_a_failover_preserves_offsets_and_order_within_one_long_poll() -> None:
     async def main() -> None:
         names = [f"s{number}" for number in range(20)]
         async with (
@@ -164,7 +164,7 @@ def test_a_member_that_subscribes_exclusively_takes_a_lite_topic_from_another_on
     on_trio(main)
 
 
-def test_a_member_takes_what_it_begins_with_from_another_one_that_may_be_gone() -> None:
+def test_an_exclusive_member_takes_a_lite_topic_from_the_former_one() -> None:
     async def main() -> None:
         revoked = trio.Event()
 
@@ -239,7 +239,7 @@ def test_consumers_of_a_wildcard_group_share_all_lite_topics() -> None:
     on_trio(main)
 
 
-def test_a_lite_topic_ends_some_time_after_its_last_message_and_may_begin_again() -> None:
+def test_a_lite_topic_expires_after_its_last_message_and_can_restart() -> None:
     async def main() -> None:
         async with (
             sessions(expiration=10) as (kit, _, producer),
@@ -300,7 +300,7 @@ def test_a_producer_refuses_what_no_lite_topic_takes(message: Message) -> None:
     on_trio(main)
 
 
-def test_a_consumer_is_told_what_it_may_not_subscribe_to() -> None:
+def test_a_refused_subscription_is_reported_to_the_consumer() -> None:
     async def main() -> None:
         async with (
             sessions(quota=2) as (kit, _, producer),

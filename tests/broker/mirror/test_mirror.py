@@ -109,7 +109,7 @@ async def test_every_message_arrives_once_and_in_order_wherever_the_mirror_is_ki
         assert all(each.difference is None for each in found)
 
 
-async def test_a_batch_that_is_still_on_its_way_when_the_next_mirror_starts_is_not_stored_twice(tmp_path: Path) -> None:
+async def test_a_batch_in_flight_during_a_mirror_restart_is_stored_once(tmp_path: Path) -> None:
     path = tmp_path / "state"
     async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
         await source.create_topic("Orders", 1)
@@ -264,7 +264,7 @@ async def test_a_difference_is_found(tmp_path: Path) -> None:
         assert found.difference == "source offset 0 and target offset 1 differ"
 
 
-async def test_a_topic_that_was_deleted_and_created_again_at_the_source_blocks_its_queue(tmp_path: Path) -> None:
+async def test_a_topic_recreated_at_the_source_blocks_its_queue(tmp_path: Path) -> None:
     path = tmp_path / "state"
     async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
         await source.create_topic("Orders", 1)

@@ -29,7 +29,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.trio
 
 
-async def test_a_message_whose_copy_would_have_too_long_properties_blocks_its_queue_or_is_listed(
+async def test_a_copy_with_too_long_properties_blocks_its_queue_or_is_listed(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "state"
@@ -54,7 +54,7 @@ async def test_a_message_whose_copy_would_have_too_long_properties_blocks_its_qu
         assert len(left_out) == 1
 
 
-async def test_a_forgotten_sequence_number_is_no_refusal_of_a_message(tmp_path: Path) -> None:
+async def test_a_forgotten_sequence_number_does_not_count_as_a_refused_message(tmp_path: Path) -> None:
     """Or --skip-refused would leave out all that follows."""
     path = tmp_path / "state"
     async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
@@ -69,7 +69,7 @@ async def test_a_forgotten_sequence_number_is_no_refusal_of_a_message(tmp_path: 
         assert not left_out
 
 
-async def test_a_target_queue_that_cannot_be_read_to_its_end_is_read_again(tmp_path: Path) -> None:
+async def test_a_target_queue_not_read_to_its_end_is_read_again(tmp_path: Path) -> None:
     """Without that a mirror with no state file copied again what it had not seen there."""
     path = tmp_path / "state"
     async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
@@ -93,7 +93,7 @@ async def test_a_target_queue_that_cannot_be_read_to_its_end_is_read_again(tmp_p
         assert bodies(await content(address(target), "Orders")) == {0: [b"0", b"1", b"2"]}
 
 
-async def test_a_topic_that_was_deleted_at_the_source_does_not_hold_up_the_cut_over(tmp_path: Path) -> None:
+async def test_a_topic_deleted_at_the_source_does_not_block_the_cut_over(tmp_path: Path) -> None:
     path = tmp_path / "state"
     async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
         for topic in ("Orders", "Old"):
@@ -183,7 +183,7 @@ async def send(admin: ClusterAdmin, *messages: bytes) -> None:
 
 @pytest.mark.parametrize("message_count", [3, 5])
 @pytest.mark.parametrize("is_state_lost", [False, True])
-async def test_a_topic_that_was_created_again_and_has_grown_past_its_copies_blocks_its_queue(
+async def test_a_recreated_topic_that_outgrew_its_copies_blocks_its_queue(
     tmp_path: Path, message_count: int, is_state_lost: bool
 ) -> None:
     """Its first messages were skipped without a word."""
@@ -202,7 +202,7 @@ async def test_a_topic_that_was_created_again_and_has_grown_past_its_copies_bloc
         assert bodies(await content(address(target), "Orders")) == {0: [b"0", b"1", b"2"]}
 
 
-async def test_a_topic_that_was_created_again_at_raftmq_is_copied_behind_the_old_one(tmp_path: Path) -> None:
+async def test_a_topic_recreated_at_raftmq_is_copied_behind_the_old_one(tmp_path: Path) -> None:
     """Its offsets go on, so nothing is in the place of another message."""
     path = tmp_path / "state"
     async with two_clusters(tmp_path) as (source, target):
@@ -215,7 +215,7 @@ async def test_a_topic_that_was_created_again_at_raftmq_is_copied_behind_the_old
         assert bodies(await content(address(target), "Orders")) == {0: [b"old", b"new"]}
 
 
-async def test_a_last_copy_whose_original_was_deleted_by_retention_does_not_hold_up_its_queue(tmp_path: Path) -> None:
+async def test_a_last_copy_whose_original_expired_does_not_block_its_queue(tmp_path: Path) -> None:
     path = tmp_path / "state"
     async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
         await source.create_topic("Orders", 1)
@@ -237,7 +237,7 @@ async def test_a_last_copy_whose_original_was_deleted_by_retention_does_not_hold
         assert bodies(await content(address(target), "Orders")) == {0: [b"0", b"1", b"2", b"3"]}
 
 
-async def test_a_cut_over_with_running_producers_notices_a_topic_that_was_created_again(tmp_path: Path) -> None:
+async def test_a_cut_over_with_running_producers_detects_a_recreated_topic(tmp_path: Path) -> None:
     """The groups' offsets, of the new topic, were translated by the copies of the old one."""
     path = tmp_path / "state"
     async with two_clusters(tmp_path) as (source, target), created_again(tmp_path / "again", 3) as again:
@@ -263,7 +263,7 @@ async def test_a_cut_over_with_running_producers_notices_a_topic_that_was_create
             )
 
 
-async def test_a_topic_with_too_few_queues_at_the_target_holds_up_no_other_one(
+async def test_a_topic_with_too_few_target_queues_blocks_only_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "state"
@@ -306,7 +306,7 @@ async def test_a_topic_with_too_few_queues_at_the_target_holds_up_no_other_one(
         await change_over()
 
 
-async def test_queues_of_the_source_that_nobody_may_read_do_not_hold_up_the_cut_over(tmp_path: Path) -> None:
+async def test_unreadable_source_queues_do_not_block_the_cut_over(tmp_path: Path) -> None:
     """A topic with more queues to write than to read: brokers refuse to read the others."""
     path = tmp_path / "state"
     async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:

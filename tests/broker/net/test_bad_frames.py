@@ -183,7 +183,7 @@ def about_clients(log: Iterable[MutableMapping[str, Any]]) -> list[MutableMappin
     return [line for line in log if "client" in line]
 
 
-async def test_bytes_that_are_no_frames_close_their_connection_only(tmp_path: Path) -> None:
+async def test_malformed_frames_close_only_their_own_connection(tmp_path: Path) -> None:
     with capture_logs() as log:
         async with running(tmp_path) as broker:
             witness = await broker.connect()

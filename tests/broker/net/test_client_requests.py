@@ -17,7 +17,7 @@ from tests.support.replica_client import ListenerSide, replica_authentication
 
 
 @pytest.mark.parametrize("by_time", [False, True])
-def test_who_is_told_may_close_the_connection_of_the_next_question(by_time: bool) -> None:
+def test_a_callback_may_close_the_connection_of_the_next_request(by_time: bool) -> None:
     now = 0.0
     questions: ClientRequests[str] = ClientRequests(lambda: now)
     told: list[tuple[int, Response | NoAnswer]] = []

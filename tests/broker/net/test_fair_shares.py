@@ -74,7 +74,7 @@ async def test_pipelined_requests_let_others_in_between(tmp_path: Path) -> None:
         assert await greedy.alive()
 
 
-async def test_no_more_than_a_few_requests_are_served_at_a_stretch(
+async def test_only_a_few_requests_are_served_at_a_stretch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shares: None
 ) -> None:
     stretches: list[int] = []
@@ -96,7 +96,7 @@ async def test_no_more_than_a_few_requests_are_served_at_a_stretch(
 
 
 @pytest.mark.usefixtures("small_shares")
-async def test_requests_of_a_client_that_goes_away_are_served_all_the_same(tmp_path: Path) -> None:
+async def test_requests_of_a_disconnected_client_are_still_served(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
         await other.create_topic("T", 1)

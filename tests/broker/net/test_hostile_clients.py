@@ -27,7 +27,7 @@ pytestmark = pytest.mark.trio
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_an_answer_that_cannot_be_passed_on_is_an_error_for_the_asker(tmp_path: Path, serialization: int) -> None:
+async def test_an_answer_that_cannot_be_relayed_is_an_error_for_the_asker(tmp_path: Path, serialization: int) -> None:
     answers: list[tuple[int, dict[str, Any]]] = [
         (32768, {}),
         (-32769, {}),
@@ -62,7 +62,7 @@ async def test_offsets_that_nobody_can_have_are_not_passed_on(tmp_path: Path) ->
             assert fastjson.parse(answer.body) == {"consumerTable": {"c1": {}}, "messageQueueTable": {}}
 
 
-async def test_a_pull_of_a_group_that_cannot_be_is_refused_when_there_is_no_room_for_groups_either(
+async def test_a_pull_of_an_invalid_group_is_refused_when_groups_are_full(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, limits=limited(state={"groups_max": 0})) as broker:
@@ -146,7 +146,7 @@ async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
     assert [client.sent for client in clients] == [[], *[[b"0", b"1", b"2", b"3"]] * 3, []]
 
 
-async def test_an_answer_that_may_not_begin_at_once_is_made_later_however_short() -> None:
+async def test_a_deferred_answer_is_made_later_however_short() -> None:
     gradually = SlowAnswers(wake=lambda: None, clock=trio.current_time)
     client, begun = _Connection(), False
 

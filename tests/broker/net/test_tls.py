@@ -103,7 +103,7 @@ async def test_the_log_says_in_words_that_a_client_left_during_the_handshake(
     assert "closed" in failed["reason"]
 
 
-async def test_who_must_use_tls_and_does_not_is_hung_up_on(tmp_path: Path, authority: Authority) -> None:
+async def test_a_plaintext_client_is_disconnected_where_tls_is_required(tmp_path: Path, authority: Authority) -> None:
     settings = authority.settings("enforcing")
     with capture_logs() as logs:
         async with running(tmp_path / "n0", tls=authority.client(), **settings) as broker:
@@ -133,7 +133,7 @@ async def test_the_sdk_with_tls_says_that_a_server_may_have_none(tmp_path: Path,
             await open_connection(broker.settings.listen, tls=authority.client())
 
 
-async def test_a_client_with_tls_on_a_plain_port_is_told_in_the_log(tmp_path: Path, authority: Authority) -> None:
+async def test_a_tls_client_on_a_plain_port_is_logged(tmp_path: Path, authority: Authority) -> None:
     with capture_logs() as logs:
         async with running(tmp_path / "n0") as broker:
             with pytest.raises((trio.BrokenResourceError, ssl.SSLError)):

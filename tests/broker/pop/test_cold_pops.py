@@ -110,7 +110,7 @@ async def test_the_event_loop_pops_what_no_thread_could_load(tmp_path: Path, rea
         assert reads.asked.is_set()
 
 
-async def test_a_client_that_goes_while_its_pop_waits_for_the_disk_takes_nothing(tmp_path: Path, reads: Reads) -> None:
+async def test_a_client_that_leaves_during_a_cold_pop_takes_nothing(tmp_path: Path, reads: Reads) -> None:
     bodies = await send_some(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.gate.clear()
@@ -180,9 +180,7 @@ async def test_the_event_loop_peeks_what_no_thread_could_load(tmp_path: Path, re
         assert reads.asked.is_set()
 
 
-async def test_a_peek_of_a_topic_that_is_deleted_while_it_waits_for_the_disk_is_refused(
-    tmp_path: Path, reads: Reads
-) -> None:
+async def test_a_cold_peek_of_a_topic_deleted_meanwhile_is_refused(tmp_path: Path, reads: Reads) -> None:
     await send_some(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.gate.clear()

@@ -22,7 +22,7 @@ BODY_AT = 88
 """Of a record with IPv4 hosts."""
 
 
-def test_messages_of_a_refused_pop_are_not_skipped_by_the_one_behind_it() -> None:
+def test_messages_of_a_refused_pop_are_not_skipped_by_the_next_pop() -> None:
     machine = started(6)
     for _ in range(2):
         machine.pop(2, 0, 0, False)
@@ -63,7 +63,7 @@ def test_a_message_on_its_way_to_the_retry_topic_is_not_acknowledged() -> None:
     machine.teardown()
 
 
-def test_what_is_being_popped_anew_in_order_is_not_acknowledged_by_whoever_had_it_before() -> None:
+def test_a_former_receipt_cannot_acknowledge_an_ordered_message_being_popped_again() -> None:
     machine = started(1)
     machine.pop(1, 0, 0, True, in_order=True)
     before = machine.held[b"0"]
@@ -76,7 +76,7 @@ def test_what_is_being_popped_anew_in_order_is_not_acknowledged_by_whoever_had_i
     assert machine.held[b"0"].receipt.pop_time_ms > before.receipt.pop_time_ms
 
 
-def test_what_the_log_has_lost_is_counted_and_the_rest_comes_again() -> None:
+def test_messages_deleted_from_the_log_are_counted_and_the_rest_redelivered() -> None:
     machine = started(3)
     machine.pop(3, 0, 0, True)
     machine.log.queues["T", 0].min_offset = 2
@@ -88,7 +88,7 @@ def test_what_the_log_has_lost_is_counted_and_the_rest_comes_again() -> None:
     assert machine.held[b"2"].message.reconsume_times == 1
 
 
-def test_what_cannot_be_read_holds_up_no_other_and_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_message_blocks_no_other_and_is_retried_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = started(3)
     machine.pop(3, 0, 0, True)
     entries = machine.log.queues["T", 0].entries
@@ -117,7 +117,7 @@ def test_what_cannot_be_read_holds_up_no_other_and_is_tried_ever_less_often(monk
     assert machine.metadata.pops.count == 0
 
 
-def test_what_the_log_lost_unknown_to_the_queue_is_counted_and_the_rest_comes_again() -> None:
+def test_losses_the_queue_learns_late_are_counted_and_the_rest_redelivered() -> None:
     machine = started(3)
     machine.pop(3, 0, 0, True)
     entries = machine.log.queues["T", 0].entries
@@ -129,7 +129,7 @@ def test_what_the_log_lost_unknown_to_the_queue_is_counted_and_the_rest_comes_ag
     assert machine.metadata.pops.count == 0
 
 
-def test_with_too_many_open_pops_a_queue_seems_empty_and_then_clients_are_sent_away() -> None:
+def test_too_many_open_pops_show_empty_queues_and_then_refuse_clients() -> None:
     few = replace(DEFAULT, pop=PopLimits(checkpoints_max=5, checkpoints_per_queue_max=2))
     machine = started(5, few)
     machine.send(5, 1)
@@ -143,7 +143,7 @@ def test_with_too_many_open_pops_a_queue_seems_empty_and_then_clients_are_sent_a
     machine.teardown()
 
 
-def test_a_message_larger_than_a_group_comes_again_alone() -> None:
+def test_a_message_larger_than_a_group_is_redelivered_alone() -> None:
     machine = CrashMachine()
     machine.begin()
     for letter, size in ((b"a", 10), (b"b", 100_000), (b"c", 10)):
@@ -190,7 +190,7 @@ def test_messages_whose_client_goes_while_they_are_popped_are_visible_at_once() 
     machine.teardown()
 
 
-def test_a_message_is_not_kept_for_a_client_that_goes_while_it_is_loaded() -> None:
+def test_a_message_being_loaded_is_not_kept_for_a_disconnected_client() -> None:
     machine = CrashMachine()
     machine.begin()
     machine.pop(1, 0, 50, False)

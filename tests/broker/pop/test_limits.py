@@ -23,9 +23,7 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 160, 400])
-async def test_a_message_whose_properties_leave_no_room_for_a_receipt_comes_again(
-    tmp_path: Path, room: int, older: None
-) -> None:
+async def test_a_message_without_room_for_a_receipt_is_redelivered(tmp_path: Path, room: int, older: None) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T")
@@ -43,7 +41,7 @@ async def test_a_message_whose_properties_leave_no_room_for_a_receipt_comes_agai
         assert await client.alive()
 
 
-async def test_the_longest_message_comes_again_with_all_its_properties(tmp_path: Path) -> None:
+async def test_the_longest_message_is_redelivered_with_all_its_properties(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T")
@@ -56,7 +54,7 @@ async def test_the_longest_message_comes_again_with_all_its_properties(tmp_path:
             assert message.message.properties["POP_CK"] == message.receipt.encode()
 
 
-async def test_a_large_message_that_names_another_group_comes_again(tmp_path: Path, older: None) -> None:
+async def test_a_large_message_naming_another_group_is_redelivered(tmp_path: Path, older: None) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T")
@@ -67,7 +65,7 @@ async def test_a_large_message_that_names_another_group_comes_again(tmp_path: Pa
         assert (message.body, message.message.reconsume_times) == (b"large", 1)
 
 
-async def test_a_new_group_at_the_end_of_more_queues_than_an_entry_holds(tmp_path: Path) -> None:
+async def test_starting_at_the_end_works_for_more_queues_than_fit_an_entry(tmp_path: Path) -> None:
     async with running(tmp_path, segment_bytes=128 * 1024, message_bytes_max=16 * 1024) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1024)
@@ -79,7 +77,7 @@ async def test_a_new_group_at_the_end_of_more_queues_than_an_entry_holds(tmp_pat
         assert sorted(found) == [b"0", b"1023", b"511"]
 
 
-async def test_a_changed_time_within_the_millisecond_of_the_pop_is_that_of_one_message(
+async def test_a_change_within_the_millisecond_of_the_pop_affects_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as broker:

@@ -92,7 +92,7 @@ async def test_what_is_behind_a_message_waits_for_it(tmp_path: Path) -> None:
                 assert (second.body, second.reconsume_times) == (b"1", 1), "it was popped before, behind the first"
 
 
-async def test_who_leaves_leaves_the_rest_to_others_at_once(tmp_path: Path) -> None:
+async def test_a_leaving_consumer_frees_its_unacknowledged_messages_at_once(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv:
         await filled(namesrv, 4)
         with trio.fail_after(SECONDS):
@@ -107,7 +107,7 @@ async def test_who_leaves_leaves_the_rest_to_others_at_once(tmp_path: Path) -> N
         assert bodies == [b"1", b"2", b"3"]
 
 
-async def test_what_is_not_acknowledged_in_time_comes_again_before_the_rest(tmp_path: Path) -> None:
+async def test_unacknowledged_messages_are_redelivered_before_the_rest(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv:
         await filled(namesrv, 3)
         with trio.fail_after(SECONDS):
@@ -123,7 +123,7 @@ async def test_what_is_not_acknowledged_in_time_comes_again_before_the_rest(tmp_
                 assert (again.body, again.queue_offset) == (b"1", late.queue_offset + 1)
 
 
-async def test_who_never_says_that_anything_is_done_gets_it_again_all_the_same(tmp_path: Path) -> None:
+async def test_a_consumer_that_acknowledges_nothing_gets_its_messages_again(tmp_path: Path) -> None:
     """What waits behind a message whose handler died takes no room for longer than it is hidden."""
     seen: dict[int, int] = {}
     async with cluster(tmp_path) as namesrv:
@@ -137,7 +137,7 @@ async def test_who_never_says_that_anything_is_done_gets_it_again_all_the_same(t
                         break
 
 
-async def test_an_answer_that_gets_lost_comes_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_answer_is_repeated_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request, attempts = Connection.request, []
 
     async def losing(self: Connection, code: int, ext: dict[str, str] | None = None, *args: Any, **options: Any) -> Any:

@@ -71,7 +71,7 @@ async def test_a_pop_answers_with_receipts_and_hides_the_messages_from_others(tm
         assert len(await popped(client, consumerGroup="H")) == 5
 
 
-async def test_acknowledged_messages_are_done_and_others_come_again_from_the_retry_topic(tmp_path: Path) -> None:
+async def test_acknowledged_messages_are_done_and_others_return_from_the_retry_topic(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await filled(client, 4, i=properties(TAGS="a", KEYS="k", UNIQ_KEY="U"))
@@ -95,7 +95,7 @@ async def test_acknowledged_messages_are_done_and_others_come_again_from_the_ret
         assert await popped(client) == []
 
 
-async def test_what_comes_again_and_again_stays_in_its_retry_topic(tmp_path: Path) -> None:
+async def test_a_repeatedly_redelivered_message_stays_in_its_retry_topic(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await filled(client, 1)
@@ -123,7 +123,7 @@ async def test_an_answer_has_messages_of_the_topic_or_of_its_retry_topic(tmp_pat
 
 
 @pytest.mark.parametrize(("level", "times"), [(7, 0), (6, 1)])
-async def test_a_suspended_message_comes_again_without_a_higher_count_if_all_replicas_know_that(
+async def test_a_suspended_message_is_uncounted_at_the_needed_format_level(
     tmp_path: Path, level: int, times: int
 ) -> None:
     async with running(tmp_path, format_level_max=level) as broker:
@@ -139,7 +139,7 @@ async def test_a_suspended_message_comes_again_without_a_higher_count_if_all_rep
         assert message.message.reconsume_times == times + 1, "nobody suspended it a second time"
 
 
-async def test_a_changed_time_counts_for_one_message_and_gives_it_a_new_receipt(tmp_path: Path) -> None:
+async def test_a_changed_time_renews_the_receipt_of_one_message_only(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await filled(client, 3)
@@ -160,7 +160,7 @@ async def test_a_changed_time_counts_for_one_message_and_gives_it_a_new_receipt(
         assert await ack(client, three) == FOUND
 
 
-async def test_a_change_whose_answer_was_lost_is_made_again_with_the_former_receipt(tmp_path: Path) -> None:
+async def test_an_unanswered_change_can_be_repeated_with_the_former_receipt(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
         await filled(client, 3)
@@ -178,7 +178,7 @@ async def test_a_change_whose_answer_was_lost_is_made_again_with_the_former_rece
         assert [await ack(client, each) for each in (one, two, three)] == [NO_MESSAGE] * 3
 
 
-async def test_a_request_about_a_message_waits_for_the_one_that_is_under_way(tmp_path: Path) -> None:
+async def test_a_request_about_a_message_waits_for_the_pending_one(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await filled(client, 2)
@@ -190,7 +190,7 @@ async def test_a_request_about_a_message_waits_for_the_one_that_is_under_way(tmp
         assert await ack(client, one) == FOUND
 
 
-async def test_a_pop_waits_for_messages_of_any_queue_and_of_its_retry_topic(tmp_path: Path) -> None:
+async def test_a_pop_waits_for_any_queue_and_the_retry_topic(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
         await filled(client, 0, queues=4)
@@ -258,7 +258,7 @@ async def test_a_held_pop_in_order_gets_what_an_acknowledgement_frees_earlier(tm
             assert read_popped(await client.answer(waiting))[0].body == b"0"
 
 
-async def test_tools_see_the_offset_of_a_reset_while_an_ordered_pop_is_open(tmp_path: Path) -> None:
+async def test_tools_see_a_reset_offset_while_an_ordered_pop_is_open(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await filled(client, 10)
@@ -326,7 +326,7 @@ async def test_in_order_a_queue_waits_until_all_is_acknowledged(tmp_path: Path) 
         assert [each.body for each in await popped(client, **order)] == [b"2", b"3"]
 
 
-async def test_in_order_messages_come_again_from_the_first_open_one(tmp_path: Path) -> None:
+async def test_ordered_messages_are_redelivered_from_the_first_unacknowledged_one(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await filled(client, 3)
@@ -466,7 +466,7 @@ async def test_tools_see_open_messages_as_in_flight(tmp_path: Path) -> None:
         assert b'"pullOffset":4' in answer.body
 
 
-async def test_names_too_long_for_a_retry_topic_have_one_all_the_same(tmp_path: Path) -> None:
+async def test_even_overlong_names_get_a_retry_topic(tmp_path: Path) -> None:
     group, topic = "g" * 120, "t" * 127
     async with running(tmp_path) as broker:
         client = await broker.connect()

@@ -69,7 +69,7 @@ async def test_the_broker_chooses_the_queue_over_the_client(tmp_path: Path) -> N
         assert answer.ext["queueId"] == "1"
 
 
-async def test_a_priority_that_is_no_number_is_refused(tmp_path: Path) -> None:
+async def test_a_priority_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await make_topic(client)
@@ -146,7 +146,7 @@ async def one_by_one(client: Client, count: int, **given: Any) -> Any:
         yield message
 
 
-async def test_what_comes_again_and_again_keeps_its_priority(tmp_path: Path) -> None:
+async def test_a_repeatedly_redelivered_message_keeps_its_priority(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await make_topic(client)

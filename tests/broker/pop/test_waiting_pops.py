@@ -106,7 +106,7 @@ async def test_pops_share_the_messages_of_an_entry(tmp_path: Path) -> None:
         assert await one.committed() == 5
 
 
-async def test_a_pop_waits_on_if_only_others_get_the_tags_of_a_message(tmp_path: Path) -> None:
+async def test_a_pop_keeps_waiting_when_its_tags_do_not_match(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         one, other, producer = await three_clients(broker)
         of_a = await waiting(one, 1, exp="a")
@@ -133,7 +133,7 @@ async def test_pops_in_order_and_by_properties_take_what_is_committed(
         assert rounds.count == before + 3
 
 
-async def test_a_message_that_a_pop_took_comes_again_if_its_client_is_gone(
+async def test_a_popped_message_is_redelivered_when_its_client_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client goes between the two: its pop is in the log, and nobody gets the answer."""
@@ -157,7 +157,7 @@ async def test_a_message_that_a_pop_took_comes_again_if_its_client_is_gone(
         assert (back.body, back.message.reconsume_times) == (b"here", 1)
 
 
-async def test_a_record_that_cannot_be_read_fails_one_pop_and_comes_again(
+async def test_an_unreadable_record_fails_one_pop_and_is_redelivered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brokers: list[Broker] = note_brokers(monkeypatch)

@@ -23,7 +23,7 @@ from tests.support.waiting_messages import WallClock
 pytestmark = pytest.mark.trio
 
 
-async def test_popped_messages_are_acknowledged_or_come_again(tmp_path: Path) -> None:
+async def test_popped_messages_are_acknowledged_or_redelivered(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
         for number in range(60):
             await producer.send(Message("T", b"%d" % number, tags="a"))
@@ -53,7 +53,7 @@ async def test_popped_messages_are_acknowledged_or_come_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_tags_with_the_same_hash_code_are_told_apart(tmp_path: Path, ordered: bool) -> None:
+async def test_tags_with_equal_hash_codes_are_distinguished(tmp_path: Path, ordered: bool) -> None:
     assert tag_code("Aa") == tag_code("BB")
     async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer, Admin(namesrv) as admin:
         [queue] = await producer.queues("T")
@@ -160,7 +160,7 @@ async def test_what_cannot_be_popped_is_said(tmp_path: Path) -> None:
                 PopConsumer(namesrv, "G", "T", **wrong)
 
 
-async def test_a_message_that_comes_late_to_a_pop_is_hidden_from_then_on(tmp_path: Path) -> None:
+async def test_the_invisible_time_starts_when_a_waiting_pop_gets_its_message(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as namesrv,
         Producer(namesrv) as producer,

@@ -76,7 +76,7 @@ async def test_repeats_on_the_wire_together_wait_for_the_first(tmp_path: Path) -
         await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
 
 
-async def test_more_repeats_than_may_wait_are_told_to_come_again(tmp_path: Path) -> None:
+async def test_too_many_waiting_repeats_are_answered_busy(tmp_path: Path) -> None:
     async with one(tmp_path) as (_, client):
         await client.send()
         frames = [client.frame(RequestCode.SEND_MESSAGE_V2, send_ext(i=numbered(1)), b"x") for _ in range(40)]
@@ -132,7 +132,7 @@ async def test_gaps_and_disorder_are_fine_and_what_is_forgotten_is_refused(tmp_p
         numbered(1, "p" * 65),
     ],
 )
-async def test_what_is_no_sequence_number_is_refused(tmp_path: Path, text: str) -> None:
+async def test_an_invalid_sequence_number_is_refused(tmp_path: Path, text: str) -> None:
     async with one(tmp_path) as (_, client):
         answer = await client.send(i=text)
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
@@ -157,7 +157,7 @@ async def test_a_number_is_for_one_message_whatever_its_topic(tmp_path: Path) ->
         place(await client.send("B", i=numbered(2)))
 
 
-async def test_a_message_that_was_refused_is_new_when_it_comes_again(tmp_path: Path) -> None:
+async def test_a_refused_message_counts_as_new_when_sent_again(tmp_path: Path) -> None:
     async with one(tmp_path, message_bytes_max=1024) as (_, client):
         assert (await client.send(body=bytes(2000), i=numbered(1))).code == ResponseCode.MESSAGE_ILLEGAL
         assert (await client.send(i=numbered(1, DELAY="x"))).code == ResponseCode.MESSAGE_ILLEGAL
@@ -210,7 +210,7 @@ async def test_half_a_transaction_is_one_and_its_commit_no_repeat(tmp_path: Path
         assert place(await client.send(e=2, i=numbered(2)))["queueOffset"] == "1"
 
 
-async def test_what_a_consumer_puts_into_a_retry_topic_is_no_repeat(tmp_path: Path) -> None:
+async def test_messages_sent_to_a_retry_topic_do_not_count_as_repeats(tmp_path: Path) -> None:
     async with one(tmp_path) as (_, client):
         await client.heartbeat("c1", "G")
         place(await client.send(i=numbered(1)))
@@ -246,7 +246,7 @@ async def test_the_table_outlives_the_broker_and_its_topic(tmp_path: Path) -> No
         assert await bodies(client, "A") == []
 
 
-async def test_a_repeat_of_what_the_log_has_lost_is_known_by_its_id(tmp_path: Path) -> None:
+async def test_a_repeat_of_a_lost_message_is_recognized_by_id(tmp_path: Path) -> None:
     small = 256 * 1024
     given: dict[str, Any] = {"segment_bytes": small, "message_bytes_max": 32 * 1024, "retention_bytes": 4 * small}
     async with one(tmp_path, **given, retention_check_seconds=0.02, checkpoint_seconds=0.02) as (_, client):

@@ -99,7 +99,7 @@ async def test_every_message_is_stored_once_and_answered_to_its_sender(
             assert offsets == list(range(offsets[0], offsets[0] + 25))
 
 
-async def test_what_is_not_a_plain_send_is_served_behind_the_sends_before_it(
+async def test_other_requests_are_served_after_the_sends_before_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with producers(tmp_path, monkeypatch, 5) as both:

@@ -44,7 +44,7 @@ def positions(answer: Answer) -> list[int]:
     return [parse_offset_message_id(each).physical_offset for each in place(answer)["msgId"].split(",")]
 
 
-async def test_a_batch_that_comes_again_is_answered_as_the_first_time(tmp_path: Path) -> None:
+async def test_a_repeated_batch_gets_the_first_answer_again(tmp_path: Path) -> None:
     async with one(tmp_path) as (_, client):
         await client.send(e=2)
         first = await send(client, 5, 10, e=2)
@@ -98,7 +98,7 @@ async def test_of_a_batch_that_is_partly_known_the_rest_is_stored(
 @pytest.mark.parametrize(
     ("window", "rows"), [(50, 300), pytest.param(DEFAULT.state.window, 6000, marks=pytest.mark.nightly)]
 )
-async def test_a_replay_of_far_more_than_the_window_adds_nothing_however_it_is_divided(
+async def test_a_replay_far_beyond_the_window_adds_nothing_however_it_is_split(
     tmp_path: Path, window: int, rows: int
 ) -> None:
     client_port, peer_port = free_ports(2)
@@ -143,7 +143,7 @@ async def test_batches_on_the_wire_together_wait_for_each_other(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("first", [-1, "x", "", 2**63, SEQUENCE_MAX, "5-6"])
-async def test_what_is_no_range_is_refused(tmp_path: Path, first: object) -> None:
+async def test_an_invalid_sequence_range_is_refused(tmp_path: Path, first: object) -> None:
     async with one(tmp_path) as (_, client):
         answer = await send(client, 1, 2, i=numbered(first))
         assert (answer.code, str(answer.remark)[:15]) == (ResponseCode.MESSAGE_ILLEGAL, "RAFTMQ_PRODUCER")
@@ -158,13 +158,13 @@ async def test_a_batch_in_another_topic_is_refused(tmp_path: Path) -> None:
         assert (refused.code, "is in topic A" in str(refused.remark)) == (ResponseCode.MESSAGE_ILLEGAL, True)
 
 
-async def test_a_batch_that_was_refused_is_new_when_it_comes_again(tmp_path: Path) -> None:
+async def test_a_refused_batch_counts_as_new_when_sent_again(tmp_path: Path) -> None:
     async with one(tmp_path, message_bytes_max=2048) as (_, client):
         assert (await send(client, 4, 5, size=500)).code == ResponseCode.MESSAGE_ILLEGAL
         assert place(await send(client, 4, 5))["alreadyStored"] == "0"
 
 
-async def test_a_batch_without_room_for_its_numbers_is_refused_and_new_when_it_comes_again(tmp_path: Path) -> None:
+async def test_a_batch_without_room_for_its_numbers_is_refused_and_remains_new(tmp_path: Path) -> None:
     async with one(tmp_path) as (_, client):
 
         async def fits(nbytes: int, head: str) -> bool:

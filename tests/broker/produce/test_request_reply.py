@@ -29,7 +29,7 @@ async def refused(client: Client, remark: str, **given: Any) -> Answer:
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("long_names", [False, True])
-async def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path, serialization: int, long_names: bool) -> None:
+async def test_a_reply_is_pushed_to_the_asker_and_stored(tmp_path: Path, serialization: int, long_names: bool) -> None:
     async with running(tmp_path) as broker:
         asker, replier = await broker.connect(), await broker.connect()
         await produces(asker, "asker", "P", "Q")
@@ -183,7 +183,7 @@ async def test_of_several_connections_of_a_client_the_latest_gets_the_reply(tmp_
 # -- several replicas --------------------------------------------------------------------------------------------------
 
 
-async def test_a_client_of_any_replica_gets_its_reply_whichever_replica_it_is_sent_to(tmp_path: Path) -> None:
+async def test_a_reply_via_any_replica_reaches_a_client_of_any_replica(tmp_path: Path) -> None:
     async with three_replicas(tmp_path) as brokers:
         askers = [await broker.connect() for broker in brokers]
         repliers = [await broker.connect() for broker in brokers]

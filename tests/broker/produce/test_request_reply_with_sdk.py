@@ -124,7 +124,7 @@ async def test_a_request_gets_its_own_reply(tmp_path: Path) -> None:
         assert producer.dropped_replies == 0
 
 
-async def test_a_request_without_a_reply_ends_in_time_and_a_late_reply_is_dropped(tmp_path: Path) -> None:
+async def test_an_unanswered_request_times_out_and_late_replies_are_dropped(tmp_path: Path) -> None:
     async with (
         cluster_and_broker(tmp_path) as (namesrv, broker),
         replying(namesrv) as seen,

@@ -37,7 +37,7 @@ async def one_message(client: Client, **given: Any) -> StoredMessage:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_message_given_back_comes_again_later(tmp_path: Path, clock: WallClock, serialization: int) -> None:
+async def test_a_message_given_back_is_redelivered_later(tmp_path: Path, clock: WallClock, serialization: int) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.heartbeat("c", "G")
@@ -163,7 +163,7 @@ async def test_any_number_of_repetitions_can_be_said(tmp_path: Path, clock: Wall
         assert dead.reconsume_times == min(times + 1, 2**31 - 1)
 
 
-async def test_what_is_no_message_cannot_be_given_back(tmp_path: Path, clock: WallClock) -> None:
+async def test_only_a_real_message_can_be_given_back(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.heartbeat("c", "G")

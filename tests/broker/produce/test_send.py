@@ -35,7 +35,7 @@ async def send_as(client: Client, code: int, serialization: int, body: bytes = b
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-async def test_a_message_is_stored_as_it_was_sent(tmp_path: Path, code: int, serialization: int) -> None:
+async def test_a_message_is_stored_unchanged(tmp_path: Path, code: int, serialization: int) -> None:
     body = bytes(range(256)) * 5
     text = properties(KEYS="k1 k2", TAGS="café", WAIT="true", UNIQ_KEY="0A0B", own="\u20ac")
     async with running(tmp_path, cluster="C1") as broker:
@@ -397,7 +397,7 @@ async def test_messages_wait_in_memory_only_up_to_a_limit(tmp_path: Path) -> Non
         assert (await client.info())["raftmq.pendingBytes"] == "0"
 
 
-async def test_a_queue_that_is_only_read_any_more_takes_what_is_sent_to_it(tmp_path: Path) -> None:
+async def test_a_read_only_queue_still_stores_messages_sent_to_it(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("S", readQueueNums=4, writeQueueNums=2)

@@ -132,7 +132,7 @@ async def test_a_handler_continues_the_trace_of_the_producer(tmp_path: Path, spa
         }
 
 
-async def test_a_handler_that_fails_is_an_error_and_giving_back_is_a_span(tmp_path: Path, spans: Recorded) -> None:
+async def test_a_failed_handler_is_an_error_and_giving_back_is_a_span(tmp_path: Path, spans: Recorded) -> None:
     async with cluster(tmp_path) as namesrv, Producer(namesrv, otel=spans.provider) as producer:
         consumer = PushConsumer(namesrv, "G", consume_from="first", ordered=False, otel=spans.provider)
 

@@ -262,7 +262,7 @@ async def playing(seed: int) -> AsyncIterator[Play]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_that_was_acknowledged_is_lost_or_comes_again(seed: int) -> None:
+def test_acknowledged_messages_are_neither_lost_nor_redelivered(seed: int) -> None:
     async def main() -> None:
         async with playing(seed) as play:
             await play.run()

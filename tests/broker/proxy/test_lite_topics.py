@@ -92,7 +92,7 @@ def settings(kind: pb.ClientType, group: str = GROUP) -> pb.Settings:
     return pb.Settings(client_type=kind, subscription=pb.Subscription(group=pb.Resource(name=group)))
 
 
-def test_a_client_gets_the_lite_topics_to_which_it_subscribes_and_nothing_else() -> None:
+def test_a_client_gets_only_its_subscribed_lite_topics() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         route = await proxy.ask(
             "QueryRoute",
@@ -122,7 +122,7 @@ def test_a_client_gets_the_lite_topics_to_which_it_subscribes_and_nothing_else()
     run(test)
 
 
-def test_a_waiting_receive_is_answered_when_a_message_comes_and_ordinary_consumers_read_the_parent() -> None:
+def test_a_waiting_receive_gets_new_messages_and_ordinary_consumers_read_the_parent() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await sync(proxy, "s1")
         async with trio.open_nursery() as nursery:
@@ -151,7 +151,7 @@ def test_a_waiting_receive_is_answered_when_a_message_comes_and_ordinary_consume
     run(test)
 
 
-def test_what_is_not_acknowledged_comes_again_in_its_place_and_then_is_dead() -> None:
+def test_an_unacknowledged_message_is_redelivered_in_place_and_then_dead_lettered() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await sync(proxy, "s1")
         await send(proxy, "s1", "a", "b")
@@ -199,7 +199,7 @@ def test_what_is_not_acknowledged_comes_again_in_its_place_and_then_is_dead() ->
     run(test)
 
 
-def test_a_suspended_lite_topic_comes_again_and_the_attempt_does_not_count() -> None:
+def test_a_suspended_lite_topic_is_redelivered_without_counting() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await sync(proxy, "s1", "s2")
         await send(proxy, "s1", "a")
@@ -306,7 +306,7 @@ def test_a_client_hears_that_another_one_has_taken_over_a_lite_topic() -> None:
     run(test, group={"model": "Exclusive"})
 
 
-def test_after_a_change_of_leader_the_proxy_says_again_what_its_clients_subscribe_to() -> None:
+def test_a_proxy_renews_client_subscriptions_after_a_leader_change() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await sync(proxy, "s1", "s2")
         await send(proxy, "s1", "a", "b")
@@ -322,7 +322,7 @@ def test_after_a_change_of_leader_the_proxy_says_again_what_its_clients_subscrib
     run(test, replicas=3)
 
 
-def test_a_proxy_that_does_not_know_a_client_waits_until_it_says_what_it_subscribes_to() -> None:
+def test_a_proxy_waits_until_an_unknown_client_sends_its_subscriptions() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await send(proxy, "s1", "a")
         async with trio.open_nursery() as nursery:

@@ -139,7 +139,7 @@ def test_members_behind_a_proxy_take_no_queues_from_others() -> None:
     run(test)
 
 
-def test_a_client_is_asked_for_its_stacks_and_the_proxy_says_the_rest() -> None:
+def test_a_client_supplies_its_stacks_and_the_proxy_the_rest() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         async def answer(stream: Stream) -> None:
             command = (await stream.hear()).print_thread_stack_trace_command
@@ -211,7 +211,7 @@ def test_a_client_handles_one_message_for_an_operator() -> None:
     run(test)
 
 
-def test_a_client_that_does_not_answer_is_asked_no_more_than_some_questions() -> None:
+def test_an_unresponsive_client_gets_a_bounded_number_of_questions() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         code = RequestCode.GET_CONSUMER_RUNNING_INFO
         texts: list[str] = []
@@ -235,7 +235,7 @@ def test_a_client_that_does_not_answer_is_asked_no_more_than_some_questions() ->
     assert member_questions.ANSWER_SECONDS < 10  # what brokers wait
 
 
-def test_who_may_not_read_the_group_is_no_member(tmp_path: Path) -> None:
+def test_a_client_without_read_permission_is_not_a_member(tmp_path: Path) -> None:
     file = tmp_path / "plain_acl.yml"
     file.write_text(ACCOUNTS)
 

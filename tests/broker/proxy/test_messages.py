@@ -71,7 +71,7 @@ def test_a_message_is_sent_received_and_acknowledged() -> None:
     run(test)
 
 
-def test_messages_with_priorities_are_received_in_their_order_and_keep_it_when_they_fail() -> None:
+def test_messages_arrive_by_priority_and_keep_it_when_they_fail() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await admin.create_topic("Urgent", 10, message_type="PRIORITY")
         await begin(proxy, "billing", "Urgent")
@@ -97,7 +97,7 @@ def test_messages_with_priorities_are_received_in_their_order_and_keep_it_when_t
     run(test)
 
 
-def test_a_message_that_nobody_acknowledges_comes_again_and_then_is_dead() -> None:
+def test_an_unacknowledged_message_is_redelivered_and_then_dead_lettered() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))
         await begin(proxy, "billing", "Orders")
@@ -182,7 +182,7 @@ def test_a_client_that_keeps_its_former_handle_after_a_change_can_acknowledge(re
     run(test)
 
 
-def test_a_suspended_message_comes_again_and_the_attempt_does_not_count() -> None:
+def test_a_suspended_message_is_redelivered_without_counting() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))
         await begin(proxy, "billing", "Orders")
@@ -272,7 +272,7 @@ def test_a_client_gives_a_message_up() -> None:
     run(test)
 
 
-def test_a_message_stays_hidden_while_its_client_handles_it_and_a_killed_proxy_hides_it_for_a_minute_at_most() -> None:
+def test_handling_keeps_messages_hidden_until_a_minute_after_the_proxy_dies() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await begin(proxy, "billing", "Orders")
         async with open_proxy(kit) as killed:
@@ -315,7 +315,7 @@ def test_a_client_that_leaves_gives_back_what_it_has() -> None:
     run(test)
 
 
-def test_messages_of_a_receive_that_its_client_has_given_up_come_at_once() -> None:
+def test_messages_of_an_abandoned_receive_are_redelivered_at_once() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await begin(proxy, "billing", "Orders")
         call = Call("c2", trio.current_time() + 30)
@@ -362,7 +362,7 @@ def test_messages_of_an_answer_that_broke_off_are_not_kept_hidden(answers: int) 
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-def test_a_message_that_was_lost_with_its_connection_comes_again_though_its_client_is_here(arrived: bool) -> None:
+def test_a_message_lost_with_its_connection_is_redelivered_despite_a_reconnect(arrived: bool) -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await begin(proxy, "billing", "Orders")
         await proxy.send("Orders", "one")
@@ -382,7 +382,7 @@ def test_a_message_that_was_lost_with_its_connection_comes_again_though_its_clie
     run(test)
 
 
-def test_tags_with_the_same_hash_code_are_told_apart() -> None:
+def test_tags_with_equal_hash_codes_are_distinguished() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await begin(proxy, "billing", "Orders")
         for tag in ("AaTag", "BBTag", "other"):
@@ -439,7 +439,7 @@ def test_message_groups_are_handled_in_order() -> None:
     run(test)
 
 
-def test_a_delay_may_be_as_long_as_the_broker_allows_and_a_message_is_recalled() -> None:
+def test_a_delay_up_to_the_limit_is_accepted_and_can_be_recalled() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         await begin(proxy, "later", "Later")
         due = int(kit.now().timestamp()) + 30 * 86400

@@ -218,7 +218,7 @@ def test_each_refusal_has_its_code_and_stores_nothing() -> None:
     run(test)
 
 
-def test_a_receive_whose_deadline_is_near_is_refused_as_its_client_knows_it() -> None:
+def test_a_receive_near_its_deadline_is_refused_with_a_code_per_version() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy) -> None:
         for version, code in (("5.0.4", pb.ILLEGAL_POLLING_TIME), ("5.0.3", pb.BAD_REQUEST), ("", pb.BAD_REQUEST)):
             proxy.metadata = {"x-mq-client-version": version}
@@ -245,7 +245,7 @@ def test_a_call_without_a_client_id_is_refused() -> None:
     run(test)
 
 
-def test_bytes_that_are_no_request_end_the_call() -> None:
+def test_bytes_that_are_not_a_request_end_the_call() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy) -> None:
         for data in (b"\xff\xff\xff", None):
             call = Call("c1")

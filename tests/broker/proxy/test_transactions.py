@@ -58,7 +58,7 @@ def test_a_transaction_ends_as_its_producer_says_also_through_another_proxy() ->
     run(test)
 
 
-def test_a_new_producer_is_asked_about_an_orphan_as_soon_as_it_is_due() -> None:
+def test_a_new_producer_is_asked_about_an_orphan_once_it_is_due() -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         async with proxy.telemetry("p1", PRODUCER) as (stream, answer):
             assert answer.status.code == pb.OK

@@ -172,7 +172,7 @@ async def test_a_broker_stops_although_its_builder_gets_no_time(
 
 
 @pytest.mark.slow
-async def test_a_part_with_a_damaged_key_is_indexed_once_the_log_is_repaired(
+async def test_a_part_with_a_damaged_key_is_indexed_after_log_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")
@@ -209,9 +209,7 @@ async def test_a_part_with_a_damaged_key_is_indexed_once_the_log_is_repaired(
         assert numbers(await client.request(QUERY, by_key("order7"))) == [7]
 
 
-async def test_a_flood_of_queries_is_told_that_the_broker_is_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_flood_of_queries_is_answered_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
     def run(search: KeySearch) -> SearchResult:

@@ -128,9 +128,7 @@ async def test_offsets_by_time_are_exact(tmp_path: Path, clock: Clock, serializa
             assert (await by_time(client, BEGIN_MS, **nothing)).ext == {"offset": "0"}
 
 
-async def test_where_store_times_fall_a_place_is_found_at_which_they_pass_the_time(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_with_falling_store_times_a_search_finds_where_they_pass_the_time(tmp_path: Path, clock: Clock) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         seconds = [1, 5, 9, 3, 4, 6, 2, 8]

@@ -105,7 +105,7 @@ async def test_every_bit_of_a_queue_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("byte", [0, 7, 8, 11, 12, 19, 45, 60, 68, 75])
-async def test_other_readers_are_told_to_ask_again(tmp_path: Path, byte: int) -> None:
+async def test_other_readers_of_a_damaged_queue_file_are_asked_to_retry(tmp_path: Path, byte: int) -> None:
     path = queue_file(tmp_path)
     async with running(tmp_path, limits=FAST_REPAIR) as broker:
         client = await broker.connect()

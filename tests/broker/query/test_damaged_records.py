@@ -36,7 +36,7 @@ async def send_half(client: Client, name: str) -> Answer:
     return answer
 
 
-async def test_nothing_altered_is_delivered_or_copied_and_all_is_once_it_is_whole(
+async def test_damaged_messages_are_not_delivered_or_copied_until_they_are_restored(
     tmp_path: Path, clock: WallClock
 ) -> None:
     given_back: list[Answer] = []

@@ -105,7 +105,7 @@ async def test_one_way_requests_are_done_and_only_acknowledged(tmp_path: Path) -
         assert await client.committed() == 1
 
 
-async def test_what_is_not_answered_is_done_with_all_the_same(tmp_path: Path) -> None:
+async def test_an_unanswered_forwarded_request_is_still_confirmed_as_done(tmp_path: Path) -> None:
     """Else whoever handed it on would take this broker for dead, and close the connections of all its clients."""
     async with running(tmp_path) as broker:
         client = await connect_replica(broker)

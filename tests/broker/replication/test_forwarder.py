@@ -202,9 +202,7 @@ async def a_world(directory: Path, **given: Any) -> AsyncIterator[World]:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_request_reaches_the_leader_whole_and_its_answer_the_client_as_it_is(
-    tmp_path: Path, serialization: int
-) -> None:
+async def test_a_request_and_its_answer_are_forwarded_unchanged(tmp_path: Path, serialization: int) -> None:
     async with a_world(tmp_path) as world:
         leader, client = await world.leader(), FakeConnection()
         world.ask(client, send(7), b"\x00\xff", serialization)
@@ -227,7 +225,7 @@ async def test_a_request_reaches_the_leader_whole_and_its_answer_the_client_as_i
         assert world.figures["forwarded_waiting"] == 1
 
 
-async def test_what_a_leader_did_not_serve_goes_to_the_next_one_in_order(tmp_path: Path) -> None:
+async def test_requests_a_leader_did_not_serve_reach_the_next_one_in_order(tmp_path: Path) -> None:
     async with a_world(tmp_path) as world:
         old, client = await world.leader(), FakeConnection()
         for opaque in range(1, 6):
@@ -256,7 +254,7 @@ async def test_a_leader_that_is_not_ready_is_asked_again(tmp_path: Path) -> None
         await until(lambda: client.opaques == [1, 2])
 
 
-async def test_of_a_leader_that_dies_sends_are_in_doubt_and_commits_are_repeated(tmp_path: Path) -> None:
+async def test_after_a_leader_crash_sends_are_in_doubt_and_commits_are_repeated(tmp_path: Path) -> None:
     async with a_world(tmp_path) as world:
         leader = await world.leader()
         sender, consumer, returner = FakeConnection(), FakeConnection(), FakeConnection()
@@ -403,7 +401,7 @@ async def test_a_request_that_fits_no_frame_with_ours_around_it_is_refused(tmp_p
             world.ask(FakeConnection(), send(1), bytes(16 * 1024 * 1024 - 300))
 
 
-async def test_a_leader_that_answers_nothing_any_more_does_not_stand_in_the_way_of_the_next(tmp_path: Path) -> None:
+async def test_a_hung_leader_does_not_block_requests_to_the_next_one(tmp_path: Path) -> None:
     async with a_world(tmp_path) as world:
         hung, sender, client = await world.leader(), FakeConnection(), FakeConnection()
         world.ask(sender, send(1))

@@ -298,7 +298,7 @@ async def test_a_full_disk_puts_delivery_off_and_loses_nothing(
         assert (await client.info())["raftmq.pendingBytes"] == "0"
 
 
-async def test_what_is_under_way_when_the_disk_fills_up_is_not_delivered_again(
+async def test_deliveries_in_progress_when_the_disk_fills_are_not_repeated(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brokers = note_brokers(monkeypatch)

@@ -122,7 +122,7 @@ def queue_of(directory: Path, count: int, size: int = 100, apart: int = 0) -> Co
     return queue
 
 
-def test_those_behind_the_first_one_are_loaded_with_it_up_to_those_in_memory(tmp_path: Path) -> None:
+def test_later_records_are_loaded_with_the_first_up_to_memory(tmp_path: Path) -> None:
     queue, log, jobs, ends = queue_of(tmp_path, 10), Log(memory_pos=700), list[Job](), list[str]()
     records = DueRecords(log, jobs.append)
     assert not records.may_read(queue, QueueOffset(2), PhysicalOffset(200), 100)
@@ -134,7 +134,7 @@ def test_those_behind_the_first_one_are_loaded_with_it_up_to_those_in_memory(tmp
     assert not records.may_read(queue, QueueOffset(1), PhysicalOffset(100), 100)
 
 
-def test_what_a_job_could_not_load_is_read_all_the_same_and_its_error_is_seen_then(tmp_path: Path) -> None:
+def test_a_record_that_failed_to_load_is_read_later_and_raises_then(tmp_path: Path) -> None:
     queue, log, jobs = queue_of(tmp_path, 3), Log(memory_pos=1000), list[Job]()
     log.gone = {0}
     records = DueRecords(log, jobs.append)
@@ -156,9 +156,7 @@ def test_one_job_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "apart", "count"), [(2**20, 0, 1), (200_000, 0, 2), (100, 2**20, 7), (1024, 1024, 128)]
 )
-def test_a_job_is_bounded_by_the_part_of_the_log_that_it_reads(
-    tmp_path: Path, size: int, apart: int, count: int
-) -> None:
+def test_a_job_is_bounded_by_the_log_range_it_reads(tmp_path: Path, size: int, apart: int, count: int) -> None:
     queue, log, jobs = queue_of(tmp_path, 200, size, apart), Log(memory_pos=2**30), list[Job]()
     records = DueRecords(log, jobs.append)
     records.load(queue, QueueOffset(0), lambda: None)

@@ -26,7 +26,7 @@ def machine() -> Iterator[TimerMachine]:
     machine.teardown()
 
 
-def test_of_many_that_are_due_together_and_were_stored_anew_each_is_found(machine: TimerMachine) -> None:
+def test_each_of_many_messages_stored_again_and_due_together_is_found(machine: TimerMachine) -> None:
     machine.send(3 * DAY, 0, 40)
     for _ in range(2):
         machine.settle()
@@ -43,7 +43,7 @@ def test_of_many_that_are_due_together_and_were_stored_anew_each_is_found(machin
         machine.recalls.handle(Call(client, recall_request("nobody", START_MS + 3 * DAY, 0), b"", 0))
 
 
-def test_what_is_being_stored_anew_is_recalled_when_it_was(machine: TimerMachine) -> None:
+def test_a_message_being_stored_again_is_recalled_afterwards(machine: TimerMachine) -> None:
     machine.send(2 * DAY, 0, 3)
     machine.settle()
     machine.pass_time(DAY)
@@ -57,7 +57,7 @@ def test_what_is_being_stored_anew_is_recalled_when_it_was(machine: TimerMachine
     assert (machine.timers.rolled, {client.outcome for client in clients}) == (3, {"recalled"})
 
 
-def test_searches_are_bounded_and_begin_anew_with_the_next_leader(machine: TimerMachine) -> None:
+def test_searches_are_bounded_and_restart_with_the_next_leader(machine: TimerMachine) -> None:
     machine.send(DAY, 0, 5)
     machine.settle()
     clients = [machine.try_recall(4, hint=False) for _ in range(SEARCHES_MAX)]

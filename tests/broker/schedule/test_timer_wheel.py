@@ -19,7 +19,7 @@ TestTimers = pytest.mark.slow(TimerMachine.TestCase)
 TestTimers.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
-def test_a_recall_that_is_refused_while_its_message_becomes_due_puts_nothing_off(machine: TimerMachine) -> None:
+def test_a_recall_refused_as_its_message_becomes_due_delays_nothing(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 1)
     machine.settle()
     machine.run_timers(50)
@@ -102,7 +102,7 @@ def test_recalls_that_never_cease_keep_nothing_from_being_delivered_after_a_fail
     assert all(machine.messages[f"m{number}"].is_recalled for number in range(1, 7))
 
 
-def test_a_recall_that_fails_after_a_failed_delivery_leaves_its_message_to_be_delivered(machine: TimerMachine) -> None:
+def test_a_failed_recall_after_a_failed_delivery_leaves_its_message_deliverable(machine: TimerMachine) -> None:
     machine.send(SECOND, 0, 1)
     machine.send(10 * SECOND, 0, 1)
     machine.settle()
@@ -117,7 +117,7 @@ def test_a_recall_that_fails_after_a_failed_delivery_leaves_its_message_to_be_de
     assert client.outcome == "refused"
 
 
-def test_a_leader_whose_clock_is_behind_finds_what_was_stored_anew_by_another(machine: TimerMachine) -> None:
+def test_a_leader_with_a_lagging_clock_finds_messages_stored_again_by_another(machine: TimerMachine) -> None:
     machine.send(2 * DAY + SECOND, 0, 1)
     machine.settle()
     machine.pass_time(DAY + SECOND)
@@ -130,7 +130,7 @@ def test_a_leader_whose_clock_is_behind_finds_what_was_stored_anew_by_another(ma
     assert machine.messages["m0"].is_recalled
 
 
-def test_what_the_log_lost_is_counted_once_also_if_the_disk_is_full(machine: TimerMachine) -> None:
+def test_lost_messages_are_counted_once_even_on_a_full_disk(machine: TimerMachine) -> None:
     machine.send(HOUR, 0, 3)
     machine.settle()
     queue = machine.store.get(TIMER_TOPIC, timer_slot(START_MS + HOUR))
@@ -211,7 +211,7 @@ def test_what_is_late_is_seen_at_once_however_many_others_come() -> None:
     assert wheel.head() == (timer_slot(now_ms - MINUTE), 1)
 
 
-def test_a_message_is_found_without_a_hint_after_the_clock_went_back_by_days(machine: TimerMachine) -> None:
+def test_a_message_is_found_without_a_hint_after_a_clock_step_back(machine: TimerMachine) -> None:
     machine.send(1, 0, 1)
     machine.settle()
     machine.step_clock(1 - 2 * DAY)

@@ -178,7 +178,7 @@ async def test_what_cannot_be_a_time_is_refused(tmp_path: Path, clock: WallClock
         assert await figure(client, "timersPending") == 1
 
 
-async def test_a_message_far_ahead_is_stored_anew_each_day(tmp_path: Path, clock: WallClock, brokers: Any) -> None:
+async def test_a_message_far_ahead_is_stored_again_each_day(tmp_path: Path, clock: WallClock, brokers: Any) -> None:
     start_ms = clock.now_ms
     due_ms = start_ms + 3 * DAY + 5 * MINUTE + 7
     slot = timer_slot(due_ms)
@@ -398,7 +398,7 @@ async def test_a_recalled_message_never_comes(tmp_path: Path, clock: WallClock, 
         assert await figure(client, "timersPending") == 0
 
 
-async def test_a_message_that_was_stored_anew_is_found(tmp_path: Path, clock: WallClock) -> None:
+async def test_a_message_that_was_stored_again_is_found(tmp_path: Path, clock: WallClock) -> None:
     due_ms = clock.now_ms + 2 * DAY + HOUR
     one_by_one = limited(waiting={"recall_bytes_max": 4096})
     async with running(tmp_path, limits=one_by_one) as broker:
@@ -449,7 +449,7 @@ async def test_forged_handles_do_no_harm(tmp_path: Path, clock: WallClock) -> No
         await wait_stored(client, 2)
 
 
-async def test_a_handle_is_good_for_one_of_two_copies_that_a_client_stored(tmp_path: Path, clock: WallClock) -> None:
+async def test_a_handle_recalls_only_one_of_two_stored_copies(tmp_path: Path, clock: WallClock) -> None:
     due_ms = clock.now_ms + 50
     async with running(tmp_path) as broker:
         client = await broker.connect()

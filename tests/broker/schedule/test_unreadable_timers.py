@@ -40,7 +40,7 @@ def test_what_cannot_be_read_is_tried_ever_less_often_until_it_can(
     assert machine.timers.counters()["timers_unreadable"] == 0
 
 
-def test_what_cannot_be_read_is_done_with_once_the_log_has_lost_it(
+def test_an_unreadable_timer_is_dropped_once_the_log_has_lost_it(
     machine: TimerMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.send(5 * SECOND, 0, 2)

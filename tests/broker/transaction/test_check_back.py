@@ -143,7 +143,7 @@ async def test_nobody_to_ask_is_counted_and_the_next_time_somebody_is_there(tmp_
 
 @pytest.mark.trio
 @pytest.mark.parametrize("wrong_ms", [0, -20_000, 10**9])
-async def test_who_wants_more_time_gets_it_and_is_asked_all_the_same(tmp_path: Path, wrong_ms: int) -> None:
+async def test_a_producer_gets_requested_extra_time_and_is_still_asked(tmp_path: Path, wrong_ms: int) -> None:
     async with running(tmp_path, transaction_checks_max=2, **FAST) as broker:
         client, producer = await broker.connect(), await broker.connect()
         await produce(producer)

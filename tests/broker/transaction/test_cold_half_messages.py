@@ -61,7 +61,7 @@ async def test_the_event_loop_ends_only_what_was_loaded(tmp_path: Path, reads: R
 
 
 @pytest.mark.parametrize(("first", "second"), [(COMMIT, ROLLBACK), (ROLLBACK, COMMIT)], ids=["commit", "rollback"])
-async def test_the_first_of_two_ends_decides_although_the_second_would_be_loaded_first(
+async def test_the_first_of_two_ends_decides_even_if_loaded_later(
     tmp_path: Path, reads: Reads, first: int, second: int
 ) -> None:
     (half,) = await send_halves(tmp_path, 1)
@@ -129,7 +129,7 @@ async def test_the_event_loop_ends_what_no_thread_could_load(tmp_path: Path, rea
         assert reads.asked.is_set()
 
 
-async def test_an_end_that_was_loaded_is_refused_if_too_much_is_pending_by_then(
+async def test_a_loaded_end_is_refused_if_too_much_is_pending(
     tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (half,) = await send_halves(tmp_path, 1)

@@ -97,7 +97,7 @@ async def test_a_rollback_of_what_was_committed_is_refused(tmp_path: Path) -> No
         assert (await end(await broker.connect(), half, ROLLBACK)).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_an_end_that_comes_with_the_other_end_is_told_which_of_them_counts(tmp_path: Path) -> None:
+async def test_of_two_conflicting_ends_the_later_one_is_refused(tmp_path: Path) -> None:
     """Whoever is told that its commit is stored takes the message for sent."""
     async with running(tmp_path) as broker:
         client = await broker.connect()
@@ -233,7 +233,7 @@ async def test_an_end_of_nothing_is_refused_and_changes_nothing(
         assert [message.body for message in await stored(client)] == [b"body"]
 
 
-async def test_a_plain_message_or_the_middle_of_a_record_is_no_half_message(tmp_path: Path) -> None:
+async def test_a_plain_message_or_a_wrong_position_is_not_a_half_message(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         plain = await client.send(i=properties(PGROUP="P"))
@@ -311,7 +311,7 @@ async def test_a_broker_may_refuse_all_of_them(tmp_path: Path) -> None:
         assert (await client.send(i=properties(TRAN_MSG="false"))).code == 0
 
 
-async def test_a_message_that_comes_again_is_none(tmp_path: Path) -> None:
+async def test_a_redelivered_message_is_not_a_half_message(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         assert (await client.send(i=half_text(DELAY="3"), j=1)).code == 0

@@ -490,7 +490,7 @@ def test_a_half_message_that_is_being_ended_is_not_put_aside(machine: Transactio
 
 
 @pytest.mark.parametrize("is_asked_about", [False, True])
-def test_a_half_message_that_cannot_be_read_keeps_no_other_from_being_put_aside(
+def test_an_unreadable_half_message_does_not_block_putting_others_aside(
     machine: TransactionsMachine, monkeypatch: pytest.MonkeyPatch, is_asked_about: bool
 ) -> None:
     read = machine.log.pread

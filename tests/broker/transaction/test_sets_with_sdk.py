@@ -245,7 +245,7 @@ async def test_a_lost_leader_leaves_one_outcome() -> None:
 
 
 @on_virtual_time
-async def test_a_transaction_that_is_too_large_or_has_no_home_is_refused_before_anything_is_sent() -> None:
+async def test_a_transaction_too_large_or_without_a_home_is_refused_before_sending() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         with pytest.raises(MessageRefused, match="divide it"):  # noqa: PT012 - the block is what raises
             async with producer.transaction() as transaction:

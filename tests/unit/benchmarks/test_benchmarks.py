@@ -64,7 +64,7 @@ def test_load_that_is_not_ready_when_its_first_window_begins_says_so() -> None:
         assert subprocess.run(command, input=json.dumps(asdict(job)).encode(), check=False).returncode == STARTED_LATE
 
 
-def test_burning_takes_its_share_and_no_more() -> None:
+def test_burning_uses_only_its_share_of_cpu() -> None:
     used, begin = time.process_time(), time.monotonic()
     burn(0.2, 0.1)
     used, elapsed = time.process_time() - used, time.monotonic() - begin
@@ -177,7 +177,7 @@ def test_a_reader_costs_what_the_windows_with_it_lack() -> None:
     assert (cost.read, cost.read_seconds) == (200, 2.0)
 
 
-def test_a_share_of_values_is_the_value_that_so_many_do_not_exceed() -> None:
+def test_a_percentile_is_the_value_that_this_share_does_not_exceed() -> None:
     values = list(range(100, 0, -1))
     assert share_of(values, 0.5) == 50
     assert share_of(values, 0.99) == 99
@@ -205,7 +205,7 @@ def test_own_cpu_time_is_without_that_of_children() -> None:
     assert own_cpu_seconds(os.getpid()) - own < cpu_seconds(os.getpid()) - whole
 
 
-def test_messages_with_a_rate_are_sent_when_they_are_due_and_wait_for_a_slot() -> None:
+def test_rated_messages_are_sent_when_due_and_wait_for_a_slot() -> None:
     class Line:
         unsent = None
 
@@ -320,7 +320,7 @@ def test_load_that_survives_opens_a_failed_connection_again_and_counts_its_reque
     assert sum(report.messages) >= 60
 
 
-def test_case_that_fails_keeps_its_figures_and_logs_and_the_next_one_runs(
+def test_a_failed_case_keeps_its_figures_and_logs_and_others_still_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def failing(plan: Plan, directory: Path, note: Note) -> None:

@@ -88,7 +88,7 @@ def delivered(number: int) -> bytes:
     return b"MSG inbox 1 $JS.ACK.LOG.g.1.%d.%d.5.0 4\r\nbody\r\n" % (number, number)
 
 
-def test_nats_confirms_the_last_message_or_each_and_asks_for_more_in_time() -> None:
+def test_nats_confirms_the_last_or_each_message_and_requests_more_in_time() -> None:
     position, each = NatsConsumer(Share("g")), NatsConsumer(Share("g", confirms_each=True))
     for wire in (position, each):
         assert b'{"batch": %d,' % ASKED in wire.first()
@@ -136,7 +136,7 @@ def outcome() -> Outcome:
     return Outcome({"raftmq": ours, "nats-always": nats}, {"etcd": "no consumers"})
 
 
-def test_a_page_has_a_table_for_each_case_and_names_what_is_missing() -> None:
+def test_a_page_has_a_table_for_each_case_and_lists_missing_ones() -> None:
     plan = parse_arguments(["--megabytes", "100"])
     text = section(list(PEERS.values()), outcome(), plan, command="c", machine="m", date="d")
     assert "A backlog is 100 MB of bodies (97,656 messages)" in text
@@ -181,7 +181,7 @@ def test_the_summary_shows_what_was_measured_and_a_dash_for_the_rest() -> None:
     assert rows[-1] == "| [store](benchmarks/store.md) | 2026-11-22 | 1 of 2 | b: rate (9 % below) |"
 
 
-def test_every_protocol_with_consumers_is_explained_and_only_a_whole_run_is_written() -> None:
+def test_every_protocol_with_consumers_is_explained_and_only_whole_runs_are_written() -> None:
     assert BY_POSITION.keys() == BY_MESSAGE.keys() == HOW.keys()
     assert not parse_arguments([]).no_write
     assert parse_arguments(["--quick"]).no_write

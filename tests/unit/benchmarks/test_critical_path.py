@@ -65,7 +65,7 @@ def traced_paths() -> list[Path]:
     return paths(leader, {"n1": slow, "n2": fast})
 
 
-def test_a_reply_waits_for_the_first_acknowledgement_and_not_for_the_other_follower() -> None:
+def test_a_reply_waits_only_for_the_first_acknowledgement() -> None:
     found = traced_paths()
     assert [path.seconds for path in found] == pytest.approx([3.3 * MS] * 3)
     critical = [step for step in found[0].steps if step.is_critical]
@@ -100,7 +100,7 @@ def test_an_entry_that_a_trace_saw_only_in_part_is_left_out() -> None:
     assert turns_per_entry(follower, 1) == 2.0
 
 
-def test_a_writer_that_begins_before_its_event_loop_goes_on_has_waited_for_nothing() -> None:
+def test_a_writer_that_starts_before_its_event_loop_resumes_has_not_waited() -> None:
     waits = [
         step
         for path in traced_paths()

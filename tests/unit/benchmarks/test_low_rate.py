@@ -20,7 +20,7 @@ def sample(rate: float, p50_ms: float, cores: float = 0.002, wake_ups: float = 1
     return LowRateSample(rate, 10.0, round(10 * rate), *times, (cores, cores / 2), (wake_ups, 9.0), 0.01, 5, 0.5)
 
 
-def test_messages_are_due_at_fixed_times_one_of_them_when_the_window_begins() -> None:
+def test_messages_are_due_at_fixed_times_including_the_window_start() -> None:
     job = LowRateJob(rate=4, begin=100.0, window_seconds=2.0)
     due = list(job.due_times(98.9))
     assert due[:5] == [99.0, 99.25, 99.5, 99.75, 100.0]
@@ -40,7 +40,7 @@ def test_goals_are_met_up_to_their_limits_and_missed_above() -> None:
     assert goals({"nats": [sample(50, 1.0)]}) == []
 
 
-def test_a_page_has_a_row_for_each_rate_and_says_what_was_left_out() -> None:
+def test_a_page_has_a_row_for_each_rate_and_lists_omissions() -> None:
     samples = {"floor": [sample(50, 1.0)], "raftmq": [sample(0, 0.0), sample(50, 3.0, 0.1)]}
     about = {"floor": "the floor", "raftmq": "ours"}
     text = section(about, samples, {"nats": "not installed"}, command="c", machine="m", date="d")

@@ -44,7 +44,7 @@ def test_a_task_that_never_ended_is_lost() -> None:
     assert not found.is_good
 
 
-def test_a_second_run_is_traced_to_the_process_that_was_killed_in_the_first() -> None:
+def test_a_second_run_is_attributed_to_the_process_killed_in_the_first() -> None:
     again = lines(run("a", run="first", pid=7, began=5, ends=False))
     assert of(*again, *ALL, kills={7: 6.0}).is_good
     assert not of(*again, *ALL).is_good

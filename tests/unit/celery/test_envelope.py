@@ -39,7 +39,7 @@ def test_an_eta_without_a_time_zone_is_utc() -> None:
     assert deliver_at("2026-03-01T13:00:00") == NOW_MS + 3_600_000
 
 
-def test_an_eta_beyond_what_brokers_hold_is_held_by_the_worker_for_the_rest() -> None:
+def test_the_worker_holds_an_eta_beyond_the_broker_limit_for_the_rest() -> None:
     assert deliver_at((NOW + dt.timedelta(days=400)).isoformat()) == NOW_MS + 39 * DAY_MS
 
 

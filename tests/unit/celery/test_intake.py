@@ -19,7 +19,7 @@ from tests.unit.client.popping import popped_message
 pytestmark = pytest.mark.trio
 
 
-async def test_messages_of_a_high_priority_are_delivered_also_if_the_pop_of_lower_ones_fails(
+async def test_high_priority_messages_are_delivered_even_if_lower_pops_fail(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """They stayed hidden for the visibility timeout, and nobody had them."""
@@ -170,7 +170,7 @@ def intake_of(broker: OneQueue, delivered: list[Delivery], prefetch: int) -> Int
     return intake
 
 
-async def test_of_a_single_queue_each_message_comes_with_a_pop_that_was_held(
+async def test_messages_of_a_single_queue_arrive_by_held_pops(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
@@ -207,7 +207,7 @@ async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: trio.
         nursery.cancel_scope.cancel()
 
 
-async def test_a_channel_that_is_closed_takes_no_message_by_a_pop_that_is_held(
+async def test_a_closed_channel_takes_no_message_by_a_held_pop(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
@@ -222,7 +222,7 @@ async def test_a_channel_that_is_closed_takes_no_message_by_a_pop_that_is_held(
     assert [line.lost is not None for line in broker.lines] == [True]
 
 
-async def test_a_pop_that_is_held_when_its_consumer_is_cancelled_gives_the_message_back(
+async def test_a_held_pop_of_a_cancelled_consumer_gives_the_message_back(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
@@ -239,7 +239,7 @@ async def test_a_pop_that_is_held_when_its_consumer_is_cancelled_gives_the_messa
     assert delivered == []
 
 
-async def test_with_a_second_queue_no_more_pops_are_held(autojump_clock: trio.testing.MockClock) -> None:
+async def test_with_a_second_queue_pops_are_not_held(autojump_clock: trio.testing.MockClock) -> None:
     """What there is room for may come from either."""
     broker, delivered = OneQueue(), list[Delivery]()
     intake = intake_of(broker, delivered, prefetch=2)
@@ -364,7 +364,7 @@ async def test_a_channel_that_is_closed_sends_what_is_not_acknowledged_yet(
 
 
 @pytest.mark.parametrize("comes", [True, False])
-async def test_what_a_held_pop_gets_while_its_channel_is_closed_is_given_back(
+async def test_a_message_popped_while_its_channel_closes_is_given_back(
     autojump_clock: trio.testing.MockClock, comes: bool
 ) -> None:
     """It was hidden until the visibility timeout: nobody read the answer of the broker."""

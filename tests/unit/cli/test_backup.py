@@ -70,7 +70,7 @@ class Clock:
         self.slept += seconds
 
 
-def test_rate_holds_and_a_pause_is_not_made_up_for() -> None:
+def test_the_rate_holds_and_a_pause_is_not_caught_up() -> None:
     """After a second in which the disk hung or the process was stopped, it must not copy twice as fast."""
     clock = Clock()
     pace = command.Pace(1000.0, clock=clock.read, sleep=clock.sleep)
@@ -102,12 +102,14 @@ def test_second_run_says_how_little_it_copied(tmp_path: Path) -> None:
     assert "continued the backup: 0 new entries" in taken(tmp_path / "backup", tmp_path / "n1").stdout
 
 
-def test_name_servers_that_do_not_answer_are_no_reason_not_to_copy(data_dir: Path, tmp_path: Path) -> None:
+def test_unreachable_name_servers_do_not_prevent_a_copy(data_dir: Path, tmp_path: Path) -> None:
     result = taken(tmp_path / "backup", data_dir)
     assert "does not say whether n1 is the leader" in result.stderr
 
 
-def test_leader_copies_nothing_unless_told(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_copies_nothing_without_the_leader_option(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(command, "_leads", lambda source, namesrv: True)
     failed = refusal(taken(tmp_path / "backup", data_dir))
     assert failed.exit_code == command.EXIT_LEADS
@@ -126,7 +128,7 @@ def test_damaged_backup_ends_with_code_1(data_dir: Path, tmp_path: Path) -> None
     assert "damaged" in str(failed)
 
 
-def test_what_is_no_backup_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_directory_without_a_backup_is_reported(tmp_path: Path) -> None:
     failed = refusal(run("verify", tmp_path))
     assert failed.exit_code == EXIT_REFUSED
     assert "there is no backup in it" in str(failed)
@@ -136,7 +138,9 @@ def test_directory_without_a_log_is_refused(tmp_path: Path) -> None:
     assert "there is no log in it" in str(refusal(taken(tmp_path / "backup", tmp_path / "nothing")))
 
 
-def test_too_little_room_is_told_before_anything_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_reported_before_anything_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grow(tmp_path / "n1", 100)
     taken(tmp_path / "backup", tmp_path / "n1")
     grow(tmp_path / "n1", 200)

@@ -96,9 +96,7 @@ def test_large_files_are_uploaded_in_parts_and_read_in_ranges(
 
 
 @pytest.mark.slow
-def test_endpoint_that_goes_away_in_the_middle_leaves_the_backup_as_it_was(
-    storage: ObjectStorage, tmp_path: Path
-) -> None:
+def test_an_endpoint_lost_midway_leaves_the_backup_unchanged(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     taken(storage, tmp_path / "n1")
     before = storage.content("a/broker/manifest.json")
@@ -122,7 +120,9 @@ def test_endpoint_that_goes_away_in_the_middle_leaves_the_backup_as_it_was(
 
 
 @pytest.mark.slow
-def test_run_that_dies_before_the_manifest_leaves_the_backup_as_it_was(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_a_run_that_dies_before_the_manifest_leaves_the_backup_unchanged(
+    storage: ObjectStorage, tmp_path: Path
+) -> None:
     grow(tmp_path / "n1", 100)
     taken(storage, tmp_path / "n1")
     grow(tmp_path / "n1", 200)
@@ -137,7 +137,7 @@ def test_run_that_dies_before_the_manifest_leaves_the_backup_as_it_was(storage: 
 @pytest.mark.parametrize(
     ("method", "operation"), [("GET", "manifest.json: reading it"), ("PUT", "writing it"), ("DELETE", "")]
 )
-def test_denied_access_is_told(storage: ObjectStorage, tmp_path: Path, method: str, operation: str) -> None:
+def test_denied_access_is_reported(storage: ObjectStorage, tmp_path: Path, method: str, operation: str) -> None:
     grow(tmp_path / "n1", 100)
     assert taken(storage, tmp_path / "n1").exit_code == 0
     grow(tmp_path / "n1", 110)
@@ -155,7 +155,7 @@ def test_denied_access_is_told(storage: ObjectStorage, tmp_path: Path, method: s
     assert verified(storage)["last_index"] == (120 if method == "DELETE" else 110)
 
 
-def test_missing_bucket_is_told(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_reported(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 10)
     failed = refusal(taken(storage, tmp_path / "n1", target="s3://nobody-has-this/x"))
     assert failed.exit_code == EXIT_REFUSED
@@ -164,7 +164,7 @@ def test_missing_bucket_is_told(storage: ObjectStorage, tmp_path: Path) -> None:
     assert failed.exit_code == EXIT_REFUSED
 
 
-def test_prefix_without_a_backup_or_with_something_else_is_told(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_a_prefix_without_a_backup_or_with_foreign_objects_is_reported(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 10)
     failed = refusal(run(storage, "backup", "verify", TARGET))
     assert (failed.exit_code, "there is no backup in it" in str(failed)) == (EXIT_REFUSED, True)
@@ -225,7 +225,7 @@ def test_later_one_of_two_runs_at_once_is_refused(storage: ObjectStorage, tmp_pa
         assert verified(storage)["last_index"] == known + 100
 
 
-def test_lost_answer_to_the_write_of_the_manifest_is_no_conflict(storage: ObjectStorage) -> None:
+def test_a_lost_answer_to_the_manifest_write_is_not_a_conflict(storage: ObjectStorage) -> None:
     store, other = open_s3(TARGET, storage.url), open_s3(TARGET, storage.url)
     assert store.load_manifest() is other.load_manifest() is None
     store.replace_manifest(b"one")
@@ -238,9 +238,7 @@ def test_lost_answer_to_the_write_of_the_manifest_is_no_conflict(storage: Object
     other.close()
 
 
-def test_backup_in_a_directory_can_be_restored_from_where_it_was_copied_to(
-    storage: ObjectStorage, tmp_path: Path
-) -> None:
+def test_a_backup_directory_copied_elsewhere_can_be_restored_from_there(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     directory = tmp_path / "backup"
     CliRunner().invoke(app, ["backup", str(directory), "--data-dir", str(tmp_path / "n1"), "--namesrv", "127.0.0.1:1"])

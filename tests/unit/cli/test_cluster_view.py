@@ -66,7 +66,7 @@ def test_a_replica_that_hangs_is_shown_once_with_its_node_id() -> None:
     ]
 
 
-def test_a_replica_that_answers_is_not_taken_for_one_at_an_address_that_does_not() -> None:
+def test_an_answering_replica_is_not_confused_with_a_dead_address() -> None:
     """An earlier address of n1 is still registered. Taken for n1, it hid that n1 is well."""
     leader = figures("n0", "leader", peers=peers(n1=(100, True)))
     [group] = group_statuses([answer(0, leader), answer(1, figures("n1", "follower")), answer(2, None)])
@@ -77,7 +77,7 @@ def test_a_replica_that_answers_is_not_taken_for_one_at_an_address_that_does_not
     ]
 
 
-def test_dead_replica_that_no_name_server_lists_is_shown_from_the_leaders_view() -> None:
+def test_an_unlisted_dead_replica_is_shown_from_the_view_of_the_leader() -> None:
     leader = figures("n1", "leader", peers=peers(n0=(60, False), n2=(100, True)))
     [group] = group_statuses([answer(0, leader), answer(3, figures("n2", "follower"))])
     [dead] = [replica for replica in group.replicas if replica.role == UNREACHABLE]
@@ -106,7 +106,7 @@ def test_without_an_answer_nothing_is_said_of_the_leader() -> None:
     assert "NO LEADER" not in shown(group)
 
 
-def test_groups_are_told_apart() -> None:
+def test_groups_are_distinguished() -> None:
     first = answer(0, figures("n0", "leader", peers=peers()), group="broker-a")
     second = answer(0, figures("n0", "leader", peers=peers()), group="broker-b")
     assert [group.group for group in group_statuses([second, first])] == ["broker-a", "broker-b"]

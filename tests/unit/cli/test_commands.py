@@ -181,7 +181,7 @@ def test_directory_remembers_its_ports(tmp_path: Path) -> None:
     assert _choose_ports(tmp_path, 3, None, None) == chosen
 
 
-def test_directory_with_a_group_at_work_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_directory_with_a_running_group_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     ports = Ports.free(1)
     with (
         _held(tmp_path),
@@ -232,7 +232,7 @@ def test_dev_finds_mistakes_in_settings_before_it_touches_anything(tmp_path: Pat
         ({"join": True, "replication_listen": "127.0.0.1:1"}, "--node-id is missing"),
     ],
 )
-def test_a_broker_that_is_not_told_which_replica_it_is_makes_no_directory(
+def test_a_broker_without_a_replica_identity_creates_no_directory(
     tmp_path: Path, given: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(CommandFailed, match=words) as refused:
@@ -246,7 +246,7 @@ def test_a_filter_that_is_wrong_is_a_message_and_no_traceback() -> None:
         consume("Topic", "group", tags="||")
 
 
-def test_last_words_of_a_server_are_its_error_and_not_the_frame_around_it(tmp_path: Path) -> None:
+def test_the_last_words_of_a_server_are_its_error_without_the_frame(tmp_path: Path) -> None:
     log = tmp_path / "n0.log"
     log.write_text(
         "{}\n  + Exception Group Traceback\n    | OSError: the reason\n    +------------------------------------\n"

@@ -21,7 +21,7 @@ def test_this_interpreter_has_text_enough() -> None:
     assert len(source_lines(source_directory(), 100_000)) == 100_000
 
 
-def test_tags_tell_the_kind_of_line() -> None:
+def test_tags_show_the_kind_of_line() -> None:
     assert tag_of(b"    def f(self):") == "definition"
     assert tag_of(b"from a import b") == "import"
     assert tag_of(b"#: comment") == "comment"

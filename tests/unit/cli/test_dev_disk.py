@@ -42,7 +42,7 @@ def test_a_warning_says_that_old_messages_are_deleted_early() -> None:
     )
 
 
-def test_a_group_that_has_data_starts_on_a_full_disk_so_that_consumers_can_read() -> None:
+def test_a_group_with_data_starts_on_a_full_disk_for_its_consumers() -> None:
     assert note(93) == (
         "the disk of /data is 93 % full, with 17.5 GB free: above 90 % (disk_full_ratio), brokers refuse messages. "
         "Free some space, use --dir for another disk, or allow more with --set disk_full_ratio=0.95"
@@ -73,7 +73,7 @@ def test_the_setting_that_is_proposed_is_enough(percent: float) -> None:
     assert "they refuse messages" in (note(percent, is_new=True, ratios=allowed) or "")
 
 
-def test_the_disk_of_a_directory_that_is_not_made_yet_is_that_of_its_parent(tmp_path: Path) -> None:
+def test_a_missing_directory_is_checked_by_the_disk_of_its_parent(tmp_path: Path) -> None:
     asked: list[Path] = []
 
     def ask(path: Path) -> tuple[int, int]:

@@ -64,7 +64,7 @@ async def test_a_replica_is_stopped_started_and_waited_for(held: Path, autojump_
 
 
 @pytest.mark.trio
-async def test_the_reason_reaches_who_asked(held: Path, autojump_clock: Any) -> None:
+async def test_the_asker_learns_the_reason_of_a_failed_restart(held: Path, autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_restarts, [cast("DevCluster", Group(held, fails="n1 stopped with exit code 2"))])
         with pytest.raises(DevClusterFailed, match=r"n1 was not restarted: n1 stopped with exit code 2"):

@@ -197,7 +197,7 @@ def test_a_broker_of_apache_rocketmq_is_not_judged_by_raft() -> None:
     assert found(status) == []
 
 
-def test_settings_that_differ_but_for_those_of_one_replica() -> None:
+def test_differing_settings_are_reported_except_those_of_one_replica() -> None:
     settings = {
         "10.0.0.0:10911": {"raftmq.retention_hours": "72", "raftmq.node_id": "n0", "fileReservedTime": "72"},
         "10.0.0.1:10911": {"raftmq.retention_hours": "48", "raftmq.node_id": "n1", "fileReservedTime": "48"},
@@ -266,7 +266,7 @@ def test_a_group_without_members_or_disabled() -> None:
     assert "is disabled; 900 messages" in only(found(consumers=replace(lagging(), configs={"billing": config})))[1]
 
 
-def test_a_group_whose_members_no_broker_told_is_not_said_to_have_none() -> None:
+def test_a_group_with_unknown_members_is_not_reported_as_empty() -> None:
     """The remedy for a group without members is to delete it: a broker that answered too late caused that advice."""
     assert found(consumers=replace(lagging(moved=1), members={})) == []
     what = only(found(consumers=replace(lagging(), members={})))[1]

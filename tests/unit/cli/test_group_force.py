@@ -89,7 +89,7 @@ def test_dry_run_is_the_default_and_says_what_may_be_lost(tmp_path: Path) -> Non
     assert content(tmp_path) == before
 
 
-def test_yes_makes_it_the_only_voter_in_steps_that_a_new_replica_accepts(tmp_path: Path) -> None:
+def test_yes_leaves_a_single_voter_in_steps_new_replicas_accept(tmp_path: Path) -> None:
     filled(tmp_path, notes={STORES: cbor2.dumps({"n1": "x", "n2": "y"})})
     result = run(tmp_path, "--yes")
     assert result.exit_code == 0, result.output

@@ -115,7 +115,7 @@ def test_directory_without_a_log(tmp_path: Path) -> None:
     assert refusal(run("verify", tmp_path / "absent")).exit_code == EXIT_REFUSED
 
 
-def test_cut_gives_up_what_lies_behind_the_damage_when_a_person_says_so(data_dir: Path) -> None:
+def test_cut_discards_entries_behind_the_damage_only_with_consent(data_dir: Path) -> None:
     assert "there is no damage" in str(refusal(run("cut", data_dir, "--accept-loss")))
     with open(data_dir / "commitlog" / f"{0:020d}", "r+b") as file:
         for position in (1000, 3000):

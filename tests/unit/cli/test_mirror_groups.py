@@ -48,7 +48,7 @@ async def test_groups_keep_their_attributes() -> None:
     assert len(said) == 2, "they are there"
 
 
-async def test_a_target_that_refuses_the_attributes_of_a_group_gets_it_without_them() -> None:
+async def test_a_group_is_created_without_attributes_if_the_target_refuses_them() -> None:
     target, said = Cluster(is_old=True), list[str]()
     await create_groups(SOURCE, target, said.append)
     assert (target.groups["agents"].attributes, target.groups["agents"].retry_max_times) == ({}, 3)

@@ -13,7 +13,7 @@ from mq.inspection.wording import some_of, time_of
 
 
 @pytest.mark.parametrize("rows", [[], [1], [{"a": 1}, {"b": [2, {"c": None}]}], ["line\nfeed", "x"]])
-def test_an_array_that_is_printed_row_by_row_looks_like_one_printed_at_once(
+def test_an_array_printed_row_by_row_looks_like_one_printed_whole(
     rows: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_json_array(iter(rows))

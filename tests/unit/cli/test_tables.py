@@ -22,7 +22,7 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(
     assert row.split() == [*addresses, "7"]
 
 
-def test_texts_of_applications_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_application_texts_are_shown_verbatim(capsys: pytest.CaptureFixture[str]) -> None:
     """`raftmq dlq list` ended with a MarkupError of rich at the exception KeyError('[/account]')."""
     table = plain_table("why")
     table.add_row("KeyError: '[/account]' [red] :warning: \x1b[31m")

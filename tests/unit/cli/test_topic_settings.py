@@ -19,7 +19,7 @@ def test_a_new_topic_is_created_everywhere_with_the_defaults() -> None:
     assert (settings, groups) == (TopicSettings(8, 8, 6, order=False), ["a", "b"])
 
 
-def test_what_is_left_open_is_taken_from_the_groups_that_have_the_topic() -> None:
+def test_open_settings_are_taken_from_groups_that_have_the_topic() -> None:
     settings, groups = settings_to_create("T", NOTHING, {"a": FIFO, "b": FIFO}, ["a", "b", "c", "d"])
     assert (settings, groups) == (TopicSettings(4, 2, 4, order=True, message_type="FIFO"), ["c", "d"])
 
@@ -64,6 +64,6 @@ def test_what_is_refused(wanted: TopicSettings, known: dict[str, TopicConfig], g
     assert refused.value.exit_code == EXIT_FAILED
 
 
-def test_groups_with_different_settings_are_no_obstacle_if_everything_is_said() -> None:
+def test_groups_may_differ_if_all_settings_are_given() -> None:
     wanted = TopicSettings(1, 1, 6, order=False, message_type="NORMAL")
     assert settings_to_create("T", wanted, {"a": FOUR, "b": FIFO}, ["c"]) == (wanted, ["c"])

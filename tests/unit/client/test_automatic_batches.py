@@ -184,7 +184,7 @@ async def test_sharding_keys_and_queues_are_kept_and_so_is_their_order() -> None
             assert [result.queue_offset for result in mine] == sorted(result.queue_offset for result in mine)
 
 
-async def test_a_message_too_large_for_the_broker_does_not_take_others_with_it() -> None:
+async def test_a_message_too_large_for_the_broker_does_not_fail_the_others() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, linger=0) as producer:
         await warm_up(producer)
         cluster.leader.body_bytes_max = 100
@@ -203,7 +203,7 @@ async def test_a_broker_that_does_not_know_batches_gets_single_messages() -> Non
         assert [each.queue_offset for each in outcomes if isinstance(each, SendResult)] == [0, 1, 2, 3, 4]
 
 
-async def test_a_broker_that_dies_amid_a_batch_leaves_each_message_unknown_with_its_own_id() -> None:
+async def test_a_broker_crash_during_a_batch_leaves_each_message_unknown() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         producer_of(cluster, linger=0, retry_unknown=False) as producer,
@@ -219,7 +219,7 @@ async def test_a_broker_that_dies_amid_a_batch_leaves_each_message_unknown_with_
         assert producer.in_flight == 0
 
 
-async def test_a_batch_is_retried_as_a_whole_and_says_that_it_may_be_stored_twice() -> None:
+async def test_a_batch_is_retried_whole_and_reported_as_maybe_duplicated() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, linger=0) as producer:
         await warm_up(producer)
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True)]

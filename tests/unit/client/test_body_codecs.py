@@ -128,7 +128,7 @@ def test_deeply_nested_json_is_a_wrong_body() -> None:
     assert decode_body(received(b"[" * 100_000), JsonCodec()) is not None
 
 
-def test_body_of_someone_else_is_not_told() -> None:
+def test_a_foreign_body_is_not_revealed_by_the_error() -> None:
     error = decode_body(received(b'{"number":1,"secret":{"pin":"4711"}}'), PydanticCodec(Model))
     assert "4711" not in str(error)
 
@@ -182,7 +182,7 @@ class Slow:
         (Slow(), "is a plain function (def): it must not wait"),
     ],
 )
-def test_what_is_no_codec_is_refused_with_what_to_write(codec: Any, text: str) -> None:
+def test_an_invalid_codec_is_refused_with_a_correction(codec: Any, text: str) -> None:
     for make in (
         lambda: check_body_codec(codec),
         lambda: Producer("a:1", codec=codec),

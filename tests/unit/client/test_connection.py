@@ -104,7 +104,7 @@ async def test_answers_arrive_in_any_pieces(piece: int) -> None:
         assert received == [body, body]
 
 
-async def test_a_code_that_is_not_success_is_raised_by_call_and_returned_by_request() -> None:
+async def test_an_error_code_is_raised_by_call_and_returned_by_request() -> None:
     async def refuse(stream: anyio.abc.SocketStream) -> None:
         while True:
             for opaque in await receive_requests(stream, 1):

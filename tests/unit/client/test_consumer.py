@@ -354,7 +354,7 @@ async def test_concurrency_bounds_the_handlers_at_work() -> None:
         assert most == 3
 
 
-async def test_what_a_stopped_run_left_undone_comes_again() -> None:
+async def test_messages_left_unfinished_by_a_stopped_run_are_redelivered() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         fill(cluster, 3)
         consumer.subscribe("T")
@@ -385,7 +385,7 @@ async def test_run_needs_a_handler_for_every_topic() -> None:
 
 
 @pytest.mark.parametrize("is_run", [True, False])
-async def test_handlers_that_nobody_runs_are_told_of(monkeypatch: pytest.MonkeyPatch, is_run: bool) -> None:
+async def test_handlers_that_nobody_runs_are_reported(monkeypatch: pytest.MonkeyPatch, is_run: bool) -> None:
     warnings: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(
         "mq.client.consume.handlers.log.warning", lambda event, *, topics, **_: warnings.append((event, topics))
@@ -469,7 +469,7 @@ async def test_a_delivery_is_finished_once(exclusive: bool, first: str, second: 
         )
 
 
-async def test_a_delivery_that_was_finished_in_its_block_is_left_alone_at_the_end() -> None:
+async def test_a_delivery_finished_within_its_block_is_not_finished_twice() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         fill(cluster, 1)
         consumer.subscribe("T")

@@ -44,7 +44,7 @@ async def test_a_wrong_expression_is_refused_where_it_is_given() -> None:
             consumer.subscribe("T", "||")
 
 
-async def test_a_consumer_goes_to_the_replica_that_it_is_sent_to_and_comes_back() -> None:
+async def test_a_consumer_follows_redirection_to_a_replica_and_back() -> None:
     async with FakeCluster.start(topics={"T": 1}, replicas=3) as cluster, consumer_of(cluster) as consumer:
         leader, follower = cluster.group.replicas[0], cluster.group.replicas[2]
         leader.suggests = follower.suggests = "3"

@@ -27,7 +27,7 @@ UNREGISTER = 35
 # The group.
 
 
-async def test_two_members_share_the_queues_and_one_that_leaves_gives_its_share_back() -> None:
+async def test_two_members_share_the_queues_and_a_leaving_one_returns_its_share() -> None:
     async with FakeCluster.start(topics={"T": 4}) as cluster, consumer_of(cluster) as first:
         first.subscribe("T")
         await until(lambda: len(first.assignment) == 4)
@@ -296,7 +296,7 @@ async def test_an_offset_below_the_first_one_kept_moves_to_it() -> None:
         assert [message.queue_offset for message in await take(consumer, 4)] == [6, 7, 8, 9]
 
 
-async def test_a_member_without_queues_asks_for_the_route_again_when_its_leader_is_gone() -> None:
+async def test_a_member_without_queues_refreshes_the_route_when_its_leader_is_gone() -> None:
     """Nothing but rebalancing looks at the route of a topic of which no queue is ours."""
     async with (
         FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
@@ -312,7 +312,7 @@ async def test_a_member_without_queues_asks_for_the_route_again_when_its_leader_
         assert [message.body for message in await take(consumer, 1)] == [b"000"]
 
 
-async def test_a_route_that_cannot_be_asked_for_again_is_used_as_it_is() -> None:
+async def test_a_route_that_cannot_be_refreshed_is_still_used() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         fill(cluster, 1)
         cluster.leader.fail_codes[14] = 1

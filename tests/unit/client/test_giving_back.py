@@ -36,7 +36,7 @@ def failing(consumer: PushConsumer, topic: str = "T", *, body: bytes = b"001", f
     return seen
 
 
-async def test_a_failing_message_goes_back_and_comes_again() -> None:
+async def test_a_failing_message_is_given_back_and_redelivered() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 3)
         consumer = consumer_of(cluster, ordered=False, consume_from="first", commit_seconds=0.01)
@@ -100,7 +100,7 @@ async def test_a_message_that_the_broker_does_not_take_is_tried_again_here(code:
         assert attempts == [1, 2, 3]
 
 
-async def test_a_message_that_its_broker_does_not_take_back_is_copied_to_the_retry_topic() -> None:
+async def test_a_message_its_broker_refuses_to_take_back_is_copied_for_retry() -> None:
     async with FakeCluster.start(groups=2, topics={"T": 1, RETRY: 1}) as cluster:
         first, second = cluster.groups["b-0"], cluster.groups["b-1"]
         cluster.leader.fail_codes[SEND_BACK] = 1
@@ -163,7 +163,7 @@ async def test_what_no_broker_takes_is_given_back_when_one_does() -> None:
         assert attempts == [1, 2, 1]
 
 
-async def test_batches_go_back_whole_and_come_again_one_by_one() -> None:
+async def test_failed_batches_are_given_back_whole_and_redelivered_one_by_one() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 4)
         consumer = consumer_of(cluster, ordered=False, concurrency=1, commit_seconds=0.01)
@@ -249,7 +249,7 @@ async def test_a_consumer_that_keeps_order_keeps_what_fails() -> None:
         assert cluster.leader.count(SEND_BACK) == 0
 
 
-async def test_streams_give_what_comes_again_as_well() -> None:
+async def test_streams_also_deliver_retried_messages() -> None:
     async with FakeCluster.start(topics={"T": 1, RETRY: 1}) as cluster, consumer_of(cluster, ordered=False) as consumer:
         message = stored(b"again")
         message.properties += "RETRY_TOPIC\x01T\x02"

@@ -193,7 +193,7 @@ async def test_application_hears_what_happens() -> None:
 
 
 @pytest.mark.anyio
-async def test_offsets_are_stored_when_revoked_is_told() -> None:
+async def test_offsets_are_stored_before_revocation_is_announced() -> None:
     seen: list[int | None] = []
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 3)
@@ -245,7 +245,7 @@ async def test_reopened_pop_consumer_forgets_its_troubles() -> None:
             assert consumer.health()
 
 
-def test_health_of_a_client_that_closes_is_no_error(threads: FakeCluster) -> None:
+def test_asking_a_closing_client_for_its_health_does_not_fail(threads: FakeCluster) -> None:
     producer = SyncProducer(threads.namesrv).open()
     thread = producer._thread
     producer.close()

@@ -88,7 +88,7 @@ def test_a_pop_consumer_keeps_the_message_of_an_interrupted_call(
         assert bodies == [b"0", b"1"]
 
 
-def test_a_delivery_of_an_interrupted_call_comes_again(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delivery_of_an_interrupted_call_is_repeated(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(threads, 2)
     with SyncPushConsumer(threads.namesrv, "cg", consume_from="first", exclusive=True) as consumer:
         consumer.subscribe("T")
@@ -215,7 +215,7 @@ def test_a_callback_cannot_close_its_producer(threads: FakeCluster) -> None:
         producer.send(Message("T", b"z"))
 
 
-def test_a_program_that_ends_takes_no_more_messages(threads: FakeCluster) -> None:
+def test_a_program_that_exits_accepts_only_earlier_messages(threads: FakeCluster) -> None:
     """Threads that do not end with it may send for ever."""
     producer = SyncProducer(threads.namesrv, attempt_timeout=1.5).open()
     producer.send(Message("T", b"x"))

@@ -189,7 +189,7 @@ async def test_attempts_end_with_the_time_and_the_last_failure(autojump_clock: t
 
 
 @pytest.mark.trio
-async def test_a_leader_that_is_silent_takes_part_of_the_time_where_others_may_be_asked(
+async def test_a_silent_leader_takes_only_part_of_the_time_if_others_remain(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     brokers = Brokers(None, served, cached=OLD)
@@ -223,7 +223,7 @@ async def test_a_topic_that_was_never_known_is_not_waited_for(autojump_clock: tr
 
 
 @pytest.mark.trio
-async def test_a_topic_that_a_new_name_server_has_not_heard_of_is_asked_for_again(
+async def test_a_topic_unknown_to_a_new_name_server_is_requested_again(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     brokers = Brokers(NEVER_SENT, served)

@@ -20,7 +20,7 @@ def fail(secret: str) -> None:
 
 
 @pytest.mark.parametrize("configured", [False, True])
-def test_a_failure_is_told_once_and_without_variables(
+def test_a_failure_is_logged_once_and_without_variables(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, configured: bool
 ) -> None:
     processors = [structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer(key_order=["event"])]

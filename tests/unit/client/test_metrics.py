@@ -174,7 +174,7 @@ async def test_the_lag_of_a_topic_is_that_of_all_its_queues() -> None:
 
 
 @pytest.mark.anyio
-async def test_two_clients_of_a_group_are_told_apart_and_a_new_one_takes_the_free_number() -> None:
+async def test_two_clients_of_a_group_are_distinguished_and_free_numbers_are_reused() -> None:
     registry = Registry()
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         first = await producer_of(cluster, metrics=PrometheusMetrics(registry)).open()
@@ -219,7 +219,7 @@ def test_a_registry_has_the_options_of_its_first_object() -> None:
         PrometheusMetrics(CollectorRegistry(), topics_max=0)
 
 
-def test_a_registry_is_no_metrics() -> None:
+def test_a_registry_is_not_accepted_as_metrics() -> None:
     with pytest.raises(TypeError, match="metrics is a PrometheusMetrics or an OpenTelemetryMetrics"):
         SyncProducer("127.0.0.1:1", metrics=CollectorRegistry())  # type: ignore[arg-type]
 
@@ -321,7 +321,7 @@ for each in (PrometheusMetrics, OpenTelemetryMetrics):
 """
 
 
-def test_the_libraries_are_imported_when_they_are_asked_for_and_their_lack_names_the_remedy() -> None:
+def test_metric_libraries_are_imported_on_demand_and_missing_ones_name_the_remedy() -> None:
     lines = python(
         IMPORTS.format(before="for name in ('prometheus_client', 'opentelemetry'): sys.modules[name] = None")
     ).splitlines()

@@ -137,7 +137,7 @@ def test_tags_are_one_text() -> None:
         ({"properties": {"a": 1}}, "property 'a' has a value of type int; pass a str"),
     ],
 )
-def test_what_is_no_message_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_an_invalid_message_is_refused(fields: dict[str, Any], said: str) -> None:
     message = Message(**({"topic": "T", "body": b"x"} | fields))
     with pytest.raises(MessageRefused) as refused:
         make_ready(message, unique_key="U", born_timestamp_ms=1, compress=None, compress_bytes_min=0)
@@ -145,7 +145,7 @@ def test_what_is_no_message_is_refused(fields: dict[str, Any], said: str) -> Non
 
 
 @pytest.mark.anyio
-async def test_who_is_not_entered_says_so() -> None:
+async def test_a_client_that_is_not_open_says_so() -> None:
     consumer = PushConsumer(NAMESRV, "G")
     for call in (
         consumer.commit,
@@ -192,7 +192,7 @@ async def test_clients_say_what_they_are() -> None:
     assert repr(Pending("X")) == "<Pending X on its way>"
 
 
-def test_a_message_says_what_it_is_and_not_all_that_is_in_it() -> None:
+def test_a_message_representation_does_not_contain_large_bodies() -> None:
     assert repr(Message("T", b"x", keys=["k"], delay_level=3)) == "Message('T', b'x', keys=['k'], delay_level=3)"
     assert repr(Message("T", bytes(4_000_000))) == "Message('T', <4000000 bytes>)"
 

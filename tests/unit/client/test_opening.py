@@ -119,7 +119,7 @@ async def test_a_block_may_end_in_another_task(anyio_backend: str, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_client_is_no_copy(kind: str) -> None:
+async def test_a_client_cannot_be_copied_or_pickled(kind: str) -> None:
     client = KINDS[kind]("127.0.0.1:9")
     with pytest.raises(TypeError, match="make it there"):
         pickle.dumps(client)
@@ -162,7 +162,7 @@ async def test_a_closing_producer_takes_no_message() -> None:
         assert (await pending).attempts == 2
 
 
-async def test_closing_that_is_cancelled_ends_all_the_same() -> None:
+async def test_a_cancelled_close_still_closes_the_client() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         producer = await producer_of(cluster).open()
         await producer.send(Message("T", b"x"))

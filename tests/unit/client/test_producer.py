@@ -192,7 +192,7 @@ async def test_without_any_name_server_the_send_says_so() -> None:
             assert list(failed.value.reasons) == [server.address]
 
 
-async def test_a_broker_in_place_of_a_name_server_is_called_what_it_is() -> None:
+async def test_a_broker_given_as_a_name_server_is_identified() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         broker = cluster.leader.address
         async with Producer(broker, timeout=0.5) as producer:
@@ -329,7 +329,7 @@ async def test_in_flight_is_bounded() -> None:
         await pending
 
 
-async def test_senders_that_wait_for_room_are_let_in_one_by_one_in_their_order() -> None:
+async def test_waiting_senders_are_admitted_one_by_one_in_order() -> None:
     """Each settled message used to wake all of them, in any order: with thousands, nothing else was done any more."""
     in_flight, woken = 3, list[int]()
     limit = InFlightLimit(3, lambda: in_flight)
@@ -355,7 +355,7 @@ async def test_senders_that_wait_for_room_are_let_in_one_by_one_in_their_order()
     assert limit.has_room
 
 
-async def test_a_sender_that_gives_up_or_is_refused_leaves_its_room_to_the_next() -> None:
+async def test_a_cancelled_or_refused_sender_passes_its_slot_to_the_next() -> None:
     in_flight, woken = 1, list[str]()
     limit = InFlightLimit(1, lambda: in_flight)
 
@@ -463,7 +463,7 @@ async def test_the_producer_says_goodbye() -> None:
         assert goodbye.ext == {"clientID": producer.client_id, "producerGroup": "pg"}
 
 
-async def test_a_first_send_that_is_over_before_its_deadline_is_watched_does_no_harm() -> None:
+async def test_a_first_send_finished_before_its_deadline_watch_does_no_harm() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         await anyio.wait_all_tasks_blocked()
         pipeline = producer._open_pipeline()

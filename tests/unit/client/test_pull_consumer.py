@@ -44,7 +44,7 @@ async def poll_all(consumer: PullConsumer, count: int, count_max: int = 32) -> l
     return bodies
 
 
-async def test_it_reads_what_it_is_assigned_and_commits_when_it_is_told_to() -> None:
+async def test_it_reads_its_assignment_and_commits_only_on_request() -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster:
         bodies = fill(cluster, 200, queues=2)
         async with puller_of(cluster) as consumer:
@@ -86,7 +86,7 @@ async def test_a_poll_takes_from_several_queues_and_keeps_the_order_of_each() ->
         assert [len(await consumer.poll(count_max=15)), await consumer.poll(timeout=0.01)] == [5, []]
 
 
-async def test_it_goes_where_it_is_told_to() -> None:
+async def test_it_seeks_to_the_requested_position() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, puller_of(cluster, consume_from="last") as consumer:
         for number in range(50):
             message = stored(b"%d" % number)
@@ -169,7 +169,7 @@ async def test_a_commit_that_is_refused_is_an_error() -> None:
             await consumer.queues("Unknown")
 
 
-async def test_it_works_within_its_block_only_and_is_no_member_of_the_group() -> None:
+async def test_it_works_only_within_its_block_and_never_joins_the_group() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = puller_of(cluster)
         with pytest.raises(ClientClosed):

@@ -15,7 +15,7 @@ from mq.filter.subscription import parse_subscription
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_answer_that_goes_back_is_of_a_damaged_replica_and_ends_no_consumer() -> None:
+async def test_a_backward_answer_of_a_damaged_replica_does_not_end_the_consumer() -> None:
     nothing: Any = None
     puller = Puller(
         nothing,

@@ -138,7 +138,7 @@ async def test_broadcast_reads_missing_topic_from_its_first_message() -> None:
 
 
 @pytest.mark.anyio
-async def test_broadcast_without_a_file_begins_anew() -> None:
+async def test_broadcast_without_a_file_starts_from_the_beginning() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         bodies = fill(cluster, 3)
         members = [consumer_of(cluster, broadcast=True) for _ in range(2)]

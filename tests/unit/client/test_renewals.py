@@ -45,7 +45,7 @@ async def renewing() -> AsyncIterator[Broker]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_message_is_renewed_when_half_of_its_time_is_over_until_it_is_released(
+async def test_a_message_is_renewed_at_half_time_until_it_is_released(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with renewing() as broker:
@@ -59,7 +59,7 @@ async def test_a_message_is_renewed_when_half_of_its_time_is_over_until_it_is_re
         assert len(broker.asked) == 3
 
 
-async def test_messages_that_are_due_soon_are_renewed_together_and_none_waits_for_the_answer_to_another(
+async def test_messages_due_soon_are_renewed_together_without_waiting_for_each_other(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with renewing() as broker:

@@ -97,7 +97,7 @@ async def test_each_group_refuses_once_what_no_repetition_can_change(groups: int
         assert rejected.value.attempts == sum(asked)
 
 
-async def test_while_there_is_no_leader_attempts_go_on_until_one_is_elected() -> None:
+async def test_without_a_leader_attempts_continue_until_one_is_elected() -> None:
     async with (
         FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
         producer_of(cluster, timeout=10.0) as producer,
@@ -177,7 +177,7 @@ async def test_an_old_leader_that_asks_the_new_one_is_left_at_once() -> None:
 # Unknown outcomes.
 
 
-async def test_a_connection_lost_after_the_write_is_retried_and_reported_as_maybe_duplicated() -> None:
+async def test_a_connection_lost_after_the_write_is_retried_as_maybe_duplicated() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True)]
         result = await producer.send(Message("T", b"x"))

@@ -86,7 +86,7 @@ class Scene:
             await self.watch.look()
 
 
-async def test_who_owes_an_answer_and_is_silent_is_asked_about_and_ended_when_another_leads() -> None:
+async def test_a_silent_server_owing_an_answer_is_dropped_when_another_leads() -> None:
     scene = Scene()
     scene.end.owes_answer = True
     await scene.until(5.0, talks=True)
@@ -146,7 +146,7 @@ async def test_an_answer_that_comes_while_we_ask_saves_the_connection() -> None:
     assert scene.end.lost is None
 
 
-async def test_a_held_pull_is_no_suspicion_but_a_reason_to_ask_for_a_sign_of_life() -> None:
+async def test_a_held_pull_triggers_only_a_probe_for_a_sign_of_life() -> None:
     scene = Scene()
     scene.leader = "new:1"
     scene.end.held = 1
@@ -199,7 +199,7 @@ async def test_sends_to_a_silent_leader_reach_the_next_one() -> None:
         assert not old.connections
 
 
-async def test_what_may_be_stored_is_not_repeated_against_the_will_of_the_sender() -> None:
+async def test_a_possibly_stored_message_is_not_repeated_if_the_sender_forbids() -> None:
     async with cut_off(retry_unknown=False) as (cluster, producer):
         pending = await producer.submit(Message("T", b"x"))
         new = pass_leadership(cluster)
@@ -224,7 +224,7 @@ async def test_a_silent_leader_without_successor_keeps_its_requests() -> None:
         assert all([(await each).attempts == 2 for each in pending])
 
 
-async def test_a_topic_that_is_not_there_any_more_does_not_hide_the_new_leader() -> None:
+async def test_a_deleted_topic_does_not_hide_the_new_leader() -> None:
     async with cut_off() as (cluster, producer):
         cluster.leader.mute = False
         await producer.send(Message("U", b"known"))
@@ -249,7 +249,7 @@ async def test_a_name_server_that_was_cut_off_as_well_is_passed_over() -> None:
             assert (await producer.send(Message("T", b"x"))).attempts == 2
 
 
-async def test_a_consumer_leaves_a_leader_that_is_silent_while_it_holds_a_pull() -> None:
+async def test_a_consumer_leaves_a_leader_that_falls_silent_during_a_held_pull() -> None:
     async with (
         FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
         consumer_of(cluster, remoting=SOON, pull=PullSettings(hold_seconds=60.0)) as consumer,

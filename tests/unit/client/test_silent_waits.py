@@ -252,7 +252,7 @@ async def test_flush_waits_for_messages_of_a_divided_batch() -> None:
             assert [each.done for each in pending] == [True] * 3
 
 
-async def test_lost_trace_records_are_told_while_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_lost_trace_records_are_reported_while_the_client_runs(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1, "Story": 1}) as cluster:
         cluster.leader.ignored_topics = {"Story"}
         async with Producer(cluster.namesrv, trace="Story", remoting=IMPATIENT) as producer:

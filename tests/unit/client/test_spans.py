@@ -96,7 +96,7 @@ print("opentelemetry.trace" in sys.modules)
 """
 
 
-def test_clients_import_it_only_when_they_are_told_to() -> None:
+def test_clients_import_it_only_on_request() -> None:
     assert python(CLIENTS.format(before="", option="")) == "False"
     assert python(CLIENTS.format(before="", option=", otel=True")) == "True"
 

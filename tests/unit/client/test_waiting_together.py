@@ -73,7 +73,7 @@ async def handle(_: ReceivedMessage) -> None:
 
 
 @pytest.mark.parametrize("way", ["messages", "deliveries", "run", "poll", "wait_assigned"])
-async def test_who_waits_when_the_consumer_is_left_hears_of_it(way: str) -> None:
+async def test_waiting_calls_fail_when_the_consumer_is_closed(way: str) -> None:
     raised: list[str] = []
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         pushed, polled = consumer_of(cluster), PullConsumer(cluster.namesrv, "G")

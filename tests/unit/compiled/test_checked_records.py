@@ -88,5 +88,5 @@ def test_positions_that_no_log_has_are_left_to_the_reference(position: int) -> N
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(90), bytes(91), b"\xff" * 500])
-def test_what_is_no_record_is_not_checked(data: bytes) -> None:
+def test_bytes_that_are_not_a_record_are_not_checked(data: bytes) -> None:
     assert checked_records(data, 0) == 0

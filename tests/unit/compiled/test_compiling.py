@@ -29,7 +29,7 @@ def test_without_a_compiler_it_says_what_to_install(
 
 
 @pytest.mark.parametrize("compiler", ["", "no-such-wrapper gcc"])
-def test_the_compiler_of_the_environment_may_be_empty_or_a_wrapper_with_arguments(
+def test_the_compiler_variable_may_be_empty_or_a_wrapper_with_arguments(
     compiler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -58,7 +58,7 @@ def test_without_the_headers_of_python_it_says_what_to_install(
 
 
 @pytest.mark.slow
-def test_a_compiler_that_fails_leaves_everything_as_it_was(
+def test_a_failing_compiler_leaves_everything_unchanged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(__main__, "missing_tool", lambda: None)

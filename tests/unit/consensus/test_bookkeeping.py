@@ -181,7 +181,7 @@ def test_entries_that_outlived_their_hard_state_give_the_term_and_no_vote() -> N
     assert op.hard_state == HardState(Term(4), None)
 
 
-def test_every_change_of_role_term_or_leader_is_told_once() -> None:
+def test_every_change_of_role_term_or_leader_is_reported_once() -> None:
     started = core()
     assert started.take_effects().role is None
     started.tick(0.0)

@@ -92,14 +92,14 @@ def test_joint_decisions_are_those_of_the_deciding_sets(
 
 
 @given(confs(), changes)
-def test_a_configuration_is_read_as_it_was_written(conf: ConfState, change: ConfChange) -> None:
+def test_a_configuration_survives_encoding_and_decoding(conf: ConfState, change: ConfChange) -> None:
     if why_invalid(conf, change) is None:
         conf = changed(conf, change)
     assert decode_conf(memoryview(encode_conf(conf))) == conf
 
 
 @given(st.binary(max_size=64))
-def test_garbage_is_no_configuration(data: bytes) -> None:
+def test_decoding_a_garbage_configuration_fails_only_with_value_errors(data: bytes) -> None:
     try:
         conf = decode_conf(data)
     except ValueError:

@@ -56,7 +56,7 @@ def test_the_history_is_an_hour_long() -> None:
     assert history.of("broker-a", now) == [], "a group that is gone is forgotten"
 
 
-def test_a_line_goes_from_left_to_right_and_the_highest_is_at_the_top() -> None:
+def test_a_line_runs_left_to_right_with_its_maximum_at_the_top() -> None:
     found = chart([Rates(SECONDS - 10, 0.0, None), Rates(SECONDS, 50.0, None)], SECONDS)
     assert found is not None
     assert found.sent == (f"{WIDTH * (1 - 10 / SECONDS):.1f},{HEIGHT:.1f} {WIDTH:.1f},0.0",)
@@ -75,7 +75,7 @@ def test_a_time_without_answers_is_a_gap() -> None:
     assert (len(found.sent), len(found.read)) == (1, 1)
 
 
-def test_one_point_is_no_chart() -> None:
+def test_one_point_makes_no_chart() -> None:
     assert chart([Rates(0.0, 1.0, 1.0)], 0.0) is None
     assert chart([], 0.0) is None
 

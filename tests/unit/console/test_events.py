@@ -59,7 +59,7 @@ def test_a_change_is_an_event(before: GroupStatus, after: GroupStatus, expected:
     assert said(before, after) == expected
 
 
-def test_how_it_was_at_first_is_no_event_and_old_events_are_forgotten() -> None:
+def test_the_initial_state_is_not_an_event_and_old_events_are_forgotten() -> None:
     events = Events()
     events.add([group(LEADER)], 1.0)
     assert events.all() == []

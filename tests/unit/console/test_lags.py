@@ -66,7 +66,7 @@ def test_a_group_that_came_later_has_no_lag_before() -> None:
     assert history.of("mail", 2 * EVERY_SECONDS) == [Lag(EVERY_SECONDS, 1), Lag(2 * EVERY_SECONDS, 1)]
 
 
-def test_an_offset_beyond_the_end_is_no_lag_below_zero() -> None:
+def test_an_offset_beyond_the_end_gives_no_negative_lag() -> None:
     history = LagHistory()
     history.add({"mail": waits(-7)}, 0.0)
     assert history.of("mail", 0.0) == [Lag(0.0, 0)]
@@ -167,7 +167,7 @@ def test_nothing_is_wrong_where_nothing_waits() -> None:
     assert reasons({RETRY: waits(5)[Q0]}, [], {}, NOW_MS) == [], "redeliveries wait for their time"
 
 
-def test_a_disabled_group_says_so_first_and_unknown_members_are_no_missing_ones() -> None:
+def test_a_disabled_group_is_reported_first_and_unknown_members_are_not_missing() -> None:
     disabled = {"broker-a": SubscriptionGroupConfig(group_name="mail", consume_enable=False)}
     assert reasons(waits(10), None, disabled, NOW_MS) == ["The group is paused: its members get no messages."]
     assert reasons(waits(10), None, {}, NOW_MS) == []

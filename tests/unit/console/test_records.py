@@ -7,7 +7,7 @@ import structlog
 from mq.console.records import RECORDS_MAX, TEXT_MAX, Record, Records
 
 
-def test_forms_as_large_as_they_may_be_take_no_memory_when_they_are_recorded() -> None:
+def test_huge_forms_use_little_memory_when_recorded() -> None:
     records = Records(structlog.get_logger("test"))
     with structlog.testing.capture_logs() as logs:
         for number in range(RECORDS_MAX + 1):

@@ -69,7 +69,7 @@ def test_failed_logins_have_to_wait() -> None:
     assert limit.wait_seconds(KEYS, FAILURES_SECONDS) == 0
 
 
-def test_a_login_that_succeeds_is_no_failure() -> None:
+def test_a_successful_login_does_not_count_as_a_failure() -> None:
     limit = LoginLimit()
     for _ in range(3 * FAILURES_MAX):
         assert limit.wait_seconds(KEYS, 0.0) == 0
@@ -77,7 +77,7 @@ def test_a_login_that_succeeds_is_no_failure() -> None:
         limit.taken_back(KEYS, 0.0)
 
 
-def test_a_key_of_ones_own_is_no_way_round_the_limit() -> None:
+def test_a_valid_own_key_does_not_bypass_the_login_limit() -> None:
     limit = LoginLimit()
     own = ("host 10.0.0.1", "user own")
     for number in range(FAILURES_MAX):

@@ -49,12 +49,12 @@ def test_json_is_indented_and_keeps_its_numbers() -> None:
 
 
 @pytest.mark.parametrize("body", [b"NaN", b"{", b"hello", b'{"a": NaN}', b"[" * 5000 + b"]" * 5000])
-def test_what_is_no_readable_json_is_text(body: bytes) -> None:
+def test_unreadable_json_is_shown_as_text(body: bytes) -> None:
     assert shown(body)[0] == "text"
     assert shown(body, "json")[0] == "text"
 
 
-def test_bytes_that_are_no_text_are_shown_as_bytes() -> None:
+def test_bytes_that_are_not_text_are_shown_as_bytes() -> None:
     form, text = shown(b"\x00\xffABC")
     assert form == "hex"
     assert text == "00000000  00 ff 41 42 43                                   ..ABC"
@@ -73,7 +73,7 @@ def test_a_large_body_is_cut_between_characters_and_says_so() -> None:
     assert body_of(_Body(body), BodyForm.AUTO, None).cut == 0  # type: ignore[arg-type]
 
 
-def test_a_body_that_is_cut_is_no_json() -> None:
+def test_a_truncated_body_is_not_shown_as_json() -> None:
     body = json.dumps(list(range(1000))).encode()
     assert shown(body, "auto", 100)[0] == "text"
 
@@ -98,7 +98,7 @@ def test_lists_show_the_beginning_of_a_body_on_one_line(body: bytes, begin: str)
     assert begin_of(body) == begin
 
 
-def test_an_offset_beyond_the_end_is_no_negative_lag() -> None:
+def test_an_offset_beyond_the_end_gives_no_negative_lag() -> None:
     found = {Q0: progress(12, 10), Q1: progress(3, 10)}
     assert waiting(found) == 7
     [beyond, behind] = lag_rows(found, [], NOW_MS)

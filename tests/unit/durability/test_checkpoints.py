@@ -64,7 +64,7 @@ def check(files: WatchedFiles, target: Path, log: Log, index_min: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_power_cut_at_any_step_leaves_a_checkpoint_that_fits_its_queues(root: Path, tmp_path: Path) -> None:
+def test_a_power_cut_at_any_step_leaves_a_checkpoint_fitting_its_queues(root: Path, tmp_path: Path) -> None:
     log = Log()
     index_min, steps = 0, 0
     with watched(root) as files:

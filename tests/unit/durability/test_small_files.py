@@ -143,7 +143,7 @@ def test_the_secret_of_a_group_survives_a_power_cut_at_any_step(root: Path, tmp_
         cuts.assert_stored(second)
 
 
-def test_the_file_size_of_a_development_directory_survives_a_power_cut_at_any_step(root: Path, tmp_path: Path) -> None:
+def test_the_file_size_of_a_dev_directory_survives_power_cuts(root: Path, tmp_path: Path) -> None:
     """An empty file would be no size, and brokers with another size do not open their logs."""
 
     def size(directory: Path) -> object:

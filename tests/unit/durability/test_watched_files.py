@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_new_file_needs_a_sync_of_itself_and_of_its_directory(root: Path, tmp_path: Path) -> None:
+def test_a_new_file_needs_a_sync_of_content_and_directory(root: Path, tmp_path: Path) -> None:
     with watched(root) as files:
         assert files.undurable() == []
         write(root / "a", b"1", sync=False)
@@ -99,7 +99,7 @@ def test_a_synced_write_makes_nothing_else_of_the_file_durable(root: Path, tmp_p
         assert left(files, tmp_path / "0", Left.NOTHING) == {"kept/old": b"olC"}
 
 
-def test_each_step_is_told_before_it_happens(root: Path) -> None:
+def test_each_step_is_reported_before_it_happens(root: Path) -> None:
     seen: list[tuple[str, bool]] = []
     with watched(root) as files:
         files.at_each_step = lambda what: seen.append((what.split()[0], (root / "b").exists()))

@@ -61,19 +61,19 @@ def test_not_true(expression: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"text", b"null", b"[1]", b"\xff", b"[" * 100_000, b'{"a":', b'{"a":NaN}'])
-def test_of_what_is_no_object_every_value_is_null(body: bytes) -> None:
+def test_every_field_of_a_non_object_is_null(body: bytes) -> None:
     assert BodySqlFilter("BODY('$.a') IS NULL").matches({}, body)
     assert not BodySqlFilter("BODY('$.a') > 1").matches({}, body)
 
 
-def test_a_number_of_many_digits_is_compared_all_the_same() -> None:
+def test_numbers_of_many_digits_are_compared() -> None:
     BodySqlFilter("BODY('$.a') > 1").matches({}, b'{"a":' + b"1" * 5000 + b"}")
 
 
 @pytest.mark.parametrize(
     "path", ["", "a.b", "$", "$.", "$.a.", "$.a[01]", "$.a[-1]", "$..a", "$.a b", "$." + "a" * 300]
 )
-def test_what_is_no_path(path: str) -> None:
+def test_invalid_paths_are_refused(path: str) -> None:
     with pytest.raises(SqlError, match="is not a path such as"):
         BodySqlFilter(f"BODY('{path}') = 1")
 

@@ -26,7 +26,7 @@ def test_a_name_is_what_it_is_parsed_to(name: ProgramName, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "wasm", f"wat:{SHA}", f"wasm:{SHA[1:]}", f"wasm:{SHA.upper()}", f"sql:{SHA}:x"])
-def test_what_is_no_name(text: str) -> None:
+def test_invalid_program_names_are_refused(text: str) -> None:
     with pytest.raises(ProgramRefused, match="is not the name of a filter program"):
         parse_program_name(text)
 

@@ -32,7 +32,7 @@ def test_some_tags(expression: str) -> None:
     assert not some.matches_code(0)
 
 
-def test_two_tags_of_one_code_are_told_apart_by_the_tag() -> None:
+def test_tags_with_equal_codes_are_distinguished_by_the_tag() -> None:
     assert tag_code("Aa") == tag_code("BB")
     subscription = parse_tags("T1", "Aa")
     assert subscription.matches_code(tag_code("BB"))

@@ -80,7 +80,7 @@ def test_broken_bulk_reads_are_found(anomaly: str, broken: Callable[[Script], No
     assert check_bulk(script.history()).anomalies == {anomaly: 1}
 
 
-def test_row_that_is_not_there_in_the_end_is_found_by_the_checker_of_the_log() -> None:
+def test_the_log_checker_finds_a_row_missing_in_the_final_read() -> None:
     script = Script()
     usual(script)
     script.failed(C, 9, "info")

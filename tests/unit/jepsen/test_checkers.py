@@ -446,7 +446,7 @@ def test_polls_that_go_on_where_the_last_one_ended_are_valid() -> None:
 
 
 @pytest.mark.parametrize(("offset", "anomaly"), [(8, "poll-skip"), (6, "nonmonotonic-poll")])
-def test_poll_that_does_not_go_on_where_the_last_one_ended_is_found(offset: int, anomaly: str) -> None:
+def test_a_poll_that_does_not_continue_after_the_last_one_is_found(offset: int, anomaly: str) -> None:
     script = Script()
     sought(script, 5)
     polled(script, 5, 6)

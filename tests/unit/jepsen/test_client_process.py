@@ -92,14 +92,14 @@ async def test_send_under_way_when_a_client_dies_is_unknown(tmp_path: Path) -> N
 
 
 @pytest.mark.trio
-async def test_death_of_a_member_explains_what_comes_again(tmp_path: Path) -> None:
+async def test_the_death_of_a_member_explains_redelivered_messages(tmp_path: Path) -> None:
     history = await _history_of(tmp_path, 2)
     assert [join.outcome for join in history.named("join")][:2] == ["ok", "ok"]
     assert [leave.outcome for leave in history.named("leave")][:2] == ["info", "info"]
 
 
 @pytest.mark.trio
-async def test_page_says_who_took_part_and_that_java_did_not(tmp_path: Path) -> None:
+async def test_the_page_lists_participants_and_the_missing_java_client(tmp_path: Path) -> None:
     history = await _history_of(tmp_path, 1)
     history.plan.update(workload="queue", java="not installed: java")
     text = page(history, Verdict([]))
@@ -130,6 +130,6 @@ def test_open_files_of_this_process_are_counted() -> None:
         assert open_files(os.getpid()) == before + 1
 
 
-def test_times_at_the_limit_are_read_and_those_of_something_else_are_not() -> None:
+def test_memory_limit_hits_are_read_and_other_counts_ignored() -> None:
     assert room_made("low 0\nhigh 3\nmax 12\noom 1\n") == 12
     assert room_made("low 0\n") == 0

@@ -108,7 +108,7 @@ def test_run_without_delays_leaves_the_verdict_open() -> None:
     assert check_delays(Script().history()).valid == "unknown"
 
 
-def test_message_that_is_missing_where_the_read_did_not_end_leaves_the_verdict_open() -> None:
+def test_a_message_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
     script = Script()
     usual(script)
     script.final([A], node="n0")

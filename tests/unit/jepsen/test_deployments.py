@@ -27,7 +27,7 @@ def test_listing_without_rules_counts_nothing() -> None:
     assert packets_counted(b'{"nftables": [{"metainfo": {"version": "1.0.6"}}]}') == 0
 
 
-def test_rules_name_who_is_not_heard() -> None:
+def test_firewall_rules_name_the_muted_nodes() -> None:
     assert "ip saddr { 10.78.0.1, 10.78.0.3 } counter drop" in deaf_to(["10.78.0.3", "10.78.0.1"])
 
 
@@ -79,7 +79,7 @@ async def test_brokers_reach_themselves_directly_and_others_through_proxies() ->
 
 
 @pytest.mark.trio
-async def test_caller_of_a_dead_broker_is_hung_up_on() -> None:
+async def test_a_caller_of_a_dead_broker_is_disconnected() -> None:
     async with open_loopback(2) as network:
         stream = await trio.open_tcp_stream(*network.clients_reach("n1"))
         with trio.fail_after(5):

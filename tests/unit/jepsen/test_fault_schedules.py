@@ -21,7 +21,7 @@ class FakeCluster:
 
 
 @pytest.mark.trio
-async def test_late_steps_are_left_out_unless_they_are_the_first_of_their_kind(
+async def test_late_steps_are_skipped_unless_they_are_the_first_of_their_kind(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     done = []

@@ -118,7 +118,7 @@ def test_broken_offsets_are_found(anomaly: str, broken: Callable[[Script], None]
     assert check_offsets(script.history()).anomalies == {anomaly: 1}
 
 
-def test_question_at_the_same_time_as_a_commit_may_see_it_or_not() -> None:
+def test_a_query_concurrent_with_a_commit_may_see_either_offset() -> None:
     for seen in (3, 5):
         script = Script()
         committed(script, 3)
@@ -147,7 +147,7 @@ def test_offsets_that_nobody_asked_for_leave_the_verdict_open() -> None:
 # ------------------------------------------------------------------------------------------ told offsets
 
 
-def test_told_offsets_that_rise_are_valid() -> None:
+def test_rising_reported_offsets_are_valid() -> None:
     script = Script()
     for offset in (-1, 3, 3, 7):
         stored(script, offset)
@@ -157,7 +157,7 @@ def test_told_offsets_that_rise_are_valid() -> None:
     assert result.counts["offsets asked"] == 5
 
 
-def test_told_offset_that_goes_back_at_another_replica_is_found() -> None:
+def test_a_reported_offset_that_goes_back_at_another_replica_is_found() -> None:
     script = Script()
     stored(script, 7)
     stored(script, 3, "n2")
@@ -172,7 +172,7 @@ def test_answer_to_an_older_question_may_be_behind() -> None:
     assert check_told_offsets(script.history()).valid is True
 
 
-def test_run_in_which_no_replica_was_asked_says_nothing_of_offsets() -> None:
+def test_a_run_without_offset_queries_leaves_the_verdict_open() -> None:
     assert check_told_offsets(Script().history()).valid == "unknown"
 
 
@@ -187,7 +187,7 @@ def test_stock_client_in_the_group_may_move_an_offset_back() -> None:
     assert result.counts["went back, with a stock client in the group"] == 1
 
 
-def test_told_offset_behind_the_end_of_its_queue_is_found() -> None:
+def test_a_reported_offset_behind_the_end_of_its_queue_is_found() -> None:
     script = Script()
     stored(script, 2)
     stored(script, 3)

@@ -47,14 +47,14 @@ def test_a_refused_message_that_is_stored_is_unexpected() -> None:
     assert check_grpc(script.history()).anomalies == {"unexpected": 3}
 
 
-def test_without_an_acknowledged_message_nobody_can_tell() -> None:
+def test_a_run_without_acknowledged_messages_leaves_the_verdict_open() -> None:
     script = Script()
     sent(script, A, "info")
     finally_stored(script, A)
     assert check_grpc(script.history()).valid == "unknown"
 
 
-def test_an_acknowledged_message_that_nobody_gets_is_seen_by_the_checker_of_pops() -> None:
+def test_the_pop_checker_finds_an_acknowledged_message_that_nobody_gets() -> None:
     script = Script()
     sent(script, A)
     sent(script, B)
@@ -65,7 +65,7 @@ def test_an_acknowledged_message_that_nobody_gets_is_seen_by_the_checker_of_pops
     assert check_pops(script.history()).anomalies == {"unseen": 1}
 
 
-def test_a_message_that_a_proxy_stored_twice_may_be_popped_twice_and_another_one_may_not() -> None:
+def test_only_a_message_stored_twice_by_a_proxy_may_be_popped_twice() -> None:
     for copies, anomalies in ((2, {}), (1, {"popped-too-soon": 1})):
         script = Script()
         sent(script, A)

@@ -106,7 +106,7 @@ def test_run_that_was_killed_is_unknown(tmp_path: Path) -> None:
     assert judge(stored(script, tmp_path)).valid == "unknown"
 
 
-def test_what_has_not_come_when_a_run_is_cut_short_may_still_come(tmp_path: Path) -> None:
+def test_messages_missing_from_a_run_cut_short_may_still_arrive(tmp_path: Path) -> None:
     script = good_run()  # nobody consumes
     assert judge(stored(script, tmp_path, workload="queue")).valid is False
     script.events = script.events[:-1]
@@ -114,7 +114,7 @@ def test_what_has_not_come_when_a_run_is_cut_short_may_still_come(tmp_path: Path
     assert "may only be late" in (tmp_path / VERDICT).read_text()
 
 
-def test_directory_without_a_history_is_no_run(tmp_path: Path) -> None:
+def test_a_directory_without_a_history_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(NotARun, match=HISTORY):
         judge(tmp_path)
 
@@ -127,7 +127,7 @@ def test_damaged_line_is_named(tmp_path: Path) -> None:
         judge(tmp_path)
 
 
-def test_history_that_cannot_be_read_is_no_run(tmp_path: Path) -> None:
+def test_an_unreadable_history_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / HISTORY).mkdir()
     with pytest.raises(NotARun, match="cannot be read: Is a directory"):
         judge(tmp_path)
@@ -135,7 +135,7 @@ def test_history_that_cannot_be_read_is_no_run(tmp_path: Path) -> None:
         judge(Path(__file__))
 
 
-def test_verdict_is_told_although_it_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verdict_that_cannot_be_written_is_still_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored(good_run(), tmp_path)
     (tmp_path / VERDICT).mkdir()
     with pytest.raises(VerdictNotWritten, match=r"cannot be written to .*: Is a directory") as raised:
@@ -145,7 +145,7 @@ def test_verdict_is_told_although_it_cannot_be_written(tmp_path: Path, capsys: p
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_mistake_of_a_checker_is_no_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_checker_does_not_count_as_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(directory: Path) -> None:
         raise ZeroDivisionError
 
@@ -157,7 +157,7 @@ def test_mistake_of_a_checker_is_no_broken_promise(monkeypatch: pytest.MonkeyPat
     assert ended.value.code == 2
 
 
-def test_run_that_ended_before_it_began_is_no_run(tmp_path: Path) -> None:
+def test_a_run_that_ended_before_it_began_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / HISTORY).write_bytes(b"")
     with pytest.raises(NotARun, match="before it began"):
         judge(tmp_path)
@@ -240,7 +240,7 @@ def test_check_ends_with_0_1_and_2(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "lost-write" in capsys.readouterr().out
 
 
-def test_unknown_names_are_told_with_all_others_the_nearest_first(tmp_path: Path) -> None:
+def test_unknown_names_are_reported_with_all_valid_ones_nearest_first(tmp_path: Path) -> None:
     with pytest.raises(CannotRun, match=r"no workload 'qeue'; there are queue, "):
         command("run", "--workload", "qeue", "--store", str(tmp_path))
     with pytest.raises(CannotRun, match=r"no nemesis 'kil'; there are kill, "):
@@ -256,7 +256,7 @@ def test_unknown_names_are_told_with_all_others_the_nearest_first(tmp_path: Path
     assert not list(tmp_path.iterdir()), "nothing is made for a run that cannot be"
 
 
-def test_matrix_tells_what_cannot_be_had_and_ends_with_3(
+def test_a_matrix_reports_what_is_unavailable_and_exits_with_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = judge(stored(good_run(), tmp_path))
@@ -291,7 +291,7 @@ def test_matrix_says_first_which_package_is_missing(
     assert "packets" in second
 
 
-def test_matrix_leaves_published_reports_alone_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_matrix_changes_published_reports_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published, store = tmp_path / "reports", tmp_path / "store"
     good = judge(stored(good_run(), tmp_path))
     monkeypatch.setattr("jepsen.cli.REPORTS", published)
@@ -311,7 +311,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in said
 
 
-def test_events_of_a_run_are_no_operations() -> None:
+def test_events_of_a_run_are_not_operations() -> None:
     history = gather([Event(0, 1, RUN, "info", "begin", v={}), Event(1, 2, RUN, "info", "end")])
     assert history.operations == []
     assert history.is_complete

@@ -23,16 +23,16 @@ MOUNTS = (
 )
 
 
-def test_mounts_of_runs_are_told_by_name_and_come_in_reverse() -> None:
+def test_mounts_of_runs_are_recognized_by_name_and_listed_in_reverse() -> None:
     run = Path("/home/someone/store/run 1")
     assert mount_points(MOUNTS) == [run / "rmqf-small-n1", run / "rmqf-n0"]
 
 
-def test_namespace_of_a_run_that_lives_is_no_mount_that_was_left() -> None:
+def test_the_namespace_of_a_live_run_is_not_a_leftover_mount() -> None:
     assert not [point for point in mount_points(MOUNTS) if "netns" in str(point)]
 
 
-def test_server_tells_its_run() -> None:
+def test_the_run_of_a_server_is_found_in_its_environment() -> None:
     assert run_of(f"PATH=/bin\0{RUN_VARIABLE}=/store/run 1\0HOME=/\0".encode()) == Path("/store/run 1")
     assert run_of(b"PATH=/bin\0HOME=/\0") is None
 

@@ -43,7 +43,7 @@ def test_logs_that_begin_and_end_elsewhere_agree_in_between(tmp_path: Path) -> N
     assert differences(longer | shorter) == []
 
 
-def test_logs_with_nothing_in_common_are_told(tmp_path: Path) -> None:
+def test_logs_with_nothing_in_common_are_reported(tmp_path: Path) -> None:
     (found,) = differences(log(tmp_path, "n0", ends_at=100) | log(tmp_path, "n1", begins_at=SIZE))
     assert "nothing in common" in found
 

@@ -116,7 +116,7 @@ def test_lost_are_those_that_were_acknowledged_and_are_not_there() -> None:
     assert counts_of(script.history()) == Counts(acknowledged=2, lost=1)
 
 
-def test_server_is_told_to_sync_always_only_when_asked_to() -> None:
+def test_a_server_syncs_always_only_if_configured() -> None:
     ports = {"n0": (1, 2), "n1": (3, 4)}
     assert "sync_interval" not in configuration("n0", ports, Path("store"), "default")
     told = configuration("n0", ports, Path("store"), "always")

@@ -34,7 +34,7 @@ def usual(script: Script) -> None:
     told(script, "ack", A)
 
 
-def test_message_that_comes_again_until_it_is_acknowledged_is_valid() -> None:
+def test_a_message_redelivered_until_its_acknowledgement_is_valid() -> None:
     script = Script()
     usual(script)
     popped(script)
@@ -43,7 +43,7 @@ def test_message_that_comes_again_until_it_is_acknowledged_is_valid() -> None:
     assert result.counts["messages handed out again"] == 1
 
 
-def test_message_that_is_given_back_may_come_again_at_once() -> None:
+def test_a_message_given_back_may_be_redelivered_at_once() -> None:
     script = Script()
     script.sent(A, 0)
     popped(script, A)
@@ -149,7 +149,7 @@ def test_broken_pops_are_found(anomaly: str, broken: Callable[[Script], None]) -
     assert check_pops(script.history()).anomalies == {anomaly: 1}
 
 
-def test_run_in_which_nothing_came_again_leaves_the_verdict_open() -> None:
+def test_a_run_without_redeliveries_leaves_the_verdict_open() -> None:
     assert check_pops(Script().history()).valid == "unknown"
 
 

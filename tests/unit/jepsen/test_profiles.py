@@ -118,7 +118,7 @@ def test_report_made_in_pieces_says_which_day_each_run_is_of(tmp_path: Path) -> 
     assert "Runs by day: 1 on 2026-11-24, 1 on 2026-11-26." in report.read_text()
 
 
-def test_report_tells_rare_states_that_were_never_met_from_those_that_were_not_looked_for(tmp_path: Path) -> None:
+def test_a_report_distinguishes_rare_states_never_met_from_those_not_sought(tmp_path: Path) -> None:
     report = tmp_path / "jepsen.md"
     older = row("valid", met={HANDED_OVER: 2})
     write_report(report, NIGHTLY, [older], [], planned=9)
@@ -129,7 +129,7 @@ def test_report_tells_rare_states_that_were_never_met_from_those_that_were_not_l
     assert f"| {HANDLED} | never |" in report.read_text()
 
 
-def test_resumed_profile_has_what_was_not_valid_and_forgets_what_is_not_planned() -> None:
+def test_a_resumed_profile_repeats_invalid_rows_and_drops_unplanned_ones() -> None:
     planned = [Cell("log", ("kill",), 10.0), Cell("log", ("clock",), 10.0), Cell("pop", ("kill",), 10.0)]
     rows = [row("valid"), row("not run", faults="clock"), row("valid", faults="removed since")]
     assert still_to_run(planned, rows) == (planned[1:], rows[:1])

@@ -76,7 +76,7 @@ def test_charts_of_a_long_run_stay_small() -> None:
     assert len(charts(script.history())) < 1_000_000
 
 
-def test_charts_of_nothing_are_no_error() -> None:
+def test_charts_without_data_do_not_fail() -> None:
     assert charts(gather([])).startswith("<h2>")
 
 
@@ -108,7 +108,7 @@ def figures(seconds: int) -> dict[str, str]:
     return {"bootTimestamp": "1000000000", "runtime": f"[ 0 days, 1 hours, 0 minutes, {seconds} seconds ]"}
 
 
-def test_clock_of_a_broker_is_told_when_it_changes() -> None:
+def test_changes_of_a_broker_clock_are_reported() -> None:
     assert broker_time(figures(5)) == 1_003_605.0
     assert broker_time({}) is None
     skews = ClockSkews()

@@ -121,7 +121,7 @@ def test_broken_retries_are_found(anomaly: str, broken: Callable[[Script], None]
     assert check_retries(script.history()).anomalies == {anomaly: 1}
 
 
-def test_message_may_be_dead_as_often_as_it_was_given_back_for_the_last_time() -> None:
+def test_a_message_may_die_once_for_each_final_give_back() -> None:
     script = Script()
     usual(script)
     tried(script, B, 3)

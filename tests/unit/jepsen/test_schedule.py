@@ -59,7 +59,7 @@ def test_quick_run_has_four_faults_in_fifteen_seconds(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_variant_comes_before_one_comes_again(kind: str) -> None:
+def test_every_variant_is_drawn_before_one_repeats(kind: str) -> None:
     variants = [step.variant for step in draw(Random(5), [kind], 600)]
     count = len(KINDS[kind])
     assert len(variants) >= 2 * count
@@ -67,7 +67,7 @@ def test_every_variant_comes_before_one_comes_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["kill", "pause"])
-def test_majority_is_said_as_it_is(kind: str) -> None:
+def test_the_majority_flag_of_a_variant_is_correct(kind: str) -> None:
     for variant in KINDS[kind]:
         left = len(NODES) - len(targets(variant.what, "n1", NODES, Random(1)))
         assert (left >= 2) == variant.majority, variant
@@ -148,7 +148,7 @@ def test_proxies_do_not_stand_before_members_that_were_added() -> None:
     assert why_not_together("log", ["members", "kill"], "local") is None
 
 
-def test_old_messages_go_only_where_checkers_know_of_it() -> None:
+def test_old_messages_are_used_only_with_checkers_that_expect_them() -> None:
     assert needs(["behind"]).settings["retention_bytes"]
     assert why_not_together("log", ["behind"], "local") is None
     assert "log and queue" in str(why_not_together("offsets", ["kill", "behind"], "local"))

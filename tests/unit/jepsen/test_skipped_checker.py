@@ -55,7 +55,7 @@ def test_end_of_a_queue_that_nobody_reached_was_not_skipped() -> None:
     assert check_skipped(script.history()).anomalies == {}
 
 
-def test_late_delivery_is_no_skip() -> None:
+def test_a_late_delivery_does_not_count_as_skipped() -> None:
     script = three_sent()
     for value, offset in ((A, 0), (C, 2), (B, 1)):
         script.received(value, offset)

@@ -119,7 +119,7 @@ def test_run_without_commits_leaves_the_verdict_open() -> None:
     assert check_transactions(Script().history()).valid == "unknown"
 
 
-def test_commit_that_is_missing_where_the_read_did_not_end_leaves_the_verdict_open() -> None:
+def test_a_commit_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
     script = Script()
     usual(script)
     script.final([A, C], node="n0")

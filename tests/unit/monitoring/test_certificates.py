@@ -34,7 +34,7 @@ def test_end_of_the_validity(year: int) -> None:
     assert validity(issued(expires)).ends == expires
 
 
-def test_what_is_no_certificate_is_a_value_error() -> None:
+def test_bytes_that_are_not_a_certificate_raise_a_value_error() -> None:
     der = issued(dt.datetime(2030, 1, 1, tzinfo=dt.UTC))
     for data in (*(der[:end] for end in range(120)), b"\x30\x84\xff\xff\xff\xff", bytes(300), b"\x30\x80" * 50):
         with pytest.raises(ValueError, match=r"."):

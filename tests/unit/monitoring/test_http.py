@@ -109,7 +109,7 @@ async def test_metrics_are_what_prometheus_reads() -> None:
     }
 
 
-async def test_metrics_are_open_metrics_for_who_asks_for_them() -> None:
+async def test_metrics_are_sent_as_open_metrics_on_request() -> None:
     async with serving() as server:
         _, content_type, body = await server.get("/metrics", accept="application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
@@ -157,7 +157,7 @@ async def test_others_get_their_turn_while_much_is_collected(mock_clock: MockClo
     assert turns >= 30
 
 
-async def test_the_event_loop_gives_way_while_an_answer_is_made_and_not_while_it_is_read() -> None:
+async def test_the_event_loop_yields_while_an_answer_is_made_not_while_read() -> None:
     entered: list[str] = []
 
     @contextmanager
@@ -219,7 +219,7 @@ async def test_one_connection_serves_many_requests() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"\x00\x00\x00\xff\x00\x00", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"x" * 70_000])
-async def test_what_is_no_http_ends_its_connection_only(sent: bytes) -> None:
+async def test_bytes_that_are_not_http_end_only_their_connection(sent: bytes) -> None:
     assert len(sent) < 100 or len(sent) > REQUEST_BYTES_MAX
     async with serving() as server:
         stream = server.connect()
@@ -233,7 +233,7 @@ async def test_what_is_no_http_ends_its_connection_only(sent: bytes) -> None:
         assert (await server.get("/healthz"))[0] == 200
 
 
-async def test_who_is_silent_is_hung_up_on(autojump_clock: MockClock) -> None:
+async def test_a_silent_client_is_disconnected(autojump_clock: MockClock) -> None:
     async with serving() as server:
         stream = server.connect()
         await stream.send_all(b"GET /metrics HTTP/1.1\r\n")

@@ -125,7 +125,7 @@ def test_each_request_of_a_name_server_is_a_query_or_a_change() -> None:
     assert all(name.startswith("Get") for name in queries), queries
 
 
-def test_a_recorded_request_is_refused_under_another_code_or_address_of_a_broker() -> None:
+def test_a_recorded_request_is_refused_under_another_code_or_broker_address() -> None:
     recorded = BROKER.sign(Code.UNREGISTER_BROKER, REGISTRATION, b"")
     other_code = refusal(Code.REGISTER_BROKER, recorded)
     assert other_code == "the request was signed for code 104, not 103"

@@ -167,7 +167,7 @@ def test_a_closed_connection_removes_its_brokers_at_once() -> None:
     assert queues(table, "T1") == {"b-b": 4}
 
 
-def test_an_old_connection_that_closes_does_not_remove_who_came_back() -> None:
+def test_an_old_connection_that_closes_does_not_remove_a_reconnected_broker() -> None:
     table = RouteTable()
     table.register_broker(0, broker(0, A), topics("T1"), "old")
     table.register_broker(1, broker(0, A), topics("T1"), "new")

@@ -18,7 +18,7 @@ def test_a_wave_of_clients_has_its_time() -> None:
     assert len(strangers) == 1000
 
 
-def test_who_has_asked_is_no_stranger() -> None:
+def test_a_peer_that_sent_a_request_is_not_a_stranger() -> None:
     strangers: Strangers[str] = Strangers(count_max=1, seconds_max=1.0)
     for peer in ("a", "b", "c"):
         strangers.add(peer, "10.0.0.1", 0.0)

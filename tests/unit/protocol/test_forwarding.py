@@ -97,7 +97,7 @@ def test_what_fits_no_frame_is_refused(properties: int, body: int) -> None:
     ext=st.one_of(st.none(), st.dictionaries(TEXTS.filter(lambda name: name != FORWARDED_TO), TEXTS, max_size=3)),
     body=st.binary(max_size=50),
 )
-def test_a_marked_answer_says_who_gave_it_and_nothing_else_changes(
+def test_a_marked_answer_names_its_source_and_is_otherwise_unchanged(
     remark: str | None, ext: dict[str, str] | None, body: bytes
 ) -> None:
     frame = encode_response(7, 13, remark=remark, ext=ext, body=body)

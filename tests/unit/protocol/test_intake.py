@@ -145,7 +145,7 @@ def test_nobody_waits_for_ever() -> None:
     assert receiver.intake.waiting == 0
 
 
-def test_those_that_wait_are_bounded_and_so_is_what_is_remembered_of_them() -> None:
+def test_waiting_messages_and_the_memory_of_them_are_bounded() -> None:
     receiver = Receiver(4 * MIB)
     receiver.begin(4 * MIB)
     room = 4 * MIB // WAITING_BYTES

@@ -50,7 +50,7 @@ def test_bits_come_back(bits: int) -> None:
 
 
 @pytest.mark.parametrize("given", ["=", "\u0661", [256], [-1], [2**70], [0] * 100_000])
-def test_what_is_no_set_of_bits_is_refused(given: str | list[int]) -> None:
+def test_an_invalid_set_of_bits_is_refused(given: str | list[int]) -> None:
     with pytest.raises(ReceiptError):
         decode_bits(given)
 
@@ -78,7 +78,7 @@ def test_a_receipt_comes_back() -> None:
         "7  2 0 1 b 3 9",
     ],
 )
-def test_other_text_is_no_receipt(text: str) -> None:
+def test_other_text_is_refused_as_a_receipt(text: str) -> None:
     with pytest.raises(ReceiptError):
         Receipt.decode(text)
 

@@ -96,7 +96,7 @@ def test_replies_are_read_by_wire_name() -> None:
     assert (popped.pop_time_ms, popped.invisible_ms, popped.start_offset_info) == (5, 6, None)
 
 
-def test_fields_of_a_reply_are_read_as_they_were_written() -> None:
+def test_fields_of_a_reply_survive_encoding_and_decoding() -> None:
     reply = PopReply(pop_time_ms=5, invisible_ms=6, revive_queue=0, rest_num=2, start_offset_info="0 1 7")
     fields = reply.fields()
     assert fields == {

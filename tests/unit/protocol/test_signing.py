@@ -52,7 +52,7 @@ def test_a_changed_request_is_not_signed(change: dict[str, str]) -> None:
     assert not Signer("12345678").is_signed(fields | change, b"")
 
 
-def test_queries_for_messages_are_signed_with_and_without_the_field_for_unique_keys() -> None:
+def test_message_queries_are_accepted_signed_with_or_without_the_unique_key_field() -> None:
     """RocketMQ's clients up to 4.9.3 add it after they have signed, later ones before."""
     query, flag = {"topic": "T", "key": "k"}, {"_UNIQUE_KEY_QUERY": "true"}
     for fields in (
@@ -64,7 +64,7 @@ def test_queries_for_messages_are_signed_with_and_without_the_field_for_unique_k
         assert not Signer("12345678").is_signed(fields | {"key": "x"}, b"")
 
 
-def test_what_is_no_header_has_no_fields() -> None:
+def test_bytes_that_are_not_a_header_have_no_fields() -> None:
     for header in (b"", b"[", b"{}", b'{"extFields":3}', b"\xff" * 40):
         assert header_fields(JSON, header) == {}
         assert header_fields(BINARY, header) == {}
@@ -95,7 +95,9 @@ NAMES = st.sampled_from(["A", ACCESS_KEY, LENGTHS, "B", "SignedCode", "a", "b", 
     body=st.text("pay5:=,;lengths", max_size=8),
     data=st.data(),
 )
-def test_nobody_divides_a_request_of_our_clients_anew(fields: dict[str, str], body: str, data: st.DataObject) -> None:
+def test_a_signed_request_of_our_clients_cannot_be_split_differently(
+    fields: dict[str, str], body: str, data: st.DataObject
+) -> None:
     """Whatever was recorded: the same text with other fields, names or borders is refused."""
     sent = OWN.sign(310, fields, body.encode())
     assert SIGNER.is_signed(sent, body.encode())
@@ -127,7 +129,7 @@ def test_each_border_is_signed() -> None:
         assert not SIGNER.is_signed(stripped | {name: sent[LENGTHS] + stripped.get(name, "")}, b"pay 5")
 
 
-def test_a_text_within_a_message_is_no_other_request() -> None:
+def test_text_within_a_message_cannot_pass_as_another_request() -> None:
     """A message of somebody else may contain what looks like a request."""
     other = {"A": "", ACCESS_KEY: "RocketMQ", "topic": "Secret"}
     sent: dict[str, str] = {}

@@ -51,7 +51,7 @@ RECORDS: st.SearchStrategy[TraceRecord] = st.one_of(
 
 
 @given(st.lists(RECORDS))
-def test_records_are_read_as_they_were_written(records: list[TraceRecord]) -> None:
+def test_records_survive_encoding_and_decoding(records: list[TraceRecord]) -> None:
     assert decode_trace("".join(map(encode_trace, records))) == (records, 0)
 
 
@@ -146,7 +146,7 @@ def test_lines_of_other_versions() -> None:
     assert (fourth.context_code, fourth.timestamp_ms, fourth.group) == (0, 0, "")
 
 
-def test_thousands_of_records_become_messages_that_are_found_by_each_id_and_key() -> None:
+def test_thousands_of_records_become_messages_findable_by_each_id_and_key() -> None:
     records = [
         Sent(
             timestamp_ms=number, message_id=f"{number:032X}", keys=f"k{number} all é{number}", tags="t" * (number % 300)

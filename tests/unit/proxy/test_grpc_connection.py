@@ -87,7 +87,7 @@ def test_an_error_without_a_message_is_one_frame_of_headers() -> None:
     assert answer.headers["grpc-message"] == "no topic %C3%A4 100%25"
 
 
-def test_an_error_before_the_client_has_sent_all_ends_the_stream_on_both_sides() -> None:
+def test_an_early_error_ends_the_stream_on_both_sides() -> None:
     loop = Loop()
     stream_id = loop.client.call(end=False)
     loop.turn()
@@ -101,7 +101,7 @@ def test_an_error_before_the_client_has_sent_all_ends_the_stream_on_both_sides()
     assert answer.reset == ErrorCodes.NO_ERROR
 
 
-def test_clients_that_do_not_end_their_calls_leave_a_bounded_number_of_them() -> None:
+def test_unfinished_calls_of_clients_are_bounded() -> None:
     loop = Loop()
     for _ in range(150):
         loop.client.call(end=False)
@@ -384,7 +384,7 @@ def test_what_cannot_be_served_is_refused_with_a_status() -> None:
     assert not loop.server.streams
 
 
-def test_a_browser_is_told_what_the_port_is_for() -> None:
+def test_a_browser_learns_what_the_port_is_for() -> None:
     loop = Loop()
     get = loop.client.call("/", method="GET")
     loop.turn()
@@ -414,7 +414,7 @@ def test_more_calls_than_allowed_are_refused_and_can_be_tried_again() -> None:
     assert loop.client.answers[again].status is Status.OK
 
 
-def test_large_messages_wait_for_memory_and_come_all_the_same() -> None:
+def test_large_messages_wait_for_memory_and_still_arrive() -> None:
     limits = GrpcLimits(unfinished_bytes_max=150_000, unfinished_seconds_max=10, stream_window_bytes=WINDOW)
     loop = Loop(limits)
     data = framed(bytes(100_000), compress=False)
@@ -496,7 +496,7 @@ def test_a_connection_without_calls_is_closed_in_the_end() -> None:
     assert loop.client.goaways[-1] == (ErrorCodes.NO_ERROR, stream_id)
 
 
-def test_a_drain_lets_calls_end_and_serves_those_that_were_on_their_way() -> None:
+def test_a_drain_lets_calls_end_and_serves_calls_in_flight() -> None:
     loop = Loop()
     first = loop.client.call(messages=[b"x"])
     loop.turn()
@@ -520,7 +520,7 @@ def test_a_drain_lets_calls_end_and_serves_those_that_were_on_their_way() -> Non
         loop.server.tick(loop.now)
 
 
-def test_a_drain_without_an_answer_to_its_ping_goes_on_after_a_second() -> None:
+def test_a_drain_without_a_ping_answer_continues_after_a_second() -> None:
     loop = Loop()
     loop.client.call(end=False)
     loop.turn()

@@ -134,7 +134,7 @@ def test_an_unknown_encoding_is_refused_with_those_that_are_known() -> None:
         ((b"content-type", b"application/grpc-web+proto"), 415),
     ],
 )
-def test_what_is_no_call_gets_a_status_of_http(header: tuple[bytes, bytes], status: int) -> None:
+def test_an_invalid_call_gets_an_http_status(header: tuple[bytes, bytes], status: int) -> None:
     with pytest.raises(NoGrpc) as refused:
         parse_head([header if name == header[0] else (name, value) for name, value in HEAD])
     assert refused.value.http_status == status

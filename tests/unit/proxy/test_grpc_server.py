@@ -127,7 +127,7 @@ async def test_calls_of_a_client_that_is_gone_are_cancelled(autojump_clock: Mock
 
 
 @pytest.mark.trio
-async def test_send_tells_the_method_that_the_client_is_gone(autojump_clock: MockClock) -> None:
+async def test_send_reports_a_disconnected_client_to_the_method(autojump_clock: MockClock) -> None:
     seen: list[type] = []
 
     async def method(call: Call) -> None:
@@ -211,7 +211,7 @@ async def test_floods_end_their_connection_with_one_event_and_harm_no_other(auto
 
 
 @pytest.mark.trio
-async def test_what_is_no_http2_is_closed(autojump_clock: MockClock) -> None:
+async def test_a_connection_without_http2_is_closed(autojump_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with serving() as server:
             stream = await server.listener.connect()
@@ -366,7 +366,7 @@ async def test_calls_that_outlast_the_drain_end_as_unavailable(autojump_clock: M
 
 
 @pytest.mark.trio
-async def test_health_is_told_and_watched(autojump_clock: MockClock) -> None:
+async def test_health_is_reported_and_can_be_watched(autojump_clock: MockClock) -> None:
     ready = [True]
     health = health_methods(["a.B"], lambda: ready[0])
     async with serving(methods=health) as server:

@@ -15,12 +15,12 @@ def test_networks_and_addresses_are_trusted_and_nobody_else() -> None:
     assert not ProxySettings().trusts("127.0.0.1")
 
 
-def test_an_ipv4_address_in_the_form_of_an_ipv6_address_is_that_ipv4_address() -> None:
+def test_an_ipv4_mapped_ipv6_address_counts_as_its_ipv4_address() -> None:
     settings = ProxySettings(haproxy_networks="10.0.0.0/8")
     assert settings.trusts("::ffff:10.1.2.3")
     assert not settings.trusts("::ffff:11.1.2.3")
 
 
-def test_what_is_no_network_is_refused() -> None:
+def test_an_invalid_network_is_refused() -> None:
     with pytest.raises(ValidationError):
         ProxySettings(haproxy_networks="load-balancer")

@@ -158,7 +158,7 @@ def test_what_ends_the_connection(frames: list[Frame], code: ErrorCode) -> None:
     assert ends_with(Loop(), *frames) == code
 
 
-def test_padding_is_no_data_and_counts_for_the_window() -> None:
+def test_padding_is_not_data_but_counts_for_the_window() -> None:
     loop = Loop()
     data = DataFrame(1, b"\0\0\0\0\1x", pad_length=200, flags=["PADDED", "END_STREAM"])
     assert resets(loop, headers(1), data) == []

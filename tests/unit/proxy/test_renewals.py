@@ -37,7 +37,7 @@ def handle(broker: str, offset: int) -> Handle:
     return Handle.decode(f"{offset} 1 60000 0 0 {broker} 0 {offset} {offset}")
 
 
-def test_a_broker_that_does_not_answer_delays_no_other_and_its_messages_are_given_up_once_they_are_visible() -> None:
+def test_an_unresponsive_broker_delays_no_other_and_its_visible_messages_are_dropped() -> None:
     async def main() -> None:
         broker = Broker()
         renewals = Renewals(broker.defer, lambda client_id: True, structlog.get_logger("test"))
@@ -57,7 +57,7 @@ def test_a_broker_that_does_not_answer_delays_no_other_and_its_messages_are_give
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_a_client_that_settles_nothing_gets_no_more_and_others_do() -> None:
+def test_a_client_that_settles_nothing_gets_nothing_further_but_others_do() -> None:
     def may(renewals: Renewals, client_id: str) -> bool:
         try:
             renewals.check_room(client_id)

@@ -60,7 +60,7 @@ def test_wrong_cluster_uuid() -> None:
     assert "not 'g' of other" in str(mine.hears(other))
 
 
-def test_another_size_of_log_files_is_refused_with_both_sizes_and_nothing_is_learned() -> None:
+def test_another_segment_size_is_refused_with_both_sizes_and_changes_nothing() -> None:
     """So the caller may come back with another directory, which has files of the right size."""
     mine, other = Side("n0", THREE), Side("n1", THREE)
     other.admission.identity = Identity("c", "g", NodeId("n1"), 2 * SEGMENT_BYTES, "store-n1")
@@ -80,7 +80,7 @@ def test_duplicate_id_on_both_sides() -> None:
     assert "this node itself" in str(mine.hears(Side("n0", THREE)))
 
 
-def test_what_one_member_knows_of_another_spreads() -> None:
+def test_knowledge_about_members_spreads_between_them() -> None:
     """A wiped voter is recognised also by those that never met it before."""
     mine, middle, first = Side("n0", THREE), Side("n2", THREE), Side("n1", THREE)
     assert middle.hears(first) is None

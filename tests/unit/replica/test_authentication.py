@@ -222,7 +222,7 @@ async def test_a_recorded_connection_is_of_no_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_what_a_replica_says_is_of_no_use_to_who_sends_it_back(tmp_path: Path) -> None:
+async def test_messages_reflected_to_their_replica_are_refused(tmp_path: Path) -> None:
     """Without the secret: the listener's own call and proof are sent to it again."""
     async with lonely(tmp_path) as (node, port):
         caller = await Caller.open(port, node.secrets.current)
@@ -339,7 +339,7 @@ def used(*nodes: Node) -> set[bytes]:
 
 
 @pytest.mark.trio
-async def test_old_and_new_secret_are_valid_during_a_rotation_and_only_the_new_one_afterwards(tmp_path: Path) -> None:
+async def test_both_secrets_are_valid_during_a_rotation_and_only_the_new_afterwards(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         (old,), new = node.secrets.current, new_secret()
         with_old = await Caller.open(port, [old])

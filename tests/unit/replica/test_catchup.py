@@ -121,7 +121,7 @@ async def test_a_log_of_one_file_is_sent_as_entries(tmp_path: Path) -> None:
         assert new.runs == 1
 
 
-async def test_follower_below_base_comes_back_and_is_reset_while_the_group_goes_on(tmp_path: Path) -> None:
+async def test_a_follower_below_the_base_is_reset_while_the_group_continues(tmp_path: Path) -> None:
     async with group(tmp_path) as nodes:
         leader = await nodes.leader()
         await leader.append_all(BODIES[:20])
@@ -206,7 +206,7 @@ async def test_an_empty_voter_whose_acknowledgement_is_needed_is_sent_entries(tm
         nursery.cancel_scope.cancel()
 
 
-async def test_files_that_go_while_a_question_about_them_is_on_its_way_out(tmp_path: Path) -> None:
+async def test_files_may_be_dropped_while_a_question_about_them_is_pending(tmp_path: Path) -> None:
     async with group(tmp_path) as nodes:
         leader = await nodes.leader()
         silent = nodes.others(leader)[0]
@@ -259,7 +259,7 @@ async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("count", [10, len(BODIES)], ids=["entries", "files"])
-async def test_the_only_voter_goes_on_when_a_learner_asks_for_what_is_damaged(tmp_path: Path, count: int) -> None:
+async def test_the_only_voter_continues_when_a_learner_requests_damaged_entries(tmp_path: Path, count: int) -> None:
     """It would be refused at each start from then on, since nobody has its log to repair it from."""
     async with group(tmp_path, ["n0"]) as nodes:
         leader = await nodes.leader()

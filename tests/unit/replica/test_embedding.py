@@ -103,7 +103,7 @@ async def test_a_single_node_compacts_and_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_a_follower_names_the_leader_and_a_leader_alone_cannot_tell(tmp_path: Path) -> None:
+async def test_a_follower_names_the_leader_and_a_lone_leader_is_uncertain(tmp_path: Path) -> None:
     ports = dict(zip(("n0", "n1"), free_ports(2), strict=True))
     async with raftlog.open_node(node_settings(tmp_path, "n0", ports), Words) as first:
         async with raftlog.open_node(node_settings(tmp_path, "n1", ports), Words) as second:

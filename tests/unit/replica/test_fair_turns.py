@@ -57,7 +57,7 @@ def stage() -> Iterator[Stage]:
         yield made
 
 
-def test_clients_that_a_long_turn_did_not_reach_come_first_in_the_next(stage: Stage) -> None:
+def test_clients_not_reached_in_a_long_turn_are_served_first_next(stage: Stage) -> None:
     for name in ("a", "b", "c", "d"):
         stage.add_client(name, 0.6 * TURN_SECONDS)
     first, second = stage.turn(), stage.turn()
@@ -76,7 +76,7 @@ def test_peers_are_heard_in_every_turn_however_long(stage: Stage) -> None:
         assert stage.turn().count("peer") == 1
 
 
-def test_what_is_unfinished_goes_on_behind_those_who_had_nothing_yet(stage: Stage) -> None:
+def test_unfinished_work_continues_behind_clients_not_yet_served(stage: Stage) -> None:
     def finishes_never() -> None:
         while not stage.reactor.share_used():
             stage.work("greedy", TURN_SECONDS / 20)
@@ -160,7 +160,7 @@ def test_peer_that_takes_long_is_heard_in_every_turn(stage: Stage) -> None:
     assert [stage.turn() for _ in range(3)] == [["peer"]] * 3
 
 
-def test_client_in_line_that_was_closed_is_not_served_nor_is_who_got_its_number(stage: Stage) -> None:
+def test_neither_a_closed_waiting_client_nor_its_reused_number_is_served(stage: Stage) -> None:
     slow = stage.add(lambda: stage.work("slow", 2 * TURN_SECONDS), patient=True)
     assert stage.turn() == ["slow"]
     stage.add(lambda: stage.work("peer", 2 * TURN_SECONDS), patient=False)
@@ -201,7 +201,7 @@ def test_client_that_is_closed_while_it_is_measured_leaves_nothing(stage: Stage)
 
 
 @pytest.mark.trio
-async def test_a_task_in_small_steps_gets_its_turn_after_each_turn_of_a_busy_reactor(stage: Stage) -> None:
+async def test_a_task_in_small_steps_gets_a_turn_after_each_reactor_turn(stage: Stage) -> None:
     """Without giving way, the reactor would serve a client that is always ready for milliseconds in between."""
     stage.add_client("client", 0.0)
     turns: list[int] = []
@@ -217,7 +217,7 @@ async def test_a_task_in_small_steps_gets_its_turn_after_each_turn_of_a_busy_rea
     assert turns[-1] > 3, "it is served meanwhile"
 
 
-def test_those_who_are_served_together_come_first_and_each_has_a_share_for_the_rest(stage: Stage) -> None:
+def test_clients_served_together_come_first_and_share_the_remaining_time_equally(stage: Stage) -> None:
     shares: list[bool] = []
 
     def go_on(name: str, seconds: float) -> None:
@@ -256,7 +256,7 @@ def test_one_that_took_long_when_served_together_is_measured_the_next_time(stage
     assert stage.turn() == ["modest", "greedy"]
 
 
-def test_those_who_are_served_together_do_not_make_a_turn_longer(stage: Stage) -> None:
+def test_clients_served_together_do_not_lengthen_a_turn(stage: Stage) -> None:
     """What they sent is received already: it waits for the next turns, and nothing behind it is received before."""
     fds = [stage.add(lambda n=n: stage.work(f"alone {n}", 0.0), patient=True) for n in range(4)]  # type: ignore[misc]
     stage.add(lambda: stage.work("other", 0.0), patient=True)

@@ -70,7 +70,7 @@ async def test_a_turn_sends_what_each_of_many_streams_has() -> None:
 
 
 @pytest.mark.usefixtures("flushing")
-async def test_what_is_queued_after_an_early_flush_of_the_same_turn_is_sent_once() -> None:
+async def test_data_queued_after_an_early_flush_in_a_turn_is_sent_once() -> None:
     """The stream is marked twice in such a turn."""
     with many(3) as (reactor, servers, clients):
         for server in servers:
@@ -91,7 +91,7 @@ async def test_what_is_queued_after_an_early_flush_of_the_same_turn_is_sent_once
 
 
 @pytest.mark.usefixtures("flushing")
-async def test_a_reader_that_stopped_reading_gets_the_rest_later_and_others_get_theirs() -> None:
+async def test_a_stalled_reader_gets_the_rest_later_and_delays_no_other() -> None:
     data = bytes(range(256)) * 4000
     with many(3, small_buffers=True) as (reactor, servers, clients):
         servers[0].stream.send(data)

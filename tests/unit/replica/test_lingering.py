@@ -23,7 +23,7 @@ def test_a_new_reactor_lingers() -> None:
     assert pays_after() == (True, True)
 
 
-def test_requests_far_apart_end_lingering_for_them_but_not_for_what_is_in_flight() -> None:
+def test_distant_requests_end_lingering_for_requests_but_not_for_messages_in_flight() -> None:
     message = [(True, SOON), (True, SOON), (False, LATE)]
     assert pays_after(*10 * message) == (False, True)
 

@@ -198,7 +198,7 @@ def flip_bit(path: Path, at: int) -> bytes:
     return good
 
 
-async def test_a_leader_that_reads_a_damaged_entry_hands_over_repairs_itself_and_reads_it(tmp_path: Path) -> None:
+async def test_a_leader_reading_a_damaged_entry_hands_over_and_repairs_itself(tmp_path: Path) -> None:
     async with group(tmp_path) as nodes:
         leader = await nodes.leader()
         await leader.append_all(BODIES)
@@ -258,7 +258,7 @@ async def test_a_lone_node_goes_on_and_refuses_what_it_cannot_read(tmp_path: Pat
         assert leader.runs == 2
 
 
-async def test_relaxed_mode_power_loss_of_one_makes_it_abstain_until_it_caught_up(
+async def test_after_power_loss_in_relaxed_mode_a_replica_abstains_until_caught_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relaxed = dataclasses.replace(CONFIG, durable_commit=False)
@@ -284,7 +284,7 @@ async def test_relaxed_mode_power_loss_of_one_makes_it_abstain_until_it_caught_u
 
 
 @pytest.mark.slow
-async def test_a_majority_that_was_killed_in_relaxed_mode_waits_until_an_operator_trusts_it(tmp_path: Path) -> None:
+async def test_a_majority_killed_in_relaxed_mode_waits_for_an_operator(tmp_path: Path) -> None:
     """Also after starts in order: who may lack what it acknowledged forgets that only when it has caught up."""
     relaxed = dataclasses.replace(CONFIG, durable_commit=False)
     async with group(tmp_path, config=relaxed) as nodes:
@@ -411,7 +411,7 @@ async def test_what_was_applied_counts_as_committed_after_a_restart(tmp_path: Pa
         assert alone.replica.log.base[0] > 1
 
 
-async def test_vote_files_say_what_is_committed_and_who_belongs_to_the_group(tmp_path: Path) -> None:
+async def test_vote_files_record_what_is_committed_and_the_group_members(tmp_path: Path) -> None:
     """For a backup, which reads the files of a replica that runs, and for a group that lost its majority."""
     async with group(tmp_path) as nodes:
         leader = await nodes.leader()

@@ -56,7 +56,7 @@ def test_founders_take_the_configuration_that_they_began_with() -> None:
     puller(founders).offered(LEADER, offer(encode_conf(founders)))
 
 
-def test_an_entry_with_a_configuration_that_no_directory_has_room_for_is_refused() -> None:
+def test_a_configuration_too_large_for_any_directory_is_refused() -> None:
     check_configuration(configuration(5, 60))
     with pytest.raises(ValueError, match=r"a configuration of 5 members in \d+ bytes"):
         check_configuration(configuration(5, 250))

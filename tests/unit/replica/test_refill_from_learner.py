@@ -81,11 +81,13 @@ async def test_leader_names_the_learner_once(autojump_clock: MockClock) -> None:
         pytest.param(ShortLeader(holder=None, state=Beginning.UNKNOWN), id="not known yet"),
     ],
 )
-async def test_others_are_not_told(replica: ShortLeader, autojump_clock: MockClock) -> None:
+async def test_replicas_in_other_states_report_no_needed_promotion(
+    replica: ShortLeader, autojump_clock: MockClock
+) -> None:
     assert await told(replica) == []
 
 
 @pytest.mark.trio
-async def test_nobody_is_told_while_there_is_no_room(autojump_clock: MockClock) -> None:
+async def test_without_disk_room_no_needed_promotion_is_reported(autojump_clock: MockClock) -> None:
     assert await told(ShortLeader(), room=0) == []
     assert await told(ShortLeader(), room=-1) == []

@@ -125,7 +125,7 @@ async def test_what_two_have_lost_and_the_third_never_had_is_cut(tmp_path: Path)
             await member.until(lambda member: not member.replica.core.abstaining)
 
 
-async def test_an_entry_that_is_damaged_on_every_replica_costs_nothing_behind_it_until_a_person_says_so(
+async def test_an_entry_damaged_everywhere_costs_no_later_ones_without_consent(
     tmp_path: Path,
 ) -> None:
     async with group(tmp_path, limits=IMPATIENT) as nodes:

@@ -107,7 +107,7 @@ async def test_a_peer_that_resets_the_handshake_is_dialled_again(tmp_path: Path)
     listener.close()
 
 
-async def test_a_follower_whose_disk_hangs_takes_no_more_than_its_limit(tmp_path: Path) -> None:
+async def test_a_follower_with_a_hanging_disk_stops_at_its_buffer_limit(tmp_path: Path) -> None:
     """The leader's window is freed by what was received, so only the follower itself can bound what it keeps."""
     async with started(tmp_path, limits=LogLimits(unsynced_bytes_max=20_000)) as (leader, (slow, _)):
         hanging = HangingDisk(slow)

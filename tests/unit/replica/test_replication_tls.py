@@ -85,7 +85,7 @@ async def test_entries_reach_every_replica_in_every_step_of_switching_it_on(
 
 
 @pytest.mark.trio
-async def test_replica_that_requires_it_and_one_that_has_it_not_do_not_talk(tmp_path: Path) -> None:
+async def test_replicas_with_and_without_required_tls_do_not_connect(tmp_path: Path) -> None:
     ports = dict(zip(NAMES[:2], free_ports(2), strict=True))
     nodes = [Node(tmp_path, "n0", ports, tls=enforcing(tmp_path, "n0")), Node(tmp_path, "n1", ports)]
     async with trio.open_nursery() as nursery:

@@ -41,7 +41,7 @@ def test_a_new_file_is_for_its_owner_only_and_is_never_overwritten(tmp_path: Pat
     assert [each.name for each in path.parent.iterdir()] == ["secret"]
 
 
-def test_a_secret_that_is_there_is_not_touched_even_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_an_existing_secret_is_kept_even_in_an_unwritable_directory(tmp_path: Path) -> None:
     # Containers get it mounted read-only, into a directory where no other file can be made beside it.
     path = tmp_path / "secret"
     create_secret(str(path))
@@ -78,7 +78,7 @@ def test_a_file_is_replaced_in_one_step_and_noticed(tmp_path: Path) -> None:
         ("\u00e4" * 64, "line 1 is not a secret"),
     ],
 )
-def test_what_is_no_secret_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_secret_is_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "secret"
     path.write_text(text, encoding="utf-8")
     path.chmod(0o600)
@@ -100,7 +100,7 @@ def test_a_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: 
             read_secrets(str(path))
 
 
-def test_a_missing_file_is_told_apart(tmp_path: Path) -> None:
+def test_a_missing_file_is_distinguished_from_an_unusable_one(tmp_path: Path) -> None:
     with pytest.raises(SecretMissing):
         read_secrets(str(tmp_path / "secret"))
     with pytest.raises(SecretUnusable, match="directory"):

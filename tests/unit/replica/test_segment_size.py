@@ -101,9 +101,7 @@ async def test_a_node_that_joins_takes_it_from_the_leader_that_calls(tmp_path: P
         assert stored_segment_bytes(str(new.directory)) == SEGMENT_BYTES
 
 
-async def test_only_a_member_of_the_group_that_the_node_was_added_to_is_believed(
-    tmp_path: Path, member: Member
-) -> None:
+async def test_a_waiting_node_believes_only_members_of_its_group(tmp_path: Path, member: Member) -> None:
     secrets = read_secrets(str(tmp_path / "group.secret"))
     async with waiting(member) as node:
         with pytest.raises(AuthenticationFailed):

@@ -114,7 +114,7 @@ async def test_of_many_strangers_the_oldest_are_cut_off(tmp_path: Path) -> None:
             await trio.aclose_forcefully(stream)
 
 
-async def test_many_strangers_from_one_host_do_not_cut_off_a_handshake_from_another(tmp_path: Path) -> None:
+async def test_many_strangers_from_one_host_do_not_interrupt_a_handshake_from_another(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         member = await Caller.open(port, node.secrets.current)
         strangers = [await call(port, source="127.0.0.2") for _ in range(STRANGERS_MAX + 20)]
@@ -179,7 +179,7 @@ async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
     ],
     ids=["cluster", "group", "target", "itself", "stranger", "segments", "members"],
 )
-async def test_callers_of_another_group_are_told_why_and_sent_away(
+async def test_callers_of_another_group_are_refused_with_a_reason(
     tmp_path: Path, hello: Hello, words: tuple[str, ...]
 ) -> None:
     async with lonely(tmp_path, refusal_log_seconds=60.0) as (node, port):
@@ -208,7 +208,7 @@ async def test_what_follows_a_refused_hello_is_not_heard(tmp_path: Path) -> None
         assert node.replica.core.term < term + 50
 
 
-async def test_strangers_with_ever_new_mistakes_do_not_silence_what_is_said_of_members(tmp_path: Path) -> None:
+async def test_varied_mistakes_of_strangers_do_not_silence_reports_about_members(tmp_path: Path) -> None:
     async with lonely(tmp_path, refusal_log_seconds=60.0) as (node, port):
         with capture_logs() as log:
             for version in range(256):

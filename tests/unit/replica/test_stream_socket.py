@@ -390,7 +390,7 @@ async def test_the_peer_closes() -> None:
         assert server.closed == ["closed by peer"]
 
 
-async def test_who_is_not_read_waits_and_may_go() -> None:
+async def test_an_unread_client_waits_and_may_disconnect() -> None:
     async with reacting() as reactor, connected(reactor) as (server, client):
         await client.send_all(framed(b"one") + b"\x00\x00")
         await server.until(lambda: server.frames == [b"one"])

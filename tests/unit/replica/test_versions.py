@@ -66,7 +66,7 @@ def test_why_replicas_do_not_talk(theirs: Software, words: str) -> None:
     assert words in str(why_apart(ours, theirs, "n1"))
 
 
-def test_levels_in_between_are_no_reason() -> None:
+def test_replicas_with_levels_in_between_stay_connected() -> None:
     """Whoever has not applied the switch yet, or understands more than the group uses, is talked to."""
     ours = Software(level=2, level_newest=3)
     for level, newest in ((1, 2), (2, 2), (3, 3), (2, 9)):

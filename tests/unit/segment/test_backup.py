@@ -117,7 +117,7 @@ def test_any_replica_can_go_on_with_a_backup() -> None:
     assert operator.run().last.index == 101
 
 
-def test_full_target_leaves_the_backup_as_it_was() -> None:
+def test_a_full_target_leaves_the_backup_unchanged() -> None:
     home = LogHome()
     log = filled(home, 100)
     operator = Operator(home, capacity_bytes=20_000)
@@ -130,7 +130,7 @@ def test_full_target_leaves_the_backup_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_room_that_an_aborted_run_took_is_free_again_for_the_next_one(first: bool) -> None:
+def test_space_used_by_an_aborted_run_is_freed_for_the_next_one(first: bool) -> None:
     home = LogHome()
     log = filled(home, 100)
     operator = Operator(home)
@@ -151,7 +151,7 @@ def test_room_that_an_aborted_run_took_is_free_again_for_the_next_one(first: boo
 
 
 @pytest.mark.parametrize("entries", [20, 100])
-def test_target_that_disappears_in_the_middle_is_no_backup(tmp_path: Path, entries: int) -> None:
+def test_a_target_that_disappears_midway_leaves_no_backup(tmp_path: Path, entries: int) -> None:
     home = LogHome()
     filled(home, entries)
     source, target = (
@@ -166,7 +166,7 @@ def test_target_that_disappears_in_the_middle_is_no_backup(tmp_path: Path, entri
 
 
 @pytest.mark.parametrize("start", [0, 4096, 8192])
-def test_files_of_a_backup_that_are_gone_are_noticed_by_the_next_run(start: int) -> None:
+def test_missing_files_of_a_backup_are_detected_by_the_next_run(start: int) -> None:
     home = LogHome()
     log = filled(home, 60)
     operator = Operator(home)
@@ -178,7 +178,7 @@ def test_files_of_a_backup_that_are_gone_are_noticed_by_the_next_run(start: int)
         operator.run()
 
 
-def test_unfinished_file_of_a_backup_that_was_cut_is_noticed_by_the_next_run() -> None:
+def test_a_truncated_unfinished_backup_file_is_detected_by_the_next_run() -> None:
     home = LogHome()
     log = filled(home, 60)
     operator = Operator(home)
@@ -193,7 +193,7 @@ def test_unfinished_file_of_a_backup_that_was_cut_is_noticed_by_the_next_run() -
 
 
 @pytest.mark.parametrize("operations", range(1, 60, 3))
-def test_power_cut_in_the_middle_leaves_the_backup_as_it_was_or_finished(operations: int) -> None:
+def test_a_power_cut_midway_leaves_the_backup_unchanged_or_finished(operations: int) -> None:
     home = LogHome()
     log = filled(home, 60)
     operator = Operator(home)
@@ -212,7 +212,7 @@ def test_power_cut_in_the_middle_leaves_the_backup_as_it_was_or_finished(operati
     assert operator.bodies() == [body(index) for index in range(1, 201)]
 
 
-def test_log_that_began_anew_does_not_continue_a_backup() -> None:
+def test_a_restarted_log_does_not_continue_a_backup() -> None:
     home, other = LogHome(), LogHome()
     filled(home, 100)
     operator = Operator(home)
@@ -269,7 +269,7 @@ def test_gap_between_backup_and_log_needs_a_new_backup() -> None:
     assert len(operator.bodies()) == 20
 
 
-def test_retention_that_overtakes_a_backup_is_told() -> None:
+def test_retention_that_overtakes_a_backup_is_reported() -> None:
     home = LogHome()
     log = filled(home, 200)
     source, target = RunningLog(home.disk, DIRECTORY), BackupTarget(DirectoryStore(MemoryDisk(), TARGET))

@@ -135,7 +135,7 @@ def test_every_run_continues_the_one_before_and_removes_what_that_superseded() -
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_failure_at_any_operation_leaves_the_backup_as_it_was_or_finished(first: bool) -> None:
+def test_a_failure_at_any_operation_leaves_the_backup_unchanged_or_finished(first: bool) -> None:
     home, bucket = LogHome(), Bucket()
     filled(home, 60)
     if not first:

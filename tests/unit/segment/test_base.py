@@ -54,7 +54,7 @@ def test_dropped_prefix_is_gone_for_readers_and_on_disk() -> None:
 
 
 @pytest.mark.parametrize("close", ["clean", "killed", "power"])
-def test_log_with_a_base_opens_as_it_was(close: str) -> None:
+def test_a_log_with_a_base_reopens_unchanged(close: str) -> None:
     home, log = filled()
     log.drop_prefix(2048, b"conf")
     home.submit(log)
@@ -123,7 +123,7 @@ def test_configs_below_the_base_are_forgotten() -> None:
     assert [index for index, _ in home_again(home).configs] == [5, 6]
 
 
-def test_segments_tell_which_entries_lie_where() -> None:
+def test_segments_report_which_entries_lie_where() -> None:
     _, log = filled()
     log.drop_prefix(2048, b"")
     found = log.segments()
@@ -189,7 +189,7 @@ def test_one_damaged_slot_never_brings_back_an_older_base() -> None:
         assert decoded[1].starts_at.pos == 3072
 
 
-def test_no_more_than_a_few_dozen_files_are_open(tmp_path: str) -> None:
+def test_only_a_few_dozen_files_are_open(tmp_path: str) -> None:
     """Also while several threads read, none of which ever gets bytes of another file."""
     log = SegmentLog.open(
         f"{tmp_path}/log",

@@ -291,7 +291,7 @@ def test_nothing_is_cut_before_every_peer_has_refused(home: LogHome) -> None:
     repair.close()
 
 
-def test_nothing_intact_is_cut_while_a_peer_is_damaged_at_the_same_place(home: LogHome, peer: LogHome) -> None:
+def test_nothing_intact_is_cut_while_a_peer_has_the_same_damage(home: LogHome, peer: LogHome) -> None:
     before = closed(home)
     healthy = write(peer)
     flip(home, 5000)

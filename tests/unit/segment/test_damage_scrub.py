@@ -37,7 +37,7 @@ def test_a_healthy_log_is_read_to_its_committed_end(size: int) -> None:
     home.close_all()
 
 
-def test_damage_is_found_and_told_with_its_place(home: LogHome) -> None:
+def test_damage_is_found_and_reported_with_its_position(home: LogHome) -> None:
     log = home.open()
     home.put(log, *[b"x" * 52] * 100)
     home.disk.flip_bit(home.segment(4096), 560)
@@ -48,7 +48,7 @@ def test_damage_is_found_and_told_with_its_place(home: LogHome) -> None:
     assert caught.value.physical_offset == 4596
 
 
-def test_missing_file_is_damage_as_is_a_lost_sector_and_a_failing_disk_is_not(home: LogHome) -> None:
+def test_missing_files_and_lost_sectors_are_damage_but_failing_disks_are_not(home: LogHome) -> None:
     log = home.open()
     home.put(log, *[b"x" * 4000] * 3)
     home.close_all()

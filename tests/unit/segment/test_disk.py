@@ -287,7 +287,7 @@ def test_the_reserved_rest_of_a_file_is_not_read_after_a_crash(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("synced_write", [True, False])
-def test_failed_sync_marks_pages_clean_and_a_power_cut_brings_the_old_content_back(synced_write: bool) -> None:
+def test_a_failed_sync_cleans_pages_and_a_power_cut_restores_old_content(synced_write: bool) -> None:
     disk, fd = synced_file(bytes(2000))
     disk.fail("fdatasync", errno.EIO)
 
@@ -324,7 +324,7 @@ def test_failed_sync_marks_pages_clean_and_a_power_cut_brings_the_old_content_ba
     assert len(survived) > 1, "part of it may have got there all the same"
 
 
-def test_bytes_that_a_failed_sync_lost_are_durable_when_they_were_written_again() -> None:
+def test_bytes_lost_by_a_failed_sync_are_durable_when_written_again() -> None:
     disk, fd = synced_file(bytes(2000))
     disk.fail("fdatasync", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
@@ -334,7 +334,7 @@ def test_bytes_that_a_failed_sync_lost_are_durable_when_they_were_written_again(
     assert disk.content("/file") == b"x" * 1000 + bytes(1000)
 
 
-def test_eviction_drops_what_a_failed_sync_lost_and_keeps_what_waits_to_be_written() -> None:
+def test_eviction_drops_bytes_a_failed_sync_lost_and_keeps_dirty_ones() -> None:
     outcomes = set()
     for seed in range(30):
         disk, fd = synced_file(bytes(4000))

@@ -94,7 +94,7 @@ def test_zeros_of_a_cut_whose_sync_failed_are_written_again(home: LogHome, seed:
     assert all_bodies(home.open()) == [b"A" * 400, b"B" * 400, b"new"]
 
 
-def test_a_slot_whose_sync_failed_is_durable_before_the_other_one_is_written_over() -> None:
+def test_a_slot_with_a_failed_sync_is_durable_before_overwriting_the_other() -> None:
     """A power cut in the write after it must not bring back a vote file older than both."""
 
     def state(term: int, voted_for: str) -> MetaState:

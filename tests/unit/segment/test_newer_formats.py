@@ -184,7 +184,7 @@ def test_a_newer_manifest(home: LogHome) -> None:
     assert (error.path, error.found, error.newest) == (f"{root}/manifest", 2, 1)
 
 
-def test_a_sidecar_of_another_version_is_made_anew(home: LogHome) -> None:
+def test_a_sidecar_of_another_version_is_rebuilt(home: LogHome) -> None:
     """It says what the entries say, so a downgrade needs no permission for that."""
     log = home.open()
     home.put(log, bytes(1500), bytes(1500), bytes(1500))

@@ -50,7 +50,7 @@ def _disk_bytes() -> int:
         return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
 
 
-def test_a_read_from_the_disk_is_one_and_leaves_the_page_cache_as_it_was(tmp_path: Path) -> None:
+def test_a_disk_read_bypasses_and_preserves_the_page_cache(tmp_path: Path) -> None:
     path = tmp_path / "file"
     content = os.urandom(LENGTH)
     path.write_bytes(content)
@@ -72,7 +72,7 @@ def test_a_read_from_the_disk_is_one_and_leaves_the_page_cache_as_it_was(tmp_pat
     os.close(fd)
 
 
-def test_what_is_not_written_back_does_not_count_as_read_from_the_disk(tmp_path: Path) -> None:
+def test_unwritten_pages_do_not_count_as_read_from_disk(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     os.fdatasync(fd)
     for _ in range(20):  # the kernel may write it back at any time

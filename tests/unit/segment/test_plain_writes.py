@@ -140,7 +140,7 @@ def test_nothing_is_written_in_a_file_that_is_not_there(home: Home) -> None:
     assert (home.writes.done_ticket, home.writes.commit_hint, home.writes.failure) == (1, 5, 0)
 
 
-def test_one_write_has_no_more_bytes_than_a_sync_may_have(home: Home) -> None:
+def test_one_write_has_at_most_the_bytes_of_a_sync(home: Home) -> None:
     for _ in range(5):
         home.writes.submit(home.op(bytes(352)))  # 400 with the header
     assert not home.run()
@@ -149,7 +149,7 @@ def test_one_write_has_no_more_bytes_than_a_sync_may_have(home: Home) -> None:
     assert home.run(), "one that is larger is not plain"
 
 
-def test_one_write_has_no_more_buffers_than_the_system_takes(home: Home) -> None:
+def test_one_write_has_at_most_the_buffers_the_system_accepts(home: Home) -> None:
     home.writes = home.form(home.done_fd, 1 << 20)
     for number in range(600):
         home.writes.submit(home.op(b"%d" % number))
@@ -159,7 +159,7 @@ def test_one_write_has_no_more_buffers_than_the_system_takes(home: Home) -> None
     assert home.content() == b"".join(HEADER + b"%d" % number for number in range(600))
 
 
-def test_write_is_completed_after_a_part_and_fails_with_the_error_of_the_next(home: Home) -> None:
+def test_a_partial_write_is_continued_and_fails_with_the_next_error(home: Home) -> None:
     home.writes.submit(home.op(bytes([1]) * 100, bytes([2]) * 100))
     with file_size_limit(48 + 100 + 48 + 30):
         found = home.run()
@@ -206,7 +206,7 @@ def test_references_are_released(home: Home) -> None:
     assert sys.getrefcount(body) == before, "with the queue"
 
 
-def test_what_is_no_operation_is_refused_and_changes_nothing(home: Home) -> None:
+def test_an_invalid_operation_is_refused_and_changes_nothing(home: Home) -> None:
     with pytest.raises(AttributeError):
         home.writes.submit("no operation")  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
@@ -259,7 +259,7 @@ def test_a_frame_that_was_taken_back_is_not_sent(home: Home) -> None:
             far.recv(100)
 
 
-def test_a_later_write_is_signalled_although_it_sends_the_frame_of_an_earlier_one(home: Home) -> None:
+def test_a_later_write_is_signalled_although_it_sends_an_earlier_frame(home: Home) -> None:
     near, far = socket.socketpair()
     with near, far:
         assert home.writes.send_after(1, near.fileno(), b"of the first")

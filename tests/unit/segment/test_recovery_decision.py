@@ -73,7 +73,7 @@ def test_intact_entry_is_found_wherever_it_begins(pos: int) -> None:
     assert find_intact(read, 0, len(content)) is None
 
 
-def test_an_entry_at_another_place_is_no_entry() -> None:
+def test_an_entry_at_another_position_does_not_count() -> None:
     """A message may hold a copy of an entry; only at its own position it counts."""
     header, _ = frame(NORMAL, LogIndex(5), Term(2), 700, b"body", initial_chain("c"))
     content = random.Random(1).randbytes(500) + header + b"body" + bytes(1000)

@@ -127,9 +127,7 @@ def test_reset_interrupted_while_gathering(home: LogHome, leader: LogHome) -> No
         home = LogHome()
 
 
-def test_what_a_failed_sync_left_of_an_attempt_is_durable_when_the_next_one_is_complete(
-    home: LogHome, leader: LogHome
-) -> None:
+def test_a_completed_reset_is_durable_despite_a_failed_sync_of_an_attempt(home: LogHome, leader: LogHome) -> None:
     """It is read, verified and not asked for again, though no sync writes it any more."""
     source = leader.opened[-1]
     manifest = manifest_of(source)

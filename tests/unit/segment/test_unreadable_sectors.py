@@ -79,7 +79,7 @@ def test_a_start_finds_which_bytes_are_lost_and_peers_give_them_back(home: LogHo
     peer.close_all()
 
 
-def test_a_damaged_log_serves_what_the_disk_gives_and_notes_what_it_does_not(home: LogHome) -> None:
+def test_a_damaged_log_serves_readable_sectors_and_notes_unreadable_ones(home: LogHome) -> None:
     """Another sector is lost while the repair is under way, and a peer asks for it."""
     peer = LogHome()
     source, _ = filled(peer)

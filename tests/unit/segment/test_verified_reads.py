@@ -112,7 +112,7 @@ def test_a_flipped_bit_is_never_read(seed: int) -> None:
     home.close_all()
 
 
-def test_entries_around_a_damaged_one_are_read_and_the_damage_is_told() -> None:
+def test_entries_around_a_damaged_one_are_read_and_the_damage_is_reported() -> None:
     home = LogHome(segment_bytes=1 << 16)
     log, refs, bodies = filled(home, count=40)
     told: list[int] = []
@@ -132,7 +132,7 @@ def test_entries_around_a_damaged_one_are_read_and_the_damage_is_told() -> None:
     home.close_all()
 
 
-def test_a_flipped_bit_in_a_header_is_found_by_the_chain_or_the_index(home: LogHome) -> None:
+def test_a_flipped_header_bit_is_found_by_the_chain_or_the_index(home: LogHome) -> None:
     log, refs, _ = filled(home)
     second = next(n for n in range(1, 60) if log.files.start_of(refs[n].pos) == log.files.start_of(refs[n - 1].pos) > 0)
     first = next(n for n in range(60) if refs[n].pos == log.files.start_of(refs[second].pos))
@@ -153,7 +153,7 @@ def test_a_flipped_bit_in_a_header_is_found_by_the_chain_or_the_index(home: LogH
 
 
 @pytest.mark.parametrize("kind", [NORMAL, CONFIG])
-def test_a_flipped_type_of_the_first_entry_of_a_span_is_found_by_the_index(kind: int) -> None:
+def test_a_flipped_type_of_the_first_entry_of_a_span_is_found(kind: int) -> None:
     """No chain is known there. As a configuration, its records would be left out by whoever goes through the log."""
     home = LogHome(segment_bytes=1 << 20)
     log = home.open(tail_bytes_max=TAIL_BYTES)
@@ -207,7 +207,7 @@ def test_what_was_cut_is_not_read_any_more(home: LogHome) -> None:
     home.close_all()
 
 
-def test_a_cut_while_a_thread_reads_is_no_damage(home: LogHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncation_during_a_read_is_not_damage(home: LogHome, monkeypatch: pytest.MonkeyPatch) -> None:
     log, refs, _ = filled(home)
     told: list[StorageCorrupt] = []
     log.tell_damage(told.append)
@@ -231,7 +231,7 @@ def test_a_cut_while_a_thread_reads_is_no_damage(home: LogHome, monkeypatch: pyt
     home.close_all()
 
 
-def test_a_blank_that_is_not_written_yet_is_no_damage() -> None:
+def test_a_blank_that_is_not_yet_written_is_not_damage() -> None:
     home = LogHome(segment_bytes=1024)
     log = home.open(tail_bytes_max=1)
     home.put(log, b"a" * 500, b"b" * 100)
@@ -352,7 +352,7 @@ def test_what_the_page_cache_dropped_is_verified_from_then_on(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("progress", ["cut", "cut on disk", "others in memory", "others on disk"])
-def test_what_was_asked_for_before_a_cut_is_read_as_far_as_it_is_left(home: LogHome, progress: str) -> None:
+def test_a_read_planned_before_a_truncation_gets_what_remains(home: LogHome, progress: str) -> None:
     """Another thread loads what was planned before a new leader's log took the place of some of it."""
     _, refs, _ = filled(home, 30)
     home.close_all()

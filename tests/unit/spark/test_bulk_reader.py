@@ -390,7 +390,7 @@ def test_only_the_leader_has_not_deleted_the_messages() -> None:
     assert rows(cluster.reader(*RANGES)) == cluster.expected(*RANGES)
 
 
-def test_what_all_replicas_have_deleted_is_lost_and_no_more() -> None:
+def test_only_messages_that_all_replicas_deleted_are_lost() -> None:
     cluster = BulkCluster()
     cluster.bulk_replicas["f1:1"].first = 30
     cluster.bulk_replicas["f2:1"].first = 10
@@ -415,7 +415,7 @@ def test_a_replica_that_is_down_does_not_hold_up_what_is_lost() -> None:
     assert reader.statistics.skipped == 18
 
 
-def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one() -> None:
+def test_a_recreated_topic_is_not_read_as_the_old_one() -> None:
     cluster = BulkCluster()
     for replica in cluster.bulk_replicas.values():
         replica.identity = "9-2000"
@@ -449,7 +449,7 @@ def test_the_first_answer_is_small_and_the_next_ones_grow() -> None:
     assert asked[:4] == [256 << 10, 1 << 20, 2 << 20, 2 << 20]
 
 
-def test_the_log_is_held_at_each_replica_that_is_read_and_again_after_a_while() -> None:
+def test_the_log_is_leased_at_each_replica_read_and_renewed_later() -> None:
     cluster = BulkCluster()
     reader = cluster.reader(*RANGES, lease_id="scan")
     batches = reader.read()
@@ -477,7 +477,7 @@ def test_a_reader_that_is_given_up_leaves_no_connection() -> None:
     assert cluster.open_lines == 0
 
 
-def test_stock_brokers_are_told_apart() -> None:
+def test_stock_brokers_are_recognized_and_pull_mode_is_suggested() -> None:
     cluster = BulkCluster()
     cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer._replace(code=3, remark=" request type 9007 not")]
 

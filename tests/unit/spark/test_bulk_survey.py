@@ -182,7 +182,7 @@ def test_name_servers_are_not_asked_again_about_what_is_known() -> None:
 
 
 @pytest.mark.parametrize("topics_told", [0, 2])
-def test_ends_of_other_than_the_topics_that_were_asked_for_are_as_good_as_none(topics_told: int) -> None:
+def test_ends_of_unrequested_topics_are_ignored(topics_told: int) -> None:
     cluster = Cluster()
     for replica in cluster.replicas.values():
         replica.knows_ends = True
@@ -213,7 +213,7 @@ def test_without_a_leader_the_latest_ends_are_not_known(caplog: pytest.LogCaptur
     assert "broker group a has no leader" in caplog.text
 
 
-def test_a_topic_that_one_replica_knows_to_be_made_anew_is_the_new_one() -> None:
+def test_a_topic_that_one_replica_reports_as_recreated_is_the_new_one() -> None:
     cluster = Cluster()
     cluster.replicas["f1:1"].identity, cluster.replicas["f1:1"].end = "12-500", 2
     found = cluster.survey("committed")
@@ -228,7 +228,7 @@ def test_what_fails_everywhere_is_said_of_each_replica() -> None:
         cluster.survey("committed")
 
 
-def test_stock_brokers_are_told_apart() -> None:
+def test_stock_brokers_are_recognized_and_pull_mode_is_suggested() -> None:
     cluster = Cluster()
     cluster.replicas["f1:1"].code = 3
     with pytest.raises(PlanRefused, match="readMode=pull"):

@@ -36,7 +36,7 @@ def test_all_partitions_of_a_scan_share_their_lease() -> None:
     assert positions((QueueRange(0, 25, 50),), (QueueRange(1, 6, 9),), (QueueRange(0, 15, 25),)) == {("id0", 1000)}
 
 
-def test_where_nothing_is_known_of_the_log_there_is_no_lease() -> None:
+def test_parts_of_an_unknown_log_get_no_lease() -> None:
     [part] = with_leases(parts((QueueRange(0, 0, 5),), topic="Other"), FOUND, lambda _: "id")
     assert part.lease_id == ""
 

@@ -98,13 +98,13 @@ def test_an_offset_of_another_program_is_refused(found: dict[str, object], told:
 # -- where a micro-batch ends --------------------------------------------------------------------------------------
 
 
-def test_a_micro_batch_reads_what_there_is_and_new_queues_from_the_first_message() -> None:
+def test_a_micro_batch_reads_available_messages_and_new_queues_from_the_start() -> None:
     end = next_position(position(a0=5, a1=9), seen(a0=(0, 8), a1=(0, 9), b0=(0, 3)), Limits())
 
     assert end == position(a0=8, a1=9, b0=3)
 
 
-def test_without_news_there_is_no_micro_batch() -> None:
+def test_without_new_messages_no_micro_batch_starts() -> None:
     assert next_position(position(a0=5), seen(a0=(0, 5)), Limits()) is None
     assert next_position(position(a0=5), seen(), Limits()) is None
 
@@ -118,7 +118,7 @@ def test_vanished_queues_stay_in_the_position() -> None:
     assert next_position(position(a0=5, b0=7), seen(a0=(0, 6)), Limits()) == position(a0=6, b0=7)
 
 
-def test_a_stream_that_reads_what_there_is_stops_at_the_cap_of_each_queue() -> None:
+def test_a_stream_of_available_messages_stops_at_each_queue_cap() -> None:
     there = seen(a0=(0, 100), a1=(0, 100), b0=(0, 100))
     cap = {A0: 10, A1: 20}
 

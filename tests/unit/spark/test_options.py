@@ -107,7 +107,7 @@ def test_sizes_and_times() -> None:
         ({**NEEDED, "onBadBody": "drop"}, "onBadBody is one of fail, keep"),
     ],
 )
-def test_a_mistake_is_told_by_name(options: dict[str, str], told: str) -> None:
+def test_a_mistake_is_reported_by_name(options: dict[str, str], told: str) -> None:
     with pytest.raises(OptionRefused, match=told):
         parse_read_options(options, "batch")
 

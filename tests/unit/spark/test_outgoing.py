@@ -70,7 +70,7 @@ def properties(message: Message) -> dict[str, str]:
         ([("value", "string"), ("body", "string")], "T", "columns value and body are the same column of the sink"),
     ],
 )
-def test_a_column_that_the_sink_does_not_take_is_told_by_name(
+def test_a_column_that_the_sink_does_not_accept_is_reported_by_name(
     fields: list[tuple[str, str]], topic: str | None, told: str
 ) -> None:
     with pytest.raises(OptionRefused) as refused:
@@ -106,7 +106,7 @@ def test_the_names_that_kafka_users_know_do_as_well() -> None:
     assert (found.body, properties(found)) == (b"v", {"KEYS": "k", "TAGS": "t"})
 
 
-def test_properties_of_a_message_that_was_read_say_nothing_of_the_one_that_is_written() -> None:
+def test_properties_of_a_message_read_do_not_describe_the_one_written() -> None:
     read = {"UNIQ_KEY": "K", "CLUSTER": "c", "DELAY": "3", "RAFTMQ_SEQUENCE": "5", "RAFTMQ_PRODUCER": "p"}
     read |= {"__RMQ.TRANSIENT.x": "1", "KEYS": "k", "TAGS": "old", "own": "x"}
     [found] = messages(body=[b"x"], tags=["new"], properties=[list(read.items())])
@@ -128,7 +128,7 @@ def test_properties_of_a_message_that_was_read_say_nothing_of_the_one_that_is_wr
         ({"properties": [("a", "x" * 33_000)]}, "its properties have 33003 bytes; 29696 are allowed"),
     ],
 )
-def test_a_row_that_cannot_be_a_message_is_told(row: dict[str, Any], told: str) -> None:
+def test_a_row_that_cannot_be_a_message_is_reported(row: dict[str, Any], told: str) -> None:
     good = {"body": b"x", "topic": "T", "queue_id": 0, "keys": None, "tags": None, "properties": None}
     columns = {name: [good[name], (good | row)[name]] for name in good}
     with pytest.raises(RowRefused) as refused:
@@ -158,7 +158,7 @@ def test_bodies_of_a_batch_are_compressed_all_or_none(codec: Codec) -> None:
     assert [inflate(flag, each, 10_000) for each in bodies] == [b"a" * 5000, b"b" * 5000]
 
 
-def test_bodies_that_would_not_become_smaller_stay_as_they_are() -> None:
+def test_bodies_that_would_not_shrink_stay_uncompressed() -> None:
     import random
 
     noise = Message(Destination("T"), random.Random(1).randbytes(5000), b"")

@@ -117,7 +117,7 @@ def test_deleted_messages_fail_the_query_or_are_counted() -> None:
     assert reader.statistics.skipped == 17
 
 
-def test_who_asks_for_what_is_there_does_not_miss_what_was_deleted_before() -> None:
+def test_a_read_from_the_earliest_does_not_miss_messages_deleted_before() -> None:
     cluster = Cluster()
     for replica in cluster.replicas.values():
         replica.first = 10
@@ -127,7 +127,7 @@ def test_who_asks_for_what_is_there_does_not_miss_what_was_deleted_before() -> N
     assert reader.statistics.skipped == 0
 
 
-def test_who_asks_for_what_is_there_misses_what_is_deleted_while_it_reads() -> None:
+def test_a_read_from_the_earliest_misses_messages_deleted_during_the_read() -> None:
     cluster = Cluster()
     batches = cluster.reader(QueueRange(0, 3, 40), from_earliest=True).read()
     next(batches)

@@ -137,7 +137,7 @@ def test_followers_take_turns_from_micro_batch_to_micro_batch() -> None:
     assert first[0].replicas[-1] == second[0].replicas[-1] == "leader:1"
 
 
-def test_a_micro_batch_that_comes_again_has_the_same_tasks_whatever_brokers_tell_by_then() -> None:
+def test_a_repeated_micro_batch_has_the_same_tasks_whatever_brokers_report_then() -> None:
     class Detailed(Cluster):
         def __init__(self) -> None:
             super().__init__()
@@ -160,7 +160,7 @@ def test_a_micro_batch_that_comes_again_has_the_same_tasks_whatever_brokers_tell
     assert max(sum(each.message_count for each in ranges) for ranges in before) <= 64 * 1024
 
 
-def test_without_news_the_start_comes_back_as_it_is() -> None:
+def test_without_new_messages_the_start_is_returned_unchanged() -> None:
     progress = Cluster().progress()
     start = at(a0=10, a1=20)
 
@@ -242,7 +242,7 @@ def test_available_now_reads_what_there_was_and_waits_for_nothing() -> None:
 # -- trouble -------------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_address_is_told_within_seconds() -> None:
+def test_a_wrong_address_is_reported_within_seconds() -> None:
     cluster = Cluster()
     cluster.is_down = True
 
@@ -251,7 +251,7 @@ def test_a_wrong_address_is_told_within_seconds() -> None:
     assert 5 < cluster.now <= 15
 
 
-def test_a_topic_that_there_is_not_is_told_at_once() -> None:
+def test_a_missing_topic_is_reported_at_once() -> None:
     cluster = Cluster()
     cluster.ends = {}
 
@@ -331,7 +331,7 @@ def test_micro_batches_in_between_do_not_make_a_loss_younger() -> None:
     assert 119 < cluster.now < 125
 
 
-def test_without_fail_on_data_loss_the_query_goes_on_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_fail_on_data_loss_the_query_continues_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster()
     progress = cluster.progress(failOnDataLoss="false")
     cluster.ends[A0] = QueueEnds(8, 10)
@@ -391,7 +391,7 @@ def test_available_now_does_not_end_while_a_queue_may_come_back() -> None:
     assert offsets_of(progress.latest(at(a0=0, a1=20), is_limited=True)) == {"a:0": 10, "a:1": 20}
 
 
-def test_a_checkpoint_of_another_cluster_is_told_at_once() -> None:
+def test_a_checkpoint_of_another_cluster_is_reported_at_once() -> None:
     cluster = Cluster()
     cluster.name = "D"
 

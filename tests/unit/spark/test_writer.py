@@ -216,7 +216,7 @@ def test_rows_are_stored_in_their_order_over_all_queues() -> None:
     assert cluster.now == 0.0
 
 
-def test_a_task_that_is_run_again_adds_nothing_however_its_rows_are_divided() -> None:
+def test_a_repeated_task_adds_nothing_however_its_rows_are_split() -> None:
     cluster, sent = Cluster("a", "b"), bodies(200)
     columns: dict[str, list[Any]] = {"topic": ["T", "U", None, "U", "T"] * 40, "queue_id": [0, None, 1, None, 1] * 40}
     columns["broker_name"] = ["a", "b", "b", None, "a"] * 40
@@ -303,7 +303,7 @@ def test_a_task_fails_when_nobody_takes_rows_for_too_long(fault: str) -> None:
     assert 30 <= cluster.now < 40
 
 
-def test_time_without_rows_is_no_time_without_progress() -> None:
+def test_time_without_rows_does_not_count_as_time_without_progress() -> None:
     cluster = Cluster()
     group = cluster.groups["a"]
 
@@ -340,7 +340,7 @@ def test_time_without_rows_is_no_time_without_progress() -> None:
         ({"broker_name": ["a", "z"]}, {}, "topic 'T' has no queues to write to in broker group z"),
     ],
 )
-def test_a_place_that_there_is_not_is_told(columns: dict[str, list[Any]], given: dict[str, Any], told: str) -> None:
+def test_a_nonexistent_destination_is_reported(columns: dict[str, list[Any]], given: dict[str, Any], told: str) -> None:
     with pytest.raises(WriteFailed, match=told):
         Cluster().write([rows(body=[b"x", b"y"], **columns)], **given)
 
@@ -368,7 +368,7 @@ def test_a_refusal_for_good_fails_the_task_at_once() -> None:
     assert cluster.now == 0.0
 
 
-def test_brokers_that_do_not_number_batches_get_one_and_no_more() -> None:
+def test_brokers_that_do_not_number_batches_get_only_one_batch() -> None:
     cluster = Cluster()
     cluster.groups["a"].numbers_batches = False
     with pytest.raises(WriteFailed, match="does not know that they must not be stored again"):
@@ -376,13 +376,13 @@ def test_brokers_that_do_not_number_batches_get_one_and_no_more() -> None:
     assert cluster.groups["a"].requests == 1
 
 
-def test_a_row_that_cannot_be_a_message_is_told_by_its_number_in_the_task() -> None:
+def test_a_row_that_cannot_be_a_message_is_reported_by_number() -> None:
     with pytest.raises(RowRefused, match="row 51: its body is empty") as refused:
         Cluster().write([rows(body=[b"x"] * 50), rows(body=[b"x", b""])])
     assert refused.value.row == 51
 
 
-def test_a_task_with_rows_for_too_many_places_is_told_what_to_do() -> None:
+def test_a_task_with_too_many_destinations_is_refused_with_advice() -> None:
     few = replace(TEST_MIN, destinations_max=3)
     with pytest.raises(WriteFailed, match="than 3 topics and queues, the last one topic 'T', queue 3; repartition"):
         Cluster().write([rows(body=[b"x"] * 4, queue_id=[0, 1, 2, 3])], limits=few)

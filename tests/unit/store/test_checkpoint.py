@@ -201,7 +201,7 @@ def test_the_checkpoint_is_of_the_moment_of_prepare(tmp_path: Path) -> None:
     assert contents(opened.queues) == derived(log)
 
 
-def test_queues_are_gathered_by_and_by_and_are_those_of_the_moment_of_prepare(tmp_path: Path) -> None:
+def test_queues_are_gathered_gradually_with_their_state_at_prepare(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     before = store.table()
     pending = Checkpointer(str(tmp_path), store, queues_at_once=1).prepare(

@@ -141,7 +141,7 @@ def test_a_block_of_another_queue_or_place_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 30, 95])
-def test_a_file_that_is_cut_or_gone_while_a_process_runs_is_restored(tmp_path: Path, size: int) -> None:
+def test_a_file_truncated_or_removed_at_runtime_is_restored(tmp_path: Path, size: int) -> None:
     queue = written(tmp_path)
     path = tmp_path / "T" / "3" / "00000000000000000000"
     path.write_bytes(path.read_bytes()[:size])

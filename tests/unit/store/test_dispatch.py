@@ -113,7 +113,7 @@ def test_an_empty_entry_adds_nothing() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 20, 90])
-def test_a_body_that_is_no_chain_of_records_is_damage(cut: int) -> None:
+def test_a_body_that_is_not_a_chain_of_records_is_damage(cut: int) -> None:
     entry = EntryBuilder()
     entry.add("T")
     entry.add("T")

@@ -373,7 +373,7 @@ def test_the_more_parts_wait_the_larger_is_their_share_of_a_core(home: Home) -> 
     assert all(share == waiting / JOBS_MAX for waiting, share in shares)
 
 
-def test_a_builder_uses_no_more_than_its_share_of_a_core() -> None:
+def test_a_builder_uses_only_its_share_of_a_core() -> None:
     now = cpu = 0.0
 
     def sleep(seconds: float) -> None:
@@ -392,7 +392,7 @@ def test_a_builder_with_a_whole_core_never_sleeps() -> None:
     pace.rest()
 
 
-def test_bytes_that_are_no_log_are_refused() -> None:
+def test_bytes_that_are_not_a_log_are_refused() -> None:
     for data in (bytes(100), b"\xff" * 100, bytes(10), (1).to_bytes(4, "big") + (60).to_bytes(4, "big") + bytes(200)):
         with pytest.raises(FrameCorrupt):
             build_key_file(lambda pos, nbytes, data=data: data[pos : pos + nbytes], 0, len(data))  # type: ignore[misc]
@@ -473,7 +473,7 @@ def test_an_empty_part_has_a_file_that_names_nothing(tmp_path: Path) -> None:
         KeyFile(str(path))
 
 
-def test_the_process_that_makes_files_ends_without_a_word_when_its_parent_was_killed(home: Home) -> None:
+def test_the_index_builder_exits_silently_when_its_parent_is_killed(home: Home) -> None:
     fill(home)
     job = home.index.jobs()[-1]
     segment = Path(home.directory) / "segment"

@@ -76,7 +76,7 @@ def test_a_queue_begins_later_and_never_earlier(tmp_path: Path) -> None:
     assert store.append_run(run_of("A", 0, 20, 21)) == 1
 
 
-def test_a_topic_that_is_no_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_invalid_topic_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     with pytest.raises(NameRefused):
         store.append_run(run_of("../../etc", 0, 0, 1))
@@ -87,7 +87,7 @@ def test_a_topic_that_is_no_name_is_refused_before_anything_is_written(tmp_path:
     assert len(store) == 0
 
 
-def test_grown_queues_are_told_once_with_their_new_entries(tmp_path: Path) -> None:
+def test_grown_queues_are_reported_once_with_their_new_entries(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     store.append_run(run_of("A", 0, 0, 3))
     store.append_run(run_of("B", 7, 0, 1))
@@ -168,7 +168,7 @@ def test_many_queues_share_few_descriptors(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_dropped_topic_is_gone_and_may_come_again(tmp_path: Path) -> None:
+def test_a_dropped_topic_is_gone_and_may_be_recreated(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     store.append_run(run_of("A", 0, 0, 9))
     store.append_run(run_of("A", 1, 0, 2))
@@ -226,7 +226,7 @@ def test_opening_removes_what_the_checkpoint_does_not_know(tmp_path: Path) -> No
     assert reopened.table() == {"A": [(0, 0, 4, b"")]}
 
 
-def test_what_was_captured_stays_as_it_was(tmp_path: Path) -> None:
+def test_captured_content_stays_unchanged(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     store.append_run(run_of("A", 0, 0, 5))
     store.append_run(run_of("B", 0, 0, 3))
@@ -256,7 +256,7 @@ WAYS = ("run", "shipped", "built", "flush", "gather")
 
 
 @given(st.lists(st.tuples(st.sampled_from(WAYS), st.sampled_from("AB"), st.integers(0, 2)), max_size=30), st.data())
-def test_what_changes_before_it_is_gathered_is_captured_as_it_was(
+def test_queues_changed_before_they_are_gathered_are_captured_unchanged(
     steps: list[tuple[str, str, int]], data: st.DataObject
 ) -> None:
     """Whatever way entries take, and whenever files are written."""
@@ -368,7 +368,7 @@ def test_damaged_shipped_runs_are_refused(tmp_path: Path) -> None:
     assert store.max_offset("A", 0) == 1
 
 
-def test_only_watched_queues_are_told_of(tmp_path: Path) -> None:
+def test_only_watched_queues_are_reported(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     store.watched = {("B", 0)}
     for first in (0, 2):

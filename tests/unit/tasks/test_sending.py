@@ -46,7 +46,7 @@ async def sent_to(groups: _Groups, *, may_be_in: MessageQueue | None = None) -> 
     return await send_by_level(producer, MESSAGE, turn=0, priority=0, seconds=30, may_be_in=may_be_in)
 
 
-async def test_message_that_a_lost_group_may_have_is_sent_to_it_until_the_time_is_up(
+async def test_a_message_a_lost_group_may_have_is_retried_there_until_timeout(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     began = trio.current_time()
@@ -68,7 +68,7 @@ async def test_message_that_a_lost_group_cannot_have_goes_to_another_one(
     assert groups.sent == ["a", "b"]
 
 
-async def test_message_that_an_earlier_attempt_may_have_stored_goes_to_no_other_group(
+async def test_a_message_maybe_stored_earlier_goes_to_no_other_group(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     began = trio.current_time()
@@ -78,7 +78,7 @@ async def test_message_that_an_earlier_attempt_may_have_stored_goes_to_no_other_
     assert groups.sent == ["a"]
 
 
-async def test_message_that_may_be_stored_goes_to_no_other_group_when_its_own_has_left_the_route(
+async def test_a_maybe_stored_message_goes_nowhere_else_if_its_group_is_unrouted(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Name servers forget a group that is away; the turn of the message would mean another one then."""

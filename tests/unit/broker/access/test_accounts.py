@@ -51,7 +51,7 @@ def test_a_group_may_be_allowed_to_upload_filters() -> None:
     assert set(row(upload, b"")) == needed
 
 
-def test_the_file_of_rocketmq_is_read_as_it_is() -> None:
+def test_the_file_of_rocketmq_is_read_unchanged() -> None:
     accounts = parse_accounts(FILE)
     assert accounts.white_listed("10.10.103.200")
     assert accounts.white_listed("192.168.0.7")

@@ -356,7 +356,7 @@ def test_follower_reports_an_older_manifest() -> None:
     assert (follower.asked[-1]["index"], follower.asked[-1]["manifest"]) == (str(end.index), "older")
 
 
-def test_replica_that_has_not_looked_says_nothing_of_the_manifest() -> None:
+def test_replica_reports_no_manifest_before_reading_it() -> None:
     for follower in (tiered(), tiered(leader="n1")):
         end = follower.ends()[-1]
         follower.metadata.apply(noted(end))
@@ -392,7 +392,7 @@ def test_manifest_is_checked_though_nothing_waits() -> None:
 
 
 @pytest.mark.parametrize(("level", "has_tiers", "needed"), [(5, False, 6), (6, True, 7), (6, False, None)])
-def test_missing_format_level_is_told(level: int, has_tiers: bool, needed: int | None) -> None:
+def test_missing_format_level_is_reported(level: int, has_tiers: bool, needed: int | None) -> None:
     replica = tiered(level=level) if has_tiers else Replica(level=level)
     replica.send(40)
     for _ in range(2):

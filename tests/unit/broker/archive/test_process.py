@@ -38,7 +38,7 @@ async def test_process_that_does_not_start_or_answers_nonsense_is_a_failed_run(
     assert reason in step.reason
 
 
-def test_process_stays_when_a_terminal_or_systemd_stops_the_broker_and_ends_with_it(
+def test_the_process_outlives_terminal_and_systemd_signals_but_ends_with_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

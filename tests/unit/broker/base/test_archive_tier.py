@@ -65,7 +65,7 @@ def test_nothing_is_deleted_while_the_manifest_is_an_older_one() -> None:
     assert held.deletable_pos() == 500
 
 
-def test_another_archive_has_nothing_of_the_first_one() -> None:
+def test_another_archive_has_no_files_of_the_first_one() -> None:
     other, _, archived = tier(100, noted(500), tier_at(100), url="s3://archives/new")
     assert (other.deletable_pos(), other.begin_pos) == (0, None)
     archived.apply(noted(600, "s3://archives/new"))

@@ -78,7 +78,7 @@ def test_reader_is_called_back_when_all_its_places_are_there() -> None:
     assert not archive.load((10, 20)), "nothing to wait for"
 
 
-def test_who_goes_on_gets_large_requests_and_the_next_one_ahead() -> None:
+def test_sequential_readers_get_large_requests_and_read_ahead() -> None:
     archive = Archive()
     archive.load((0, 1))
     archive.work()

@@ -50,14 +50,14 @@ def test_nothing_is_more_than_ten_milliseconds_ahead() -> None:
     assert done_in(0.105, 0.08, 0.099)[:2] == [[0.08], [0.099]]
 
 
-def test_seconds_shorter_than_that_are_kept_and_an_action_that_takes_longer_keeps_none_from_its_turn() -> None:
+def test_short_intervals_are_kept_and_a_slow_action_starves_no_other() -> None:
     assert done_in(0.0205, 0.005)[0] == [0.005, 0.01, 0.015, 0.02]
     slow, other, _ = done_in(1.0, 0.01, 0.05, each_takes=0.1)
     assert len(slow) >= 4
     assert len(other) >= 4
 
 
-def test_delay_of_what_was_due_and_time_of_what_was_done_are_told() -> None:
+def test_the_delay_of_due_actions_and_their_duration_are_reported() -> None:
     clock = MockClock(autojump_threshold=0)
     told: list[float] = []
 
@@ -92,7 +92,7 @@ def test_what_rests_until_a_time_is_called_then_and_not_before() -> None:
     assert len(ran) == 1
 
 
-def test_what_gets_something_to_do_while_it_rests_is_called_at_once_after_the_turn() -> None:
+def test_a_resting_action_that_gets_work_runs_right_after_the_turn() -> None:
     clock = MockClock(autojump_threshold=0)
     ran, told, is_busy = list[float](), list[float](), False
 
@@ -141,7 +141,7 @@ def test_a_look_that_finds_nothing_due_takes_no_turn_of_the_reactor() -> None:
     assert reactions <= 2, "a look every 20 ms would be 17"
 
 
-def test_a_busy_broker_asks_its_actions_at_intervals_and_what_has_got_something_to_do_waits_for_one_at_most() -> None:
+def test_a_busy_broker_polls_actions_and_work_waits_at_most_one_interval() -> None:
     clock = MockClock(autojump_threshold=0)
     asked, ran, is_busy = 0, list[float](), False
 

@@ -91,7 +91,7 @@ def check_contents(log: Log, selection: Selection) -> None:
 
 
 @given(_logs, st.integers(1, 2000), st.integers(1, 9))
-def test_reading_on_and_on_gives_each_record_once_in_the_order_of_the_log(log: Log, bytes_max: int, most: int) -> None:
+def test_repeated_reads_give_each_record_once_in_log_order(log: Log, bytes_max: int, most: int) -> None:
     offsets = dict.fromkeys(log.entries, 0)
     seen: list[tuple[int, int, int]] = []
     while any(offsets[queue_id] < len(queue) for queue_id, queue in log.entries.items()):
@@ -144,7 +144,7 @@ def test_bodies_are_cut_out_and_nothing_else(log: Log) -> None:
 
 
 @given(_logs)
-def test_each_byte_of_the_log_is_read_once_and_wide_gaps_are_not(log: Log) -> None:
+def test_each_byte_is_read_once_and_wide_gaps_are_skipped(log: Log) -> None:
     selection = select(log.spans(), frozenset(), 1 << 30, PhysicalOffset(LIMIT))
     read_answer(selection, log.runs, bodies=True)
     assert all(end <= begin for (_, end), (begin, _) in zip(log.read, log.read[1:], strict=False))

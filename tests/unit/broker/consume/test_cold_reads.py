@@ -58,7 +58,7 @@ class Stage:
         return number * CHUNK_BYTES, (number + 1) * CHUNK_BYTES
 
 
-def test_who_reads_here_and_there_gets_the_records_alone() -> None:
+def test_a_random_access_reader_gets_only_its_records() -> None:
     stage = Stage()
     assert stage.bring("a", (PLACE, 500), (PLACE + 700, 100))
     assert stage.bring("b", (9 * PLACE, 500))
@@ -68,7 +68,7 @@ def test_who_reads_here_and_there_gets_the_records_alone() -> None:
     assert stage.cold.waiting == 0
 
 
-def test_who_reads_on_gets_whole_chunks_and_the_next_one_ahead() -> None:
+def test_a_sequential_reader_gets_whole_chunks_and_the_next_one_ahead() -> None:
     stage = Stage()
     stage.bring("first", (PLACE, 500))
     stage.work()
@@ -83,7 +83,7 @@ def test_who_reads_on_gets_whole_chunks_and_the_next_one_ahead() -> None:
     assert stage.work() == [stage.chunk(7)]
 
 
-def test_all_who_want_the_same_chunk_wait_for_one_read() -> None:
+def test_all_readers_of_the_same_chunk_wait_for_one_read() -> None:
     stage = Stage()
     stage.bring("first", (PLACE, 500))
     stage.work()
@@ -127,7 +127,7 @@ def test_what_is_in_memory_anyway_is_not_brought() -> None:
     assert stage.done == ["across"]
 
 
-def test_who_reads_on_is_known_to_have_all_at_one_look() -> None:
+def test_loaded_chunks_of_a_sequential_reader_are_recognized_at_once() -> None:
     stage = Stage()
     stage.bring("first", (PLACE, 500))
     stage.bring("second", (PLACE + 500, 500))
@@ -174,7 +174,7 @@ def test_what_is_in_memory_or_gone_is_not_read() -> None:
     assert stage.done == ["partly"]
 
 
-def test_a_disk_that_fails_is_found_by_who_reads() -> None:
+def test_a_failing_disk_is_noticed_by_the_reader() -> None:
     stage = Stage()
     stage.log.fails = True
     assert stage.bring("a", (PLACE, 500))

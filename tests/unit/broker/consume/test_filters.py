@@ -104,7 +104,7 @@ def test_a_group_that_may_not_consume_by_broadcast() -> None:
     assert home.refusal() == ResponseCode.NO_PERMISSION
 
 
-def test_the_longer_an_expression_the_fewer_messages_are_looked_at_in_one_piece() -> None:
+def test_the_longer_an_expression_the_fewer_messages_are_scanned_at_once() -> None:
     assert scanned_max(parse_subscription("T", "a || b", "TAG"), DEFAULT.consume) == 800
     assert scanned_max(parse_subscription("T", "n = 1", "SQL92"), DEFAULT.consume) == 800
     assert scanned_max(parse_subscription("T", " OR ".join(["n = 1000"] * 200), "SQL92"), DEFAULT.consume) == 41

@@ -72,7 +72,7 @@ class Home:
         return self.slow.suggest(group, "T", queue_id, PhysicalOffset(behind), lag)
 
 
-def test_only_who_lags_is_sent_away() -> None:
+def test_only_a_lagging_client_is_sent_to_a_follower() -> None:
     home = Home(Leader(peer("n1")))
     assert home.suggest(LAG_MAX) == 0
     assert home.leader.asked == 0
@@ -117,7 +117,7 @@ def test_queues_are_spread_over_followers_and_stay_where_they_are() -> None:
     assert home.leader.asked == 1
 
 
-def test_what_is_known_of_followers_is_soon_asked_anew() -> None:
+def test_knowledge_about_followers_is_soon_refreshed() -> None:
     home = Home(Leader(peer("n1")))
     assert home.suggest(LAG_MAX + 1) == 2
     home.leader.peers = ()
@@ -125,7 +125,7 @@ def test_what_is_known_of_followers_is_soon_asked_anew() -> None:
     assert home.suggest(LAG_MAX + 1) == 0
 
 
-def test_a_follower_keeps_who_is_far_behind_and_gives_back_who_is_near() -> None:
+def test_a_follower_keeps_clients_far_behind_and_sends_near_ones_back() -> None:
     home = Home(Leader(), node_id="n2", peers="n2@127.0.0.1:1")
     home.leader.is_leader = False
     assert home.suggest(LAG_MAX * 5) == 3

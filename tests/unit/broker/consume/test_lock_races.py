@@ -98,7 +98,7 @@ def test_a_late_unlock_does_not_open_the_queue_to_a_third_client() -> None:
     assert stage.metadata.lock_holder("G", "T", 0) == "c2"
 
 
-def test_a_lock_that_is_only_on_its_way_is_not_told() -> None:
+def test_a_lock_not_yet_committed_is_not_reported() -> None:
     """A client asks twice. The first answer comes late: not before the second request found the queue free."""
     stage = Stage()
     stage.lock("c1")
@@ -115,7 +115,7 @@ def test_a_lock_that_is_only_on_its_way_is_not_told() -> None:
     assert stage.told["c2"] == [0]
 
 
-def test_a_lock_that_is_being_taken_away_is_not_told() -> None:
+def test_a_lock_being_revoked_is_not_reported() -> None:
     """It was renewed in time, and then its time was over before anybody could confirm that."""
     stage = Stage()
     stage.lock("c1")
@@ -153,7 +153,7 @@ def test_what_was_known_about_locks_goes_with_them() -> None:
     assert not list(stage.locks._renewed)
 
 
-def test_silent_holders_are_found_a_few_at_a_time_and_all_in_a_round() -> None:
+def test_silent_holders_are_found_gradually_and_all_within_a_round() -> None:
     stage = Stage()
     for number in range(300):
         topic = TopicConfig(name=f"T{number}", read_queues=1, write_queues=1)

@@ -53,7 +53,7 @@ def test_only_a_matching_tag_wakes(codes: tuple[int, ...], woken: list[str]) -> 
     assert len(polling) == 3 - len(woken)
 
 
-def test_with_the_first_offset_only_entries_at_or_behind_the_wanted_one_count() -> None:
+def test_with_a_first_offset_only_entries_from_the_wanted_one_on_count() -> None:
     polling: LongPolling[Pull] = LongPolling()
     polling.hold(KEY, QueueOffset(12), 10.0, Pull("late", frozenset([1])), "c1")
     assert polling.grown(KEY, entries(1, 1), first_offset=QueueOffset(10)) == []
@@ -75,7 +75,7 @@ def test_pulls_expire_at_their_deadline_earliest_first() -> None:
     assert len(polling) == 0
 
 
-def test_a_woken_pull_does_not_expire_and_does_not_count_for_the_next_deadline() -> None:
+def test_a_woken_pull_neither_expires_nor_counts_for_the_next_deadline() -> None:
     polling: LongPolling[Pull] = LongPolling()
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a", frozenset([1])), "c1")
     polling.hold(KEY, QueueOffset(0), 20.0, Pull("b", frozenset([2])), "c1")
@@ -192,7 +192,7 @@ def test_against_a_list(steps: list[tuple[object, ...]]) -> None:
         assert polling.next_deadline() == min((row[1] for row in model), default=math.inf)
 
 
-def test_no_more_expire_at_once_than_are_asked_for() -> None:
+def test_only_the_requested_number_of_pulls_expire_at_once() -> None:
     polling: LongPolling[Pull] = LongPolling()
     for number in range(5):
         polling.hold(KEY, QueueOffset(0), float(number), Pull(str(number)), "c1")

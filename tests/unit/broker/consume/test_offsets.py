@@ -75,7 +75,7 @@ class Stage:
         return self.metadata.consumer_offset("G", "T", 0)
 
 
-def test_a_consumer_that_begins_at_an_earlier_reset_cannot_undo_a_later_one() -> None:
+def test_a_consumer_starting_at_an_earlier_reset_cannot_undo_a_later_one() -> None:
     stage = Stage()
     stage.reset(50)
     stage.rounds.commit(2)
@@ -105,7 +105,7 @@ def test_two_resets_at_the_same_time() -> None:
     assert (stage.stored, stage.pull(70)) == (20, 20)
 
 
-def test_a_commit_that_was_gathered_before_a_reset_does_not_count_after_it() -> None:
+def test_a_commit_gathered_before_a_reset_is_ignored_after_it() -> None:
     stage = Stage()
     stage.offsets.gather("G", "T", 0, QueueOffset(60))
     stage.reset(20)
@@ -144,7 +144,7 @@ def test_a_commit_that_moves_back_drops_what_was_gathered_before_it() -> None:
     assert stage.stored == 12
 
 
-def test_who_reads_again_is_not_taken_for_who_waits_for_a_reset() -> None:
+def test_a_repeated_read_is_not_mistaken_for_a_consumer_awaiting_a_reset() -> None:
     """A reset forgets who read from further back: what comes late from there does not undo it."""
     stage = Stage()
     reader: Any = object()
@@ -159,7 +159,7 @@ def test_who_reads_again_is_not_taken_for_who_waits_for_a_reset() -> None:
     assert (stage.rounds.waiting, stage.stored) == (0, 40)
 
 
-def test_a_commit_is_told_why_it_comes_at_the_wrong_moment() -> None:
+def test_a_commit_at_the_wrong_moment_is_refused_with_a_reason() -> None:
     stage = Stage()
     reader: Any = object()
     other: Any = object()
@@ -205,7 +205,7 @@ def test_a_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool) ->
     assert stage.stored == 60
 
 
-def test_a_reset_to_what_is_no_offset_leaves_nothing_behind() -> None:
+def test_a_reset_to_an_invalid_offset_changes_nothing() -> None:
     stage = Stage()
     with pytest.raises(CommandRefused):
         stage.reset(-1)
@@ -215,7 +215,7 @@ def test_a_reset_to_what_is_no_offset_leaves_nothing_behind() -> None:
     assert stage.stored == 60
 
 
-def test_a_commit_with_a_pull_of_a_group_that_cannot_be_changes_nothing() -> None:
+def test_a_commit_with_a_pull_of_an_invalid_group_changes_nothing() -> None:
     """Gathered commits enter the log by a timer, where a name that is refused would end the broker."""
     stage = Stage()
     connection: Any = None

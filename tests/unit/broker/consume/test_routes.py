@@ -38,7 +38,7 @@ class NameServer:
                 await stream.send_all(encode_response(request.opaque, 0, body=body))
 
 
-async def test_who_asks_while_another_topic_is_asked_for_is_told_of_its_own() -> None:
+async def test_concurrent_route_requests_each_get_their_own_topic() -> None:
     """Told that its topic is nowhere, a consumer would get no queues for 20 seconds."""
     server, found, all_found = NameServer(), dict[str, Queues | None](), trio.Event()
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")

@@ -61,7 +61,7 @@ def test_a_new_member_is_announced_to_all_of_its_group() -> None:
     assert registry.consumer_ids("unknown") == []
 
 
-def test_a_heartbeat_that_changes_nothing_tells_nobody() -> None:
+def test_an_unchanged_heartbeat_notifies_nobody() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     beat(registry, "c1", "one", consumer("g", "T"))
     again = beat(registry, "c1", "one", consumer("g", "T"), now=30.0)
@@ -80,7 +80,7 @@ def test_a_heartbeat_that_changes_nothing_tells_nobody() -> None:
     ],
     ids=["added", "removed", "replaced", "other order", "other expression"],
 )
-def test_the_set_of_topics_decides_whether_members_are_told(
+def test_the_set_of_topics_decides_whether_members_are_notified(
     before: list[str | SubscriptionData], after: list[str | SubscriptionData], told: bool
 ) -> None:
     registry: ClientRegistry[str] = ClientRegistry()
@@ -88,7 +88,7 @@ def test_the_set_of_topics_decides_whether_members_are_told(
     assert bool(beat(registry, "c1", "one", consumer("g", *after)).notify) == told
 
 
-def test_broadcast_groups_are_never_told() -> None:
+def test_broadcast_groups_are_never_notified() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     assert beat(registry, "c1", "one", consumer("g", "T", model=BROADCASTING)).notify == []
     assert beat(registry, "c2", "two", consumer("g", "T", model=BROADCASTING)).notify == []
@@ -136,7 +136,7 @@ def test_a_closed_connection_leaves_all_its_groups() -> None:
     assert registry.connection_closed("c1") == []
 
 
-def test_a_client_that_reconnects_is_one_member_and_nobody_is_told() -> None:
+def test_a_reconnecting_client_stays_one_member_and_nobody_is_notified() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     beat(registry, "old", "one", consumer("g", "T"))
     beat(registry, "c2", "two", consumer("g", "T"))
@@ -180,7 +180,7 @@ def test_silent_members_expire() -> None:
     assert registry.consumer_group("g") is None
 
 
-def test_connections_are_looked_at_in_turn_and_those_that_leave_together_are_told_of_once() -> None:
+def test_connections_are_checked_in_turn_and_joint_departures_announced_once() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     connections = [f"c{number}" for number in range(3 * ROUND_CALLS)]
     for connection in connections:

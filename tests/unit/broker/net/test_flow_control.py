@@ -51,7 +51,7 @@ def test_from_half_on_whoever_asks_for_more_waits_until_it_has_read() -> None:
     assert [other.waits, kept.kept_waiting] == [False, 0]
 
 
-def test_beyond_the_limit_those_with_the_most_are_dropped_and_no_more() -> None:
+def test_beyond_the_limit_only_the_clients_with_the_most_unread_are_dropped() -> None:
     clients = [Connection(3 * MIB), Connection(4 * MIB), Connection(MIB), Connection(3 * MIB)]
     replica = Connection(5 * MIB // 4, trusted=True)
     kept = unread(*clients, replica)
@@ -66,13 +66,13 @@ def test_a_replica_is_never_kept_waiting() -> None:
     assert not replica.waits
 
 
-def test_who_has_read_everything_is_not_dropped_for_what_replicas_have_not() -> None:
+def test_a_client_that_read_everything_is_not_dropped_for_slow_replicas() -> None:
     reader, replica = Connection(), Connection(9 * MIB, trusted=True)
     unread(reader, replica).drop_some()
     assert not reader.closed
 
 
-def test_what_others_are_told_of_who_is_dropped_drops_nobody_within() -> None:
+def test_notices_about_a_dropped_client_drop_nobody_recursively() -> None:
     class Member(Connection):
         """One of a group, of which another one hears that it is gone, and has not read that either."""
 
@@ -86,7 +86,7 @@ def test_what_others_are_told_of_who_is_dropped_drops_nobody_within() -> None:
     assert sum(each.waiting_bytes for each in members) == 7 * MIB
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_a_disconnected_client_is_forgotten() -> None:
     one = Connection(6 * MIB)
     kept = unread(one)
     kept.grown(one)

@@ -56,7 +56,7 @@ def test_clients_of_a_silent_proxy_are_gone_and_of_others_stay() -> None:
     registry.check_invariants()
 
 
-def test_what_exceeds_a_limit_is_left_out_and_the_rest_of_the_heartbeat_holds() -> None:
+def test_heartbeat_parts_beyond_a_limit_are_dropped_and_the_rest_is_kept() -> None:
     limits = replace(ClientLimits(), proxied_clients_max=3)
     registry: ClientRegistry[str] = ClientRegistry(limits)
     beat(
@@ -76,14 +76,14 @@ def test_what_exceeds_a_limit_is_left_out_and_the_rest_of_the_heartbeat_holds() 
     assert registry.producers("p") == ["p1", "p2"]
 
 
-def test_clients_behind_it_are_no_members_that_divide_queues() -> None:
+def test_proxied_clients_are_not_members_that_share_queues() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     beat(registry, "p1", client("a"))
     assert registry.consumer_ids("g") == []
     assert registry.consumer_group("g") is None
 
 
-def test_a_user_needs_permissions_for_the_clients_that_it_names_and_a_proxy_names_any() -> None:
+def test_a_user_needs_permissions_for_named_clients_and_a_proxy_does_not() -> None:
     request = HeartBeat()
     body = HeartbeatOfProxy("p1", behind=[client("a", "g", "T")]).encode()
     row = ROWS[HeartBeat]

@@ -195,7 +195,7 @@ def test_most_sends_of_stock_clients_are_plain() -> None:
     assert broker.taken_plain == len(chunk)
 
 
-def test_sends_to_more_queues_than_a_block_knows_are_stored_all_the_same() -> None:
+def test_sends_to_more_queues_than_a_block_knows_are_stored() -> None:
     chunk = b"".join(frame(b"", b="Orders", e=str(n)) for n in range(TOPICS["Orders"]))
     broker = compare([chunk])
     assert broker.taken_plain > 0
@@ -258,7 +258,7 @@ def test_a_topic_without_queues_is_left_to_the_reference() -> None:
     assert broker.sends.take(cast("Any", Connection(HOST)), frame()) == 0
 
 
-def test_a_full_disk_refuses_each_request_of_a_block_and_drops_oneway_sends() -> None:
+def test_a_full_disk_refuses_requests_of_a_block_and_drops_oneway_sends() -> None:
     three = batched(b"", "UNIQ_KEY\x01A\x02") * 3
     chunk = frame(b"1", header={"opaque": 1}) + frame(b"2", header={"opaque": 2, "flag": 2})
     chunk += frame(three, m="true", i="", header={"opaque": 3, "code": 320}) + frame(b"4", header={"opaque": 4})
@@ -290,7 +290,7 @@ def test_a_replica_that_is_not_ready_keeps_blocks_for_the_next_round() -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_senders_are_left_without_an_answer_when_the_outcome_of_a_block_is_unknown() -> None:
+def test_an_unknown_outcome_of_a_block_leaves_senders_without_an_answer() -> None:
     chunk = frame(header={"opaque": 1}) + frame(header={"opaque": 2})
     seen = []
     for form in FORMS:
@@ -328,7 +328,7 @@ def test_a_compiled_block_is_built_once() -> None:
 
 
 @pytest.mark.parametrize("extra", [-100, -16, -1, 0, 1, 5, 100])
-def test_sends_around_the_end_of_a_block_are_stored_as_by_the_reference(extra: int) -> None:
+def test_sends_around_the_end_of_a_block_match_the_reference(extra: int) -> None:
     probe, sender = Broker(form="compiled"), cast("Any", Connection(HOST))
     probe.sends.take(sender, frame(b""))
     record = probe.appender.pending_bytes
@@ -342,7 +342,7 @@ def test_an_empty_batch_behind_a_message_adds_nothing_to_its_queue() -> None:
 
 
 @pytest.mark.parametrize("count", [1022, 1023, 1024, 1025, 1100])
-def test_a_batch_around_the_most_messages_of_a_block_is_stored_as_by_the_reference(count: int) -> None:
+def test_batches_around_the_message_limit_of_a_block_match_the_reference(count: int) -> None:
     tiny = batched(b"", "UNIQ_KEY\x01A\x02")
     sends = [frame(b"", header={"opaque": n}) for n in range(count)]
     compare([b"".join(sends)])
@@ -354,7 +354,7 @@ def test_a_batch_around_the_most_messages_of_a_block_is_stored_as_by_the_referen
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_an_entry_has_no_more_than_fits_it() -> None:
+def test_an_entry_never_exceeds_its_size_limit() -> None:
     broker, client = Broker(form="compiled", entry_bytes_max=1000), Connection(HOST)
     chunk = b"".join(frame(b"x" * 100, header={"opaque": n}) for n in range(50))
     assert broker.receive(client, chunk) == broker.taken_plain == len(chunk)

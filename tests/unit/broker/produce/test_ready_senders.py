@@ -163,7 +163,7 @@ def test_more_messages_than_a_block_may_have_make_more_blocks(form: str, undo: E
 
 
 @both_forms
-def test_tags_of_a_request_that_is_not_taken_are_not_those_of_the_next_sender(form: str, undo: ExitStack) -> None:
+def test_tags_of_an_unaccepted_request_are_not_given_to_the_next_sender(form: str, undo: ExitStack) -> None:
     """Both requests would have their tags, of the same length, at the same place in the block."""
     crowd = Crowd(form, 2, undo)
     without_key = batched(b"one", "UNIQ_KEY\x01A\x02TAGS\x01aaaa\x02") + batched(b"two", "TAGS\x01aaaa\x02")

@@ -184,7 +184,7 @@ def sha1(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.usefixtures("sha1")
 @pytest.mark.parametrize("secret_key", ["secret-1", "s" * 63, "s" * 64, "s" * 65, "s" * 200, "geheim-ü"])
-def test_sends_of_any_size_are_plain_if_the_signature_is_right_to_the_last_bit(tmp_path: Path, secret_key: str) -> None:
+def test_sends_of_any_size_are_plain_only_with_a_correct_signature(tmp_path: Path, secret_key: str) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(f"accounts:\n- {{accessKey: producer, secretKey: {secret_key}, topicPerms: [T=PUB]}}\n")
     log: Any = None
@@ -230,7 +230,7 @@ ACL_FILES = st.builds(
     steps=st.lists(st.tuples(ACL_FILES, st.lists(signed_frames(), max_size=4).map(b"".join)), min_size=1, max_size=4),
     address=st.sampled_from(["10.0.0.2", "10.0.0.3"]),
 )
-def test_changed_accounts_count_from_the_next_chunk_of_a_connection_as_in_the_reference(
+def test_changed_accounts_apply_from_the_next_chunk_like_in_the_reference(
     tmp_path: Path, steps: list[tuple[str, bytes]], address: str
 ) -> None:
     path = tmp_path / "plain_acl.yml"
@@ -267,7 +267,7 @@ def test_a_removed_account_sends_nothing_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("sha1")
-def test_the_key_of_an_account_is_asked_for_with_each_topic_and_access_key() -> None:
+def test_the_account_key_is_requested_for_each_topic_and_access_key() -> None:
     broker, sender = Broker(form="compiled", is_signed=True), cast("Any", Connection(HOST))
     sends = [("producer", "T"), ("producer", "T"), ("producer", "Orders"), ("operator", "Orders"), ("producer", "T")]
     keys = {b"producer": Signer("secret-1").key, b"operator": Signer("secret-3").key}

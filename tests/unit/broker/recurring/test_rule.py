@@ -115,13 +115,13 @@ def test_the_year_9999_is_the_last() -> None:
     "expression",
     ["", "* * * *", "60 * * * *", "* * 30 2 *", "* * * * MON#1/2", "*/0 * * * *", "a b c d e", "* * * * ٣", "\x00" * 5],
 )
-def test_what_is_no_cron_expression_is_refused(expression: str) -> None:
+def test_an_invalid_cron_expression_is_refused(expression: str) -> None:
     with pytest.raises(RuleInvalid, match="cron expression"):
         Cron(expression, "UTC")
 
 
 @pytest.mark.parametrize("zone", ["", "Nowhere/Else", "../../etc/passwd", "/etc/localtime", "Europe", "\x00"])
-def test_what_is_no_time_zone_is_refused(zone: str) -> None:
+def test_an_invalid_time_zone_is_refused(zone: str) -> None:
     with pytest.raises(RuleInvalid, match="time zone"):
         Cron("* * * * *", zone)
 

@@ -105,7 +105,7 @@ def test_one_tick_is_in_flight_at_a_time() -> None:
     assert rig.ticks.counters()["schedule_ticks_sent"] == 3
 
 
-def test_a_clock_that_goes_back_repeats_nothing_and_one_that_goes_ahead_does_not_flood() -> None:
+def test_clock_steps_neither_repeat_ticks_nor_flood() -> None:
     rig = Rig()
     rig.run(SECOND)
     assert rig.log.settle() == [SECOND]

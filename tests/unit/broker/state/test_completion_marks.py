@@ -73,7 +73,7 @@ def test_a_million_waiting_messages_are_few_bytes() -> None:
     assert marks.count_open(QueueOffset(1_000_001)) == 1_000_000
 
 
-def test_what_is_no_offset_is_refused() -> None:
+def test_invalid_offsets_are_refused() -> None:
     for command in (
         CompleteEntries(topic="t", queue_id=0, offsets=[]),
         CompleteEntries(topic="t", queue_id=0, offsets=[QueueOffset(3), QueueOffset(-1)]),
@@ -84,7 +84,7 @@ def test_what_is_no_offset_is_refused() -> None:
             encode_command(command)
 
 
-def test_a_snapshot_with_parts_of_a_newer_version_is_refused_and_changes_nothing() -> None:
+def test_a_snapshot_with_newer_parts_is_refused_and_changes_nothing() -> None:
     metadata = Metadata()
     metadata.apply(CompleteEntries(topic="waiting", queue_id=0, offsets=[QueueOffset(1)]))
     before = metadata.snapshot()

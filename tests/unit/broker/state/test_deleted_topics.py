@@ -86,7 +86,7 @@ def state(group: Group) -> dict[str, Any]:
     }
 
 
-def test_restored_topic_is_as_it_was() -> None:
+def test_restored_topic_is_unchanged() -> None:
     group = used()
     before = state(group)
     changes = group.apply(DELETED)
@@ -190,7 +190,7 @@ def test_forgotten_topic_cannot_be_restored_and_its_queues_go() -> None:
     assert group.metadata.consumer_offset("G", "T", 0) == 100  # offsets of the name still go on
 
 
-def test_topic_with_lite_topics_is_not_deleted_by_a_leader_that_did_not_know() -> None:
+def test_topic_with_lite_topics_is_not_deleted_by_a_late_command() -> None:
     group = Group()
     group.apply(put(attributes={"message.type": "LITE"}))
     assert group.apply(DELETED).topics == ()
@@ -213,7 +213,7 @@ def test_replica_that_fills_its_queues_drops_no_restored_topic(restored: bool, e
     assert queue_effects(DELETED, group.metadata, group.queue_ends).deleted_topics == ()
 
 
-def test_replica_that_fills_its_queues_begins_a_topic_that_was_created_again_where_it_begins() -> None:
+def test_catching_up_replica_starts_a_recreated_topic_at_its_first_offset() -> None:
     group = used()
     group.apply(DELETED)
     group.apply(put())

@@ -98,7 +98,7 @@ def test_a_lite_topic_that_has_grown_since_its_end_was_decided_stays() -> None:
     assert replica.offset(A) == 1
 
 
-def test_a_lite_topic_ends_with_its_offsets_and_what_is_popped_of_it() -> None:
+def test_an_expired_lite_topic_loses_its_offsets_and_popped_messages() -> None:
     replica = Replica()
     replica.pop(A, 0, before=-1)
     replica.pop(A, 0, before=-1, group="G2")
@@ -112,7 +112,7 @@ def test_a_lite_topic_ends_with_its_offsets_and_what_is_popped_of_it() -> None:
     assert replica.offset(A) is None, "a receipt of the former lite topic means nothing to the next one"
 
 
-def test_a_reset_goes_anywhere_up_to_the_end_and_ends_what_was_popped() -> None:
+def test_a_reset_moves_anywhere_up_to_the_end_and_cancels_pops() -> None:
     replica = Replica()
     replica.pop(A, 0, before=-1, taken=0b111)
     replica.apply(ResetLiteOffsets(group="G", rows=[(A, OFFSET(3)), (B, OFFSET(99))]))

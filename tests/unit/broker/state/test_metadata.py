@@ -210,14 +210,14 @@ def test_a_topic_has_an_identity_of_its_own_until_it_is_deleted() -> None:
     assert len({first, other, metadata.topic_identity("T"), ""}) == 4
 
 
-def test_an_identity_tells_clusters_apart_that_were_set_up_in_the_same_order() -> None:
+def test_identities_differ_between_clusters_set_up_in_the_same_order() -> None:
     one, other = Metadata(), Metadata()
     one.apply(put("T", timestamp_ms=1000))
     other.apply(put("T", timestamp_ms=2000))
     assert one.topic_identity("T") != other.topic_identity("T")
 
 
-def test_a_topic_from_before_there_were_identities_has_none_until_it_is_made_anew() -> None:
+def test_a_topic_older_than_identities_gets_one_only_when_recreated() -> None:
     content = cbor2.loads(metadata_with(topic("T")).snapshot())
     del content["topic_identities"]
     metadata = Metadata()
@@ -379,7 +379,7 @@ def test_offsets_go_back_only_by_reset_or_with_their_topic(commands: list[Comman
                     assert metadata.consumer_offsets[key][queue_id] >= offset
 
 
-def test_a_lock_is_the_last_ones_and_only_its_holder_gives_it_back() -> None:
+def test_the_last_locker_holds_a_lock_and_only_the_holder_releases_it() -> None:
     metadata = metadata_with(topic("T"))
     metadata.apply(LockQueues(group="g", client_id="a", queues=[("T", 0), ("T", 1), ("gone", 0)]))
     metadata.apply(LockQueues(group="g", client_id="b", queues=[("T", 1)]))

@@ -12,7 +12,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "drop", "capture"]), st.integ
 
 
 @given(STEPS)
-def test_captures_stay_as_they_were(steps: list[tuple[str, int, int]]) -> None:
+def test_captures_stay_unchanged(steps: list[tuple[str, int, int]]) -> None:
     tables: NestedTables[int, int, int] = NestedTables({0: {0: -1}})
     model: dict[int, dict[int, int]] = {0: {0: -1}}
     captures: list[tuple[dict[int, dict[int, int]], dict[int, dict[int, int]]]] = []

@@ -233,7 +233,7 @@ def test_in_order_the_offset_is_that_of_the_first_open_message(steps: list[tuple
             }
 
 
-def test_a_checkpoint_of_32_messages_takes_less_than_100_bytes_of_the_snapshot() -> None:
+def test_a_checkpoint_of_32_messages_uses_less_than_100_snapshot_bytes() -> None:
     metadata, sizes = ready(), []
     for number in range(2):
         sizes.append(len(metadata.snapshot()))
@@ -253,7 +253,7 @@ def test_a_checkpoint_of_32_messages_takes_less_than_100_bytes_of_the_snapshot()
     assert len(metadata.snapshot()) - sizes[1] < 40
 
 
-def test_a_changed_time_in_order_blocks_until_the_last_message_may_come_again() -> None:
+def test_a_changed_ordered_time_blocks_until_the_last_message_may_be_redelivered() -> None:
     metadata = ready()
     pop = PopMessages(
         group="G",
@@ -321,7 +321,7 @@ def put_off(offset: int, start: int, pop_time_ms: int, new_pop_time_ms: int, *, 
     )
 
 
-def test_a_suspended_message_of_an_ordered_queue_comes_again_without_being_counted() -> None:
+def test_a_suspended_ordered_message_is_redelivered_uncounted() -> None:
     metadata = ready()
     metadata.apply(popped_in_order(100))
     metadata.apply(put_off(0, 0, 100, 105, suspended=True))

@@ -159,7 +159,7 @@ def test_what_was_captured_does_not_change_any_more() -> None:
     assert position(sequences, "p", 3000) == 7
 
 
-def test_the_bounds_as_they_are() -> None:
+def test_sequences_per_producer_and_producers_are_bounded() -> None:
     sequences = ProducerSequences()
     for number in range(0, 6000, 2):
         sequences.note("busy", number, number, PhysicalOffset(number), 1)
@@ -189,7 +189,7 @@ def test_a_producer_that_counts_without_gaps_is_known_whole() -> None:
     assert len(sequences.capture()()[0][3]) == 8 * 1024  # type: ignore[index] # rows
 
 
-def test_what_follows_a_gap_below_the_window_is_known_as_far_down_as_the_gap() -> None:
+def test_a_range_behind_a_gap_is_known_only_down_to_the_gap() -> None:
     sequences = ProducerSequences()
     for first in (*range(0, 500, 10), *range(600, 600 + 10 * 1100, 10)):
         sequences.note("p", first, first + 9, first, 1)
@@ -317,7 +317,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.binary(max_size=20), st.data())
-def test_what_is_shipped_is_read_as_it_was_and_no_byte_less(
+def test_a_shipped_annotation_is_read_unchanged_and_a_truncated_one_is_refused(
     rows: list[SequencedRecord], runs: bytes, data: st.DataObject
 ) -> None:
     annotation = join_sequenced(rows, ANNOTATION_START + runs)

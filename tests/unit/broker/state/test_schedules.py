@@ -37,7 +37,7 @@ def test_a_schedule_begins_when_it_is_created_and_advances_with_its_ticks() -> N
     assert table.table["a"].settled_ms == 3000, "it never goes back"
 
 
-def test_another_message_keeps_the_place_and_another_rule_begins_anew() -> None:
+def test_a_new_message_keeps_the_position_and_a_new_rule_restarts() -> None:
     table = Schedules(StateLimits())
     put(table)
     table.apply(SettleTick(name="a", version=1, settled_ms=7000, due_ms=7000))
@@ -46,7 +46,7 @@ def test_another_message_keeps_the_place_and_another_rule_begins_anew() -> None:
     assert table.table["a"].sent == 1
 
 
-def test_other_bounds_make_no_ticks_due_that_were_outside_of_the_former_ones() -> None:
+def test_changed_bounds_cause_no_previously_excluded_ticks() -> None:
     table = Schedules(StateLimits())
     put(table, end_ms=5000)
     table.apply(SettleTick(name="a", version=1, settled_ms=4000, due_ms=4000))
@@ -86,7 +86,7 @@ def test_a_pause_gives_up_its_ticks() -> None:
     table.apply(SwitchSchedule(name="unknown", enabled=True, timestamp_ms=1))
 
 
-def test_there_is_no_room_for_more_than_the_limits() -> None:
+def test_schedules_beyond_the_limits_are_not_stored() -> None:
     table = Schedules(StateLimits(schedules_max=2, schedule_bytes_max=1000))
     put(table)
     put(table, name="b")
@@ -166,7 +166,7 @@ def test_what_may_not_be_in_the_log(wrong: dict[str, Any]) -> None:
         encode_command(PutSchedule(definition=ScheduleDefinition(**given), expected=ANY_VERSION, timestamp_ms=1))
 
 
-def test_commands_are_read_as_they_are_written() -> None:
+def test_commands_survive_encoding_and_decoding() -> None:
     for command in (
         PutSchedule(definition=definition("täglich um 8", body=b"\xff", tags="t"), expected=0, timestamp_ms=9),
         DeleteSchedule(name="a", expected=3),

@@ -44,7 +44,7 @@ def test_what_comes_behind_a_deletion_begins_at_zero_before_it_is_applied() -> N
     assert next_offsets(applied) == [0, 0]
 
 
-def test_a_topic_that_is_made_while_its_deletion_is_on_its_way_begins_at_zero() -> None:
+def test_a_topic_recreated_during_its_deletion_starts_at_zero() -> None:
     # Messages had come behind an earlier deletion: the store has a queue that the metadata does not know.
     applied = Applied()
     applied.ends["T", 1] = 5
@@ -53,7 +53,7 @@ def test_a_topic_that_is_made_while_its_deletion_is_on_its_way_begins_at_zero() 
     assert next_offsets(applied) == [0, 0]
 
 
-def test_a_queue_beyond_those_that_a_shrunk_topic_has_begins_at_zero_too() -> None:
+def test_a_queue_beyond_those_of_a_shrunk_topic_starts_at_zero() -> None:
     applied = Applied()
     applied.create("T", 1)
     applied.ends["T", 3] = 5
@@ -71,7 +71,7 @@ def test_the_last_of_several_deletions_counts() -> None:
     assert applied.tails.get("T", 0).next_offset == 0
 
 
-def test_once_a_deletion_is_applied_the_store_tells_where_queues_end() -> None:
+def test_after_an_applied_deletion_the_store_decides_where_queues_end() -> None:
     applied = Applied()
     applied.create("T")
     applied.tails.reset("T")

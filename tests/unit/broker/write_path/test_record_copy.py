@@ -71,7 +71,7 @@ def test_hosts_of_a_copy_are_those_of_ipv4(
     assert copy.born_host == (encode_host(born_ip, 7) if kept else bytes(8))
 
 
-def test_a_copy_may_say_something_else_of_its_transaction_and_of_its_attempts() -> None:
+def test_a_copy_may_change_its_transaction_state_and_attempts() -> None:
     stored = split_record(record(reconsume_times=INT32_MAX - 1))
     copy = copy_record(stored, TAIL, b"", transaction=COMMITTED, prepared_offset=PhysicalOffset(5), attempts=3)
     assert (copy.sys_flag, copy.prepared_offset) == (COMPRESSED | COMMITTED, 5)

@@ -45,7 +45,7 @@ def stored(offset: int = 7, **given: Any) -> StoredMessage:
     return msgspec.structs.replace(message, **given)
 
 
-def test_a_copy_of_a_message_of_a_lite_topic_is_in_the_parent_alone_and_names_the_lite_topic() -> None:
+def test_a_mirrored_lite_message_names_its_lite_topic() -> None:
     lite = {
         "__LITE_TOPIC": "a",
         "INNER_MULTI_DISPATCH": "%LMQ%$T$a",
@@ -66,7 +66,7 @@ def test_a_copy_of_a_message_of_a_lite_topic_is_in_the_parent_alone_and_names_th
     assert checksum_of(original, is_copy=False) != checksum_of(lost, is_copy=True)
 
 
-def test_a_copy_names_the_place_of_its_original_and_when_it_was_born() -> None:
+def test_a_copy_records_the_position_and_birth_time_of_its_original() -> None:
     [run] = runs_of([stored()])
     [copy] = decode_batch(run.body("broker-a"))
     properties = props.decode(copy.properties)
@@ -85,14 +85,14 @@ def test_a_message_that_was_born_before_1970_can_be_copied() -> None:
     assert props.decode(copy.properties)["BORN_TIMESTAMP"] == "0"
 
 
-def test_properties_without_room_for_those_of_a_copy_are_an_error_of_this_message() -> None:
+def test_properties_without_room_for_the_copy_ones_fail_only_this_message() -> None:
     [run] = runs_of([stored(properties={"own": "x" * (props.PROPERTIES_BYTES_MAX - 10)})])
     with pytest.raises(BodyError, match="maximum in a batch: 32767"):
         run.body("broker-a")
 
 
 @pytest.mark.parametrize("text", ["", "T", "T/b/1/2", "T/b/1/2/x", "T/b/-1/2/3", "/"])
-def test_what_is_no_place_is_none(text: str) -> None:
+def test_an_invalid_place_is_ignored(text: str) -> None:
     assert place_of({props.SOURCE: text}) is None
     assert place_of({}) is None
 
@@ -102,14 +102,14 @@ def test_what_brokers_add_is_left_out_and_all_else_is_kept() -> None:
     assert copied_properties(stored(properties=given)) == {"DELAY": "3", "REAL_TOPIC": "T", "WAIT": "true"}
 
 
-def test_the_sequence_number_of_a_sender_is_kept_under_another_name_also_by_a_second_mirror() -> None:
+def test_a_sender_sequence_number_keeps_its_other_name_through_a_second_mirror() -> None:
     first = copied_properties(stored(properties={"RAFTMQ_PRODUCER": "billing", "RAFTMQ_SEQUENCE": "4"}))
     assert first == {"RAFTMQ_SOURCE_PRODUCER": "billing", "RAFTMQ_SOURCE_SEQUENCE": "4"}
     at_target = {**first, "RAFTMQ_SOURCE": "T/b/1/2/3", "RAFTMQ_PRODUCER": "mirror-1-2", "RAFTMQ_SEQUENCE": "7"}
     assert copied_properties(stored(properties=at_target)) == first
 
 
-def test_a_run_ends_at_a_gap_another_flag_or_another_number_of_redeliveries() -> None:
+def test_a_run_ends_at_a_gap_or_another_flag_or_retry_count() -> None:
     messages = [stored(0), stored(1), stored(3), stored(4, sys_flag=1), stored(5, sys_flag=1), stored(6)]
     messages += [stored(7, reconsume_times=1), stored(8, reconsume_times=2)]
     runs = [[each.queue_offset for each in run.messages] for run in runs_of(messages)]
@@ -173,9 +173,7 @@ def test_a_message_without_a_unique_key_gets_one_at_the_target() -> None:
         ({"topic": "U", "store_timestamp_ms": 5}, False),
     ],
 )
-def test_another_message_in_the_place_of_an_original_is_known_by_store_time_and_unique_key(
-    given: dict[str, Any], expected: bool
-) -> None:
+def test_a_replaced_original_is_recognized_by_store_time_and_unique_key(given: dict[str, Any], expected: bool) -> None:
     copy = stored(99, properties={"UNIQ_KEY": "K", "RAFTMQ_SOURCE": "T/b/3/7/1700000000123"}, store_timestamp_ms=9)
     message = msgspec.structs.replace(stored(), **given)
     assert is_another(message, copy, "b") is expected

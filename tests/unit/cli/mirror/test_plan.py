@@ -34,7 +34,7 @@ def test_a_broker_group_of_the_same_name_gets_the_same_queues() -> None:
     assert [(each.broker, each.config.write_queue_nums) for each in found.topics] == [("a", 2), ("b", 2)]
 
 
-def test_each_source_queue_has_a_target_queue_of_its_own_in_the_order_of_producers() -> None:
+def test_each_source_queue_gets_its_own_target_queue_in_producer_order() -> None:
     found = plan({"T": {"a": topic("T"), "b": topic("T")}})
     assert places(found) == [("a", 0, "g1", 0), ("a", 1, "g1", 1), ("b", 0, "g1", 2), ("b", 1, "g1", 3)]
     assert [(each.broker, each.config.write_queue_nums) for each in found.topics] == [("g1", 4)]
@@ -65,7 +65,7 @@ def test_a_topic_that_the_mirror_has_created_grows_with_its_original() -> None:
     assert not third.topics
 
 
-def test_queues_that_the_source_has_no_more_are_over_unless_its_whole_broker_group_is_missing() -> None:
+def test_removed_source_queues_end_unless_their_whole_broker_group_is_missing() -> None:
     source = {"T": {"a": topic("T", 2), "b": topic("T", 2)}, "U": {"a": topic("U", 1), "b": topic("U", 1)}}
     known = plan(source).queues
     assert not plan(source, {}, known).ended
@@ -76,7 +76,7 @@ def test_queues_that_the_source_has_no_more_are_over_unless_its_whole_broker_gro
     assert not plan(without_b, {}, known).ended
 
 
-def test_queues_that_are_only_read_are_mirrored_and_those_that_are_only_written_when_they_can_be_read() -> None:
+def test_read_only_queues_are_mirrored_and_write_only_ones_once_readable() -> None:
     only_read = plan({"T": {"a": topic("T", queues=1, read=4)}})
     assert (len(only_read.queues), only_read.ended) == (4, frozenset())
     only_written = plan({"T": {"a": topic("T", queues=4, read=1)}})
@@ -85,7 +85,7 @@ def test_queues_that_are_only_read_are_mirrored_and_those_that_are_only_written_
     assert (later.queues, later.ended) == ([], frozenset())
 
 
-def test_a_target_topic_with_fewer_queues_is_refused_with_the_remedy_and_the_others_go_on() -> None:
+def test_a_target_topic_with_too_few_queues_is_refused_and_others_continue() -> None:
     source = {name: {"a": topic(name), "b": topic(name)} for name in ("S", "T", "U")}
     found = plan(source, {"T": {"g1": topic("T", 2)}})
     assert found.refused == {
@@ -99,7 +99,7 @@ def test_a_target_topic_with_fewer_queues_is_refused_with_the_remedy_and_the_oth
     assert len(set(numbers)) == 12
 
 
-def test_a_topic_that_one_group_of_the_target_refuses_is_created_in_none() -> None:
+def test_a_topic_refused_by_one_target_group_is_created_in_none() -> None:
     found = plan({"T": {"a": topic("T"), "b": topic("T")}}, {"T": {"b": topic("T", 1)}}, brokers=("a", "b"))
     assert "has 1 queues in b" in found.refused["T"]
     assert not found.topics

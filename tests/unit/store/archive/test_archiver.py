@@ -46,7 +46,7 @@ def backup_run(log: MessageLog, bucket: Bucket, now_ms: int) -> None:
     target.close()
 
 
-def test_each_complete_file_is_stored_once_with_its_index_and_reported_after_its_manifest() -> None:
+def test_each_complete_file_is_stored_once_and_reported_after_its_manifest() -> None:
     log, bucket = MessageLog(), new_bucket()
     log.send(100)
     found: list[ArchiveStep] = []
@@ -168,7 +168,7 @@ def test_damaged_object_of_a_backup_is_not_taken_over() -> None:
     assert name in step.reason
 
 
-def test_archive_and_backup_to_one_place_leave_no_objects_that_no_manifest_names() -> None:
+def test_archive_and_backup_in_one_place_leave_no_unnamed_objects() -> None:
     log, bucket = MessageLog(), new_bucket()
     for number in range(6):
         log.send(30)
@@ -205,7 +205,7 @@ def test_missing_manifest_of_a_known_archive_is_refused() -> None:
     assert MANIFEST_NAME not in bucket.objects
 
 
-def test_manifest_that_was_replaced_by_an_older_one_is_told_of_and_continued() -> None:
+def test_a_manifest_replaced_by_an_older_one_is_reported_and_continued() -> None:
     log, bucket = MessageLog(), new_bucket()
     log.send(60)
     list(steps(log, bucket))
@@ -254,7 +254,7 @@ def test_log_whose_archived_beginning_was_deleted_is_continued() -> None:
     assert archived(bucket) == log.sent[: log.complete_index]
 
 
-def test_files_that_were_deleted_before_they_were_archived_are_told_of() -> None:
+def test_files_deleted_before_they_were_archived_are_reported() -> None:
     log, bucket = MessageLog(), new_bucket()
     log.send(40)
     list(steps(log, bucket))
@@ -267,7 +267,7 @@ def test_files_that_were_deleted_before_they_were_archived_are_told_of() -> None
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_two_archivers_and_a_store_that_fails_at_any_time_lose_nothing_that_was_reported(seed: int) -> None:
+def test_two_archivers_and_a_failing_store_lose_nothing_that_was_reported(seed: int) -> None:
     """The store refuses, and loses answers of what it did; runs are killed; the log grows meanwhile."""
     rng, log, bucket = random.Random(seed), MessageLog(), new_bucket(seed)
     bucket.fails = 0.08
@@ -335,7 +335,7 @@ def test_torn_snapshot_never_gets_into_the_manifest() -> None:
 
 
 @pytest.mark.parametrize("more", [1, 100])
-def test_group_that_was_restored_from_an_archive_does_not_go_on_there_in_the_same_file(more: int) -> None:
+def test_a_group_restored_from_an_archive_does_not_continue_that_archive(more: int) -> None:
     log, bucket = MessageLog(), new_bucket()
     log.send(100)
     list(steps(log, bucket))

@@ -112,7 +112,7 @@ def test_missing_objects_are_named(tmp_path: Path) -> None:
         archive.blocks.fetch(SEGMENT_BYTES, SEGMENT_BYTES + 1)
 
 
-def test_manifest_that_was_replaced_by_an_older_one_is_told(tmp_path: Path) -> None:
+def test_manifest_replaced_by_an_older_one_is_reported(tmp_path: Path) -> None:
     archive = Archive(tmp_path / "cache")
     newest = archive.bucket.objects[MANIFEST_NAME]
     small = MessageLog()
