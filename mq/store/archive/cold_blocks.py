@@ -105,6 +105,7 @@ class ColdBlocks:
             BackupDamaged, FormatTooNew: something of it is missing, damaged, or of a newer version.
             StoreFailed: the store does not answer, or refuses.
         """
+        assert 0 <= begin <= stop, f"the range from {begin} to {stop}"
         size = self._known.segment_bytes
         found: list[tuple[int, bytes]] = []
         for start in range(begin - begin % size, stop, size):
@@ -139,10 +140,12 @@ class ColdBlocks:
                     found[number] = data
         for group in _requests(table, [number for number in numbers if number not in found]):
             found |= self._load(table, group)
+        assert len(found) == len(numbers), f"{len(found)} of {len(numbers)} blocks from {begin} to {stop}"
         return [(table.begins[number], found[number]) for number in numbers]
 
     def _load(self, table: _Table, numbers: Sequence[int]) -> dict[int, bytes]:
         """Consecutive blocks from the store."""
+        assert numbers[-1] - numbers[0] == len(numbers) - 1, f"blocks {numbers} do not follow each other"
         stored = table.stored
         begin = table.begins[numbers[0]]
         nbytes = sum(table.sizes[number] for number in numbers)
@@ -159,6 +162,7 @@ class ColdBlocks:
 
     def _verify(self, table: _Table, number: int, data: bytes) -> None:
         """Check every entry of a block. Raises BackupDamaged, FormatTooNew."""
+        assert 0 <= number < len(table.begins) < len(table.befores), f"block {number} of {len(table.begins)}"
         path = self._opened().path(table.stored.name)
         pos, nbytes = table.begins[number], table.sizes[number]
         if len(data) != nbytes:

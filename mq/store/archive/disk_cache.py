@@ -82,6 +82,7 @@ class DiskCache:
                 os.rename(path, self._path(name))
                 self.nbytes += len(data) - self._sizes.pop(name, 0)
                 self._sizes[name] = len(data)
+                assert self.nbytes >= len(data), f"{self.nbytes} bytes are in {self._directory} with {name}"
         except OSError:
             with suppress(OSError):
                 os.unlink(path)
