@@ -175,7 +175,7 @@ test-all: $(INSTALLED)
 # What .ci/run runs. The checks only compute, too, and have their own rules among them.
 ci: $(INSTALLED)
 	@$(MAKE) --no-print-directory test-all LANES='.lane-processes .lane-in-process .lane-checks' \
-	    CHECKED=--ignore=tests/test_tidy.py
+	    CHECKED='--ignore=tests/test_tidy.py --ignore=tests/test_names_of_tests.py'
 
 test-nightly: $(INSTALLED)
 	$(PY) -m pytest -m nightly $(ARGS)
@@ -262,7 +262,7 @@ check: .lint
 	git grep -lE '$(ASYNC_TEXT)' -- $(SERVERS:%='%/*.py') | $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF),ASYNC300
 	git grep -lE '$(ASYNC_TEXT)' -- '*.py' ':!tests' $(addprefix :!,$(SERVERS)) | \
 	    $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF),$(ASYNC_RULES_OF_RUFF),ASYNC910,ASYNC911
-	$(PY) -m pytest -q tests/test_tidy.py
+	$(PY) -m pytest -q tests/test_tidy.py tests/test_names_of_tests.py
 
 interop: $(INSTALLED)
 	@$(PY) -m tests.interop $(ARGS)

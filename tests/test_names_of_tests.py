@@ -1,0 +1,37 @@
+"""Tests are named in plain English: who does what, when, with the trade's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+
+WORDS_MAX = 12
+STILTED = re.compile(
+    r"_who_(?!leads)|_anew(_|$)|_(is|are|was|were|be)_no_|_(told|tell|tells)(_|$)|hung_up|_be_had|_but_for_"
+    r"|_as_(it|they)_(is|was|are|were)(_|$)|_(comes?|came)_again|_knows?_of_|_for_itself|_of_itself"
+    r"|_(makes|make|made)_(up_)?for|_nothing_of_|_not_any_more|_no_more(_|$)|_all_the_same"
+)
+"""Turns of phrase for which there are plain ones: redelivered, refused, reported, notified, disconnected, unchanged."""
+
+
+def stilted_tests(source: str) -> Iterator[str]:
+    """Names of tests that are long, or no plain English."""
+    for name in re.findall(r"^ *(?:async )?def (test_\w+)", source, re.MULTILINE):
+        if name.count("_") > WORDS_MAX or STILTED.search(name):
+            yield name
+
+
+def test_tests_are_named_in_plain_english() -> None:
+    breaches = [
+        f"{path.relative_to(TESTS)}: {name}" for path in TESTS.rglob("*.py") for name in stilted_tests(path.read_text())
+    ]
+    assert not breaches, f"subject, verb, object, with the trade's words, at most {WORDS_MAX}:\n" + "\n".join(breaches)
+
+
+def test_stilted_names_of_tests_are_found() -> None:
+    assert list(stilted_tests("def test_who_is_silent_is_hung_up_on(): ...")) == ["test_who_is_silent_is_hung_up_on"]
+    assert list(stilted_tests("async def test_a_b_c_d_e_f_g_h_i_j_k_l_m(): ..."))
+    assert not list(stilted_tests("    async def test_a_silent_client_is_disconnected(): ..."))
