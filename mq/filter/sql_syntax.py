@@ -366,7 +366,7 @@ class _Parser:
 
     def _field(self, word: _Token) -> Field:
         if not self._with_body:
-            reason = "BODY(...) needs a filter server: subscribe with body_filter(...) instead of sql(...)"
+            reason = "BODY(...) needs a filter server: subscribe with BodyFilter(...) instead of sql(...)"
             raise SqlError(word.at, reason)
         self._next += 2
         path = self._expect("text")

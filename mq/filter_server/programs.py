@@ -6,6 +6,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import trio
@@ -103,25 +104,34 @@ class Programs:
         if (there := self._known(key)) is not None:
             await trio.lowlevel.checkpoint()
             return there
-        lock = self._loading.setdefault(key, trio.Lock())
-        try:
-            async with lock:
-                if (there := self._known(key)) is not None:
-                    return there
-                return await self._load(key, name, await self._fetch(group, topic, name))
-        finally:
-            if not lock.statistics().tasks_waiting:
-                self._loading.pop(key, None)
+        return await self._once(key, name, partial(self._fetch, group, topic, name))
 
     async def add(self, group: str, topic: str, name: ProgramName, content: bytes) -> Program:
-        """A program that a consumer uploads. Raises ProgramRefused if it cannot be used."""
+        """A program that a consumer uploads, for each of its queues. Raises ProgramRefused if it cannot be used."""
         if not name.is_of(content):
             raise ProgramRefused(f"the program has another SHA-256 than its name {name.text}")
         key = group, topic, name.text
         if (there := self._known(key)) is not None:
             await trio.lowlevel.checkpoint()
             return there
-        return await self._load(key, name, content)
+
+        async def uploaded() -> bytes:
+            await trio.lowlevel.checkpoint()
+            return content
+
+        return await self._once(key, name, uploaded)
+
+    async def _once(self, key: Key, name: ProgramName, content: Callable[[], Awaitable[bytes]]) -> Program:
+        """Load a program, unless another task has done so by the time that it is this one's turn."""
+        lock = self._loading.setdefault(key, trio.Lock())
+        try:
+            async with lock:
+                if (there := self._known(key)) is not None:
+                    return there
+                return await self._load(key, name, await content())
+        finally:
+            if not lock.statistics().tasks_waiting:
+                self._loading.pop(key, None)
 
     def _known(self, key: Key) -> Program | None:
         there = self._loaded.get(key)

@@ -75,6 +75,13 @@ class Sandbox:
         config.wasm_threads = False
         config.wasm_memory64 = False
         config.parallel_compilation = False
+        # wasmtime's C interface aborts the process when it is asked for the type of an export or import with other
+        # types than numbers, funcref and externref. Without these proposals such modules are not valid.
+        config.wasm_relaxed_simd = False
+        config.wasm_simd = False
+        config.wasm_exceptions = False
+        config.wasm_gc = False
+        config.wasm_function_references = False
         # The address space of a filter is what it may use, not the 4 GiB that it could name.
         config.memory_reservation = limits.memory_bytes_max
         self._engine = wasmtime.Engine(config)

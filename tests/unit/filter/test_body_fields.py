@@ -79,6 +79,6 @@ def test_invalid_paths_are_refused(path: str) -> None:
 
 
 def test_brokers_do_not_look_into_bodies() -> None:
-    with pytest.raises(SqlError, match=r"BODY\(\.\.\.\) needs a filter server"):
+    with pytest.raises(SqlError, match=r"BODY\(\.\.\.\) needs a filter server: subscribe with BodyFilter\("):
         SqlFilter("BODY('$.a') = 1")
     assert SqlFilter("BODY = 'x'").matches({"BODY": "x"}), "a property of that name"

@@ -168,6 +168,24 @@ def test_what_cannot_be_used_is_refused(sandbox: Sandbox, content: bytes, reason
         sandbox.load(content)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        '(func (export "x") (param v128))',
+        '(func (export "x") (param anyref))',
+        '(func (export "x") (param exnref))',
+        '(global (export "x") anyref (ref.null any))',
+        '(type $s (struct (field i32))) (func (export "x") (param (ref null $s)))',
+        '(type $s (func)) (func (export "x") (param (ref null $s)))',
+        '(tag (export "x"))',
+    ],
+)
+def test_types_that_would_abort_the_process_are_refused(sandbox: Sandbox, more: str) -> None:
+    """wasmtime's C interface aborts when it is asked for the type of such an export."""
+    with pytest.raises(ProgramRefused, match="not a WebAssembly module that can be used"):
+        sandbox.load(module("(i32.const 1)", more=more))
+
+
 def test_broken_modules_are_refused_or_fail_for_their_messages(sandbox: Sandbox) -> None:
     """Bytes of good modules are changed, left out and doubled: nothing but verdicts and refusals comes of it."""
     rng = random.Random(39)

@@ -1,0 +1,39 @@
+"""The programs that a filter server has in memory."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+import trio
+
+from mq.filter.programs import ProgramName, name_of
+from mq.filter.wasm import WasmLimits
+from mq.filter_server.programs import Programs
+from mq.filter_server.sandbox import Sandbox, WasmFilter
+from tests.support.filter_servers import EVERYTHING
+
+
+class CountingSandbox(Sandbox):
+    loads = 0
+
+    def load(self, content: bytes) -> WasmFilter:
+        self.loads += 1
+        return super().load(content)
+
+
+async def not_at_the_broker(group: str, topic: str, name: ProgramName) -> NoReturn:
+    raise AssertionError("uploads are not fetched")
+
+
+@pytest.mark.trio
+async def test_a_program_that_is_uploaded_for_each_queue_is_compiled_once() -> None:
+    """Compiling a large module takes seconds, and others wait for it."""
+    sandbox = CountingSandbox(WasmLimits())
+    programs = Programs(sandbox, not_at_the_broker, programs_max=10, group_share=1.0)
+    name = name_of("wasm", EVERYTHING)
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(programs.add, "G", "T", name, EVERYTHING)
+    assert sandbox.loads == 1
+    assert len(programs) == 1
