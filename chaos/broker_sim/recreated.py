@@ -14,6 +14,7 @@ from typing import Any
 
 from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
+from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
 from mq.broker.state.commands import DeleteTopic, ForgetTopic, PutTopic, RestoreTopic
@@ -205,6 +206,20 @@ class Recreated(Workload):
         former.take(self.ledger.queues_of(self.topic))
         self.ledger.restored(self.topic, former.queues, former.begins)
         self._exists, self._restorable = True, None
+
+    def check_replicas(self, running: list[BrokerProcess]) -> None:
+        """See `Workload.check_replicas`; a deleted topic has the queues with which it can be restored."""
+        former, ledger = self._restorable, self.ledger
+        begins, queues = ledger.begins, dict(ledger.queues)
+        if former is not None:
+            former.take(ledger.queues_of(self.topic))
+            ledger.restored(self.topic, former.queues, former.begins)
+        try:
+            super().check_replicas(running)
+        finally:
+            ledger.begins = begins
+            ledger.queues.clear()
+            ledger.queues.update(queues)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
