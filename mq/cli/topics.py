@@ -288,11 +288,20 @@ def route(
 
 
 @app.command("delete")
-def delete(topic: Topic, yes: Yes = False, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+def delete(
+    topic: Topic,
+    no_restore: Annotated[
+        bool,
+        typer.Option("--no-restore", help="For good, also if it is deleted already; a message may create it again."),
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
     """Delete a topic in every broker group, with its messages, consumer offsets and retry topics of groups that pop.
 
     On a terminal it says what is lost and asks. Until retention deletes its messages, `raftmq topic restore` brings it
-    back, unless it has lite topics. Exit code 1 if there is no such topic.
+    back, unless it has lite topics, and a message does not create it. Exit code 1 if there is no such topic.
     """
 
     async def main() -> bool:
@@ -300,8 +309,11 @@ def delete(topic: Topic, yes: Yes = False, as_json: Json = False, namesrv: Names
             is_known = topic in await admin.topics()
             if is_known:
                 await confirm(partial(_loss, admin, topic), yes=yes)
+            elif no_restore and topic in await admin.deleted_topics():
+                is_known = True
+                await confirm(partial(_restorable_loss, topic), yes=yes)
             # Also if it is unknown: an unreachable broker group may have it.
-            await admin.delete_topic(topic, operator=operator_name())
+            await admin.delete_topic(topic, operator=operator_name(), for_good=no_restore)
             if not is_known:
                 raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED)
             return topic in await admin.deleted_topics()
@@ -400,6 +412,10 @@ async def _message_count(admin: Admin, topic: str) -> int:
 async def _loss(admin: Admin, topic: str) -> str:
     """What a deletion of the topic loses, as a sentence."""
     return f"topic {topic} {', and '.join(await losses_of_topic(admin, topic))}"
+
+
+async def _restorable_loss(topic: str) -> str:
+    return f"topic {topic} is deleted, and cannot be restored after this"
 
 
 @app.command("describe")

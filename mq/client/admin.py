@@ -254,14 +254,17 @@ class Admin(Client):
             await anyio.sleep(PAUSE_SECONDS)
             address = (await self._leaders(cluster, broker))[broker]
 
-    async def delete_topic(self, topic: str, *, cluster: str | None = None, operator: str = "") -> None:
+    async def delete_topic(
+        self, topic: str, *, cluster: str | None = None, operator: str = "", for_good: bool = False
+    ) -> None:
         """Delete `topic` on every broker group, with its messages and those that groups are to pop again; and its
         route.
 
-        Until retention has deleted its messages, `restore_topic` brings it back, unless it has lite topics. `operator`
-        says who deletes it, if accounts do not.
+        Until retention has deleted its messages, `restore_topic` brings it back, unless it has lite topics, and a
+        message does not create it. With `for_good` it cannot be restored, also if it is deleted already; a message may
+        create it. `operator` says who deletes it, if accounts do not.
         """
-        ext = DeleteTopicInBrokerExt(topic=topic, operator=props.safe_value(operator))
+        ext = DeleteTopicInBrokerExt(topic=topic, operator=props.safe_value(operator), for_good=for_good)
         for address in (await self._leaders(cluster, None)).values():
             await self._opened().call(address, RequestCode.DELETE_TOPIC_IN_BROKER, ext.fields())
         await self._ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvExt(topic=topic).fields())

@@ -89,9 +89,13 @@ class TopicExt(Ext):
 
 
 class DeleteTopicInBrokerExt(TopicExt, rename=wire(access_key="AccessKey")):
-    """A topic. ``operator``, which only our tools send, and ``access_key`` of the signature say who deletes it."""
+    """A topic. ``operator``, which only our tools send, and ``access_key`` of the signature say who deletes it.
+
+    ``for_good``, which only our tools send, says that it is not to be restored.
+    """
 
     operator: str = ""
+    for_good: bool = False
     access_key: str = ""
 
 

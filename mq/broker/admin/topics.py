@@ -118,7 +118,11 @@ class Topics(Service):
         now_ms = self._wall_clock_ms()
         config = self._metadata.topics.get(topic)
         level = self._metadata.format_level.level
-        restorable = level >= LEVEL_OF_DELETED_TOPICS and not is_lite({} if config is None else config.attributes)
+        restorable = (
+            level >= LEVEL_OF_DELETED_TOPICS
+            and not call.request.ext.for_good
+            and not is_lite({} if config is None else config.attributes)
+        )
         who = f"{safe_value(call.request.ext.access_key or call.request.ext.operator) or 'an unnamed operator'}"
         by = f"{who[:_NAME_LENGTH_MAX]} from {call.connection.peer}"[:DELETER_LENGTH_MAX] if restorable else ""
         commands = [

@@ -92,9 +92,9 @@ def delete_topic(metadata: Tables, command: DeleteTopic, queue_ends: QueueEnds) 
     if config is None:
         if command.restorable and name in metadata.deleted_topics.rows:
             return Changes()  # deleted once more
-        metadata.deleted_topics.rows.pop(name, None)
+        gone = replace_deleted(metadata, name)
         # Messages may have arrived after an earlier deletion; dropping them must not depend on the state.
-        return Changes(deleted_topics=(name,))
+        return Changes(deleted_topics=(*gone, name))
     del metadata.topics[name]
     metadata.topic_identities.pop(name, None)
     removed = metadata.remove_offsets(topic=name)

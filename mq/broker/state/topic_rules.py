@@ -63,7 +63,7 @@ def why_not_created(metadata: Metadata, topic: str) -> str:
     if topic in metadata.deleted_topics.rows:
         return (
             f"topic {topic} was deleted; `raftmq topic restore` brings it back with its messages, and `raftmq topic "
-            "create` begins a new one"
+            "create` begins a new one; a message may create it after `raftmq topic delete --no-restore`"
         )
     return f"topic {topic} does not exist, apply first please!"
 

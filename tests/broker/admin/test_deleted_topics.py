@@ -106,6 +106,22 @@ async def test_topic_created_again_is_another_one(tmp_path: Path) -> None:
         assert await bodies(await broker.connect(), 5) == [b"new"]
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_message_creates_a_topic_that_was_deleted_for_good(tmp_path: Path, is_deleted: bool) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await filled(client)
+        if is_deleted:
+            assert await delete(client) == 0
+        assert await delete(client, forGood="true") == 0
+        assert await deleted(client) == []
+        assert (await restore(client))[0] == ResponseCode.TOPIC_NOT_EXIST
+        assert (await client.send(body=b"first", e=0)).code == 0
+        assert await bodies(client, 5) == [b"first"]
+    async with running(tmp_path) as broker:
+        assert await bodies(await broker.connect(), 5) == [b"first"]
+
+
 async def test_message_does_not_create_a_deleted_topic_that_can_be_restored(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()

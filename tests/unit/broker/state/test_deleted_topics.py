@@ -121,6 +121,20 @@ def test_deleting_once_more_changes_nothing() -> None:
     assert state(group) == before
 
 
+def test_deleting_for_good_ends_what_could_be_restored() -> None:
+    group = used()
+    retry = "%RETRY%G_T"
+    group.apply(put(retry, queues=1))
+    group.apply(DeleteTopic(name=retry, timestamp_ms=2000, continued=True, restorable=True, along_with="T"))
+    group.apply(DELETED)
+    changes = group.apply(DeleteTopic(name="T", timestamp_ms=2500, continued=True))
+    assert changes.deleted_topics == (retry, "T")
+    assert not group.metadata.deleted_topics.rows
+    assert not group.metadata.request_modes.table
+    assert group.apply(RESTORED).topics == ()
+    assert group.apply(put(queues=1)).begun_queues == (("T", 0, 100), ("T", 1, 50))
+
+
 def test_topic_that_was_created_again_cannot_be_restored() -> None:
     group = used()
     group.apply(DELETED)
