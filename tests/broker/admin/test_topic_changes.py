@@ -104,7 +104,8 @@ async def test_a_topic_shrinks_only_if_that_is_asked_for(tmp_path: Path) -> None
         assert said == "changed topic New: 4 queues, perm rw in broker-a -> 4 queues, perm r, in order in broker-a\n"
         assert "nothing to change" in await refusal(EXIT_REFUSED, "topic", "update", "New", *at)
         assert "X does not exist" in await refusal(EXIT_FAILED, "topic", "update", "X", "--queues", "9", *at)
-        assert await command("topic", "delete", "New", *at) == "deleted topic New\n"
+        deleted = await command("topic", "delete", "New", *at)
+        assert deleted == "deleted topic New; `raftmq topic restore New` brings it back\n"
 
 
 async def test_creating_a_consumer_group_that_exists_changes_nothing(tmp_path: Path) -> None:
@@ -133,7 +134,8 @@ async def test_commands_about_topics_print_documents(tmp_path: Path) -> None:
         assert changed == [{"broker": "broker-a", "before": first, "after": second}]
         topics = {each["topic"]: each["system"] for each in await document("topic", "list", *at)}
         assert (topics["New"], topics["SCHEDULE_TOPIC_XXXX"]) == (False, True)
-        assert await document("topic", "delete", "New", *at) == {"topic": "New", "deleted": True}
+        deleted = await document("topic", "delete", "New", *at)
+        assert deleted == {"topic": "New", "deleted": True, "restorable": True}
 
 
 async def test_commands_about_consumer_groups_print_documents(tmp_path: Path) -> None:
