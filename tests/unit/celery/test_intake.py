@@ -10,6 +10,7 @@ import trio
 
 from mq.celery.deliveries import Delivery
 from mq.celery.intake import Intake
+from mq.celery.limits import DEFAULT
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.errors import ConnectionLost, NoRoute
 from mq.protocol.receipts import Receipt
@@ -40,7 +41,7 @@ async def test_high_priority_messages_are_delivered_even_if_lower_pops_fail(
     delivered: list[Delivery] = []
     intake = Intake(
         calls,
-        mock.Mock(of_queue=lambda queue: queue),
+        mock.Mock(of_queue=lambda queue: queue, limits=DEFAULT),
         invisible=60.0,
         redeliveries_max=None,
         emit=delivered.extend,
@@ -159,7 +160,7 @@ def letter(offset: int) -> PoppedMessage:
 def intake_of(broker: OneQueue, delivered: list[Delivery], prefetch: int) -> Intake:
     intake = Intake(
         cast("Any", broker),
-        mock.Mock(of_queue=lambda queue: queue),
+        mock.Mock(of_queue=lambda queue: queue, limits=DEFAULT),
         invisible=60.0,
         redeliveries_max=None,
         emit=delivered.extend,
