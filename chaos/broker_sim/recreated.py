@@ -62,7 +62,7 @@ class Recreated(Workload):
 
     def _delete(self) -> None:
         self.counts["deletions asked for"] += 1
-        code, ext = RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": self.topic}
+        code, ext = RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": self.topic, "restorable": "true"}
         self.clients[1].request(self.cluster.some_node(self.rng), code, ext, b"", None)
         if self.rng.random() < _AGAIN:
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 1.0), self._delete)

@@ -313,7 +313,7 @@ def delete(
                 is_known = True
                 await confirm(partial(_restorable_loss, topic), yes=yes)
             # Also if it is unknown: an unreachable broker group may have it.
-            await admin.delete_topic(topic, operator=operator_name(), for_good=no_restore)
+            await admin.delete_topic(topic, operator=operator_name(), restorable=not no_restore)
             if not is_known:
                 raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED)
             return topic in await admin.deleted_topics()

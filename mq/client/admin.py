@@ -255,16 +255,16 @@ class Admin(Client):
             address = (await self._leaders(cluster, broker))[broker]
 
     async def delete_topic(
-        self, topic: str, *, cluster: str | None = None, operator: str = "", for_good: bool = False
+        self, topic: str, *, cluster: str | None = None, operator: str = "", restorable: bool = False
     ) -> None:
         """Delete `topic` on every broker group, with its messages and those that groups are to pop again; and its
         route.
 
-        Until retention has deleted its messages, `restore_topic` brings it back, unless it has lite topics, and a
-        message does not create it. With `for_good` it cannot be restored, also if it is deleted already; a message may
-        create it. `operator` says who deletes it, if accounts do not.
+        With `restorable`, `restore_topic` brings it back until retention has deleted its messages, unless it has lite
+        topics; a message does not create it meanwhile. Without, it cannot be restored, also if it is deleted already;
+        a message may create it. `operator` says who deletes it, if accounts do not.
         """
-        ext = DeleteTopicInBrokerExt(topic=topic, operator=props.safe_value(operator), for_good=for_good)
+        ext = DeleteTopicInBrokerExt(topic=topic, operator=props.safe_value(operator), restorable=restorable)
         for address in (await self._leaders(cluster, None)).values():
             await self._opened().call(address, RequestCode.DELETE_TOPIC_IN_BROKER, ext.fields())
         await self._ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvExt(topic=topic).fields())

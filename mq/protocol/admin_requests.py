@@ -91,11 +91,11 @@ class TopicExt(Ext):
 class DeleteTopicInBrokerExt(TopicExt, rename=wire(access_key="AccessKey")):
     """A topic. ``operator``, which only our tools send, and ``access_key`` of the signature say who deletes it.
 
-    ``for_good``, which only our tools send, says that it is not to be restored.
+    ``restorable``, which only our tools send, says that it may be restored.
     """
 
     operator: str = ""
-    for_good: bool = False
+    restorable: bool = False
     access_key: str = ""
 
 

@@ -138,6 +138,7 @@ class Broker:
             metadata__topics={
                 name: SimpleNamespace(write_queues=count, attributes={}) for name, count in TOPICS.items()
             },
+            metadata__deleted_topics__rows={},
             appender=self.appender,
             queue_offsets=None,
             store_host=HOST,

@@ -120,7 +120,7 @@ class Topics(Service):
         level = self._metadata.format_level.level
         restorable = (
             level >= LEVEL_OF_DELETED_TOPICS
-            and not call.request.ext.for_good
+            and call.request.ext.restorable
             and not is_lite({} if config is None else config.attributes)
         )
         who = f"{safe_value(call.request.ext.access_key or call.request.ext.operator) or 'an unnamed operator'}"

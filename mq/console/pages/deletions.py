@@ -27,7 +27,7 @@ async def delete_topic(visit: Visit, form: Form) -> Done:
     name = _confirmed(form)
     _check_topic(name)
     lost = await losses_of_topic(visit.watch.changing, name)
-    await visit.watch.changing.delete_topic(name)
+    await visit.watch.changing.delete_topic(name, restorable=True)
     return Done("/topics", f"Topic {name} was deleted.", f"{name}, which {'; '.join(lost)}")
 
 

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.trio
 
 
 async def delete(client: Client, topic: str = "T", **given: Any) -> int:
-    return (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic} | given)).code
+    return (
+        await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic, "restorable": "true"} | given)
+    ).code
 
 
 async def restore(client: Client, topic: str = "T") -> tuple[int, str]:
@@ -113,7 +115,7 @@ async def test_message_creates_a_topic_that_was_deleted_for_good(tmp_path: Path,
         await filled(client)
         if is_deleted:
             assert await delete(client) == 0
-        assert await delete(client, forGood="true") == 0
+        assert await delete(client, restorable="false") == 0
         assert await deleted(client) == []
         assert (await restore(client))[0] == ResponseCode.TOPIC_NOT_EXIST
         assert (await client.send(body=b"first", e=0)).code == 0
@@ -181,7 +183,7 @@ async def test_member_goes_on_after_a_restore_by_the_sdk(tmp_path: Path) -> None
             await admin.create_topic("T", 1)
             for number in range(3):
                 await producer.send(Message("T", b"%d" % number))
-            await admin.delete_topic("T", operator="ann")
+            await admin.delete_topic("T", operator="ann", restorable=True)
             with pytest.raises(TopicNotFound):
                 await admin.restore_topic("never")
             info = (await admin.deleted_topics())["T"]["broker-a"]

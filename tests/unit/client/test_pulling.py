@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from mq.client import MessageQueue
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.errors import UnreadableAnswer
+from mq.client.limits import DEFAULT
 from mq.filter.subscription import parse_subscription
 
 pytestmark = pytest.mark.anyio
@@ -17,8 +19,9 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_backward_answer_of_a_damaged_replica_does_not_end_the_consumer() -> None:
     nothing: Any = None
+    remoting: Any = SimpleNamespace(settings=SimpleNamespace(limits=DEFAULT))
     puller = Puller(
-        nothing,
+        remoting,
         "G",
         parse_subscription("T", "*", None),
         ProcessQueue(MessageQueue("T", "b", 0), 10),
