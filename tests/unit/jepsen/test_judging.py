@@ -263,6 +263,7 @@ def test_a_matrix_reports_what_is_unavailable_and_exits_with_3(
     monkeypatch.setattr("jepsen.cli._run", lambda plan, store: (good, tmp_path, False))
     monkeypatch.setattr("jepsen.cli.why_not", lambda backend: None)
     monkeypatch.setattr("jepsen.cli.why_no_fault", lambda kind, backend: "no tape" if kind == "damage" else None)
+    monkeypatch.setattr("jepsen.cli.why_default", lambda: "")
     report = tmp_path / "report.md"
     assert command("matrix", "--profile", "smoke", "--report", str(report)) == 3
     said = capsys.readouterr().out
