@@ -57,6 +57,9 @@ class Workers:
         assert count >= 1, f"{count} threads"
         self._ends = Mailbox(reactor, lambda end: cast("Callable[[], None]", end)())
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._is_closed = False
+        self._ending = threading.Lock()
+        """Held while a completion is handed over: the mailbox has a descriptor, whose number is used again later."""
         self._runs_at_once = not this_machine().has_threads
         names = [] if self._runs_at_once else [f"reader-{number}" for number in range(count)]
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
@@ -82,7 +85,9 @@ class Workers:
             self._jobs.put(None)
         for thread in self._threads if waits else ():
             thread.join()
-        self._ends.close()
+        with self._ending:
+            self._is_closed = True
+            self._ends.close()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -93,7 +98,9 @@ class Workers:
             end = job()
         except Exception as error:
             end = partial(_raise, error)  # a bug: it ends the process like one on the event loop
-        self._ends.put(end)
+        with self._ending:
+            if not self._is_closed:
+                self._ends.put(end)
 
 
 def _raise(error: Exception) -> NoReturn:
