@@ -298,7 +298,7 @@ def broker_context(
         tier=tier,
         records=replica.log
         if archived is None or access is None
-        else TieredLog(replica.log, tier, archived, access.fetch),
+        else TieredLog(replica.log, tier, archived, access.fetch, settings.segment_bytes),
         archived=archived,
         beginning=LogBeginning(replica, tier),
         slow_answers=SlowAnswers(

@@ -179,8 +179,15 @@ class ArchivedReads:
     def expire(self) -> None:
         """Call readers back that have waited for too long; what they wait for goes on loading."""
         now = self._clock()
-        for waiting in [each for each in self._waiting if each.deadline <= now]:
+        late = [each for each in self._waiting if each.deadline <= now]
+        if not late:
+            return
+        for waiting in late:
             del self._waiting[waiting]
+        # A store that does not answer for long must not collect everybody who has asked meanwhile.
+        for readers in self._under_way.values():
+            readers[:] = [each for each in readers if each in self._waiting]
+        for waiting in late:
             waiting.then()
 
     def next_deadline(self) -> float:
@@ -349,8 +356,9 @@ class LocalLog(Protocol):
 class TieredLog:
     """The records of a log of which a part is only in the archive."""
 
-    def __init__(self, log: LocalLog, tier: Tier, reads: ArchivedReads, fetch: Fetch) -> None:
+    def __init__(self, log: LocalLog, tier: Tier, reads: ArchivedReads, fetch: Fetch, segment_bytes: int) -> None:
         self._log = log
+        self._segment_bytes = segment_bytes
         self._tier = tier
         self._fetch = fetch
         self.reads = reads
@@ -392,14 +400,18 @@ class TieredLog:
         stop, base_pos = pos + length, self._log.base_pos
         if pos < base_pos:
             self._check(pos)
-            end = pos
+        at = pos
+        while at < min(stop, base_pos):
+            # One file at a time, since an archive that lacks the first of several is refused: nothing may be left out.
+            next_file = at - at % self._segment_bytes + self._segment_bytes
             try:
-                for begin, data in self._fetch(pos, min(stop, base_pos)):
-                    end = begin + len(data)
-                    yield VerifiedRun(begin, end, end, data)
+                blocks = self._fetch(at, min(stop, base_pos, next_file))
             except SegmentError as error:
-                raise ArchivedUnreadable(pos, error) from error
-            assert end > pos, f"the archive has nothing from {pos} on, and its readers are told nothing"
+                raise ArchivedUnreadable(at, error) from error
+            for begin, data in blocks:
+                end = begin + len(data)
+                yield VerifiedRun(begin, end, end, data)
+            at = next_file
         if stop > base_pos:
             yield from self._log.read_runs(max(pos, base_pos), stop - max(pos, base_pos))
 

@@ -93,6 +93,8 @@ class ColdBlocks:
         self._manifest: BackupManifest | None = None
         self._files: dict[int, StoredObject] = {}
         self._read_at = float("-inf")
+        self._read_for = 0
+        """How far the group had archived its log when the manifest was read."""
         self._tables: OrderedDict[str, _Table] = OrderedDict()
         self._blocks = 0
         self.requests = self.hits = 0
@@ -189,16 +191,17 @@ class ColdBlocks:
 
     def _stored(self, start: int, *, is_needed: bool) -> StoredObject | None:
         """The object of the file that begins at a physical offset. Raises as `fetch`."""
+        end = self._known.end()
         with self._lock:
             self._opened()
-            if start not in self._files and self._clock() >= self._read_at + MANIFEST_SECONDS:
+            is_old = self._clock() >= self._read_at + MANIFEST_SECONDS or start < end.pos > self._read_for
+            if start not in self._files and is_old:
                 self._read_manifest()
             if start in self._files:
                 return self._files[start]
             manifest = self._manifest
         if not is_needed:
             return None
-        end = self._known.end()
         if manifest is not None and start >= manifest.archived.pos and start < end.pos:
             reason = (
                 f"it ends at {manifest.archived.pos}, and the group has archived its log up to {end.pos}: "
@@ -210,8 +213,9 @@ class ColdBlocks:
 
     def _read_manifest(self) -> None:
         store = self._opened()
-        manifest = Backup(store).manifest
         known = self._known
+        known_pos = known.end().pos
+        manifest = Backup(store).manifest
         if manifest.objects is msgspec.UNSET:
             raise BackupRefused(store.name, "it is a backup in a directory, not an archive")
         if (manifest.cluster_id, manifest.segment_bytes) != (known.identity, known.segment_bytes):
@@ -225,7 +229,7 @@ class ColdBlocks:
             raise BackupRefused(store.name, f"it has another entry {end.index} than this group")
         self._manifest = manifest
         self._files = {each.start: each for each in manifest.objects.files if each.start < archived.pos}
-        self._read_at = self._clock()
+        self._read_at, self._read_for = self._clock(), known_pos
 
     def _forget(self, start: int) -> bool:
         """Read the manifest again, which named an object that is missing; whether it names another one now."""

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from mq.broker.base.archive_tier import QUEUES_FROM, Tier
 from mq.broker.base.archived_reads import (
     CHUNK_BYTES,
     REQUEST_CHUNKS,
     ArchivedNotLoaded,
     ArchivedReads,
     ArchivedUnreadable,
+    TieredLog,
 )
 from mq.broker.limits import DEFAULT
+from mq.broker.state.archived_log import ArchivedLog
 from raftlog import Job, SegmentError
-from raftlog.segment.backup_store import StoreFailed
+from raftlog.segment.backup_store import BackupDamaged, StoreFailed
+from raftlog.segment.verified_reads import VerifiedRun
 
 END = 64 * CHUNK_BYTES
 BLOCK = CHUNK_BYTES // 2
@@ -142,6 +147,78 @@ def test_reader_does_not_wait_for_a_stuck_store_for_ever() -> None:
     archive.work()  # the answer comes after all, and is kept
     assert archive.called == ["late"]
     assert archive.reads.read(10, 5) == bytes(5)
+
+
+def test_readers_that_no_longer_wait_are_forgotten_while_the_store_is_stuck() -> None:
+    archive = Archive(read_wait_seconds=5.0)
+
+    class Request:
+        """What a reader holds on to."""
+
+        def __call__(self) -> None:
+            archive.called.append("late")
+
+    places, alive = [(10, 5), (CHUNK_BYTES, 5)], []
+    for _ in range(3):
+        request = Request()
+        alive.append(weakref.ref(request))
+        assert archive.reads.load(places, request)
+        del request
+        archive.now += 5.0
+        archive.reads.expire()
+    assert archive.called == ["late"] * 3
+    assert [each() for each in alive] == [None] * 3
+    archive.reads.check_invariants()
+    archive.load((10, 5), name="again")
+    archive.work()
+    assert archive.called == [*["late"] * 3, "again"]
+
+
+class Noted:
+    """The notes of a log whose queues begin at 0."""
+
+    base_pos = 8 * CHUNK_BYTES
+    notes: ClassVar[dict[str, bytes]] = {QUEUES_FROM: b"0"}
+
+    def set_note(self, key: str, value: bytes | None, /) -> None:
+        raise AssertionError(f"{key} is noted")
+
+
+class Local:
+    """The log behind the archive."""
+
+    base_pos = 8 * CHUNK_BYTES
+    end_pos = 12 * CHUNK_BYTES
+
+    def pread(self, pos: int, length: int, /, *, trusts_page_cache: bool = False) -> bytes:
+        return bytes(length)
+
+    def pread_each(self, pieces: Sequence[tuple[int, int]], /) -> Sequence[bytes]:
+        return [bytes(length) for _, length in pieces]
+
+    def read_runs(self, pos: int, length: int, /) -> Iterator[VerifiedRun]:
+        yield VerifiedRun(pos, pos + length, pos + length, bytes(length))
+
+
+def test_long_read_does_not_leave_out_a_file_that_the_archive_lacks() -> None:
+    segment_bytes, local = 4 * CHUNK_BYTES, Local()
+    archive, archived_pos = Archive(), 2 * segment_bytes
+
+    def fetch(begin: int, stop: int) -> Sequence[tuple[int, bytes]]:
+        if begin >= archived_pos:
+            raise BackupDamaged("s3://archives/manifest.json", f"it does not have the log file that begins at {begin}")
+        return archive.fetch(begin, min(stop, archived_pos))
+
+    tier = Tier(url="s3://archives", log=Noted(), archived=ArchivedLog())
+    log = TieredLog(local, tier, archive.reads, fetch, segment_bytes)
+    runs = list(log.read_runs(0, local.end_pos))
+    assert [each.begin for each in runs] == [*range(0, local.base_pos, BLOCK), local.base_pos]
+    assert runs[-1].next == local.end_pos
+    archived_pos = segment_bytes  # somebody has replaced the manifest by an older one
+    read: list[VerifiedRun] = []
+    with pytest.raises(ArchivedUnreadable, match=f"does not have the log file that begins at {segment_bytes}"):
+        read.extend(log.read_runs(segment_bytes - BLOCK, local.end_pos))
+    assert not any(each.begin >= segment_bytes for each in read)
 
 
 def test_requests_that_wait_are_limited() -> None:

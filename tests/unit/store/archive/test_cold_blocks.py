@@ -127,6 +127,18 @@ def test_manifest_replaced_by_an_older_one_is_reported(tmp_path: Path) -> None:
     archive.check(archive.end.pos - SEGMENT_BYTES, archive.end.pos)
 
 
+def test_file_that_was_archived_a_moment_ago_is_found(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "cache")
+    archive.check(0, 1)  # reads the manifest
+    before = archive.end
+    archive.messages.send(60)
+    archive.source = archive.messages.source()
+    found = [step for step in steps(archive.messages, archive.bucket) if step.index]
+    archive.end = Base(found[-1].index, found[-1].term, found[-1].pos, found[-1].chain)  # type: ignore[arg-type]
+    assert archive.end.pos > before.pos
+    archive.check(before.pos, archive.end.pos)
+
+
 def test_archive_of_another_log_is_refused(tmp_path: Path) -> None:
     archive = Archive(tmp_path / "cache", identity="another")
     with pytest.raises(BackupRefused, match=r"it is of the log c .* this is another"):
