@@ -13,7 +13,7 @@ from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata
 from mq.protocol.numbers import PhysicalOffset
 from raftlog import NodeId
-from raftlog.consensus.types import PeerState, PeerStatus
+from raftlog.consensus.types import PeerState, PeerStatus, Role
 from raftlog.log_numbers import LogIndex
 from raftlog.segment import EntryGone
 from tests.support.broker_contexts import context_of
@@ -39,6 +39,7 @@ class Leader:
     def locate(self, index: int) -> Any:
         if index == 13:
             raise EntryGone("log", "index", index, 20)
+        assert index <= 500, f"no entry {index}"
         return SimpleNamespace(pos=(index - 1) * ENTRY_BYTES, size=ENTRY_BYTES)
 
 
@@ -131,6 +132,33 @@ def test_a_follower_keeps_clients_far_behind_and_sends_near_ones_back() -> None:
     assert home.suggest(LAG_MAX * 5) == 3
     assert home.suggest(LAG_MAX // 2 + 1) == 3
     assert home.suggest(LAG_MAX // 2) == 0
+
+
+@pytest.mark.parametrize(
+    ("base", "behind", "only_here"), [(None, 0, False), (5, 0, False), (50, 4000, True), (50, 5000, False)]
+)
+def test_a_follower_keeps_clients_of_messages_that_the_leader_has_deleted(
+    base: int | None, behind: int, only_here: bool
+) -> None:
+    assert following(base).is_only_here(PhysicalOffset(behind)) is only_here
+
+
+def test_a_follower_that_lacks_what_the_leader_has_deleted_keeps_its_clients() -> None:
+    assert following(501).is_only_here(PhysicalOffset(4000))
+
+
+def following(leader_base: int | None) -> FollowerReads:
+    """A follower with the entries 6 to 500, whose leader has those behind ``leader_base``."""
+    home = Home(leader := Leader(), node_id="n2", peers="n2@127.0.0.1:1")
+    leader.is_leader = False
+    for name, value in {
+        "leader_base": leader_base,
+        "base": SimpleNamespace(index=5),
+        "role": Role.FOLLOWER,
+        "last_index": 500,
+    }.items():
+        setattr(leader, name, value)
+    return home.slow
 
 
 def test_by_default_the_limit_is_a_share_of_the_memory() -> None:
