@@ -29,7 +29,7 @@ from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessag
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import pop_retry_topic
-from mq.protocol.numbers import QueueOffset
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.receipts import Receipt, encode_bits, mark_of
 from mq.protocol.records import RecordError, StoredMessage, decode_records
 
@@ -370,6 +370,8 @@ class Pop(Workload):
         # Without a filter a pop takes every message, in the order of the queue.
         if taken != list(range(reached, command.next_offset)):
             raise Violation(f"pop: {command} takes {taken}, {reached} to {command.next_offset} are next")
+        if command.next_offset > (there := len(self.ledger.queues[MessageAt(*key, FIRST_OFFSET).queue])):
+            raise Violation(f"pop: {command} takes messages before they are in the log, the queue has {there}")
         self._reached[key] = command.next_offset
         for offset in taken:
             self._hold(MessageAt(*key, offset), _Pop(command.start, command.pop_time_ms, command.invisible_ms))

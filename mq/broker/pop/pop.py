@@ -266,42 +266,39 @@ class Pops(Service):
         if not len(self.polling):
             return
         for end, first_offset, _, entries in runs:
-            topic, queue_id = end.topic, end.queue_id
-            takes = partial(self._takes_queued, set(), topic, queue_id, first_offset, entries)
-            for key in ((topic, queue_id), (topic, _ANY)):
-                if key in self.polling.waiting:
-                    self.polling.take_matching(key, takes)
+            queue = end.topic, end.queue_id
+            keys = [key for key in (queue, (end.topic, _ANY)) if key in self.polling.waiting]
+            codes = {code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)} if keys else set()
+            takes = partial(self._takes_queued, set(), codes, queue, first_offset, entries)
+            for key in keys:
+                self.polling.take_matching(key, takes)
 
     def _takes_queued(
-        self,
-        done: set[str],
-        topic: str,
-        queue_id: int,
-        first_offset: QueueOffset,
-        entries: bytes,
-        pop: HeldPop,
+        self, done: set[str], codes: set[int], queue: QueueKey, first_offset: QueueOffset, entries: bytes, pop: HeldPop
     ) -> bool:
         """Whether a waiting pop takes some of these messages; then its commands are appended.
 
-        What needs more than a tag to decide is served when they are committed, see `grown`. ``done`` are the groups
-        that have taken all of them.
+        What needs more than a tag to decide is served when they are committed, see `grown`. ``codes`` are their tag
+        codes, ``done`` the groups that have taken all of them, or can take none now.
         """
         request = pop.call.request
         if not isinstance(request, PopMessage) or (group := request.ext.consumer_group) in done:
             return False
         ext = request.ext
-        if ext.order or pop.subscription.sql is not None or pop.call.connection.closed or self._is_too_much(pop, group):
+        if ext.order or pop.subscription.sql is not None or not any(map(pop.matches, codes)):
+            return False
+        if pop.call.connection.closed or self._is_too_much(pop, group):
             return False
         pop_request = self._request_of(pop, ext)
         if ext.queue_id < 0 and self._selection.priorities.applies(pop_request):
             return False
         taken = self._queues.take_queued(
-            pop_request, topic, queue_id, ext.max_messages, self._selection.bytes_max, first_offset, entries
+            pop_request, *queue, ext.max_messages, self._selection.bytes_max, first_offset, entries
         )
+        if taken is None or not taken.rest:
+            done.add(group)
         if taken is None:
             return False
-        if not taken.rest:
-            done.add(group)
         if ext.queue_id < 0:
             self._selection.priorities.passed(pop_request)
         pop.call.connection.held_pulls -= 1

@@ -176,3 +176,28 @@ async def test_an_unreadable_record_fails_one_pop_and_is_redelivered(
         posted = await consumer.post(POP, pop_ext(pollTime=20_000, bornTime=now_ms()))
         assert [each.body for each in read_popped(await consumer.answer(posted))] == [b"here"]
         assert (await pop(consumer)).code != FOUND
+
+
+@pytest.mark.parametrize(("tag", "calls"), [("a", 0), ("b", 1)])
+async def test_a_message_is_looked_at_once_for_a_group_of_many_pops_that_cannot_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str, calls: int
+) -> None:
+    """Nobody wants the tag of the message; or the group wants it, and has not examined those before."""
+    brokers = note_brokers(monkeypatch)
+    async with running(tmp_path) as broker:
+        consumer, _, producer = await three_clients(broker)
+        for held in range(1, 21):
+            await waiting(consumer, held, exp=tag)
+        await producer.send(body=b"before", i=properties(TAGS="c"))
+        counted = 0
+        queues = brokers[0].services.pops.queues
+        take_queued = queues.take_queued
+
+        def counting(*args: Any) -> Any:
+            nonlocal counted
+            counted += 1
+            return take_queued(*args)
+
+        monkeypatch.setattr(queues, "take_queued", counting)
+        await producer.send(body=b"here", i=properties(TAGS="b"))
+        assert counted == calls
