@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Container, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from mq.protocol.numbers import QueueOffset
@@ -92,7 +92,7 @@ class LongPolling(Generic[PullT]):
         return self._count
 
     @property
-    def waiting(self) -> Container[QueueKey]:
+    def waiting(self) -> Collection[QueueKey]:
         """A live view of the queues with waiting pulls."""
         return self._by_queue
 

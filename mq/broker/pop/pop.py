@@ -163,7 +163,7 @@ class Pops(Service):
         """This replica leads, and everything committed before is applied."""
         self._leadership = object()
         self._read_bytes = 0
-        self._appender.on_queued = self._take_queued
+        self._appender.on_queued, self._appender.awaited = self._take_queued, self.polling.waiting
         self.revival.lead()
 
     def end_turn(self) -> None:
@@ -263,8 +263,6 @@ class Pops(Service):
         consumer that waits gets a message in the turn in which its producer is answered. If only the first one of both
         entries is committed, the messages are in their queues, and nobody has taken them.
         """
-        if not len(self.polling):
-            return
         for end, first_offset, _, entries in runs:
             queue = end.topic, end.queue_id
             keys = [key for key in (queue, (end.topic, _ANY)) if key in self.polling.waiting]

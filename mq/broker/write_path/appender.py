@@ -13,7 +13,7 @@ or future per message.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import pairwise
 from typing import Protocol
@@ -56,8 +56,8 @@ class Appender:
         pending_bytes: bytes of all records that are not committed yet.
         waiting_senders: how many senders the pending items have.
         messages: number of messages and commands in all entries so far.
-        on_queued: called when an entry has its place in the log, with what it adds to queues. What this adds to the
-            appender is framed behind it, in the same round.
+        on_queued: called when an entry has its place in the log, with what it adds to queues, while ``awaited`` is not
+            empty. What this adds to the appender is framed behind it, in the same round.
         entry_bytes_max: the maximum of an entry with several items.
     """
 
@@ -92,6 +92,7 @@ class Appender:
         self.is_open = False
         self.messages = 0
         self.on_queued: Callable[[list[BuiltRun]], None] = lambda runs: None
+        self.awaited: Collection[object] = ()
 
     def open(self) -> None:
         """Accept messages: this replica leads, and all older entries are dispatched."""
@@ -217,7 +218,7 @@ class Appender:
                 framed()
             self._committing.append(entry)
             start = end
-            if entry.runs:
+            if entry.runs and self.awaited:
                 self.on_queued(entry.runs)
             if self.pending:
                 pending += self.pending

@@ -179,7 +179,7 @@ async def test_an_unreadable_record_fails_one_pop_and_is_redelivered(
 
 
 @pytest.mark.parametrize(("tag", "calls"), [("a", 0), ("b", 1)])
-async def test_a_message_is_looked_at_once_for_a_group_of_many_pops_that_cannot_take_it(
+async def test_pops_of_a_group_share_one_look_at_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str, calls: int
 ) -> None:
     """Nobody wants the tag of the message; or the group wants it, and has not examined those before."""

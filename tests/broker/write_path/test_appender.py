@@ -103,6 +103,7 @@ class AppenderMachine(RuleBasedStateMachine):
             turn_within=self.ask_turn,
         )
         self.appender.on_queued = self.follow
+        self.appender.awaited = {"a queue"}
         self.followers = 0
         self.fates: dict[int, str] = {}
         self.waiting: set[int] = set()
@@ -355,6 +356,7 @@ def test_what_follows_an_entry_is_framed_in_the_same_round() -> None:
         appender.add_command(b"command", lambda outcome: outcomes.append(type(outcome).__name__))
 
     appender.on_queued = follow
+    appender.awaited = {"a queue"}
     appender.add_record(InternalRecord(tail=tail, body=b"message", properties=b"", born_timestamp_ms=1, born_host=HOST))
     assert appender.start_round()
     assert seen == [("T", 3, 7, 1)]
