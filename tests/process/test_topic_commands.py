@@ -115,7 +115,9 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         assert "deleted consumer group G" in await commands.run("consumer-group", "delete", "G", "--topics")
         assert "no consumer group G" in await commands.run("consumer-group", "delete", "G", code=1)
         assert "no consumer group G" in await commands.run("consumer-group", "describe", "G", code=1)
-        assert await commands.run("topic", "delete", "T") == "deleted topic T\n"
+        assert (
+            await commands.run("topic", "delete", "T") == "deleted topic T; `raftmq topic restore T` brings it back\n"
+        )
         assert "T does not exist" in await commands.run("topic", "delete", "T", code=1)
         assert "T does not exist" in await commands.run("topic", "describe", "T", code=1)
         for refused in (
