@@ -62,8 +62,10 @@ class OpenFiles:
             return found
 
     def put(self, start: int, fd: int) -> None:
-        """Take over an open descriptor."""
+        """Take over an open descriptor. One of a file that this one replaces is closed as soon as it is not in use."""
         with self._lock:
+            if (replaced := self._open.pop(start, None)) is not None:
+                self._doom(replaced)
             self._add(start, fd)
 
     def forget(self, start: int) -> None:
