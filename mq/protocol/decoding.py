@@ -231,9 +231,10 @@ def _is_strict(request: type[Request]) -> bool:
     return request.__module__ == bulk_requests.__name__
 
 
-_CLASSES: Final = set(_request_classes())
-_BY_CODE: Final = {int(each.__struct_config__.tag): each for each in _CLASSES}  # type: ignore[arg-type]
-assert len(_BY_CODE) == len(_CLASSES), "two request classes have the same code"
+REQUEST_CLASSES: Final = frozenset(_request_classes())
+"""All requests that have a class."""
+_BY_CODE: Final = {int(each.__struct_config__.tag): each for each in REQUEST_CLASSES}  # type: ignore[arg-type]
+assert len(_BY_CODE) == len(REQUEST_CLASSES), "two request classes have the same code"
 
 
 @cache
@@ -243,7 +244,9 @@ def typed_decoder() -> Callable[[memoryview | bytes], Request]:
     It is made when first used: making it takes longer than importing the rest of this package, and clients need it only
     if a broker sends them a request.
     """
-    return msgspec.json.Decoder(reduce(or_, (each for each in _CLASSES if not _is_strict(each))), strict=False).decode
+    return msgspec.json.Decoder(
+        reduce(or_, (each for each in REQUEST_CLASSES if not _is_strict(each))), strict=False
+    ).decode
 
 
 _decode_response: Final = msgspec.json.Decoder(Response).decode

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.protocol.chunks import decode_chunk
-from mq.protocol.decoding import _CLASSES
+from mq.protocol.decoding import REQUEST_CLASSES
 from mq.protocol.forwarding import FORWARDED_TO, ForwardEncoder, TooLarge, WrapEncoder, mark_forwarded
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import Forward, Response, SendExt, SendMessageV2, encode_response
@@ -36,7 +36,7 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> Any:
-    kind = draw(st.sampled_from(sorted(_CLASSES, key=lambda each: each.__name__)))
+    kind = draw(st.sampled_from(sorted(REQUEST_CLASSES, key=lambda each: each.__name__)))
     arguments: dict[str, Any] = {"opaque": draw(VALUES[int]), "flag": draw(st.sampled_from([0, 2])), "language": "GO"}
     for field in msgspec.structs.fields(kind):
         if field.name == "ext":

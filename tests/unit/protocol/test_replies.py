@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mq.protocol import admin_requests, bulk_requests, group_requests, operator_requests, pop_requests, requests
+from mq.protocol.decoding import REQUEST_CLASSES
 from mq.protocol.errors import ReplyError
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.headers import decode_header, encode_request
@@ -13,19 +13,7 @@ from mq.protocol.numbers import QueueOffset
 from mq.protocol.replies import OffsetReply, PopReply, PullReply, read_reply
 from mq.protocol.requests import Ext, PullExt, Request
 
-MODULES = (requests, pop_requests, group_requests, admin_requests, operator_requests, bulk_requests)
-REQUESTS = sorted(
-    {
-        each
-        for module in MODULES
-        for each in vars(module).values()
-        if isinstance(each, type)
-        and issubclass(each, Request)
-        and each is not Request
-        and "ext" in each.__annotations__
-    },
-    key=lambda each: each.__name__,
-)
+REQUESTS = sorted((each for each in REQUEST_CLASSES if "ext" in each.__annotations__), key=lambda each: each.__name__)
 VALUES = {str: "some text", bool: True, int: 7}
 
 
