@@ -2,7 +2,7 @@
 
 Each proxy has a broker of its own system behind it, a single one that syncs before it acknowledges. The same client
 (`benchmarks.proxy_load`) sends messages of 1 KiB to both by turns, and receives and acknowledges them, with 1 and with
-64 in flight. CPU is that of the proxy's process, and in brackets the broker's.
+64 in flight; and the same with 256 lite topics. CPU is that of the proxy's process, and in brackets the broker's.
 
 ``python -m benchmarks.proxy`` (``make bench-proxy``) prints a table, and puts it into docs/grpc-clients.md.
 """
@@ -26,19 +26,27 @@ import trio
 from benchmarks.peers.rocketmq import BROKER, NAMESRV, OPENED, start_java
 from benchmarks.peers.servers import Servers, open_servers
 from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, own_cpu_seconds, rss_bytes, run_before_others
+from benchmarks.proxy_load import LITE_GROUP
 from benchmarks.report import replace_section
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.cli.errors import run_trio
-from mq.client import Admin
+from mq.client import Admin, SubscriptionGroupConfig
 from mq.client.errors import ClientError
+from mq.protocol.lite_attributes import BIND_TOPIC, LITE
+from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
 from tests.interop.clients import build_servers, servers_built, servers_lib, tools_missing
 
 VERSION = "5.5.0"
 PAGE = Path(__file__).parent.parent / "docs" / "grpc-clients.md"
 BEGIN = "<!-- measured by `make bench-proxy`: begin -->"
 END = "<!-- measured by `make bench-proxy`: end -->"
-TOPIC, QUEUES = "BenchmarkProxy", 8
-WORK = (("send", 1), ("send", 64), ("receive", 1), ("receive", 64))
+TOPIC, LITE_PARENT, QUEUES = "BenchmarkProxy", "BenchmarkLite", 8
+KINDS = ("send", "receive", "send-lite", "receive-lite")
+WORK = tuple((kind, in_flight) for kind in KINDS for in_flight in (1, 64))
+LITE_SETTINGS = {"storeType": "defaultRocksDB", "enableLmq": "true", "enableMultiDispatch": "true"}
+"""Without them, a broker of RocketMQ has no lite topics."""
+LITE_SHARE = 10
+"""So many times fewer messages go to lite topics: RocketMQ's broker delivers some ten of them a second."""
 BEFORE_OTHERS = " Servers and clients got the processors before the other work (`--real-time`)."
 _MIB = 1024 * 1024
 
@@ -70,7 +78,9 @@ async def raftmq(directory: Path) -> AsyncIterator[System]:
     """One replica, and raftmq proxy."""
     async with DevCluster.open(directory / "raftmq", nodes=1, ports=Ports.free(1)) as cluster:
         async with Admin(cluster.namesrv) as admin:
-            await admin.create_topic(TOPIC, QUEUES)
+            with trio.fail_after(30):
+                while not await _created(admin):  # noqa: ASYNC110 - the group is just being formed
+                    await trio.sleep(0.1)
         with open_servers(directory) as servers:
             port = Ports.free(1).namesrv
             command = [
@@ -111,6 +121,7 @@ async def rocketmq(directory: Path) -> AsyncIterator[System]:
             "diskMaxUsedSpaceRatio": "95",
             "osPageCacheBusyTimeOutMills": "60000",
             "waitTimeMillsInSendQueue": "60000",
+            **LITE_SETTINGS,
         }
         broker = start_java(servers, "broker", BROKER, settings, VERSION)
         await servers.wait("broker", partial(_topics_created, namesrv))
@@ -125,10 +136,25 @@ async def _topics_created(namesrv: str) -> bool | None:
                 return None
             # The proxy creates this one, and ends if name servers do not know it at once.
             await admin.create_topic("DefaultHeartBeatSyncerTopic", 1)
-            await admin.create_topic(TOPIC, QUEUES)
+            return await _created(admin) or None
     except ClientError:
         return None
+
+
+async def _created(admin: Admin) -> bool:
+    try:
+        await _create(admin)
+    except ClientError:
+        return False
     return True
+
+
+async def _create(admin: Admin) -> None:
+    """Raises ClientError, as while a group of brokers is being formed."""
+    await admin.create_topic(TOPIC, QUEUES)
+    await admin.create_topic(LITE_PARENT, QUEUES, attributes={MESSAGE_TYPE_ATTRIBUTE: LITE})
+    bound = SubscriptionGroupConfig(group_name=LITE_GROUP, attributes={f"+{BIND_TOPIC}": LITE_PARENT})
+    await admin.put_consumer_group(bound)
 
 
 async def _start_proxy(servers: Servers, home: Path, namesrv: str, ports: Ports) -> tuple[str, int]:
@@ -156,7 +182,8 @@ async def _start_proxy(servers: Servers, home: Path, namesrv: str, ports: Ports)
 async def turn(system: System, work: str, in_flight: int, count: int) -> Figures:
     """One load on one system, in a process of its own."""
     before = own_cpu_seconds(system.proxy), own_cpu_seconds(system.broker)
-    command = [sys.executable, "-m", "benchmarks.proxy_load", system.address, TOPIC, work, str(in_flight), str(count)]
+    topic = LITE_PARENT if work.endswith("lite") else TOPIC
+    command = [sys.executable, "-m", "benchmarks.proxy_load", system.address, topic, work, str(in_flight), str(count)]
     done = await trio.run_process(command, capture_stdout=True)
     told = json.loads(done.stdout)
     proxy, broker = own_cpu_seconds(system.proxy) - before[0], own_cpu_seconds(system.broker) - before[1]
@@ -178,7 +205,7 @@ def table(systems: list[System]) -> str:
             proxy, broker = median(each.proxy_us for each in turns), median(each.broker_us for each in turns)
             p50, p99 = median(each.p50_ms for each in turns), median(each.p99_ms for each in turns)
             rate = median(each.per_second for each in turns)
-            load = f"{work[0]} | {work[1]} | {system.name}"
+            load = f"{work[0].replace('-', ', ')} | {work[1]} | {system.name}"
             rows.append(f"| {load} | {proxy:.0f} ({broker:.0f}) | {p50:.1f} | {p99:.1f} | {rate:,.0f} |")
     return "\n".join(rows)
 
@@ -191,10 +218,13 @@ async def measure(directory: Path, messages: int, rounds: int, warm_up: int, *, 
         for system in systems:
             await turn(system, "send", 64, warm_up)
             await turn(system, "prime", 1, 1)
+            for work in ("send-lite", "receive-lite"):
+                await turn(system, work, 64, warm_up // LITE_SHARE)
         idle = {system.name: rss_bytes(system.proxy) / _MIB for system in systems}
         for _ in range(rounds):
             for work, in_flight in WORK:
-                count = messages if in_flight > 1 else max(1, messages // 5)
+                count = (messages if in_flight > 1 else messages // 5) // (LITE_SHARE if work.endswith("lite") else 1)
+                count = max(1, count)
                 for system in systems:
                     figures = await turn(system, work, in_flight, count)
                     system.figures.setdefault((work, in_flight), []).append(figures)
@@ -206,11 +236,10 @@ async def measure(directory: Path, messages: int, rounds: int, warm_up: int, *, 
             table(systems),
             "",
         ]
-        for system in systems:
-            used = rss_bytes(system.proxy) / _MIB
-            lines.append(
-                f"Memory of the proxy of {system.name}: {idle[system.name]:.0f} MiB warm, {used:.0f} MiB after.  "
-            )
+        used = {system.name: rss_bytes(system.proxy) / _MIB for system in systems}
+        for name, after in used.items():
+            lines.append(f"Memory of the proxy of {name}: {idle[name]:.0f} MiB warm, {after:.1f} MiB after.  ")
+        lines.append(f"That of raftmq takes {used[ours.name] / used[theirs.name]:.1%} of the memory of the other one.")
     return "\n".join(lines)
 
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.proxy_load ADDRESS TOPIC WORK IN_FLIGHT COUNT
 
-WORK is ``prime`` (let the group begin here), ``send`` or ``receive``. Prints seconds, and p50 and p99 in ms, as JSON.
+WORK is ``prime`` (let the group begin here), ``send`` or ``receive``; ``send-lite`` or ``receive-lite`` if it has lite
+topics. Prints seconds, and p50 and p99 in ms, as JSON.
 It uses grpcio, the client library of Python, whatever the server.
 """
 
@@ -22,7 +23,9 @@ from google.protobuf.message import Message
 from mq.proxy.wire import messaging_pb2 as pb
 
 SERVICE = "/apache.rocketmq.v2.MessagingService/"
-GROUP = "BenchmarkGroup"
+GROUP, LITE_GROUP = "BenchmarkGroup", "BenchmarkLiteGroup"
+LITES = [f"session-{number:03}" for number in range(256)]
+"""Messages go to these by turns: of each one, a consumer has one message at a time."""
 BODY = b"x" * 1024
 BATCH = 16
 POLL_SECONDS = 5
@@ -32,7 +35,8 @@ CALL_SECONDS = 30
 class Client:
     """One client with its telemetry stream."""
 
-    def __init__(self, address: str, topic: str) -> None:
+    def __init__(self, address: str, topic: str, *, lite: bool) -> None:
+        self._lite = lite
         self._channel = grpc.insecure_channel(address)
         self._metadata = [
             ("x-mq-client-id", f"benchmark@{uuid.uuid4().hex[:12]}"),
@@ -42,7 +46,7 @@ class Client:
         ]
         host, _, port = address.rpartition(":")
         self._endpoints = pb.Endpoints(scheme=pb.IPv4, addresses=[pb.Address(host=host, port=int(port))])
-        self._topic, self._group = pb.Resource(name=topic), pb.Resource(name=GROUP)
+        self._topic, self._group = pb.Resource(name=topic), pb.Resource(name=LITE_GROUP if lite else GROUP)
         self._commands: queue.SimpleQueue[pb.TelemetryCommand | None] = queue.SimpleQueue()
         self._calls: dict[str, grpc.UnaryUnaryMultiCallable[Message, Message]] = {}
         self._latencies: list[float] = []
@@ -63,7 +67,9 @@ class Client:
     def settings(self, *, consumer: bool) -> None:
         """Open the telemetry stream and wait for the answer to the settings."""
         settings = pb.Settings(access_point=self._endpoints)
-        settings.client_type = pb.SIMPLE_CONSUMER if consumer else pb.PRODUCER
+        # RocketMQ's proxy refuses the settings of LITE_SIMPLE_CONSUMER.
+        kind = pb.LITE_PUSH_CONSUMER if self._lite else pb.SIMPLE_CONSUMER
+        settings.client_type = kind if consumer else pb.PRODUCER
         settings.user_agent.CopyFrom(pb.UA(language=pb.PYTHON, version="5.1.2", platform="linux", hostname="localhost"))
         if consumer:
             entry = pb.SubscriptionEntry(topic=self._topic, expression=pb.FilterExpression(type=pb.TAG, expression="*"))
@@ -81,6 +87,21 @@ class Client:
             if command.HasField("settings"):
                 break
         threading.Thread(target=lambda: list(told), daemon=True).start()
+        if self._lite and consumer:
+            self._subscribe(kind)
+
+    def _subscribe(self, kind: pb.ClientType) -> None:
+        """Subscribe to all lite topics, from their first messages that this group has not consumed."""
+        beat = self.unary("Heartbeat", pb.HeartbeatResponse)
+        sync = self.unary("SyncLiteSubscription", pb.SyncLiteSubscriptionResponse)
+        request = pb.SyncLiteSubscriptionRequest(topic=self._topic, group=self._group, lite_topic_set=LITES)
+        request.action = pb.COMPLETE_ADD
+        request.offset_option.policy = pb.OffsetOption.MIN
+        for future in (beat(pb.HeartbeatRequest(group=self._group, client_type=kind)), sync(request)):
+            answer = future.result()
+            assert isinstance(answer, pb.HeartbeatResponse | pb.SyncLiteSubscriptionResponse)
+            if answer.status.code != pb.OK:
+                raise RuntimeError(f"{answer.status.code}: {answer.status.message}")
 
     def send(self, in_flight: int, count: int) -> None:
         """Send so many messages."""
@@ -89,7 +110,10 @@ class Client:
         refused: list[str] = []
         for number in range(count):
             room.acquire()
-            told = pb.SystemProperties(message_id=f"01{uuid.uuid4().hex[:30].upper()}", message_type=pb.NORMAL)
+            kind = pb.LITE if self._lite else pb.NORMAL
+            told = pb.SystemProperties(message_id=f"01{uuid.uuid4().hex[:30].upper()}", message_type=kind)
+            if self._lite:
+                told.lite_topic = LITES[number % len(LITES)]
             told.born_timestamp.GetCurrentTime()
             told.born_host = "localhost"
             told.body_encoding = pb.IDENTITY
@@ -179,6 +203,8 @@ class Client:
         for message in messages:
             told = message.system_properties
             entry = pb.AckMessageEntry(message_id=told.message_id, receipt_handle=told.receipt_handle)
+            if self._lite:
+                entry.lite_topic = told.lite_topic
             futures.append(acknowledge(pb.AckMessageRequest(group=self._group, topic=self._topic, entries=[entry])))
         for future in futures:
             done = future.result()
@@ -200,7 +226,8 @@ SHARES = {"p50_ms": 0.5, "p99_ms": 0.99}
 def main() -> None:
     address, topic, work = sys.argv[1:4]
     in_flight, count = map(int, sys.argv[4:6])
-    client = Client(address, topic)
+    work, _, lite = work.partition("-")
+    client = Client(address, topic, lite=bool(lite))
     client.settings(consumer=work != "send")
     began = time.perf_counter()
     match work:

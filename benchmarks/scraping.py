@@ -30,13 +30,13 @@ from benchmarks.figures import Figure
 from benchmarks.frames import topic_name
 from benchmarks.store_load import Measure, Note, Plan, create_topics, job_for, one_broker, run_load
 from benchmarks.suite import Suite
+from mq.addresses import metrics_address_beside
 from mq.cli.dev_cluster import DevCluster
 from mq.client import Message, Producer, PullConsumer
 from mq.client.net.client_core import ClientCore
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.monitoring.http import KEPT_SECONDS
 from mq.protocol.codes import RequestCode
-from mq.settings import metrics_address_beside
 
 SCRAPE_SECONDS = 1.0
 CONFIGURED_SECONDS = 15.0

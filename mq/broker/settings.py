@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import model_validator
 from pydantic_settings import SettingsConfigDict
 
+from mq.addresses import Network, metrics_address_beside, parse_metrics_address, parse_networks
 from mq.broker.setting_groups import (
     Address,
     ArchiveSettings,
@@ -25,7 +26,7 @@ from mq.broker.setting_groups import (
     parse_address_list,
 )
 from mq.protocol.delay import parse_levels
-from mq.settings import Network, ProcessSettings, metrics_address_beside, parse_metrics_address, parse_networks
+from mq.settings import ProcessSettings
 from raftlog import parse_address
 from raftlog.net.secret_file import FILE_NAME
 

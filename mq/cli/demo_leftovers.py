@@ -50,7 +50,7 @@ async def consume(namesrv: str, topic: str, group: str) -> None:
 def main() -> None:
     """Arguments: name server, topic, group. Ends at the end of standard input, too."""
     from mq.cli.logs import configure_logging
-    from mq.cli.servers import run_server
+    from mq.cli.running import run_server
 
     namesrv, topic, group = sys.argv[1:]
     configure_logging("warning")

@@ -14,14 +14,15 @@ import trio
 import typer
 from rich.console import Console
 
+from mq.addresses import metrics_address_beside
 from mq.cli.dev_cluster import HOST, WATCH_SECONDS, DevCluster, DevClusterFailed, Ports
 from mq.cli.dev_disk import check_disk, watch_disk
 from mq.cli.dev_groups import GROUPS_MAX, count_groups, group_directory, group_name, open_groups
 from mq.cli.dev_restart import ask_restart, find_group, serve_restarts
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json
-from mq.cli.servers import WithParent, cancel_on_signal, cancel_on_stdin_end, checked, split_settings
-from mq.settings import metrics_address_beside
+from mq.cli.running import cancel_on_signal, cancel_on_stdin_end
+from mq.cli.servers import WithParent, checked, split_settings
 
 if TYPE_CHECKING:
     from mq.broker.settings import BrokerSettings

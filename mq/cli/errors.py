@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -21,6 +22,15 @@ class CommandFailed(Exception):
     def __init__(self, message: str, exit_code: int = EXIT_REFUSED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def or_exit(run: Callable[[], object]) -> None:
+    """``run``, as a command: CommandFailed becomes one line on standard error and the exit code of the process."""
+    try:
+        run()
+    except CommandFailed as failed:
+        print(f"raftmq: {failed}", file=sys.stderr)
+        sys.exit(failed.exit_code)
 
 
 def run_trio(main: Callable[[], Awaitable[T]]) -> T:

@@ -9,7 +9,8 @@ import typer
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.logs import configure_logging
-from mq.cli.servers import LogLevel, WithParent, checked, checked_level, run_server, split_address, split_settings
+from mq.cli.running import run_server
+from mq.cli.servers import LogLevel, WithParent, checked, checked_level, split_address, split_settings
 
 
 def filter_server(

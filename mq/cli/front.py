@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mq.cli.errors import EXIT_REFUSED, CommandFailed
+from mq.cli.errors import EXIT_REFUSED, or_exit
 
 COMMANDS = {
     "namesrv": ("servers", "Run a name server: it tells clients which broker leads which group."),
@@ -112,11 +112,7 @@ def main() -> None:
         from mq.cli.logs import configure_logging
 
         configure_logging("warning")  # for commands that talk to servers; servers set their own level
-    try:
-        build(wanted)()
-    except CommandFailed as failed:
-        print(f"raftmq: {failed}", file=sys.stderr)
-        sys.exit(failed.exit_code)
+    or_exit(build(wanted))
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,16 +1,15 @@
-"""`raftmq proxy`: run a proxy for gRPC clients in the foreground until a signal."""
+"""`raftmq proxy`: check the settings of a proxy for gRPC clients, then become that proxy."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
-import trio
 import typer
 
-from mq.cli.errors import EXIT_FAILED, CommandFailed
-from mq.cli.logs import configure_logging
-from mq.cli.servers import LogLevel, WithParent, checked, checked_level, run_server, split_address, split_settings
+from mq.cli.servers import LogLevel, WithParent, checked, checked_level, split_address, split_settings
 
 
 def proxy(
@@ -33,15 +32,7 @@ def proxy(
 
     Start any number of them. SIGTERM ends calls and telemetry streams first, so that clients go on with another proxy.
     """
-    try:
-        from mq.proxy.server import serve
-        from mq.proxy.settings import ProxySettings
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in ("h2", "hpack", "hyperframe", "google"):
-            raise
-        raise CommandFailed(f"the proxy needs {error.name}: pip install 'raftmq[server,proxy]'") from error
-    from mq.client.net.credentials import CredentialsInvalid
-    from mq.tls import CertificateUnusable
+    from mq.proxy.settings import ProxySettings
 
     flags: dict[str, object] = {"namesrv": namesrv, **split_settings(setting or [])}
     if listen is not None:
@@ -49,14 +40,15 @@ def proxy(
     if port is not None:
         flags["listen_port"] = port
     settings = checked(lambda: ProxySettings.load(config, **flags), config)
-    configure_logging(checked_level(log_level))
-    draining = trio.Event()
-    try:
-        run_server(
-            lambda: serve(settings, draining=draining), until_stdin_closes=until_stdin_closes, on_stop=draining.set
-        )
-    except (CertificateUnusable, CredentialsInvalid) as error:
-        raise CommandFailed(str(error)) from error
-    except OSError as error:
-        where = error.filename or f"cannot listen on {settings.listen_host}:{settings.listen_port}"
-        raise CommandFailed(f"{where}: {error.strerror or error}", EXIT_FAILED) from error
+    # What has read the command line and the settings takes as much memory as half a proxy. The process stays the same
+    # one, for service managers too.
+    program = [sys.executable, *_module_path_option(), "-m", "mq.cli.proxy_process"]
+    arguments = [settings.configuration().to_json(), checked_level(log_level)]
+    if until_stdin_closes:
+        arguments.append("--until-stdin-closes")
+    os.execv(program[0], [*program, *arguments])  # noqa: S606 - a shell would only be in the way of signals
+
+
+def _module_path_option() -> list[str]:
+    """Only what was started by ``python -m`` finds modules in the working directory."""
+    return [] if sys.modules["__main__"].__spec__ is not None and not sys.flags.safe_path else ["-P"]

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import tomllib
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import structlog
-import trio
 import typer
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mq.cli.config import read_conf
-from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed, run_trio
+from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
 from mq.cli.logs import LEVELS, configure_logging
+from mq.cli.running import run_server
 
 if TYPE_CHECKING:
     from mq.broker.settings import BrokerSettings
@@ -154,56 +150,6 @@ def _check_replica_named(settings: BrokerSettings) -> None:
         )
     if "node_id" not in given and (settings.join or len(settings.members) > 1):
         raise CommandFailed("--node-id is missing. It differs on every replica of the group")
-
-
-def run_server(
-    serve: Callable[[], Awaitable[None]],
-    *,
-    until_stdin_closes: bool = False,
-    on_stop: Callable[[], None] | None = None,
-) -> None:
-    """Run ``serve`` until it returns, SIGINT or SIGTERM arrives, or (if requested) standard input ends.
-
-    With ``on_stop``, the first signal only calls that, and ``serve`` is expected to return soon.
-    """
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(partial(cancel_on_signal, nursery.cancel_scope, on_stop=on_stop))
-            if until_stdin_closes:
-                nursery.start_soon(cancel_on_stdin_end, nursery.cancel_scope)
-            await serve()
-            nursery.cancel_scope.cancel()
-
-    run_trio(main)
-
-
-async def cancel_on_signal(
-    scope: trio.CancelScope,
-    *,
-    on_stop: Callable[[], None] | None = None,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Cancel ``scope`` on SIGINT and SIGTERM; with ``on_stop``, call that at the first one. Runs until cancelled
-    itself.
-    """
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        async for _ in signals:
-            if on_stop is None:
-                scope.cancel()
-            else:
-                on_stop()
-                on_stop = None
-
-
-async def cancel_on_stdin_end(scope: trio.CancelScope) -> None:
-    """Cancel ``scope`` when standard input ends. Runs until cancelled itself."""
-    # The parent process holds the other end of this pipe. The kernel closes it even if the parent is killed, so no
-    # server outlives a crashed `raftmq dev`. The blocked thread is a daemon: it does not delay the exit.
-    while await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), 4096, abandon_on_cancel=True):
-        pass
-    scope.cancel()
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -5,69 +5,73 @@
 `mq.client.sync` is the same for programs without an event loop. The user guide is `docs/python.md`.
 """
 
-from mq.client.admin import Admin
-from mq.client.body_codecs import BodyCodec, BytesCodec, JsonCodec, MsgpackCodec, PydanticCodec, TextCodec
-from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
-from mq.client.consume.handlers import Handler
-from mq.client.consume.lite_consumer import LiteConsumer, LiteStart
-from mq.client.consume.offsets import ConsumeFrom
-from mq.client.consume.policies import DeadLetter, HandlingPolicy, OnError, RetryLater, Skip, StopConsumer
-from mq.client.consume.pop_consumer import PopConsumer
-from mq.client.consume.popped_messages import PoppedMessage
-from mq.client.consume.process_queue import FlowLimits
-from mq.client.consume.pull_consumer import PullConsumer
-from mq.client.consume.pull_loop import PullSettings
-from mq.client.consume.push_consumer import PushConsumer
-from mq.client.errors import (
-    AlreadyOpen,
-    BodyNotDecoded,
-    BrokerError,
-    ClientClosed,
-    ClientError,
-    ClientForked,
-    CodecNotInstalled,
-    ConnectFailed,
-    ConnectionLost,
-    DeliveryFinished,
-    MessageRefused,
-    NameServersUnavailable,
-    NoReply,
-    NoRoute,
-    NotADeadLetter,
-    NotARequest,
-    NotRecalled,
-    OffsetsFileDamaged,
-    ProducerBusy,
-    ReplyNotDelivered,
-    RequestTimeout,
-    SendOutcomeUnknown,
-    SendRejected,
-    TopicNotFound,
-    TransactionFenced,
-    TransactionOutcomeUnknown,
-    UnreadableAnswer,
-)
-from mq.client.events import ClientEvent, Health
-from mq.client.filters import BodyFilter, Sql, WasmFilter, sql
-from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
-from mq.client.metrics import ClientMetrics, OpenTelemetryMetrics, PrometheusMetrics
-from mq.client.net.client_core import RemotingSettings
-from mq.client.net.credentials import Credentials, CredentialsInvalid
-from mq.client.net.routes import TopicRoute
-from mq.client.produce.outgoing_message import Pending
-from mq.client.produce.producer import Producer
-from mq.client.produce.transaction_sets import CheckSet, SetTransaction
-from mq.client.produce.transactions import Check, Transaction, TransactionProducer, TransactionState
-from mq.client.schedules import Cron, Every, Once, Schedule, ScheduleConflict, ScheduleNotFound, ScheduleStatus
-from mq.filter.subscription import SubscriptionError
-from mq.protocol.bodies import ClusterInfo
-from mq.protocol.compression import Codec
-from mq.protocol.group_admin import GroupAnswer, GroupCommand
-from mq.protocol.names import NameRefused
-from mq.protocol.operator_bodies import BrokerStatsData, GroupProgress, QueueEnds, SubscriptionGroupConfig
-from mq.protocol.records import Host
-from mq.protocol.registration import TopicConfig
-from mq.protocol.trace import MessageTrace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mq.client.admin import Admin
+    from mq.client.body_codecs import BodyCodec, BytesCodec, JsonCodec, MsgpackCodec, PydanticCodec, TextCodec
+    from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
+    from mq.client.consume.handlers import Handler
+    from mq.client.consume.lite_consumer import LiteConsumer, LiteStart
+    from mq.client.consume.offsets import ConsumeFrom
+    from mq.client.consume.policies import DeadLetter, HandlingPolicy, OnError, RetryLater, Skip, StopConsumer
+    from mq.client.consume.pop_consumer import PopConsumer
+    from mq.client.consume.popped_messages import PoppedMessage
+    from mq.client.consume.process_queue import FlowLimits
+    from mq.client.consume.pull_consumer import PullConsumer
+    from mq.client.consume.pull_loop import PullSettings
+    from mq.client.consume.push_consumer import PushConsumer
+    from mq.client.errors import (
+        AlreadyOpen,
+        BodyNotDecoded,
+        BrokerError,
+        ClientClosed,
+        ClientError,
+        ClientForked,
+        CodecNotInstalled,
+        ConnectFailed,
+        ConnectionLost,
+        DeliveryFinished,
+        MessageRefused,
+        NameServersUnavailable,
+        NoReply,
+        NoRoute,
+        NotADeadLetter,
+        NotARequest,
+        NotRecalled,
+        OffsetsFileDamaged,
+        ProducerBusy,
+        ReplyNotDelivered,
+        RequestTimeout,
+        SendOutcomeUnknown,
+        SendRejected,
+        TopicNotFound,
+        TransactionFenced,
+        TransactionOutcomeUnknown,
+        UnreadableAnswer,
+    )
+    from mq.client.events import ClientEvent, Health
+    from mq.client.filters import BodyFilter, Sql, WasmFilter, sql
+    from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+    from mq.client.metrics import ClientMetrics, OpenTelemetryMetrics, PrometheusMetrics
+    from mq.client.net.client_core import RemotingSettings
+    from mq.client.net.credentials import Credentials, CredentialsInvalid
+    from mq.client.net.routes import TopicRoute
+    from mq.client.produce.outgoing_message import Pending
+    from mq.client.produce.producer import Producer
+    from mq.client.produce.transaction_sets import CheckSet, SetTransaction
+    from mq.client.produce.transactions import Check, Transaction, TransactionProducer, TransactionState
+    from mq.client.schedules import Cron, Every, Once, Schedule, ScheduleConflict, ScheduleNotFound, ScheduleStatus
+    from mq.filter.subscription import SubscriptionError
+    from mq.protocol.bodies import ClusterInfo
+    from mq.protocol.compression import Codec
+    from mq.protocol.group_admin import GroupAnswer, GroupCommand
+    from mq.protocol.names import NameRefused
+    from mq.protocol.operator_bodies import BrokerStatsData, GroupProgress, QueueEnds, SubscriptionGroupConfig
+    from mq.protocol.records import Host
+    from mq.protocol.registration import TopicConfig
+    from mq.protocol.trace import MessageTrace
 
 __all__ = [
     "Admin",
@@ -170,3 +174,151 @@ __all__ = [
     "WasmFilter",
     "sql",
 ]
+
+_MODULES = {
+    "mq.client.admin": ("Admin",),
+    "mq.client.body_codecs": (
+        "BodyCodec",
+        "BytesCodec",
+        "JsonCodec",
+        "MsgpackCodec",
+        "PydanticCodec",
+        "TextCodec",
+    ),
+    "mq.client.consume.delivery": (
+        "Delivery",
+        "DeliveryStream",
+        "MessageStream",
+    ),
+    "mq.client.consume.handlers": ("Handler",),
+    "mq.client.consume.lite_consumer": (
+        "LiteConsumer",
+        "LiteStart",
+    ),
+    "mq.client.consume.offsets": ("ConsumeFrom",),
+    "mq.client.consume.policies": (
+        "DeadLetter",
+        "HandlingPolicy",
+        "OnError",
+        "RetryLater",
+        "Skip",
+        "StopConsumer",
+    ),
+    "mq.client.consume.pop_consumer": ("PopConsumer",),
+    "mq.client.consume.popped_messages": ("PoppedMessage",),
+    "mq.client.consume.process_queue": ("FlowLimits",),
+    "mq.client.consume.pull_consumer": ("PullConsumer",),
+    "mq.client.consume.pull_loop": ("PullSettings",),
+    "mq.client.consume.push_consumer": ("PushConsumer",),
+    "mq.client.errors": (
+        "AlreadyOpen",
+        "BodyNotDecoded",
+        "BrokerError",
+        "ClientClosed",
+        "ClientError",
+        "ClientForked",
+        "CodecNotInstalled",
+        "ConnectFailed",
+        "ConnectionLost",
+        "DeliveryFinished",
+        "MessageRefused",
+        "NameServersUnavailable",
+        "NoReply",
+        "NoRoute",
+        "NotADeadLetter",
+        "NotARequest",
+        "NotRecalled",
+        "OffsetsFileDamaged",
+        "ProducerBusy",
+        "ReplyNotDelivered",
+        "RequestTimeout",
+        "SendOutcomeUnknown",
+        "SendRejected",
+        "TopicNotFound",
+        "TransactionFenced",
+        "TransactionOutcomeUnknown",
+        "UnreadableAnswer",
+    ),
+    "mq.client.events": (
+        "ClientEvent",
+        "Health",
+    ),
+    "mq.client.filters": (
+        "BodyFilter",
+        "Sql",
+        "WasmFilter",
+        "sql",
+    ),
+    "mq.client.message": (
+        "Message",
+        "MessageQueue",
+        "ReceivedMessage",
+        "SendResult",
+        "SendStatus",
+    ),
+    "mq.client.metrics": (
+        "ClientMetrics",
+        "OpenTelemetryMetrics",
+        "PrometheusMetrics",
+    ),
+    "mq.client.net.client_core": ("RemotingSettings",),
+    "mq.client.net.credentials": (
+        "Credentials",
+        "CredentialsInvalid",
+    ),
+    "mq.client.net.routes": ("TopicRoute",),
+    "mq.client.produce.outgoing_message": ("Pending",),
+    "mq.client.produce.producer": ("Producer",),
+    "mq.client.produce.transaction_sets": (
+        "CheckSet",
+        "SetTransaction",
+    ),
+    "mq.client.produce.transactions": (
+        "Check",
+        "Transaction",
+        "TransactionProducer",
+        "TransactionState",
+    ),
+    "mq.client.schedules": (
+        "Cron",
+        "Every",
+        "Once",
+        "Schedule",
+        "ScheduleConflict",
+        "ScheduleNotFound",
+        "ScheduleStatus",
+    ),
+    "mq.filter.subscription": ("SubscriptionError",),
+    "mq.protocol.bodies": ("ClusterInfo",),
+    "mq.protocol.compression": ("Codec",),
+    "mq.protocol.group_admin": (
+        "GroupAnswer",
+        "GroupCommand",
+    ),
+    "mq.protocol.names": ("NameRefused",),
+    "mq.protocol.operator_bodies": (
+        "BrokerStatsData",
+        "GroupProgress",
+        "QueueEnds",
+        "SubscriptionGroupConfig",
+    ),
+    "mq.protocol.records": ("Host",),
+    "mq.protocol.registration": ("TopicConfig",),
+    "mq.protocol.trace": ("MessageTrace",),
+}
+"""Where the names above come from. A module is imported when one of its names is used: programs do not load what they
+do not use.
+"""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

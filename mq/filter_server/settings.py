@@ -9,10 +9,11 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from mq.addresses import metrics_address_beside, parse_metrics_address
 from mq.client.net.client_core import parse_addresses
 from mq.client.net.connection import split_address
 from mq.filter.wasm import WasmLimits
-from mq.settings import ProcessSettings, metrics_address_beside, parse_metrics_address
+from mq.settings import ProcessSettings
 
 TlsMode = Literal["disabled", "permissive", "enforcing"]
 

@@ -8,7 +8,8 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from mq.settings import ProcessSettings, metrics_address_beside, parse_metrics_address
+from mq.addresses import metrics_address_beside, parse_metrics_address
+from mq.settings import ProcessSettings
 from mq.tls import TlsMode, check_tls
 
 MIB = 1024 * 1024

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -14,14 +15,12 @@ import trio
 from mq.client.net.client_core import RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater
 from mq.client.net.identity import new_client_id
-from mq.monitoring.http import Monitoring, open_listeners
 from mq.protocol.headers import Request, UnknownRequest
 from mq.proxy.brokers import Brokers
 from mq.proxy.clients import Clients
+from mq.proxy.configuration import ProxyConfiguration
 from mq.proxy.grpc import GrpcCounters, GrpcLimits, OwnCertificate, SelfSigned, TlsContext, health_methods, serve_grpc
-from mq.proxy.metrics import collect
 from mq.proxy.service_table import SERVICE, ServiceTable
-from mq.proxy.settings import ProxySettings
 from mq.tls import Certificate
 
 _LOOK_SECONDS: Final = 1.0
@@ -35,7 +34,7 @@ def wall_clock_ms() -> int:
 
 
 async def serve(
-    settings: ProxySettings,
+    configuration: ProxyConfiguration,
     *,
     draining: trio.Event | None = None,
     remoting: RemotingSettings | None = None,
@@ -56,8 +55,8 @@ async def serve(
     log = structlog.get_logger("proxy") if log is None else log
     draining = trio.Event() if draining is None else draining
     remoting = RemotingSettings() if remoting is None else remoting
-    certificate, tls = _tls(settings, log)
-    listeners = await trio.open_tcp_listeners(settings.listen_port, host=settings.listen_host)
+    certificate, tls = _tls(configuration, log)
+    listeners = await trio.open_tcp_listeners(configuration.listen_port, host=configuration.listen_host)
     host, port = listeners[0].socket.getsockname()[:2]
     clients = Clients(random.Random())
     counters = GrpcCounters()
@@ -70,7 +69,7 @@ async def serve(
     try:
         async with (
             Brokers.open(
-                parse_addresses(settings.namesrv),
+                parse_addresses(configuration.namesrv),
                 log,
                 client_id=new_client_id(),
                 producer_groups=clients.transaction_topics,
@@ -87,11 +86,14 @@ async def serve(
                 draining,
                 wall_clock_ms,
                 log,
-                age_seconds_max=None if remoting.credentials is None else settings.signature_seconds_max,
+                age_seconds_max=None if remoting.credentials is None else configuration.signature_seconds_max,
             )
             services.append(table)
-            monitoring_listeners = await _monitoring_listeners(settings, log)
+            monitoring_listeners = await _monitoring_listeners(configuration, log)
             if monitoring_listeners:
+                from mq.monitoring.http import Monitoring  # without metrics, their libraries need no memory
+                from mq.proxy.metrics import collect
+
                 valid_until = None if certificate is None else certificate.valid_until
                 monitoring = Monitoring(lambda: collect(table, counters, valid_until), _ready(brokers, draining))
                 nursery.start_soon(monitoring.serve, monitoring_listeners)
@@ -104,13 +106,13 @@ async def serve(
                 listeners,
                 {**table.methods(), **health_methods([SERVICE.strip("/")], lambda: not brokers.troubles())},
                 limits=GrpcLimits(
-                    connections_max=settings.connections_max,
-                    streams_max=settings.calls_max,
-                    drain_seconds_max=settings.drain_seconds,
+                    connections_max=configuration.connections_max,
+                    streams_max=configuration.calls_max,
+                    drain_seconds_max=configuration.drain_seconds,
                 ),
                 tls=tls,
-                trusts=settings.trusts,
-                tls_required=settings.tls_mode == "enforcing",
+                trusts=configuration.trusts,
+                tls_required=configuration.tls_mode == "enforcing",
                 log=log,
                 counters=counters,
                 drain=draining,
@@ -123,15 +125,15 @@ async def serve(
         log.info("stopped", host=host, port=port)
 
 
-def _tls(settings: ProxySettings, log: Log) -> tuple[Certificate | None, TlsContext | None]:
-    if settings.tls_mode == "disabled":
+def _tls(configuration: ProxyConfiguration, log: Log) -> tuple[Certificate | None, TlsContext | None]:
+    if configuration.tls_mode == "disabled":
         return None, None
-    if settings.tls_certificate is not None and settings.tls_key is not None:
-        certificate = Certificate(
-            settings.tls_certificate, settings.tls_key, settings.tls_clients_ca, log, wall_clock_ms
-        )
+    if configuration.tls_certificate is not None and configuration.tls_key is not None:
+        clients_ca = None if configuration.tls_clients_ca is None else Path(configuration.tls_clients_ca)
+        files = Path(configuration.tls_certificate), Path(configuration.tls_key), clients_ca
+        certificate = Certificate(*files, log, wall_clock_ms)
         return certificate, OwnCertificate(certificate)
-    made = SelfSigned([settings.listen_host], wall_clock_ms)
+    made = SelfSigned([configuration.listen_host], wall_clock_ms)
     log.info("certificate_made", fingerprint=made.fingerprint, valid_until=made.valid_until.isoformat())
     return None, made
 
@@ -151,17 +153,19 @@ def _ready(brokers: Brokers, draining: trio.Event) -> Callable[[], Awaitable[str
     return reason
 
 
-async def _monitoring_listeners(settings: ProxySettings, log: Log) -> list[trio.SocketListener]:
+async def _monitoring_listeners(configuration: ProxyConfiguration, log: Log) -> list[trio.SocketListener]:
     """Listen for scrapes of metrics. Raises OSError if the configured address is not available."""
-    address = settings.metrics_address
+    address = configuration.metrics_address
     if address is None:
         await trio.lowlevel.checkpoint()
         return []
+    from mq.monitoring.http import open_listeners
+
     host, port = address
     try:
         listeners = await open_listeners(host, port)
     except OSError as error:
-        if settings.metrics_listen is not None:
+        if configuration.metrics_listen is not None:
             raise OSError(error.errno, error.strerror, f"metrics address {host}:{port}") from error
         log.warning("metrics_not_served", reason=f"{host}:{port}: {error.strerror}")
         return []  # noqa: ASYNC910 - asking is a checkpoint, also when it fails

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from mq.addresses import parse_metrics_address, parse_networks
 from mq.client.net.client_core import parse_addresses
-from mq.settings import ProcessSettings, metrics_address_beside, parse_metrics_address, parse_networks
-
-ProxyTlsMode = Literal["disabled", "permissive", "enforcing"]
+from mq.proxy.configuration import ProxyConfiguration, ProxyTlsMode
+from mq.settings import ProcessSettings
 
 
 class ProxySettings(ProcessSettings):
@@ -84,19 +83,6 @@ class ProxySettings(ProcessSettings):
             raise ValueError("tls_clients_ca needs tls_certificate and tls_key")
         return self
 
-    def trusts(self, host: str) -> bool:
-        """Whether a host may name other clients; see ``haproxy_networks``."""
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        if isinstance(address, ipaddress.IPv6Address):  # a listener on both kinds of addresses sees ::ffff:192.0.2.7
-            address = address.ipv4_mapped or address
-        return any(address in network for network in parse_networks(self.haproxy_networks))
-
-    @property
-    def metrics_address(self) -> tuple[str, int] | None:
-        """Address for scrapes of metrics; None to disable them."""
-        if self.metrics_listen is not None:
-            return parse_metrics_address(self.metrics_listen)
-        return metrics_address_beside((self.listen_host, self.listen_port))
+    def configuration(self) -> ProxyConfiguration:
+        """The same values, for the process that serves."""
+        return ProxyConfiguration(**self.model_dump(mode="json"))

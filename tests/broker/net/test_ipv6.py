@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from mq.addresses import parse_metrics_address
 from mq.broker.settings import BrokerSettings
 from mq.cli.errors import CommandFailed
 from mq.cli.servers import split_address as split_cli_address
@@ -20,7 +21,6 @@ from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.codes import RequestCode
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.records import STORE_HOST_IPV6
-from mq.settings import parse_metrics_address
 from raftlog import parse_address
 from spark.client import Connection as SparkConnection
 from tests.free_ports import free_ports

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
 import sys
+from pathlib import Path
 
 import mq.client
 import mq.client.sync
@@ -21,3 +24,21 @@ def test_facade_teaches_no_other_names() -> None:
     modules = {name.removeprefix("raftmq.") for name in sys.modules if name.startswith("raftmq.")}
     public = {name for name in vars(raftmq) if not name.startswith("_")}
     assert public - set(raftmq.__all__) - modules <= {"mq"}
+
+
+def test_names_are_imported_from_where_checkers_see_them() -> None:
+    tree = ast.parse(Path(mq.client.__file__).read_text())
+    [seen] = [node for node in tree.body if isinstance(node, ast.If)]
+    by_checkers = {
+        alias.name: node.module for node in seen.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert by_checkers == mq.client._MODULE_OF
+    assert sorted(by_checkers) == sorted(mq.client.__all__)
+
+
+def test_a_program_that_only_sends_loads_no_consumer() -> None:
+    program = "import sys; from raftmq import Producer; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stdout.split())
+    assert "mq.client.produce.producer" in loaded
+    assert not loaded & {"mq.client.admin", "mq.client.consume.push_consumer", "mq.client.consume.lite_consumer"}

@@ -1,0 +1,56 @@
+"""What a running proxy needs to know of its settings, without the libraries that read and check settings."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Literal, Self
+
+import msgspec
+
+from mq.addresses import metrics_address_beside, parse_metrics_address, parse_networks
+
+ProxyTlsMode = Literal["disabled", "permissive", "enforcing"]
+
+
+class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The values of `mq.proxy.settings.ProxySettings`, which says what they mean and has checked them."""
+
+    listen_host: str
+    listen_port: int
+    namesrv: str
+    metrics_listen: str | None
+    tls_mode: ProxyTlsMode
+    tls_certificate: str | None
+    tls_key: str | None
+    tls_clients_ca: str | None
+    haproxy_networks: str
+    connections_max: int
+    calls_max: int
+    signature_seconds_max: float
+    drain_seconds: float
+
+    def to_json(self) -> str:
+        """As text, for another process; `from_json` is its inverse."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises msgspec.ValidationError or msgspec.DecodeError: `to_json` has not written this text."""
+        return msgspec.json.decode(text, type=cls)
+
+    def trusts(self, host: str) -> bool:
+        """Whether a host may name other clients; see ``haproxy_networks``."""
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address):  # a listener on both kinds of addresses sees ::ffff:192.0.2.7
+            address = address.ipv4_mapped or address
+        return any(address in network for network in parse_networks(self.haproxy_networks))
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Address for scrapes of metrics; None to disable them."""
+        if self.metrics_listen is not None:
+            return parse_metrics_address(self.metrics_listen)
+        return metrics_address_beside((self.listen_host, self.listen_port))

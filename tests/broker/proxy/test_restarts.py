@@ -1,0 +1,176 @@
+"""A proxy restarts: clients that opened their telemetry streams again go on, and need not have said anything before."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+import trio.testing
+
+from mq.client import Admin
+from mq.proxy.grpc import CallRefused
+from mq.proxy.wire import messaging_pb2 as pb
+from mq.testing import Kit, open_kit
+from tests.support.proxies import Call, InMemoryProxy, open_proxy
+
+TOPIC, GROUP = "Orders", "workers"
+PUSH = pb.Settings(
+    client_type=pb.PUSH_CONSUMER,
+    subscription=pb.Subscription(
+        group=pb.Resource(name=GROUP),
+        subscriptions=[
+            pb.SubscriptionEntry(
+                topic=pb.Resource(name=TOPIC), expression=pb.FilterExpression(type=pb.TAG, expression="*")
+            )
+        ],
+    ),
+)
+REOPEN_SECONDS = 1.0
+"""After so long, all official clients open a telemetry stream again that has ended."""
+GOES_ON_SECONDS = 2.0
+
+
+def run(test: Callable[[Kit, Admin], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with open_kit() as kit, Admin(kit.namesrv) as admin:
+            await admin.create_topic(TOPIC, 2)
+            await test(kit, admin)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+class Program:
+    """A producer and a push consumer that work as the official clients do, through whatever proxy is there."""
+
+    def __init__(self) -> None:
+        self.proxy: InMemoryProxy | None = None
+        self.sent_at: list[float] = []
+        self.consumed: list[tuple[float, str]] = []
+        self.settings_answered = 0
+        self.refused: list[str] = []
+
+    async def keep_stream_open(self) -> None:
+        while True:
+            proxy = self.proxy
+            if proxy is not None and not proxy.draining.is_set():
+                call = Call("c1")
+                await call.to_server.send(pb.TelemetryCommand(settings=PUSH).SerializeToString())
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._serve_stream, proxy, call)
+                    async for data in call.answers:
+                        answer = pb.TelemetryCommand.FromString(data)
+                        self.settings_answered += answer.HasField("settings") and answer.status.code == pb.OK
+            await trio.sleep(REOPEN_SECONDS)
+
+    async def _serve_stream(self, proxy: InMemoryProxy, call: Call) -> None:
+        try:
+            await proxy.serve("Telemetry", call)
+        except CallRefused:
+            pass  # the proxy stops
+
+    async def send(self) -> None:
+        number = 0
+        while True:
+            if self.proxy is not None:
+                number += 1
+                answer = await self.proxy.send(TOPIC, f"m{number}")
+                self._note(answer.status)
+                self.sent_at.append(trio.current_time())
+            await trio.sleep(0.1)
+
+    async def consume(self) -> None:
+        while True:
+            if self.proxy is None:
+                await trio.sleep(0.1)
+                continue
+            proxy = self.proxy
+            beat = await proxy.ask(
+                "Heartbeat",
+                pb.HeartbeatRequest(group=pb.Resource(name=GROUP), client_type=pb.PUSH_CONSUMER),
+                pb.HeartbeatResponse,
+            )
+            self._note(beat.status)
+            status, messages = await proxy.receive(GROUP, TOPIC, auto_renew=True)
+            if status.code != pb.MESSAGE_NOT_FOUND:
+                self._note(status)
+            if messages:
+                self._note((await proxy.acknowledge(GROUP, *messages)).status)
+            self.consumed += [(trio.current_time(), each.body.decode()) for each in messages]
+
+    def _note(self, status: pb.Status) -> None:
+        if status.code != pb.OK:
+            self.refused.append(f"{status.code}: {status.message}")
+
+
+def test_clients_go_on_within_two_seconds_after_a_proxy_restarts() -> None:
+    async def test(kit: Kit, admin: Admin) -> None:
+        program = Program()
+        async with open_proxy(kit) as first, open_proxy(kit) as second, trio.open_nursery() as nursery:
+            program.proxy = first
+            for work in (program.keep_stream_open, program.send, program.consume):
+                nursery.start_soon(work)
+            await trio.sleep(5)  # the clients work
+            assert (len(program.sent_at) > 40, len(program.consumed) > 30, program.settings_answered) == (True, True, 1)
+            program.proxy = None
+            first.draining.set()
+            await trio.sleep(0.7)  # it starts again
+            program.proxy = second
+            restarted = trio.current_time()
+            await trio.sleep(GOES_ON_SECONDS)  # the clients connect again
+            assert program.settings_answered == 2
+            assert min(at for at in program.sent_at if at > restarted) - restarted < GOES_ON_SECONDS
+            assert min(at for at, _ in program.consumed if at > restarted) - restarted < GOES_ON_SECONDS
+            assert program.refused == []
+            await trio.sleep(5)  # whatever was hidden for the former proxy's clients would come again
+            nursery.cancel_scope.cancel()
+        bodies = [body for _, body in program.consumed]
+        assert len(bodies) == len(set(bodies)) > 80
+
+    run(test)
+
+
+def test_a_proxy_serves_clients_whose_settings_it_does_not_know() -> None:
+    async def test(kit: Kit, admin: Admin) -> None:
+        await admin.create_topic("Payments", 2, message_type="TRANSACTION")
+        group, topic = pb.Resource(name=GROUP), pb.Resource(name=TOPIC)
+        async with open_proxy(kit) as former:
+            await former.receive(GROUP, TOPIC)  # the group begins here
+            assert (await former.send(TOPIC, "one", "two")).status.code == pb.OK
+            half = await former.send("Payments", "paid", message_type=pb.TRANSACTION)
+            status, messages = await former.receive(GROUP, TOPIC)
+            assert (status.code, len(messages)) == (pb.OK, 2)
+        async with open_proxy(kit) as proxy:
+            told = [each.system_properties for each in messages]
+            later = pb.ChangeInvisibleDurationRequest(
+                group=group, topic=topic, receipt_handle=told[0].receipt_handle, message_id=told[0].message_id
+            )
+            later.invisible_duration.seconds = 30
+            end = pb.EndTransactionRequest(
+                topic=pb.Resource(name="Payments"),
+                message_id="id-paid",
+                transaction_id=half.entries[0].transaction_id,
+                resolution=pb.COMMIT,
+            )
+            answers = [
+                await proxy.send(TOPIC, "three"),
+                await proxy.acknowledge(GROUP, messages[1]),
+                await proxy.ask("ChangeInvisibleDuration", later, pb.ChangeInvisibleDurationResponse),
+                await proxy.ask("EndTransaction", end, pb.EndTransactionResponse),
+                await proxy.ask(
+                    "Heartbeat",
+                    pb.HeartbeatRequest(group=group, client_type=pb.PUSH_CONSUMER),
+                    pb.HeartbeatResponse,
+                ),
+                await proxy.ask(
+                    "NotifyClientTermination",
+                    pb.NotifyClientTerminationRequest(group=group),
+                    pb.NotifyClientTerminationResponse,
+                ),
+            ]
+            assert [pb.Code.Name(answer.status.code) for answer in answers] == ["OK"] * len(answers)
+            for renewed in (False, True):
+                await proxy.send(TOPIC, f"for {renewed}")
+                status, messages = await proxy.receive(GROUP, TOPIC, auto_renew=renewed)
+                assert (status.code, bool(messages)) == (pb.OK, True)
+
+    run(test)

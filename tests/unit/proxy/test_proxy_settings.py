@@ -1,0 +1,37 @@
+"""Which load balancers the settings of a proxy trust, and how settings reach the process that serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from mq.proxy.configuration import ProxyConfiguration
+from mq.proxy.settings import ProxySettings
+
+
+def test_networks_and_addresses_are_trusted_and_nobody_else() -> None:
+    settings = ProxySettings(haproxy_networks="10.0.0.0/8, 192.0.2.7,2001:db8::/32").configuration()
+    assert all(settings.trusts(host) for host in ("10.1.2.3", "192.0.2.7", "2001:db8::5"))
+    assert not any(settings.trusts(host) for host in ("11.1.2.3", "192.0.2.8", "::1", "unix", ""))
+    assert not ProxySettings().configuration().trusts("127.0.0.1")
+
+
+def test_an_ipv4_mapped_ipv6_address_counts_as_its_ipv4_address() -> None:
+    settings = ProxySettings(haproxy_networks="10.0.0.0/8").configuration()
+    assert settings.trusts("::ffff:10.1.2.3")
+    assert not settings.trusts("::ffff:11.1.2.3")
+
+
+def test_an_invalid_network_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        ProxySettings(haproxy_networks="load-balancer")
+
+
+def test_settings_reach_the_process_that_serves() -> None:
+    given = ProxySettings(listen_port=18081, tls_certificate=Path("a.pem"), tls_key=Path("a.key"), drain_seconds=2.5)
+    received = ProxyConfiguration.from_json(given.configuration().to_json())
+    assert received == given.configuration()
+    assert (received.tls_certificate, received.drain_seconds) == ("a.pem", 2.5)
+    assert received.metrics_address == ("0.0.0.0", 18181)
