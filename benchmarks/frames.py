@@ -7,8 +7,8 @@ import re
 import struct
 from typing import Any
 
+from mq.protocol.access.signing import signed
 from mq.protocol.properties import LITE_TOPIC
-from mq.protocol.signing import signed
 
 OPAQUE = re.compile(rb'"opaque":(\d+)')
 CODE = re.compile(rb'"code":(-?\d+)')

@@ -27,10 +27,11 @@ from benchmarks.frames import send_frame, topic_name
 from benchmarks.pulling import pull_frame
 from benchmarks.store_load import BODY_BYTES, ROOT
 from mq.cli.errors import run_trio
-from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
-from mq.protocol.headers import Response, decode_header, encode_request
+from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.wire.encoding import encode_request
 
 QUEUES = 16
 PULLED_BYTES = 2000

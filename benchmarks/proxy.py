@@ -32,8 +32,8 @@ from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, SubscriptionGroupConfig
 from mq.client.errors import ClientError
-from mq.protocol.lite_attributes import BIND_TOPIC, LITE
-from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
+from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
+from mq.protocol.requests.lite_attributes import BIND_TOPIC, LITE
 from tests.interop.clients import build_servers, servers_built, servers_lib, tools_missing
 
 VERSION = "5.5.0"

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from jepsen.values import PROPERTY
-from mq.protocol.records import MAGIC_V1, StoredMessage, decode_record
+from mq.protocol.messages.records import MAGIC_V1, StoredMessage, decode_record
 
 TAIL_BYTES_MAX = 5000
 SLOT_BYTES, SLOTS, SLOT_USED_BYTES = 4096, 2, 200

@@ -11,8 +11,8 @@ from jepsen.recorder import Recorder, Worker
 from jepsen.records import values_in
 from jepsen.wire import Wire, open_wire, pull_fields
 from jepsen.workloads.workload import QUEUES
-from mq.protocol.bodies import KVTable
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.requests.broker import KVTable
 
 READ_SECONDS_MAX = 120.0
 ROUNDS_MAX = 4

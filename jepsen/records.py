@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from jepsen.values import DAMAGED, value_of
 from mq.protocol.errors import ProtocolError
+from mq.protocol.messages.compression import inflate
+from mq.protocol.messages.records import BODY_BYTES_MAX, decode_record, iter_sizes
 from mq.protocol.properties import TAGS
-from mq.protocol.records import BODY_BYTES_MAX, decode_record, inflate, iter_sizes
 
 UNREADABLE = -1
 """The offset of an invalid record."""

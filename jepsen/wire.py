@@ -13,10 +13,11 @@ from typing import Any
 import trio
 
 from mq.client.net.credentials import TLS_CA_VARIABLE, Credentials, tls_from_environment
-from mq.protocol.bodies import KVTable
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.headers import Response, decode_header, encode_request
+from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.requests.broker import KVTable
+from mq.protocol.wire.encoding import encode_request
 
 OnAnswer = Callable[[Response, bytes], None]
 

@@ -1,4 +1,4 @@
-"""Accounts of RocketMQ's ``plain_acl.yml`` (`mq.protocol.plain_acl`), what they may do, and the file with them.
+"""Accounts of RocketMQ's ``plain_acl.yml`` (`mq.protocol.access.plain_acl`), what they may do, and the file with them.
 
 Brokers and name servers read the same format.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import structlog
 
-from mq.protocol.address_patterns import Matches, compiled
+from mq.protocol.access.address_patterns import Matches, compiled
+from mq.protocol.access.plain_acl import GLOBAL_ADDRESSES, AclFileInvalid, PlainAccount, decode_plain_acl
+from mq.protocol.access.signing import Signer
 from mq.protocol.names import RETRY_PREFIX, retry_topic
-from mq.protocol.plain_acl import GLOBAL_ADDRESSES, AclFileInvalid, PlainAccount, decode_plain_acl
-from mq.protocol.signing import Signer
 
 
 class Permission(enum.Enum):
@@ -45,7 +45,7 @@ class Account:
     """Requests from these addresses need no signature."""
     admin: bool = False
     proxy: bool = False
-    """May make requests for users, see `mq.protocol.acting`, and has no permissions of its own."""
+    """May make requests for users, see `mq.protocol.access.acting`, and has no permissions of its own."""
     broker: bool = False
     """May register brokers at name servers, and do nothing else."""
     default_topic: Permissions = frozenset()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from mq.protocol.access.signing import ACCESS_KEY, KEY_LENGTH_MIN, LENGTHS, SIGNATURE, SIGNED_CODE, Signer, lengths
 from mq.protocol.codes import RequestCode
-from mq.protocol.signing import ACCESS_KEY, KEY_LENGTH_MIN, LENGTHS, SIGNATURE, SIGNED_CODE, Signer, lengths
 
 ACCESS_KEY_VARIABLE = "RAFTMQ_ACCESS_KEY"
 SECRET_KEY_VARIABLE = "RAFTMQ_SECRET_KEY"  # noqa: S105 - the name of a variable

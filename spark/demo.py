@@ -33,7 +33,7 @@ from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
-from mq.protocol.group_admin import GroupCommand
+from mq.protocol.requests.raft_group import GroupCommand
 from spark.installed import missing
 
 TOPIC = "Lines"

@@ -1,7 +1,7 @@
 """Decodes one stored record to a row, with the standard library only.
 
 The plain form of what `spark.columns` does for a whole batch: batches that its fast path does not support go through
-here record by record, and the tests compare both. The layout of a record is in `mq/protocol/records.py`, which
+here record by record, and the tests compare both. The layout of a record is in `mq/protocol/messages/records.py`, which
 executors do not have.
 """
 

@@ -16,8 +16,8 @@ from benchmarks.frames import CODE, QUEUES, TOPIC, complete_bytes, lite_name, se
 from benchmarks.workers import GeneratorFailed
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, ClientError
-from mq.protocol.lite_attributes import LITE as OF_LITE_TOPICS
-from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
+from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
+from mq.protocol.requests.lite_attributes import LITE as OF_LITE_TOPICS
 
 BODY_BYTES = 128
 COUNTS = (10, 1_000, 10_000, 100_000, 1_000_000)

@@ -23,10 +23,10 @@ from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
-from mq.protocol.chunks import decode_chunk
-from mq.protocol.headers import SendReplyTemplate
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.messages.records import encode_host
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
-from mq.protocol.records import encode_host
+from mq.protocol.wire.encoding import SendReplyTemplate
 from raftlog import Refusal
 
 BODY_BYTES = 1024

@@ -24,7 +24,7 @@ from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.cli.dev_cluster import HOST, Ports
 from mq.protocol.codes import RequestCode
-from mq.protocol.headers import encode_request
+from mq.protocol.wire.encoding import encode_request
 from raftlog.segment.writer import InlineWriter
 
 BODY_BYTES = 1024

@@ -24,9 +24,9 @@ from chaos.violation import Violation
 from mq.broker.limits import TEST_MIN, BrokerLimits
 from mq.broker.state.commands import DeleteGroup, DeleteTopic, PutGroup, PutTopic
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.group_bodies import LockedQueues, QueueLocks
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.requests.clients import LockedQueues, QueueLocks
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.wire.queue_tables import QueueRef
 
 _NAMES = 40
 """Names of topics, and of groups: more than there is room for."""

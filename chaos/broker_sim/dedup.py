@@ -19,11 +19,11 @@ from chaos.violation import Violation
 from mq.broker.state.commands import AdvanceDelay
 from mq.broker.write_path.pending import NO_PLACE
 from mq.protocol import properties as props
-from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
+from mq.protocol.messages.sequencing import stored_range
 from mq.protocol.names import SCHEDULE_TOPIC
-from mq.protocol.replies import SENT_ALREADY_STORED
-from mq.protocol.sequencing import stored_range
+from mq.protocol.requests.send import SENT_ALREADY_STORED
 
 _PRODUCERS = 3
 _BATCH_MAX = 4

@@ -19,9 +19,9 @@ from mq.broker.state.commands import AdvanceDelay
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.delay import DELAY_LEVELS_MS, timer_slot
+from mq.protocol.messages.delay import DELAY_LEVELS_MS, timer_slot
+from mq.protocol.messages.recall_handle import RecallHandle
 from mq.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
-from mq.protocol.recall import RecallHandle
 
 Waiting = tuple[str, int, int]
 """Topic, queue id and offset of a pending message."""

@@ -19,7 +19,7 @@ from mq.broker.admin import topic_expiry
 from mq.broker.state.commands import DeleteTopic
 from mq.broker.state.expired_messages import ExpireMessages
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.retention_attributes import RESERVE_TIME
+from mq.protocol.requests.retention_attributes import RESERVE_TIME
 
 _KEPT_MS: Final = 2000
 _AGAIN: Final = 0.02

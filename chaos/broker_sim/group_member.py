@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from chaos.broker_sim.clients import Answer, Client, Connection, Lost
 from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, OffsetChecker
-from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.group_bodies import LockedQueues, QueueLocks
-from mq.protocol.group_requests import ResetConsumerClientOffset
-from mq.protocol.headers import NotifyConsumerIdsChanged
-from mq.protocol.queue_tables import QueueRef, read_offset_table
-from mq.protocol.records import StoredMessage, decode_records
+from mq.protocol.messages.records import StoredMessage, decode_records
+from mq.protocol.requests.clients import (
+    ConsumerData,
+    ConsumerList,
+    HeartbeatData,
+    LockedQueues,
+    NotifyConsumerIdsChanged,
+    QueueLocks,
+    SubscriptionData,
+)
+from mq.protocol.requests.group_progress import ResetConsumerClientOffset
+from mq.protocol.wire.queue_tables import QueueRef, read_offset_table
 
 if TYPE_CHECKING:
     from chaos.broker_sim.workload import Workload

@@ -29,13 +29,13 @@ from mq.broker.state.lite_offsets import ExpireLiteTopics
 from mq.broker.state.pop_checkpoints import QueueOfGroup
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.lite_attributes import BIND_TOPIC, WILDCARD, expiration_ms
-from mq.protocol.lite_bodies import Action, LiteSubscription, LiteSubscriptionSet
+from mq.protocol.messages.records import RecordError, StoredMessage, decode_records
 from mq.protocol.names import is_lite_queue, lite_queue, split_lite_queue
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
-from mq.protocol.receipts import NORMAL, ORDERED_REVIVE_QUEUE, Receipt
-from mq.protocol.records import RecordError, StoredMessage, decode_records
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.lite import Action, LiteSubscription, LiteSubscriptionSet
+from mq.protocol.requests.lite_attributes import BIND_TOPIC, WILDCARD, expiration_ms
+from mq.protocol.requests.receipts import NORMAL, ORDERED_REVIVE_QUEUE, Receipt
 from raftlog import NodeId
 
 _SOME, _ALL = "LG", "WG"

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 from chaos.values import body_of, value_of
 from chaos.violation import Violation
 from mq.protocol import properties as props
-from mq.protocol.records import StoredMessage
+from mq.protocol.messages.records import StoredMessage
 
 OWN = "own"
 """A property that only clients set; it must be the same in all copies of a message."""

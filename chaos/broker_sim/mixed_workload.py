@@ -27,11 +27,11 @@ from mq.broker.limits import BrokerLimits
 from mq.broker.state.commands import AdvanceDelay
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.protocol import properties as props
-from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
+from mq.protocol.messages.records import StoredMessage
 from mq.protocol.names import SCHEDULE_TOPIC, dead_letter_topic, retry_topic
-from mq.protocol.queue_tables import read_offset_table
-from mq.protocol.records import StoredMessage
+from mq.protocol.wire.queue_tables import read_offset_table
 
 _SHARED, _ORDERED = "SG", "OG"
 _ORDERED_TOPIC = "TO"

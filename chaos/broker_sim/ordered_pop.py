@@ -27,8 +27,8 @@ from chaos.log_sim.node import Node
 from chaos.violation import Violation
 from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessages, QueueOfGroup, offsets_of
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.receipts import Receipt, read_count_info
-from mq.protocol.records import StoredMessage
+from mq.protocol.messages.records import StoredMessage
+from mq.protocol.requests.receipts import Receipt, read_count_info
 
 _GROUP = "OPG"
 _CONSUMERS = 3

@@ -28,10 +28,10 @@ from mq.broker.limits import BrokerLimits, PopLimits
 from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessages, offsets_of
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.records import RecordError, StoredMessage, decode_records
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.receipts import Receipt, encode_bits, mark_of
-from mq.protocol.records import RecordError, StoredMessage, decode_records
+from mq.protocol.requests.receipts import Receipt, encode_bits, mark_of
 
 _GROUP = "PG"
 _CONSUMERS = 3

@@ -31,8 +31,8 @@ from mq.protocol.bulk import (
     encode_ranges,
 )
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.records import decode_record
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import decode_record
 from mq.protocol.topic_ends import decode_ends, encode_topics
 
 _SCANS_MAX = 4

@@ -27,8 +27,7 @@ from mq.broker.state.schedules import DeleteSchedule, PutSchedule, SettleTick, S
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON
-from mq.protocol.schedule_bodies import CATCH_UPS, DUE_MS, SCHEDULE, ScheduleDefinition
-from mq.protocol.schedule_requests import ANY_VERSION, NO_VERSION
+from mq.protocol.requests.schedules import ANY_VERSION, CATCH_UPS, DUE_MS, NO_VERSION, SCHEDULE, ScheduleDefinition
 
 _NAMES = "abcd"
 _BEHIND_MS = 1500

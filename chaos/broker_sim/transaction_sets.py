@@ -21,10 +21,10 @@ from chaos.violation import Violation
 from mq.broker.state.commands import CommitOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.records import COMMITTED
+from mq.protocol.messages.transaction_sets import ConsumedRange, SetMessage, TransactionSet
 from mq.protocol.names import HALF_TOPIC
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import COMMITTED
-from mq.protocol.transaction_sets import ConsumedRange, SetMessage, TransactionSet
 
 KIND = "output"
 """The kind of the messages of sets."""

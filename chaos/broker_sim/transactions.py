@@ -23,11 +23,11 @@ from mq.broker.state.commands import CommitOffsets, ResetOffset
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.transaction.half_messages import DISCARDED_QUEUE_ID, HALF_QUEUE_ID
 from mq.protocol import properties as props
-from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import CheckTransactionState
+from mq.protocol.messages.records import COMMITTED, PREPARED, ROLLBACK, TRANSACTION_MASK, decode_record
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
-from mq.protocol.records import COMMITTED, PREPARED, ROLLBACK, TRANSACTION_MASK, decode_record
+from mq.protocol.requests.clients import HeartbeatData, ProducerData
+from mq.protocol.requests.transactions import CheckTransactionState
 
 _GROUP = "PG"
 _HEARTBEAT_SECONDS = 1.0

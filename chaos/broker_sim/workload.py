@@ -21,8 +21,8 @@ from mq.broker.state.commands import decode_command
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
+from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import FIRST_OFFSET
-from mq.protocol.records import StoredMessage, decode_records
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import QueueFileDamaged
 from raftlog.consensus.types import NodeId

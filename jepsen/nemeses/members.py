@@ -13,7 +13,7 @@ from jepsen.nemeses.lagging_replica import has_logged
 from jepsen.schedule import Step, targets
 from mq.client import ClientError
 from mq.inspection.group_session import GroupSession
-from mq.protocol.group_admin import GroupAnswer
+from mq.protocol.requests.raft_group import GroupAnswer
 
 CHANGE_SECONDS_MAX = 60.0
 RETRY_SECONDS = 0.5

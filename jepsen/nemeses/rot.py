@@ -10,7 +10,7 @@ from jepsen.nemeses.injection import Injection
 from jepsen.schedule import Step
 from jepsen.wire import ask_once, pull_fields
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.records import RecordError, StoredMessage, decode_records
+from mq.protocol.messages.records import RecordError, StoredMessage, decode_records
 
 
 def serves(message: StoredMessage, body: bytes) -> bool:

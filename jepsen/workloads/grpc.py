@@ -22,7 +22,7 @@ from jepsen.values import body_of, new_value, properties_of, tag_of, unique_key_
 from jepsen.workloads.workload import SIZES, Workload
 from mq.cli.dev_cluster import HOST, Ports
 from mq.protocol.names import pop_retry_topic
-from mq.protocol.receipts import NORMAL
+from mq.protocol.requests.receipts import NORMAL
 from mq.proxy.mapping.handles import Handle
 from mq.proxy.wire import messaging_pb2 as pb
 

@@ -21,11 +21,11 @@ from jepsen.workloads.raw_answers import record_batch_sent, record_end, record_p
 from jepsen.workloads.watching import CONNECT_SECONDS
 from jepsen.workloads.workload import QUEUES, Workload
 from mq.protocol import properties
-from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.forwarding import FORWARDED_TO
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
+from mq.protocol.requests.forwarding import FORWARDED_TO
 
 WRITERS = 3
 FRAMES_MAX = 12

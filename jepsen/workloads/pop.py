@@ -24,9 +24,9 @@ from jepsen.workloads.workload import Workload
 from mq.client import ClientError
 from mq.client.consume.popped_messages import PoppedMessage, read_popped
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
 from mq.protocol.names import pop_retry_topic
-from mq.protocol.receipts import NORMAL
+from mq.protocol.requests.receipts import NORMAL
 
 CONSUMERS = 4
 CONSUMER_GROUP = "jepsen_pops"

@@ -12,8 +12,8 @@ from jepsen.wire import Wire
 from jepsen.workloads.log import LogWorkload, unknown_unless_answered
 from jepsen.workloads.workload import QUEUES
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.records import RecordError, decode_records
 from mq.protocol.properties import TAGS
-from mq.protocol.records import RecordError, decode_records
 
 QUERY_CHANCE = 0.3
 KEY_CHANCE = 0.6

@@ -32,12 +32,12 @@ from mq.broker.state.table import CommandUnknown
 from mq.broker.state.topic_deletion import queue_effects
 from mq.broker.state.topic_rules import missing_system_topics
 from mq.monitoring.event_loop_lag import EventLoopLag
-from mq.protocol import bodies
 from mq.protocol.broker_ids import LEADER_ID, broker_id_of
-from mq.protocol.intake import Intake
+from mq.protocol.incoming.partial_requests import Intake
+from mq.protocol.messages.records import RecordError
 from mq.protocol.names import NameRefused
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
-from mq.protocol.records import RecordError
+from mq.protocol.requests.registration import RegisterBrokerBody
 from mq.store.annotation import split_annotation
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import scan_runs
@@ -549,9 +549,7 @@ class Broker:
 
         def body() -> bytes:
             registered = {name: as_registered(config) for name, config in shown.items()}
-            return bodies.RegisterBrokerBody(
-                topics=registered, data_version=version, filter_servers=filter_servers
-            ).encode()
+            return RegisterBrokerBody(topics=registered, data_version=version, filter_servers=filter_servers).encode()
 
         return Registration(
             cluster=settings.cluster,

@@ -12,7 +12,7 @@ from typing import Final
 
 from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID
-from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
+from mq.protocol.messages.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
 from mq.store.consume_queue import ConsumeQueue

@@ -10,8 +10,8 @@ from mq.broker.base.rate_limited_log import Log
 from mq.broker.context import wall_clock_ms
 from mq.broker.settings import BrokerSettings
 from mq.credentials import Credentials, CredentialsInvalid
-from mq.protocol.address_patterns import is_loopback
-from mq.protocol.plain_acl import AclFileInvalid
+from mq.protocol.access.address_patterns import is_loopback
+from mq.protocol.access.plain_acl import AclFileInvalid
 from mq.tls import Certificate, CertificateUnusable
 
 

@@ -93,7 +93,7 @@ from mq.monitoring.event_counts import LOGGED
 from mq.monitoring.resident_memory import resident_bytes
 from mq.protocol.codes import PERM_READ
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.wire.queue_tables import QueueRef
 from mq.store.key_index.index import KeyIndex
 from mq.store.log_records import LogRecords
 from raftlog import ConfState, RoleChange

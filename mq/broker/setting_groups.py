@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from mq.addresses import parse_metrics_address, parse_networks
 from mq.broker.limits import CHECKS_MAX
 from mq.protocol.bulk import BULK_BYTES_MAX
-from mq.protocol.delay import DELAY_LEVELS_MS, format_levels, parse_levels
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from mq.protocol.messages.delay import DELAY_LEVELS_MS, format_levels, parse_levels
 from mq.tls import TlsMode, check_tls
 from raftlog import parse_address
 from raftlog.segment.backup_s3 import SECRET_IN_URL, has_secret, why_no_bucket

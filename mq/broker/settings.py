@@ -25,7 +25,7 @@ from mq.broker.setting_groups import (
     StorageSettings,
     parse_address_list,
 )
-from mq.protocol.delay import parse_levels
+from mq.protocol.messages.delay import parse_levels
 from mq.settings import ProcessSettings
 from raftlog import parse_address
 from raftlog.net.secret_file import FILE_NAME

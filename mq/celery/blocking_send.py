@@ -31,9 +31,10 @@ from mq.client.produce.send_pipeline import send_fields
 from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode
 from mq.protocol.errors import FrameError, HeaderError
-from mq.protocol.forwarding import FORWARDED_TO
 from mq.protocol.frames import split_frames
-from mq.protocol.headers import Response, decode_header, encode_request
+from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.requests.forwarding import FORWARDED_TO
+from mq.protocol.wire.encoding import encode_request
 
 __all__ = ["BlockingSends", "TaskProducer"]
 

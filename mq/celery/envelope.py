@@ -18,7 +18,7 @@ from kombu.utils.json import dumps, loads
 
 from mq.client.message import ReceivedMessage
 from mq.protocol import properties as props
-from mq.protocol.schedule_bodies import DUE_MS, SCHEDULE
+from mq.protocol.requests.schedules import DUE_MS, SCHEDULE
 from mq.tasks.names import escaped
 
 __all__ = [

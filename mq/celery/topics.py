@@ -19,7 +19,7 @@ from mq.client.errors import BrokerError, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.protocol.codes import ResponseCode
-from mq.protocol.registration import TopicConfig
+from mq.protocol.requests.topics import TopicConfig
 from mq.tasks.names import bindings_topic, exchange_topic, is_queue_topic, queue_topic
 from mq.tasks.queue_calls import QueueCalls
 

@@ -16,7 +16,7 @@ from mq.cli.tables import plain_table, print_table
 from mq.inspection.wording import time_of
 
 if TYPE_CHECKING:
-    from mq.protocol.records import StoredMessage
+    from mq.protocol.messages.records import StoredMessage
     from mq.store.archive.reader import ArchivedFile, ArchiveReader
 
 app = typer.Typer(help="List, print and verify archived messages, without brokers.", no_args_is_help=True)
@@ -194,7 +194,7 @@ def _line(message: StoredMessage, cluster_id: str, *, verbose: bool, as_json: bo
     from mq.cli.tail import line_of
     from mq.client.message import MessageQueue, ReceivedMessage
     from mq.client.net.replies import INFLATED_BYTES_MAX
-    from mq.protocol.compression import CodecMissing, DecompressionError, inflate
+    from mq.protocol.messages.compression import CodecMissing, DecompressionError, inflate
 
     body = message.body
     with suppress(DecompressionError, CodecMissing):

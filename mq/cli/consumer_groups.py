@@ -25,7 +25,8 @@ from mq.inspection.losses import losses_of_group
 from mq.inspection.members import Member, disagreement, members_of, queue_text
 from mq.inspection.wording import time_of
 from mq.protocol.names import dead_letter_topic
-from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.group_progress import GroupProgress
 
 app = typer.Typer(help="Create, update, list, describe, reset and delete consumer groups.", no_args_is_help=True)
 

@@ -25,11 +25,11 @@ from mq.client.errors import BrokerError
 from mq.client.message import MessageQueue
 from mq.client.schedules import definition_of
 from mq.inspection.catalogue import CatalogueAdmin
-from mq.protocol.bodies import TopicConfig
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic, reply_topic
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
-from mq.protocol.schedule_bodies import ScheduleDefinition
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.schedules import ScheduleDefinition
+from mq.protocol.requests.topics import TopicConfig
 
 FORMAT: Final = 4
 FORMATS: Final = (1, 2, 3, 4)

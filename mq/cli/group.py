@@ -21,7 +21,7 @@ from mq.cli.tables import print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.cli.upgrade_check import upgrade_check
 from mq.inspection.group_session import GroupSession
-from mq.protocol.group_admin import GroupAnswer
+from mq.protocol.requests.raft_group import GroupAnswer
 
 app = typer.Typer(help="Show and change the members of a broker group.", no_args_is_help=True)
 app.add_typer(group_secret.app, name="secret")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from mq.cli.tables import plain_table
-from mq.protocol.group_admin import GroupView, MemberView
+from mq.protocol.requests.raft_group import GroupView, MemberView
 
 
 def table_of(view: GroupView) -> Table:

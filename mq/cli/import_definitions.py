@@ -37,8 +37,8 @@ from mq.client.message import MessageQueue
 from mq.client.schedules import schedule_of
 from mq.inspection.catalogue import CatalogueAdmin, portions
 from mq.protocol.codes import ResponseCode
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
-from mq.protocol.registration import TopicConfig
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.topics import TopicConfig
 
 LEFT: Final = "leave as it is:"
 """For an object with other settings that may not be changed."""

@@ -13,7 +13,7 @@ from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.inspection.wording import time_of
-from mq.protocol.lite_bodies import LiteClientInfo, LiteGroupInfo, LiteTopicInfo, ParentTopicInfo
+from mq.protocol.requests.lite import LiteClientInfo, LiteGroupInfo, LiteTopicInfo, ParentTopicInfo
 
 app = typer.Typer(
     help="List and describe lite topics, their subscribers and the lag of groups in them.", no_args_is_help=True

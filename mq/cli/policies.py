@@ -13,7 +13,7 @@ from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.cli.users import Name
 from mq.client.users import UserAdmin
-from mq.protocol.user_bodies import SUBJECT_PREFIX, AclInfo, PolicyEntryInfo
+from mq.protocol.requests.users import SUBJECT_PREFIX, AclInfo, PolicyEntryInfo
 
 app = typer.Typer(help="Manage the permissions of users.", no_args_is_help=True)
 

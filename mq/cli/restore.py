@@ -117,7 +117,7 @@ def _stored_until(cut_ms: int, body: bytes) -> bool:
 
 def _stored_ms(body: bytes) -> int:
     """When the latest message of an entry was stored; 0 if it has none of ours."""
-    from mq.protocol.records import RecordError, latest_store_timestamp
+    from mq.protocol.messages.records import RecordError, latest_store_timestamp
 
     try:
         return latest_store_timestamp(body)

@@ -18,7 +18,7 @@ from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.schedules import Cron, Every, Once, Rule, Schedule, ScheduleConflict, ScheduleStatus
 from mq.inspection.schedules import rule_text, state_text, tick_text
-from mq.protocol.schedule_bodies import BODY_BYTES_MAX
+from mq.protocol.requests.schedules import BODY_BYTES_MAX
 
 app = typer.Typer(
     help="Create, list, show, pause, resume, trigger and delete schedules.",

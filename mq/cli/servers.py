@@ -47,7 +47,7 @@ def namesrv(
     from mq.namesrv.kv_file import KvFileDamaged
     from mq.namesrv.server import serve
     from mq.namesrv.settings import NamesrvSettings
-    from mq.protocol.plain_acl import AclFileInvalid
+    from mq.protocol.access.plain_acl import AclFileInvalid
     from mq.tls import CertificateUnusable
 
     flags: dict[str, object] = {"data_dir": data_dir, **split_settings(setting or [])}

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed
-from mq.protocol.bodies import TopicConfig
-from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
+from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
+from mq.protocol.requests.topics import TopicConfig
 
 PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 QUEUES = 8

@@ -20,11 +20,12 @@ from mq.client.errors import TopicNotFound
 from mq.client.net.routes import LEADER_ID
 from mq.inspection.losses import losses_of_topic
 from mq.inspection.wording import time_of
-from mq.protocol.bodies import ClusterInfo, TopicConfig
-from mq.protocol.deleted_topic_requests import DeletedTopicInfo
 from mq.protocol.names import is_system_topic, reply_topic
-from mq.protocol.operator_bodies import BrokerStatsData
-from mq.protocol.retention_attributes import RESERVE_BYTES, RESERVE_TIME, reserve_bytes, reserve_hours
+from mq.protocol.requests.broker import BrokerStatsData
+from mq.protocol.requests.deleted_topics import DeletedTopicInfo
+from mq.protocol.requests.namesrv import ClusterInfo
+from mq.protocol.requests.retention_attributes import RESERVE_BYTES, RESERVE_TIME, reserve_bytes, reserve_hours
+from mq.protocol.requests.topics import TopicConfig
 
 app = typer.Typer(help="Create, update, list, describe and delete topics.", no_args_is_help=True)
 

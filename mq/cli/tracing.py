@@ -14,7 +14,8 @@ from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.inspection.tracing import trace_events, trace_summary
 from mq.inspection.wording import time_of
-from mq.protocol.trace import TRACE_TOPIC, MessageTrace
+from mq.protocol.messages.trace import MessageTrace
+from mq.protocol.names import TRACE_TOPIC
 
 
 def trace(

@@ -16,7 +16,7 @@ from mq.cli.output import Json, print_json
 from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.users import UserAdmin
-from mq.protocol.user_bodies import DISABLED, ENABLED, NORMAL, SUPER, UserInfo
+from mq.protocol.requests.users import DISABLED, ENABLED, NORMAL, SUPER, UserInfo
 
 app = typer.Typer(help="Create, update, list and delete users.", no_args_is_help=True)
 

@@ -64,14 +64,16 @@ if TYPE_CHECKING:
     from mq.client.produce.transactions import Check, Transaction, TransactionProducer, TransactionState
     from mq.client.schedules import Cron, Every, Once, Schedule, ScheduleConflict, ScheduleNotFound, ScheduleStatus
     from mq.filter.subscription import SubscriptionError
-    from mq.protocol.bodies import ClusterInfo
-    from mq.protocol.compression import Codec
-    from mq.protocol.group_admin import GroupAnswer, GroupCommand
+    from mq.protocol.messages.compression import Codec
+    from mq.protocol.messages.records import Host
+    from mq.protocol.messages.trace import MessageTrace
     from mq.protocol.names import NameRefused
-    from mq.protocol.operator_bodies import BrokerStatsData, GroupProgress, QueueEnds, SubscriptionGroupConfig
-    from mq.protocol.records import Host
-    from mq.protocol.registration import TopicConfig
-    from mq.protocol.trace import MessageTrace
+    from mq.protocol.requests.broker import BrokerStatsData
+    from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+    from mq.protocol.requests.group_progress import GroupProgress
+    from mq.protocol.requests.namesrv import ClusterInfo
+    from mq.protocol.requests.raft_group import GroupAnswer, GroupCommand
+    from mq.protocol.requests.topics import QueueEnds, TopicConfig
 
 __all__ = [
     "Admin",
@@ -290,8 +292,8 @@ _MODULES = {
     ),
     "mq.filter.subscription": ("SubscriptionError",),
     "mq.protocol.bodies": ("ClusterInfo",),
-    "mq.protocol.compression": ("Codec",),
-    "mq.protocol.group_admin": (
+    "mq.protocol.messages.compression": ("Codec",),
+    "mq.protocol.requests.raft_group": (
         "GroupAnswer",
         "GroupCommand",
     ),
@@ -302,9 +304,9 @@ _MODULES = {
         "QueueEnds",
         "SubscriptionGroupConfig",
     ),
-    "mq.protocol.records": ("Host",),
+    "mq.protocol.messages.records": ("Host",),
     "mq.protocol.registration": ("TopicConfig",),
-    "mq.protocol.trace": ("MessageTrace",),
+    "mq.protocol.messages.trace": ("MessageTrace",),
 }
 """Where the names above come from. A module is imported when one of its names is used: programs do not load what they
 do not use.

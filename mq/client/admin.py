@@ -26,45 +26,46 @@ from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.client.schedules import Schedules
 from mq.client.topic_changes import attribute_changes, topic_request
 from mq.protocol import properties as props
-from mq.protocol.admin_requests import (
-    ConsumerGroupExt,
-    DeleteTopicInBrokerExt,
-    DeleteTopicInNamesrvExt,
-    TopicExt,
-)
-from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.deleted_topic_requests import DeletedTopicInfo
-from mq.protocol.group_admin import GroupAnswer, GroupCommand
-from mq.protocol.group_bodies import ClientConnectionData, ConsumerConnection, ProcessQueueInfo, read_member_queues
-from mq.protocol.group_requests import (
-    BrokerConsumeStatsExt,
-    ConsumeStatsExt,
-    MembersOfGroupExt,
-    MessageSkipped,
-    ResetOffsetExt,
-    RunningInfoExt,
-    SkipMessageExt,
-)
-from mq.protocol.headers import Response
-from mq.protocol.names import check_group, check_topic, topics_of_group
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.messages.trace import MessageTrace
+from mq.protocol.names import TRACE_TOPIC, check_group, check_topic, topics_of_group
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.operator_bodies import (
-    BrokerStatsData,
-    GroupProgress,
-    QueueEnds,
+from mq.protocol.requests.broker import BrokerStatsData, KVTable, StatsExt
+from mq.protocol.requests.clients import ConsumerGroupExt, ConsumerList
+from mq.protocol.requests.consumer_groups import (
+    ClientConnectionData,
+    ConsumerConnection,
+    DeleteSubscriptionGroupExt,
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
-    decode_properties,
+)
+from mq.protocol.requests.deleted_topics import DeletedTopicInfo
+from mq.protocol.requests.group_progress import (
+    BrokerConsumeStatsExt,
+    ConsumeStatsExt,
+    GroupProgress,
+    MessageSkipped,
+    ResetOffsetExt,
+    SkipMessageExt,
     read_all_progress,
     read_progress,
+)
+from mq.protocol.requests.namesrv import ClusterInfo, DeleteTopicInNamesrvExt
+from mq.protocol.requests.raft_group import GroupAnswer, GroupCommand
+from mq.protocol.requests.relayed import ProcessQueueInfo, RunningInfoExt, read_member_queues
+from mq.protocol.requests.settings_text import decode_properties
+from mq.protocol.requests.topics import (
+    DeleteTopicInBrokerExt,
+    QueueEnds,
+    TopicConfig,
+    TopicConfigReply,
+    TopicExt,
+    TopicList,
+    TopicOfBrokerExt,
     read_topic_stats,
 )
-from mq.protocol.operator_requests import DeleteSubscriptionGroupExt, StatsExt, TopicOfBrokerExt
-from mq.protocol.queue_tables import QueueRef, read_offset_table
-from mq.protocol.registration import TopicConfig
-from mq.protocol.replies import TopicConfigReply
-from mq.protocol.trace import TRACE_TOPIC, MessageTrace
+from mq.protocol.wire.queue_tables import QueueRef, read_offset_table
 
 __all__ = ["Admin"]
 
@@ -462,7 +463,7 @@ class Admin(Client):
     async def group_members(self, group: str) -> list[ClientConnectionData]:
         """The members of a consumer group in all broker groups, by client id; empty without any. Raises NoRoute."""
         members: dict[str, ClientConnectionData] = {}
-        ext = MembersOfGroupExt(consumer_group=group)
+        ext = ConsumerGroupExt(consumer_group=group)
         for address in (await self._leaders(None, None)).values():
             try:
                 _, body = await self._opened().call(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, ext.fields())

@@ -13,7 +13,7 @@ from mq.client.produce.outgoing_message import OutgoingMessage
 from mq.client.produce.send_pipeline import send_fields
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
-from mq.protocol.compression import CODEC_MASK, COMPRESSED
+from mq.protocol.messages.compression import CODEC_MASK, COMPRESSED
 from mq.protocol.names import retry_topic
 
 __all__ = ["origin_topic", "requeue"]

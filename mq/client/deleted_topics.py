@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from mq.client.errors import BrokerError, TopicNotFound
 from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import read_body
-from mq.protocol.admin_requests import TopicExt
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.deleted_topic_requests import DeletedTopicInfo, DeletedTopicList
+from mq.protocol.requests.deleted_topics import DeletedTopicInfo, DeletedTopicList
+from mq.protocol.requests.topics import TopicExt
 
 _NOT_THERE = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.compression import Codec, CodecMissing
+from mq.protocol.messages.compression import Codec, CodecMissing
 
 __all__ = [
     "AlreadyOpen",

@@ -15,11 +15,21 @@ from mq.client.errors import BrokerError, TopicNotFound
 from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import read_body
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.json_body import Body
-from mq.protocol.lite_bodies import BrokerLiteInfo, LiteClientInfo, LiteGroupInfo, LiteTopicInfo, ParentTopicInfo
-from mq.protocol.lite_requests import LiteClientExt, LiteDispatchExt, LiteGroupExt, LiteTopicExt, ParentTopicExt
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
-from mq.protocol.requests import Ext
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.lite import (
+    BrokerLiteInfo,
+    LiteClientExt,
+    LiteClientInfo,
+    LiteDispatchExt,
+    LiteGroupExt,
+    LiteGroupInfo,
+    LiteTopicExt,
+    LiteTopicInfo,
+    ParentTopicExt,
+    ParentTopicInfo,
+)
+from mq.protocol.wire.json_body import Body
+from mq.protocol.wire.request import Ext
 
 __all__ = ["LiteTopics"]
 

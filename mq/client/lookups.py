@@ -12,12 +12,12 @@ from mq.client.message import ReceivedMessage
 from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
-from mq.protocol.bodies import ClusterInfo
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
+from mq.protocol.messages.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, decode_trace, tell
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.requests import QueryMessageExt, ViewMessageByIdExt
-from mq.protocol.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, decode_trace, tell
+from mq.protocol.requests.namesrv import ClusterInfo
+from mq.protocol.requests.queries import QueryMessageExt, ViewMessageByIdExt
 
 __all__ = ["message_by_id", "messages_by_key", "trace_of"]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 import msgspec
 
 from mq.protocol import properties as props
-from mq.protocol.message_types import stored_priority
+from mq.protocol.messages.message_types import stored_priority
+from mq.protocol.messages.records import Host, StoredMessage
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import Host, StoredMessage
 
 if TYPE_CHECKING:  # its `default` says what a bare `Message` is; later versions of Python have it in `typing`
     from typing_extensions import TypeVar

@@ -23,26 +23,24 @@ from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import fields_of, read_body
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.requests import Ext
-from mq.protocol.schedule_bodies import (
+from mq.protocol.requests.schedules import (
+    ANY_VERSION,
     CATCH_UP_MS_DEFAULT,
     CATCH_UPS,
+    NO_VERSION,
     CatchUp,
     CronDays,
-    ScheduleDefinition,
-    ScheduleInfo,
-    ScheduleList,
-)
-from mq.protocol.schedule_requests import (
-    ANY_VERSION,
-    NO_VERSION,
     DeleteScheduleExt,
     ListSchedulesExt,
     PutScheduleExt,
     ScheduleChanged,
+    ScheduleDefinition,
+    ScheduleInfo,
+    ScheduleList,
     SwitchScheduleExt,
     TriggerScheduleExt,
 )
+from mq.protocol.wire.request import Ext
 
 __all__ = ["Cron", "Every", "Once", "Schedule", "ScheduleConflict", "ScheduleNotFound", "ScheduleStatus", "Schedules"]
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mq.protocol.admin_requests import UpdateAndCreateTopicExt
 from mq.protocol.codes import RequestCode
-from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
+from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
-from mq.protocol.operator_bodies import TopicConfigList
-from mq.protocol.registration import TopicConfig
-from mq.protocol.retention_attributes import RESERVE_BYTES, RESERVE_TIME
+from mq.protocol.requests.retention_attributes import RESERVE_BYTES, RESERVE_TIME
+from mq.protocol.requests.topics import TopicConfig, TopicConfigList, UpdateAndCreateTopicExt
 
 
 def attribute_changes(

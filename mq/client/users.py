@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from mq.client.admin import Admin
 from mq.client.net.replies import read_body
 from mq.protocol.codes import RequestCode
-from mq.protocol.requests import Ext
-from mq.protocol.user_bodies import (
+from mq.protocol.requests.users import (
     SUBJECT_PREFIX,
     AclInfo,
+    DeleteAclExt,
+    ListAclsExt,
+    ListUsersExt,
     PolicyEntryInfo,
     PolicyInfo,
+    SubjectExt,
+    UserExt,
     UserInfo,
     decode_acls,
     decode_users,
 )
-from mq.protocol.user_requests import DeleteAclExt, ListAclsExt, ListUsersExt, SubjectExt, UserExt
+from mq.protocol.wire.request import Ext
 
 
 class UserAdmin(Admin):

@@ -16,12 +16,13 @@ import msgspec
 from mq.broker.produce.send_receiver import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX, SENDERS_MAX
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS
 from mq.protocol import properties as props
-from mq.protocol import records
-from mq.protocol.batch import BATCHED_BYTES_MIN, BATCHED_HEAD
+from mq.protocol.access.signing import BLOCK_BYTES, LENGTHS_MARK
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, PREFIX_BYTES
-from mq.protocol.headers import ONEWAY_FLAG, RESPONSE_FLAG, SendExt
-from mq.protocol.signing import BLOCK_BYTES, LENGTHS_MARK
+from mq.protocol.messages import records
+from mq.protocol.messages.batch import BATCHED_BYTES_MIN, BATCHED_HEAD
+from mq.protocol.requests.send import SendExt
+from mq.protocol.wire.encoding import ONEWAY_FLAG, RESPONSE_FLAG
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.net.reactor import RECEIVE_BYTES
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""A follower's check of the records that it receives; the reference is `mq.protocol.records.check_records`."""
+"""A follower's check of the records that it receives; the reference is `mq.protocol.messages.records.check_records`."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.long cimport PyLong_AsLongLongAndOverflow

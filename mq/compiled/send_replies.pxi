@@ -1,4 +1,4 @@
-"""Replies to plain sends, as whole frames; the reference is `mq.protocol.encoding.SendReplyTemplate`."""
+"""Replies to plain sends, as whole frames; the reference is `mq.protocol.wire.encoding.SendReplyTemplate`."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

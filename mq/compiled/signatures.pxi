@@ -1,4 +1,4 @@
-"""Signatures of plain sends; the reference is `mq.protocol.signing.Signer`.
+"""Signatures of plain sends; the reference is `mq.protocol.access.signing.Signer`.
 
 A signature is HMAC-SHA1 in Base64, over the access key and the values of all fields in the order of their names, and
 then the body. The lengths that our clients add follow the access key. SHA-1 comes from the OpenSSL that Python's

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from mq.client.message import MessageQueue
-from mq.protocol.operator_bodies import GroupProgress
+from mq.protocol.requests.group_progress import GroupProgress
 
 EVERY_SECONDS: Final = 60.0
 SECONDS: Final = 3600.0

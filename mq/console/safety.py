@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mq.console.sessions import Session
-from mq.protocol.address_patterns import is_loopback
+from mq.protocol.access.address_patterns import is_loopback
 
 CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.client.net.client_core import parse_addresses
-from mq.protocol.address_patterns import is_loopback
+from mq.protocol.access.address_patterns import is_loopback
 from mq.settings import ProcessSettings
 
 

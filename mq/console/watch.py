@@ -24,9 +24,10 @@ from mq.inspection.looking import LookingAdmin
 from mq.inspection.members import Member, members_of
 from mq.inspection.survey import Survey, survey
 from mq.protocol.codes import ResponseCode
-from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
-from mq.protocol.pending_requests import KINDS, SHOWN_MAX, PendingInfo, PendingKind
-from mq.protocol.registration import TopicConfig
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.pending import KINDS, SHOWN_MAX, PendingInfo, PendingKind
+from mq.protocol.requests.topics import TopicConfig
 
 CLUSTER_SECONDS: Final = 2.0
 CATALOGUE_SECONDS: Final = 5.0

@@ -16,16 +16,11 @@ from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.leader_calls import PAUSE_SECONDS, Repeat, call_leader, is_busy, leader_address
 from mq.client.net.replies import fields_of
 from mq.filter.programs import ProgramName
-from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.filter_requests import (
-    FilterExt,
-    FilterServerRegistered,
-    JudgeRequestExt,
-    RegisterFilterServerExt,
-)
-from mq.protocol.headers import Response
-from mq.protocol.requests import PullExt
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.requests.clients import HeartbeatData, ProducerData
+from mq.protocol.requests.filters import FilterExt, FilterServerRegistered, JudgeRequestExt, RegisterFilterServerExt
+from mq.protocol.requests.pull import PullExt
 
 REGISTER_SECONDS: Final = 5.0
 """A broker forgets a filter server after 30 s."""

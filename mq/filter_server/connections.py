@@ -15,14 +15,16 @@ from mq.filter_server.figures import Figures
 from mq.filter_server.filtered_pulls import FilteredPulls, refusal
 from mq.filter_server.programs import Programs
 from mq.namesrv.tls_streams import Stream, TlsFailed, secured
-from mq.protocol.admin_requests import HeartBeat, UnregisterClient
-from mq.protocol.chunks import Incoming, decode_chunk, headers_of
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
-from mq.protocol.filter_requests import RegisterMessageFilterClass
 from mq.protocol.frames import encode_frame
-from mq.protocol.headers import ONEWAY_FLAG, Request, Response, UnknownRequest, encode_response, pull_response_header
-from mq.protocol.requests import LitePullMessage, PullMessage
+from mq.protocol.incoming.chunks import Incoming, decode_chunk, headers_of
+from mq.protocol.incoming.decoding import Response, UnknownRequest
+from mq.protocol.requests.clients import HeartBeat, UnregisterClient
+from mq.protocol.requests.filters import RegisterMessageFilterClass
+from mq.protocol.requests.pull import LitePullMessage, PullMessage
+from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_response, pull_response_header
+from mq.protocol.wire.request import Request
 from mq.tls import Certificate
 
 REQUEST_BYTES_MAX: Final = PROGRAM_BYTES_MAX + 64 * 1024

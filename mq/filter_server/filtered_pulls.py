@@ -22,11 +22,10 @@ from mq.filter_server.figures import Figures
 from mq.filter_server.programs import Program, Programs
 from mq.filter_server.sandbox import Verdicts
 from mq.protocol.codes import ResponseCode
-from mq.protocol.compression import COMPRESSED, CodecMissing, DecompressionError, inflate
+from mq.protocol.messages.compression import COMPRESSED, CodecMissing, DecompressionError, inflate
+from mq.protocol.messages.records import scan_bodies
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import scan_bodies
-from mq.protocol.replies import PullReply
-from mq.protocol.requests import PullExt
+from mq.protocol.requests.pull import PullExt, PullReply
 
 SUSPEND: Final = 2
 SUBSCRIPTION: Final = 4

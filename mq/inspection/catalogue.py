@@ -13,13 +13,12 @@ from mq.client.message import MessageQueue
 from mq.client.net.leader_calls import Repeat, call_leader
 from mq.client.net.replies import read_body
 from mq.client.users import UserAdmin
-from mq.protocol import fastjson
-from mq.protocol.bodies import TopicConfigTable
 from mq.protocol.codes import RequestCode
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.operator_bodies import SubscriptionGroupConfig, SubscriptionGroupList, TopicConfigList
-from mq.protocol.registration import TopicConfig
-from mq.protocol.requests import UpdateConsumerOffsetExt
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig, SubscriptionGroupList
+from mq.protocol.requests.offsets import UpdateConsumerOffsetExt
+from mq.protocol.requests.topics import TopicConfig, TopicConfigList, TopicConfigTable
+from mq.protocol.wire import fastjson
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from mq.client.errors import NoRoute
 from mq.client.produce.recall import recall
 from mq.client.users import UserAdmin
 from mq.protocol.codes import RequestCode
-from mq.protocol.operator_bodies import encode_properties
-from mq.protocol.operator_requests import ResumeCheckHalfMessageExt
+from mq.protocol.requests.settings_text import encode_properties
+from mq.protocol.requests.transactions import ResumeCheckHalfMessageExt
 
 OPERATOR: Final = "raftmq_console"
 """The producer group of what an operator sends or recalls by hand."""

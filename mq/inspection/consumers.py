@@ -9,8 +9,8 @@ from mq.client.message import MessageQueue
 from mq.inspection.findings import Finding, Severity
 from mq.inspection.survey import AT_RISK, HOUR_MS, Consumers, Survey
 from mq.inspection.wording import some_of, time_of
-from mq.protocol.group_bodies import ClientConnectionData
-from mq.protocol.operator_bodies import GroupProgress
+from mq.protocol.requests.consumer_groups import ClientConnectionData
+from mq.protocol.requests.group_progress import GroupProgress
 
 STUCK_MS: Final = 60_000
 """A group that consumed a message that is younger than this may just be slow."""

@@ -8,7 +8,7 @@ import trio
 
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
-from mq.protocol.group_admin import GroupAction, GroupAnswer, GroupCommand, MemberView
+from mq.protocol.requests.raft_group import GroupAction, GroupAnswer, GroupCommand, MemberView
 
 LEADER_SECONDS_MAX = 10.0
 CHANGE_SECONDS_MAX = 35.0

@@ -10,7 +10,7 @@ from mq.client.net.replies import read_body
 from mq.client.net.routes import LEADER_ID
 from mq.inspection.catalogue import CatalogueAdmin
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.pending_requests import AskPendingExt, PendingInfo, PendingKind
+from mq.protocol.requests.pending import AskPendingExt, PendingInfo, PendingKind
 from mq.protocol.topic_ends import decode_ends, encode_topics
 
 

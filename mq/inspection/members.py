@@ -12,7 +12,8 @@ import trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.client.message import MessageQueue
-from mq.protocol.group_bodies import ClientConnectionData, ProcessQueueInfo
+from mq.protocol.requests.consumer_groups import ClientConnectionData
+from mq.protocol.requests.relayed import ProcessQueueInfo
 
 ANSWER_SECONDS: Final = 3.0
 ASKED_AT_ONCE: Final = 16

@@ -13,7 +13,7 @@ from mq.inspection.cluster import NEAR_ENTRIES, UNREACHABLE, GroupStatus, Replic
 from mq.inspection.findings import Finding, Severity
 from mq.inspection.survey import HOUR_MS, Survey
 from mq.inspection.wording import time_of
-from mq.protocol.address_patterns import is_loopback
+from mq.protocol.access.address_patterns import is_loopback
 
 CLOCKS_APART_MS: Final = 1000
 """Replicas whose clocks are further apart deliver delayed messages at different times after a change of the leader."""

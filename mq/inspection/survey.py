@@ -18,11 +18,12 @@ from mq.client.net.client_core import RemotingSettings, parse_addresses
 from mq.inspection.catalogue import CatalogueAdmin
 from mq.inspection.cluster import ANSWER_SECONDS, GroupStatus, ask_cluster
 from mq.inspection.dead_letters import DEALT_WITH_BY
-from mq.protocol.group_bodies import ClientConnectionData
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.operator_bodies import GroupProgress, QueueEnds, SubscriptionGroupConfig
-from mq.protocol.retention_attributes import reserve_hours
+from mq.protocol.requests.consumer_groups import ClientConnectionData, SubscriptionGroupConfig
+from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.retention_attributes import reserve_hours
+from mq.protocol.requests.topics import QueueEnds
 
 ASKED_AT_ONCE: Final = 16
 """Requests under way: a cluster with thousands of topics is not flooded."""

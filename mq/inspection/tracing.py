@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mq.protocol.trace import ContextCode, MessageKind, MessageTrace, Sent, TracedHandling
+from mq.protocol.messages.trace import ContextCode, MessageKind, MessageTrace, Sent, TracedHandling
 
 _KINDS = {MessageKind.HALF: "half ", MessageKind.DELAY: "delayed ", MessageKind.ORDER: "ordered "}
 

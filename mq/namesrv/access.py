@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from typing import Final
 
 from mq.accounts import Account, Accounts
-from mq.protocol.admin_requests import DeleteTopicInNamesrv, RegisterBroker, UnregisterBroker
-from mq.protocol.expected_fields import unexpected
-from mq.protocol.headers import (
+from mq.protocol.access.expected_fields import unexpected
+from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNED_CODE, header_fields
+from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.requests.namesrv import (
     AddWritePermOfBroker,
     DeleteKvConfig,
+    DeleteTopicInNamesrv,
     PutKvConfig,
-    QueryDataVersion,
-    Request,
-    UnknownRequest,
+    RegisterTopicInNamesrv,
+    UpdateNamesrvConfig,
     WipeWritePermOfBroker,
 )
-from mq.protocol.operator_requests import BrokerHeartbeat, RegisterTopicInNamesrv, UpdateNamesrvConfig
-from mq.protocol.signing import ACCESS_KEY, LENGTHS, SIGNED_CODE, header_fields
+from mq.protocol.requests.registration import BrokerHeartbeat, QueryDataVersion, RegisterBroker, UnregisterBroker
+from mq.protocol.wire.request import Request
 
 OF_BROKERS: Final[frozenset[type[Request]]] = frozenset(
     {RegisterBroker, UnregisterBroker, BrokerHeartbeat, QueryDataVersion}

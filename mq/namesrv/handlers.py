@@ -23,46 +23,50 @@ from mq.namesrv.route_table import (
     TableFull,
 )
 from mq.namesrv.running_config import ConfigForbidden, ConfigRefused, RunningConfig
-from mq.protocol.bodies import DataVersion, KVTable, RegisterBrokerBody, Route, TopicList
 from mq.protocol.codes import ResponseCode
-from mq.protocol.encoding import ONEWAY_FLAG, encode_response
 from mq.protocol.errors import BodyError, HeaderError
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
-from mq.protocol.headers import (
+from mq.protocol.incoming.decoding import Response, UnknownRequest, decode_header
+from mq.protocol.messages.records import CRC_MASK
+from mq.protocol.requests.broker import KVTable
+from mq.protocol.requests.namesrv import (
+    AddedTopicsReply,
     AddWritePermOfBroker,
-    BrokerExt,
+    BrokerMemberGroup,
     DeleteKvConfig,
     DeleteTopicInNamesrv,
     GetAllTopicListFromNameserver,
     GetBrokerClusterInfo,
-    GetKvConfig,
-    GetKvlistByNamespace,
-    GetRouteinfoByTopic,
-    PutKvConfig,
-    QueryDataVersion,
-    RegisterBroker,
-    Request,
-    Response,
-    UnknownRequest,
-    UnregisterBroker,
-    WipeWritePermOfBroker,
-    decode_header,
-)
-from mq.protocol.operator_bodies import BrokerMemberGroup, decode_properties, encode_properties
-from mq.protocol.operator_requests import (
-    BrokerHeartbeat,
     GetBrokerMemberGroup,
     GetHasUnitSubTopicList,
     GetHasUnitSubUnunitTopicList,
+    GetKvConfig,
+    GetKvlistByNamespace,
     GetNamesrvConfig,
+    GetRouteinfoByTopic,
     GetSystemTopicListFromNs,
     GetTopicsByCluster,
     GetUnitTopicList,
+    PutKvConfig,
     RegisterTopicInNamesrv,
+    Route,
     UpdateNamesrvConfig,
+    WipedTopicsReply,
+    WipeWritePermOfBroker,
 )
-from mq.protocol.records import CRC_MASK
-from mq.protocol.replies import AddedTopicsReply, RegistrationReply, WipedTopicsReply
+from mq.protocol.requests.registration import (
+    BrokerExt,
+    BrokerHeartbeat,
+    QueryDataVersion,
+    RegisterBroker,
+    RegisterBrokerBody,
+    RegistrationReply,
+    UnregisterBroker,
+)
+from mq.protocol.requests.settings_text import decode_properties, encode_properties
+from mq.protocol.requests.topics import DataVersion, TopicList
+from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_response
+from mq.protocol.wire.request import Request
 
 Log = structlog.stdlib.BoundLogger
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from mq.namesrv.route_table import TableFull
 from mq.protocol.errors import ProtocolError
-from mq.protocol.namesrv_config import KvConfigTable
+from mq.protocol.requests.namesrv_config import KvConfigTable
 
 ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 NAME_BYTES_MAX: Final = 255

@@ -11,8 +11,10 @@ from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from mq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, RegisterBrokerBody, Route
 from mq.protocol.codes import PERM_READ_WRITE, PERM_WRITE
+from mq.protocol.requests.namesrv import BrokerData, ClusterInfo, QueueData, Route
+from mq.protocol.requests.registration import RegisterBrokerBody
+from mq.protocol.requests.topics import DataVersion
 
 LEADER_ID: Final = 0
 UNIT_FLAG: Final = 1

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mq.namesrv.kv_file import FILE_NAME
 from mq.namesrv.settings import NamesrvSettings
-from mq.protocol.namesrv_config import FORBIDDEN, ORDER_MESSAGES, NamesrvProperties
+from mq.protocol.requests.namesrv_config import FORBIDDEN, ORDER_MESSAGES, NamesrvProperties
 
 
 class ConfigForbidden(Exception):

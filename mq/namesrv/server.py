@@ -23,10 +23,10 @@ from mq.namesrv.running_config import RunningConfig
 from mq.namesrv.settings import NamesrvSettings
 from mq.namesrv.strangers import Strangers
 from mq.namesrv.tls_streams import Stream, TlsFailed, secured
-from mq.protocol.address_patterns import is_loopback
+from mq.protocol.access.address_patterns import is_loopback
 from mq.protocol.errors import FrameError
 from mq.protocol.frames import split_frames
-from mq.protocol.intake import SMALL_BYTES, Intake
+from mq.protocol.incoming.partial_requests import SMALL_BYTES, Intake
 from mq.tls import Certificate
 
 RECEIVE_BYTES = 64 * 1024

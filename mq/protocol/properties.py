@@ -51,7 +51,7 @@ TRANSACTION_ID: Final = "__transactionId__"
 TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 CHECK_IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 TRANSACTION_SET: Final = "RAFTMQ_SET"
-"""Of a half message: its body has several messages and consumer offsets, see `mq.protocol.transaction_sets`. The value
+"""Of a half message: its body has several messages and consumer offsets, see `mq.protocol.messages.transaction_sets`. The value
 is the number of messages.
 """
 RETRY_TOPIC: Final = "RETRY_TOPIC"
@@ -63,7 +63,7 @@ MESSAGE_REGION: Final = "MSG_REGION"
 TRACE_ON: Final = "TRACE_ON"
 SHARDING_KEY: Final = "__SHARDINGKEY"
 PRIORITY: Final = "_SYS_MSG_PRIORITY_"
-"""See `mq.protocol.message_types`."""
+"""See `mq.protocol.messages.message_types`."""
 MESSAGE_TYPE: Final = "MSG_TYPE"
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
@@ -72,7 +72,7 @@ ARRIVE_TIME: Final = "ARRIVE_TIME"
 PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
 PRODUCER_ID: Final = "RAFTMQ_PRODUCER"
 SEQUENCE: Final = "RAFTMQ_SEQUENCE"
-"""Not RocketMQ's, and set by applications; see `mq.protocol.sequencing`."""
+"""Not RocketMQ's, and set by applications; see `mq.protocol.messages.sequencing`."""
 COPIED: Final = "RAFTMQ_COPIED"
 """Of a batch with sequence numbers: its messages are copies from another cluster. They are stored as they are, without
 the effect of properties that ask for a delay or a transaction; each may have the time of its birth in `BORN_TIMESTAMP`.

@@ -23,15 +23,13 @@ from mq.client.net.routes import TopicRoute
 from mq.client.produce.outgoing_message import OutgoingMessage, Pending
 from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline
 from mq.client.task_group import open_task_group
-from mq.protocol.acting import ActsFor
-from mq.protocol.bodies import CheckClientConfigBody, ClientBehindProxy, HeartbeatOfProxy, ProducerData
+from mq.protocol.access.acting import ActsFor
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.group_requests import GroupExt
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
-from mq.protocol.operator_requests import TopicOfBrokerExt
-from mq.protocol.registration import TopicConfig
+from mq.protocol.requests.clients import CheckClientConfigBody, ClientBehindProxy, HeartbeatOfProxy, ProducerData
+from mq.protocol.requests.consumer_groups import GroupExt, SubscriptionGroupConfig
+from mq.protocol.requests.topics import TopicConfig, TopicOfBrokerExt
 from mq.proxy.brief_cache import BriefCache
 from mq.proxy.callers import Fields
 

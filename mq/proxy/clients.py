@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from mq.protocol.bodies import ClientBehindProxy
+from mq.protocol.requests.clients import ClientBehindProxy
 from mq.proxy.callers import Call
 from mq.proxy.grpc.status import BrokenCall
 from mq.proxy.wire import messaging_pb2 as pb

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from mq.protocol.acting import ActsFor
+from mq.protocol.access.acting import ActsFor
 from mq.proxy.brief_cache import BriefCache
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Call, Caller, caller_of

@@ -15,7 +15,8 @@ import trio
 from mq.client.net.client_core import RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater
 from mq.client.net.identity import new_client_id
-from mq.protocol.headers import Request, UnknownRequest
+from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.wire.request import Request
 from mq.proxy.brokers import Brokers
 from mq.proxy.clients import Clients
 from mq.proxy.configuration import ProxyConfiguration

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from struct import Struct
 
-from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, RANGE_MAX
+from mq.protocol.messages.sequencing import PRODUCER_ID_LENGTH_MAX, RANGE_MAX
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
 from mq.store.errors import AnnotationDamaged
 from mq.store.sequenced import SequencedRecord

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from mq.compiled import checked_records
-from mq.protocol import names, properties, records
-from mq.protocol.delay import TURNS_MS
+from mq.protocol import names, properties
+from mq.protocol.messages import records
+from mq.protocol.messages.delay import TURNS_MS
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.errors import RunRefused
 
@@ -30,7 +31,7 @@ QUEUE_ENTRY = Struct(">qiq")
 """One consume queue entry: physical offset, size of the record in bytes, tag code.
 
 The tag code is the hash of the message's tags; in queues of waiting messages it is the time of the message's turn in
-epoch milliseconds (`mq.protocol.delay.TURNS_MS`).
+epoch milliseconds (`mq.protocol.messages.delay.TURNS_MS`).
 """
 
 QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size

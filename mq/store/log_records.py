@@ -7,8 +7,8 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Protocol
 
+from mq.protocol.messages.records import BORN_HOST_IPV6, FIXED, RecordError, scan_fixed
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.records import BORN_HOST_IPV6, FIXED, RecordError, scan_fixed
 from mq.store.dispatch import META_TOPIC
 from raftlog import EntryKind, SegmentLog
 from raftlog.log_numbers import LogIndex

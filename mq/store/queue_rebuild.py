@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from mq.protocol.messages.records import RecordError
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
-from mq.protocol.records import RecordError
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, scan_runs
 from mq.store.errors import RunRefused
 from raftlog.segment.codec import BLANK, HEADER, HEADER_BYTES, NORMAL

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mq.protocol import properties as props
+from mq.protocol.messages.records import decode_record, iter_sizes
+from mq.protocol.messages.sequencing import SEQUENCE_MARK, stored_range
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.records import decode_record, iter_sizes
-from mq.protocol.sequencing import SEQUENCE_MARK, stored_range
 
 
 class SequencedRecord(NamedTuple):

@@ -20,14 +20,13 @@ from mq.client.net.connection import Connection, open_connection
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.replies import fields_of, read_body
 from mq.protocol import properties as props
-from mq.protocol.bodies import TopicConfigTable
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import pop_retry_topic
-from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
-from mq.protocol.pop_requests import ChangeInvisibleExt, NotificationExt, PopExt
-from mq.protocol.receipts import NORMAL, Receipt
-from mq.protocol.registration import TopicConfig
-from mq.protocol.replies import PopTimes
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.pop import ChangeInvisibleExt, NotificationExt, PopExt, PopTimes
+from mq.protocol.requests.receipts import NORMAL, Receipt
+from mq.protocol.requests.topics import TopicConfig, TopicConfigTable
 
 __all__ = ["CALL_SECONDS", "POP_MAX", "QueueCalls", "Source", "is_transient"]
 

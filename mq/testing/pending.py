@@ -12,11 +12,11 @@ from mq.broker.schedule.delay_levels import marks_of
 from mq.broker.transaction.check_back import SAMPLES
 from mq.client.message import ReceivedMessage
 from mq.protocol import properties as props
-from mq.protocol.delay import DELAY_LEVELS_MS, due_ms
+from mq.protocol.messages.delay import DELAY_LEVELS_MS, due_ms
+from mq.protocol.messages.records import Host, StoredMessage
 from mq.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, NO_OFFSET, QueueOffset
-from mq.protocol.records import Host, StoredMessage
-from mq.protocol.schedule_bodies import DUE_MS, SCHEDULE, ScheduleDefinition
+from mq.protocol.requests.schedules import DUE_MS, SCHEDULE, ScheduleDefinition
 from mq.testing.stored import received, record_at
 
 PendingKind = Literal["delayed", "popped", "transaction", "schedule"]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from mq.broker.context import BrokerContext
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.protocol.compression import CodecMissing, DecompressionError, inflate
+from mq.protocol.messages.compression import CodecMissing, DecompressionError, inflate
+from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import QueueOffset, offset_range
-from mq.protocol.records import StoredMessage, decode_records
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 

@@ -18,8 +18,8 @@ from mq.client import ReceivedMessage
 from mq.client.consume.subscription import subscription_of
 from mq.client.message import MessageQueue
 from mq.protocol import properties as props
+from mq.protocol.messages.records import decode_record, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import decode_record, encode_host, encode_record
 from raftmq.faststream.broker import RaftmqBroker
 from raftmq.faststream.messages import RaftmqPublishCommand, message_of
 from raftmq.faststream.producer import RaftmqProducer

@@ -11,7 +11,7 @@ import trio
 
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import BINARY, FRAME_BYTES_MAX, JSON, encode_frame
-from mq.protocol.headers import encode_request
+from mq.protocol.wire.encoding import encode_request
 from raftlog.net import frames as replication
 from raftlog.net.frames import Kind
 from raftlog.net.versions import HANDSHAKE_VERSION

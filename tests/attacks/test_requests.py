@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from mq.client import Credentials, MessageQueue, PullConsumer, ReceivedMessage, RemotingSettings
+from mq.protocol.access.signing import signed
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.compression import COMPRESSED, ZLIB
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.signing import signed
+from mq.protocol.messages.compression import COMPRESSED, ZLIB
 from tests.attacks.target import ACCOUNTS, ADMIN, CONSUMER, HOST, MIB, PRODUCER, Target, connected
 from tests.support.odd_requests import all_requests, asked, code_of
 from tests.support.running_broker import pull_ext, send_ext

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from mq.broker.base.retention import EarlyDeletion
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.group_admin import GroupAnswer, GroupCommand
+from mq.protocol.requests.raft_group import GroupAnswer, GroupCommand
 from raftlog.segment import EARLY, EARLY_ELSEWHERE
 from tests.support.replies import three_replicas
 from tests.support.running_broker import Client, RunningBroker, limited, note_brokers

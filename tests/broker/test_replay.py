@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.protocol.delay import DELAY_LEVELS_MS
+from mq.protocol.messages.delay import DELAY_LEVELS_MS
 from tests.support.group_clients import TOPICS, Clients, held
 from tests.support.running_broker import broker_settings, running
 

@@ -11,32 +11,32 @@ from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.pop.pop import Pops
 from mq.broker.replication.forwarder import Forwarder
 from mq.broker.services import Services
-from mq.protocol import filter_requests, headers, lite_requests, operator_requests, pending_requests, pop_requests
+from mq.protocol.requests import clients, filters, lite, offsets, pending, pop, transactions
 from tests.support.running_broker import note_brokers, running
 
 REPEATABLE = {
-    filter_requests.PutFilter,
-    headers.EndTransaction,
-    headers.LockBatchMq,
-    headers.UnlockBatchMq,
-    headers.UpdateConsumerOffset,
-    lite_requests.AckLiteMessage,
-    lite_requests.GetBrokerLiteInfo,
-    lite_requests.GetLiteClientInfo,
-    lite_requests.GetLiteGroupInfo,
-    lite_requests.GetLiteTopicInfo,
-    lite_requests.GetParentTopicInfo,
-    lite_requests.PopLiteMessage,
-    lite_requests.TriggerLiteDispatch,
-    operator_requests.ResumeCheckHalfMessage,
-    pending_requests.AskPending,
-    pop_requests.AckMessage,
-    pop_requests.BatchAckMessage,
-    pop_requests.ChangeMessageInvisibleTime,
-    pop_requests.Notification,
-    pop_requests.PeekMessage,
-    pop_requests.PollingInfo,
-    pop_requests.PopMessage,
+    filters.PutFilter,
+    transactions.EndTransaction,
+    clients.LockBatchMq,
+    clients.UnlockBatchMq,
+    offsets.UpdateConsumerOffset,
+    lite.AckLiteMessage,
+    lite.GetBrokerLiteInfo,
+    lite.GetLiteClientInfo,
+    lite.GetLiteGroupInfo,
+    lite.GetLiteTopicInfo,
+    lite.GetParentTopicInfo,
+    lite.PopLiteMessage,
+    lite.TriggerLiteDispatch,
+    transactions.ResumeCheckHalfMessage,
+    pending.AskPending,
+    pop.AckMessage,
+    pop.BatchAckMessage,
+    pop.ChangeMessageInvisibleTime,
+    pop.Notification,
+    pop.PeekMessage,
+    pop.PollingInfo,
+    pop.PopMessage,
 }
 """Whatever is added here must come to the same if it is done twice, whatever others ask for in between."""
 

@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 from mq.broker.broker import Broker
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
+from mq.protocol.messages.records import RecordError, encode_record, iter_sizes
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import RecordError, encode_record, iter_sizes
 from mq.store.annotation import encode_runs, join_commands, join_sequenced
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QueueRun, check_entry
 from mq.store.sequenced import SequencedRecord

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from mq.protocol.records import encode_record
+from mq.protocol.messages.records import encode_record
 from tests.fuzz.targets import CUT, RECORDS_AT
 from tests.support.send_paths import batched, frame, properties
 

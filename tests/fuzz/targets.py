@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from mq.compiled import checked_records
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.errors import FrameError
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.messages.records import RecordError, check_records
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.records import RecordError, check_records
 from tests.support.send_paths import compare
 
 CUT: Final = b"\xffCUT\xff"

@@ -12,7 +12,7 @@ from functools import partial
 import trio
 
 from mq.client import Admin
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from tests.interop.clients import GRPC
 from tests.interop.scenarios import AFTER_SECONDS, DOWN_SECONDS, bodies, exactly_once, lacking, load_note, scenario
 from tests.interop.special import SCENARIOS, in_time

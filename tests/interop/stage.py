@@ -17,9 +17,9 @@ import trio
 from mq.cli.dev_cluster import DevCluster
 from mq.client import Admin, MessageQueue, PushConsumer, ReceivedMessage
 from mq.client.net.client_core import ClientCore
-from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode
-from mq.protocol.group_admin import GroupAnswer
+from mq.protocol.requests.raft_group import GroupAnswer
+from mq.protocol.wire import fastjson
 from tests.interop.clients import Client
 from tests.interop.security import Security
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mq.client import Admin, Message, Producer, PullConsumer
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.testing import SyncKit, running_kit
 from tests.support.console_browser import Browser, run
 

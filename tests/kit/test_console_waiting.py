@@ -19,7 +19,7 @@ from mq.inspection.cluster import GroupStatus
 from mq.inspection.looking import LookingAdmin
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.pending_requests import KINDS, SHOWN_MAX
+from mq.protocol.requests.pending import KINDS, SHOWN_MAX
 from mq.store.consume_queue import ConsumeQueue
 from mq.testing import SyncKit, running_kit
 from tests.support.console_browser import HOSTILE, Browser, count_requests, run

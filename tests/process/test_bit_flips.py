@@ -11,7 +11,7 @@ import trio
 
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer
-from mq.protocol.records import StoredMessage, decode_records
+from mq.protocol.messages.records import StoredMessage, decode_records
 from tests.support.real_groups import connected, transfer, wait_level
 from tests.support.running_broker import SECONDS_MAX
 

@@ -15,7 +15,7 @@ import trio
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SendResult
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.records import decode_records
+from mq.protocol.messages.records import decode_records
 from tests.support.real_groups import Cluster, delivered
 from tests.support.running_broker import Client, properties
 from tests.support.waiting import until

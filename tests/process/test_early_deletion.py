@@ -17,7 +17,7 @@ from jepsen.wire import ask_figures
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, PushConsumer
 from mq.protocol.codes import RequestCode
-from mq.protocol.group_admin import GroupCommand
+from mq.protocol.requests.raft_group import GroupCommand
 from tests.support.real_groups import connected, transfer
 from tests.support.running_broker import send_ext
 from tests.support.waiting import until

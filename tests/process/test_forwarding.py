@@ -15,12 +15,12 @@ import trio
 
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
-from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
-from mq.protocol.group_bodies import QueueLocks
-from mq.protocol.headers import Response, decode_header, encode_request
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.requests.clients import ConsumerData, HeartbeatData, QueueLocks, SubscriptionData
+from mq.protocol.wire.encoding import encode_request
+from mq.protocol.wire.queue_tables import QueueRef
 from tests.support.real_groups import transfer
 from tests.support.running_broker import Client, pull_ext, send_ext
 from tests.support.waiting import until

@@ -10,7 +10,7 @@ import trio
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, Message, Producer
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import encode_request
+from mq.protocol.wire.encoding import encode_request
 from tests.support.real_groups import connected
 from tests.support.running_broker import SECONDS_MAX, pull_ext
 

@@ -15,10 +15,13 @@ import trio
 
 from jepsen.wire import Wire, open_wire
 from mq.cli.dev_cluster import HOST, Ports
-from mq.protocol.bodies import DataVersion, KVTable, RegisterBrokerBody, Route, TopicConfig
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import encode_prefix
-from mq.protocol.headers import encode_request
+from mq.protocol.requests.broker import KVTable
+from mq.protocol.requests.namesrv import Route
+from mq.protocol.requests.registration import RegisterBrokerBody
+from mq.protocol.requests.topics import DataVersion, TopicConfig
+from mq.protocol.wire.encoding import encode_request
 from tests.free_ports import free_ports
 from tests.support.waiting import until
 

@@ -19,8 +19,8 @@ import trio
 
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
-from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.store.dispatch import QUEUE_ENTRY_BYTES
 from tests.support.group_clients import TOPICS, Clients, held
 from tests.support.real_groups import LOST, SETTINGS

@@ -14,8 +14,8 @@ from jepsen.deployments.local import open_loopback
 from jepsen.deployments.network import NAME_SERVERS
 from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError, Message, Producer, PullConsumer
-from mq.protocol.bodies import BrokerData
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.requests.namesrv import BrokerData
 from tests.unit.namesrv.serving import Peer, broker_fields
 
 pytestmark = [pytest.mark.process]

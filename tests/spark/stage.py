@@ -19,8 +19,8 @@ from mq.client.admin import Admin
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.message import Message, ReceivedMessage, SendResult
 from mq.client.produce.producer import Producer
-from mq.protocol.group_admin import GroupCommand
-from mq.protocol.operator_bodies import GroupProgress
+from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.raft_group import GroupCommand
 from tests.support.waiting import until
 
 SECONDS_MAX = 120

@@ -8,8 +8,8 @@ from itertools import count
 
 from chaos.disk import MemoryDisk
 from chaos.object_store import Bucket, BucketStore
+from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import encode_host, encode_record
 from mq.store.archive.archiver import archive
 from mq.store.archive.job import ArchiveStep
 from raftlog.log_numbers import Term

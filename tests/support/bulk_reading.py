@@ -15,8 +15,8 @@ from mq.protocol.bulk import (
     encode_ranges,
 )
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.records import StoredMessage, decode_record
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import StoredMessage, decode_record
 from tests.support.running_broker import Answer, Client
 
 MIB = 1024 * 1024

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
+from mq.protocol.requests.clients import HeartbeatData, ProducerData
 from tests.support.running_broker import Client
 from tests.support.stored_messages import figure
 from tests.support.waiting import until

@@ -23,8 +23,9 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.flow_control import UnreadReplies
 from mq.protocol.errors import HeaderError
-from mq.protocol.headers import SendBatchMessage, SendMessage, SendMessageV2, encode_response
-from mq.protocol.intake import Intake
+from mq.protocol.incoming.partial_requests import Intake
+from mq.protocol.requests.send import SendBatchMessage, SendMessage, SendMessageV2
+from mq.protocol.wire.encoding import encode_response
 from raftlog import Reactor
 from tests.support.model_log import HOST
 from tests.support.send_paths import Broker

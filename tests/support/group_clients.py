@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.numbers import QueueOffset
 from mq.store.checkpoint import load_checkpoint
 from mq.store.opening import LogBounds, open_store

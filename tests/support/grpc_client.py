@@ -19,7 +19,7 @@ from h2.events import (
 )
 from hyperframe.frame import Frame, GoAwayFrame
 
-from mq.protocol.intake import Intake
+from mq.protocol.incoming.partial_requests import Intake
 from mq.proxy.grpc.call_stream import CallStream
 from mq.proxy.grpc.connection import ConnectionFailed, GrpcConnection
 from mq.proxy.grpc.framing import MessageReader, framed

@@ -8,9 +8,9 @@ from typing import Any
 
 from mq.broker.state.format_level import LEVEL_NEWEST
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.lite_attributes import BIND_TOPIC
+from mq.protocol.messages.records import StoredMessage
 from mq.protocol.properties import LITE_OFFSET, LITE_TOPIC
-from mq.protocol.records import StoredMessage
+from mq.protocol.requests.lite_attributes import BIND_TOPIC
 from tests.support.running_broker import Answer, Client, properties
 from tests.support.waiting import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mq.protocol.records import encode_host
+from mq.protocol.messages.records import encode_host
 from raftlog import Refusal
 
 HOST = encode_host("127.0.0.1", 10911)

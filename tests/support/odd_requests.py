@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from mq.protocol.decoding import REQUEST_CLASSES
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.requests import Request
+from mq.protocol.incoming.decoding import REQUEST_CLASSES
+from mq.protocol.wire.request import Request
 
 _BINARY_CODE_MAX: Final = 2**15 - 1
 _TESTED_ELSEWHERE: Final = {*(301, 302), *range(9012, 9018), *range(9019, 9024), *range(200070, 200080)}

@@ -25,9 +25,10 @@ from mq.broker.write_path.pending import InternalRecord, PendingCommand, Pending
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.filter.subscription import parse_subscription
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.headers import Response, decode_header
+from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.pop_requests import (
+from mq.protocol.requests.pop import (
     AckExt,
     AckMessage,
     BatchAckMessage,
@@ -36,7 +37,6 @@ from mq.protocol.pop_requests import (
     PopExt,
     PopMessage,
 )
-from mq.protocol.records import encode_host, encode_record
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment import EntryGone
 from tests.support.broker_contexts import context_of

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mq.protocol.codes import RequestCode
+from mq.protocol.messages.records import StoredMessage
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.receipts import Receipt, encode_bits, mark_of
-from mq.protocol.records import StoredMessage
+from mq.protocol.requests.receipts import Receipt, encode_bits, mark_of
 from tests.support.running_broker import Answer, Client
 from tests.support.waiting import until
 

@@ -19,7 +19,7 @@ from mq.client import (
     PushConsumer,
     ReceivedMessage,
 )
-from mq.protocol.group_admin import GroupCommand
+from mq.protocol.requests.raft_group import GroupCommand
 from tests.support.running_broker import SECONDS_MAX, Client
 from tests.support.waiting import until
 

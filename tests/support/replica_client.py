@@ -11,11 +11,11 @@ import msgspec
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.replication.peer_authentication import PeerAuthentication, PeerCall
-from mq.protocol.admin_requests import AuthenticateReplica
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.group_admin import GroupCommand
-from mq.protocol.headers import Response, decode_header
+from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.requests.raft_group import GroupCommand
+from mq.protocol.requests.replicas import AuthenticateReplica
 from raftlog.net.authentication import NONCE_BYTES
 from raftlog.net.secret_file import read_secrets
 from tests.support.running_broker import Answer, Client, RunningBroker

@@ -10,9 +10,9 @@ from typing import Any
 import trio
 
 from mq.broker.server import serve
-from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
-from mq.protocol.reply_requests import PushReplyMessageToClient
+from mq.protocol.requests.clients import HeartbeatData, ProducerData
+from mq.protocol.requests.request_reply import PushReplyMessageToClient
 from tests.free_ports import free_ports
 from tests.support.running_broker import (
     FAST,

@@ -22,12 +22,14 @@ from mq.broker.limits import BrokerLimits, PopLimits, UpkeepLimits, WaitingLimit
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.protocol import properties as props
-from mq.protocol.bodies import ConsumerData, HeartbeatData, KVTable, SubscriptionData
+from mq.protocol.access.signing import signed
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.headers import Response, decode_header, encode_request, encode_response
-from mq.protocol.records import StoredMessage, decode_records
-from mq.protocol.signing import signed
+from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.messages.records import StoredMessage, decode_records
+from mq.protocol.requests.broker import KVTable
+from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.wire.encoding import encode_request, encode_response
 from raftlog import Replica
 from tests.free_ports import free_ports
 from tests.support.waiting import until

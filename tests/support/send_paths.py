@@ -20,11 +20,12 @@ from mq.broker.produce.send import Sends
 from mq.broker.produce.send_receiver import PythonReceiver, send_receiver
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.errors import FrameError
 from mq.protocol.hashes import UniqKeyGenerator
-from mq.protocol.headers import SendBatchMessage, SendMessageV2, SendReplyTemplate
+from mq.protocol.incoming.chunks import decode_chunk
 from mq.protocol.numbers import QueueOffset
+from mq.protocol.requests.send import SendBatchMessage, SendMessageV2
+from mq.protocol.wire.encoding import SendReplyTemplate
 from tests.support.broker_contexts import context_of
 from tests.support.model_log import HOST, Log
 

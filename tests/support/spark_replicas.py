@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.properties import encode
-from mq.protocol.records import encode_host, encode_record
 from spark.client import GET_ROUTE, Answer, Connection, Unreachable
 from spark.plan import LogRange, QueueRange
 from spark.reader import TaskOptions, TaskReader

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.records import StoredMessage
+from mq.protocol.messages.records import StoredMessage
 from tests.support.running_broker import Client
 from tests.support.waiting import until
 

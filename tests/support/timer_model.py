@@ -27,13 +27,13 @@ from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import RecallMessage, SendReplyTemplate
+from mq.protocol.messages.recall_handle import RecallHandle
+from mq.protocol.messages.records import decode_record, encode_host
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.properties import fitted
-from mq.protocol.recall import RecallHandle
-from mq.protocol.records import decode_record, encode_host
-from mq.protocol.requests import RecallExt
+from mq.protocol.requests.send import RecallExt, RecallMessage
+from mq.protocol.wire.encoding import SendReplyTemplate
 from mq.store.dispatch import QUEUE_ENTRY, scan_runs
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from raftlog import Refusal

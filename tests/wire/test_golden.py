@@ -6,15 +6,16 @@ import zlib
 
 import pytest
 
-from mq.protocol.batch import BatchedMessage, decode_batch, encode_batch
 from mq.protocol.codes import ResponseCode
-from mq.protocol.encoding import encode_header
 from mq.protocol.frames import BINARY, JSON, encode_frame, split_frames
 from mq.protocol.hashes import java_string_hash, offset_message_id, tag_code
-from mq.protocol.headers import GetRouteinfoByTopic, decode_header, encode_request
+from mq.protocol.incoming.decoding import decode_header
+from mq.protocol.messages.batch import BatchedMessage, decode_batch, encode_batch
+from mq.protocol.messages.records import HEAD, MAGIC_V1, Host, decode_record, encode_host, encode_record, scan_fixed
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.properties import decode
-from mq.protocol.records import HEAD, MAGIC_V1, Host, decode_record, encode_host, encode_record, scan_fixed
+from mq.protocol.requests.namesrv import GetRouteinfoByTopic
+from mq.protocol.wire.encoding import encode_header, encode_request
 
 ROUTE_REQUEST_JSON = bytes.fromhex(
     "000000800000007c7b22636f6465223a3130352c226578744669656c6473223a7b22746f706963223a225431227d2c22666c6167223a302c"

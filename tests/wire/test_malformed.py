@@ -10,19 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mq.protocol.chunks import decode_chunk, missing_bytes
 from mq.protocol.errors import FrameError, HeaderError, ProtocolError
 from mq.protocol.frames import BINARY, FRAME_BYTES_MAX, HEADER_BYTES_MAX, JSON, encode_frame, split_frames
-from mq.protocol.headers import (
-    HeartBeat,
-    Response,
-    SendMessageV2,
-    UnknownRequest,
-    UpdateConsumerOffset,
-    decode_header,
-    encode_request,
-    encode_response,
-)
+from mq.protocol.incoming.chunks import decode_chunk, missing_bytes
+from mq.protocol.incoming.decoding import Response, UnknownRequest, decode_header
+from mq.protocol.requests.clients import HeartBeat
+from mq.protocol.requests.offsets import UpdateConsumerOffset
+from mq.protocol.requests.send import SendMessageV2
+from mq.protocol.wire.encoding import encode_request, encode_response
 
 # The same examples in every run, and no deadline: a busy machine must not decide about a test.
 steady = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

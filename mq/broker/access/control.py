@@ -23,14 +23,14 @@ from mq.broker.access.policies import UserAccount, rules_of
 from mq.broker.access.sealing import SealBroken, opened
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.state.users import User, Users
-from mq.protocol.acting import NOT_AUTHENTICATED, ActsFor, acts_for
-from mq.protocol.address_patterns import compiled
-from mq.protocol.chunks import Incoming, headers_of
+from mq.protocol.access.acting import NOT_AUTHENTICATED, ActsFor, acts_for
+from mq.protocol.access.address_patterns import compiled
+from mq.protocol.access.expected_fields import unexpected
+from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNED_CODE, Signer, header_fields
 from mq.protocol.errors import HeaderError
-from mq.protocol.expected_fields import unexpected
-from mq.protocol.headers import Response, UnknownRequest
+from mq.protocol.incoming.chunks import Incoming, headers_of
+from mq.protocol.incoming.decoding import Response, UnknownRequest
 from mq.protocol.names import RETRY_PREFIX
-from mq.protocol.signing import ACCESS_KEY, LENGTHS, SIGNED_CODE, Signer, header_fields
 
 _NOWHERE: Final = compiled("")
 _NOT_REQUESTS: Final = (Response, HeaderError)

@@ -13,7 +13,7 @@ from typing import Final
 
 from mq.accounts import Account, Permission
 from mq.broker.state.users import Policy
-from mq.protocol.address_patterns import Matches, compiled
+from mq.protocol.access.address_patterns import Matches, compiled
 from mq.protocol.names import RETRY_PREFIX
 
 _ACTIONS: Final = {

@@ -17,7 +17,10 @@ from mq.broker.net.service import Route, Service
 from mq.broker.setting_groups import SettingGroup
 from mq.broker.settings import BrokerSettings
 from mq.protocol.broker_ids import LEADER_ID, broker_id_of
-from mq.protocol.broker_properties import (
+from mq.protocol.codes import ResponseCode
+from mq.protocol.names import TRACE_TOPIC
+from mq.protocol.requests.broker import GetBrokerConfig, UpdateBrokerConfig, VersionReply
+from mq.protocol.requests.broker_properties import (
     AUTO_CREATE_GROUP,
     AUTO_CREATE_TOPIC,
     DELETE_HOUR,
@@ -26,11 +29,7 @@ from mq.protocol.broker_properties import (
     RETENTION_HOURS,
     BrokerProperties,
 )
-from mq.protocol.codes import ResponseCode
-from mq.protocol.names import TRACE_TOPIC
-from mq.protocol.operator_bodies import decode_properties, encode_properties
-from mq.protocol.operator_requests import GetBrokerConfig, UpdateBrokerConfig
-from mq.protocol.replies import VersionReply
+from mq.protocol.requests.settings_text import decode_properties, encode_properties
 
 CHANGEABLE: Final = {
     AUTO_CREATE_TOPIC: "auto_create_topics",

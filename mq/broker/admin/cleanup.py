@@ -12,7 +12,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
-from mq.protocol.operator_requests import CleanExpiredConsumequeue, CleanUnusedTopic, DeleteExpiredCommitlog
+from mq.protocol.requests.broker import CleanExpiredConsumequeue, CleanUnusedTopic, DeleteExpiredCommitlog
 
 
 class Cleanup(Service):

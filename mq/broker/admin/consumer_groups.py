@@ -19,21 +19,19 @@ from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup
 from mq.broker.state.format_level import LEVEL_OF_GROUP_ATTRIBUTES
 from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol.codes import ResponseCode
-from mq.protocol.lite_attributes import BIND_TOPIC, AttributeRefused, lite_group
-from mq.protocol.message_types import FACTOR_MAX, PRIORITY_FACTOR, is_factor
-from mq.protocol.operator_bodies import (
-    SubscriptionGroupConfig,
-    SubscriptionGroupList,
-    SubscriptionGroupTable,
-)
-from mq.protocol.operator_requests import (
+from mq.protocol.messages.message_types import FACTOR_MAX, PRIORITY_FACTOR, is_factor
+from mq.protocol.requests.consumer_groups import (
     DeleteSubscriptionGroup,
     GetAllSubscriptionGroupConfig,
     GetSubscriptionGroupConfig,
+    GroupCountReply,
+    SubscriptionGroupConfig,
+    SubscriptionGroupList,
+    SubscriptionGroupTable,
     UpdateAndCreateSubscriptionGroup,
     UpdateAndCreateSubscriptionGroupList,
 )
-from mq.protocol.replies import GroupCountReply
+from mq.protocol.requests.lite_attributes import BIND_TOPIC, AttributeRefused, lite_group
 
 GROUPS_PER_REQUEST_MAX = 1000
 

@@ -18,11 +18,11 @@ from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import ForgetTopic, RestoreTopic, encode_command
 from mq.broker.write_path.outcome import Outcome
 from mq.broker.write_path.replicate import encoded, replicate
-from mq.protocol import deleted_topic_requests as requests
 from mq.protocol.codes import ResponseCode
-from mq.protocol.deleted_topic_requests import DeletedTopicInfo, DeletedTopicList
 from mq.protocol.names import NameRefused, check_topic
 from mq.protocol.numbers import QueueOffset
+from mq.protocol.requests import deleted_topics as requests
+from mq.protocol.requests.deleted_topics import DeletedTopicInfo, DeletedTopicList
 from mq.store.errors import StoreError
 from raftlog import SegmentError
 

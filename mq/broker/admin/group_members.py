@@ -19,35 +19,36 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import ConsumerGroup, GroupSubscription, Member
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.protocol.bodies import ClientBehindProxy, ConsumerData, SubscriptionData, TopicList
 from mq.protocol.codes import LANGUAGES, MQ_VERSION, RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.group_bodies import (
+from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.numbers import PhysicalOffset
+from mq.protocol.requests.clients import ClientBehindProxy, ConsumerData, SubscriptionData
+from mq.protocol.requests.consumer_groups import (
     ClientConnectionData,
     ConsumerConnection,
+    GetAllProducerInfo,
+    GetConsumerConnectionList,
+    GetProducerConnectionList,
+    GroupAndTopicExt,
     GroupNames,
     GroupSubscriptionData,
     ProducerConnection,
     ProducerInfo,
     ProducerTable,
-)
-from mq.protocol.group_requests import (
-    ConsumeDirectlyExt,
-    ConsumeMessageDirectly,
-    GetAllProducerInfo,
-    GetConsumerConnectionList,
-    GetConsumerRunningInfo,
-    GetProducerConnectionList,
-    GroupAndTopicExt,
-    InvokeBrokerToGetConsumerStatus,
     QuerySubscriptionByConsumer,
     QueryTopicConsumeByWho,
     QueryTopicsByConsumer,
 )
-from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
-from mq.protocol.headers import Response
-from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.queue_tables import QueueRef, queue_table, read_member_offsets
+from mq.protocol.requests.relayed import (
+    ConsumeDirectlyExt,
+    ConsumeMessageDirectly,
+    GetConsumerRunningInfo,
+    InvokeBrokerToGetConsumerStatus,
+)
+from mq.protocol.requests.topics import TopicList
+from mq.protocol.wire.queue_tables import QueueRef, queue_table, read_member_offsets
 
 STATUS_SECONDS = 5.0
 RELAYED_LENGTH_MAX = 8192

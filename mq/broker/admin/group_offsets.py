@@ -26,21 +26,21 @@ from mq.broker.state.table import CommandRefused
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown, answer_outcome
 from mq.broker.write_path.pending import PendingGroup
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.group_bodies import CorrectionOffsets, GroupForbidden
-from mq.protocol.group_requests import (
+from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, TRANSACTION_GROUP, NameRefused, check_group
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+from mq.protocol.requests.consumer_groups import GroupForbidden, UpdateAndGetGroupForbidden
+from mq.protocol.requests.group_progress import (
     CloneGroupOffset,
+    CorrectionOffsets,
     GetBrokerConsumeStats,
     GetConsumeStats,
     InvokeBrokerToResetOffset,
     OffsetsWereResetExt,
     QueryCorrectionOffset,
     ResetOffsetExt,
-    UpdateAndGetGroupForbidden,
 )
-from mq.protocol.headers import encode_request
-from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, TRANSACTION_GROUP, NameRefused, check_group
-from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.queue_tables import QueueRef, offset_table_body, queue_row
+from mq.protocol.wire.encoding import encode_request
+from mq.protocol.wire.queue_tables import QueueRef, offset_table_body, queue_row
 
 END = -1
 """In place of a time: the end of the queue."""

@@ -19,12 +19,12 @@ from mq.broker.net.slow_answers import Answer
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS, timer_slot
+from mq.protocol.messages.delay import LEVEL_MAX, TIMER_SLOTS, timer_slot
+from mq.protocol.messages.recall_handle import RecallHandle
+from mq.protocol.messages.records import RecordError, StoredMessage, decode_record
 from mq.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, UNENDED_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.pending_requests import KINDS, SHOWN_MAX, AskPending, PendingInfo, PendingMessage
-from mq.protocol.recall import RecallHandle
-from mq.protocol.records import RecordError, StoredMessage, decode_record
+from mq.protocol.requests.pending import KINDS, SHOWN_MAX, AskPending, PendingInfo, PendingMessage
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError

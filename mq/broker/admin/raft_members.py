@@ -19,8 +19,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.group_admin import GroupAnswer, GroupCommand, GroupView, MemberRole, MemberView
-from mq.protocol.headers import ManageGroup
+from mq.protocol.requests.raft_group import GroupAnswer, GroupCommand, GroupView, ManageGroup, MemberRole, MemberView
 from raftlog import (
     CauseKind,
     ConfChange,

@@ -13,9 +13,8 @@ from mq.broker.net.call import Call
 from mq.broker.net.service import Route, Service
 from mq.broker.state.format_level import LEVEL_NEWEST, announced_level
 from mq.monitoring.process import VERSION
-from mq.protocol import bodies
-from mq.protocol.broker_figures import OwnFigures, PeerFigures, counter_figures, delay_progress
-from mq.protocol.headers import GetBrokerRuntimeInfo
+from mq.protocol.requests.broker import GetBrokerRuntimeInfo, KVTable
+from mq.protocol.requests.broker_figures import OwnFigures, PeerFigures, counter_figures, delay_progress
 from raftlog import NEWEST_VERSION, OLDEST_VERSION
 
 
@@ -120,7 +119,7 @@ class ReplicaStatus(Service):
 
     def handle(self, call: Call[GetBrokerRuntimeInfo]) -> bytes:
         """Request code 28."""
-        return call.response(body=bodies.KVTable(self.table()).encode())
+        return call.response(body=KVTable(self.table()).encode())
 
 
 def _json(value: object) -> str:

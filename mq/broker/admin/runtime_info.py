@@ -9,10 +9,10 @@ from mq.broker.admin.stats import Stats
 from mq.broker.base.counters import CounterSeries
 from mq.broker.base.disk import used_part
 from mq.broker.context import BrokerContext
-from mq.protocol.broker_figures import StockFigures
-from mq.protocol.delay import LEVEL_MAX
+from mq.protocol.messages.delay import LEVEL_MAX
+from mq.protocol.messages.records import RecordError, decode_record
 from mq.protocol.names import SCHEDULE_TOPIC
-from mq.protocol.records import RecordError, decode_record
+from mq.protocol.requests.broker_figures import StockFigures
 from raftlog import EntryKind, Replica, SegmentError
 from raftlog.log_numbers import LogIndex, index_range
 from raftlog.segment import HEADER_BYTES

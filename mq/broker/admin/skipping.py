@@ -17,10 +17,10 @@ from mq.broker.net.service import Route, Service
 from mq.broker.produce.retry import Retries
 from mq.broker.write_path.outcome import Outcome, Stored, answer_outcome
 from mq.protocol.codes import ResponseCode
-from mq.protocol.group_requests import MessageSkipped, SkipMessage
 from mq.protocol.names import dead_letter_topic
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.properties import safe_value
+from mq.protocol.requests.group_progress import MessageSkipped, SkipMessage
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 

@@ -19,8 +19,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.operator_bodies import BrokerStatsData, StatsOver
-from mq.protocol.operator_requests import ViewBrokerStatsData
+from mq.protocol.requests.broker import BrokerStatsData, StatsOver, ViewBrokerStatsData
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import entry_sizes
 from mq.store.errors import QueueFileDamaged

@@ -22,7 +22,7 @@ from mq.broker.state.expired_messages import ROWS_MAX, ExpireMessages
 from mq.broker.state.format_level import LEVEL_OF_TOPIC_RETENTION
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.retention_attributes import reserve_bytes, reserve_hours
+from mq.protocol.requests.retention_attributes import reserve_bytes, reserve_hours
 from mq.store.errors import StoreError
 from mq.store.queue_store import QueueKey
 from raftlog.segment import SegmentError

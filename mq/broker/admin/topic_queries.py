@@ -15,21 +15,23 @@ from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer, joined
 from mq.broker.state.metadata import as_registered
-from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import GetAllTopicConfig
 from mq.protocol.names import METADATA_TOPIC, SYSTEM_TOPICS
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.operator_bodies import DelayOffsets, QueueEnds, topic_stats_of
-from mq.protocol.operator_requests import (
-    GetAllConsumerOffset,
-    GetAllDelayOffset,
+from mq.protocol.requests.group_progress import DelayOffsets, GetAllConsumerOffset, GetAllDelayOffset
+from mq.protocol.requests.topics import (
+    GetAllTopicConfig,
     GetSystemTopicListFromBroker,
     GetTopicConfig,
     GetTopicStatsInfo,
+    QueueEnds,
+    TopicConfigReply,
+    TopicConfigTable,
+    TopicCountReply,
+    TopicList,
+    topic_stats_of,
 )
-from mq.protocol.queue_tables import QueueRef, queue_row
-from mq.protocol.replies import TopicConfigReply, TopicCountReply
+from mq.protocol.wire.queue_tables import QueueRef, queue_row
 
 
 class TopicQueries(Service):
@@ -82,7 +84,7 @@ class TopicQueries(Service):
     def _all_topics(self, request: GetAllTopicConfig) -> tuple[bytes, dict[str, str] | None]:
         topics = self._metadata.topic_table()
         version = self._version()
-        return bodies.TopicConfigTable(topics, version).encode(), TopicCountReply(total_topic_num=len(topics)).fields()
+        return TopicConfigTable(topics, version).encode(), TopicCountReply(total_topic_num=len(topics)).fields()
 
     def _topic(self, request: GetTopicConfig) -> tuple[bytes, dict[str, str] | None]:
         config = self._metadata.topics.get(request.ext.topic)
@@ -113,9 +115,7 @@ class TopicQueries(Service):
         return QueueEnds(queue.min_offset, queue.max_offset, max(newest, 0))
 
     def _system_topics(self, request: GetSystemTopicListFromBroker) -> tuple[bytes, dict[str, str] | None]:
-        return bodies.TopicList(
-            sorted((SYSTEM_TOPICS | self._metadata.system_topics) - {METADATA_TOPIC})
-        ).encode(), None
+        return TopicList(sorted((SYSTEM_TOPICS | self._metadata.system_topics) - {METADATA_TOPIC})).encode(), None
 
     def _consumer_offsets(self, request: GetAllConsumerOffset) -> Answer:
         tables = self._metadata.consumer_offsets

@@ -28,11 +28,8 @@ from mq.broker.state.format_level import (
     LEVEL_OF_TOPIC_RETENTION,
 )
 from mq.broker.write_path.replicate import encoded, replicate
-from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import DeleteTopicInBroker, UpdateAndCreateTopic
-from mq.protocol.lite_attributes import LITE, AttributeRefused, check_topic_attributes, is_lite
-from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, PRIORITY, TYPES_STORED
+from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, PRIORITY, TYPES_STORED
 from mq.protocol.names import (
     BENCHMARK_TOPIC,
     NameRefused,
@@ -41,16 +38,22 @@ from mq.protocol.names import (
     pop_retry_topic,
     retry_topic_readers,
 )
-from mq.protocol.operator_bodies import TopicConfigList
-from mq.protocol.operator_requests import UpdateAndCreateTopicList
 from mq.protocol.properties import safe_value
-from mq.protocol.retention_attributes import (
+from mq.protocol.requests import topics as wire_topics
+from mq.protocol.requests.lite_attributes import LITE, AttributeRefused, check_topic_attributes, is_lite
+from mq.protocol.requests.retention_attributes import (
     RESERVE_BYTES,
     RESERVE_TIME,
     check_reserve_bytes,
     check_reserve_time,
     reserve_bytes,
     reserve_hours,
+)
+from mq.protocol.requests.topics import (
+    DeleteTopicInBroker,
+    TopicConfigList,
+    UpdateAndCreateTopic,
+    UpdateAndCreateTopicList,
 )
 
 QUEUES_MAX = 1024
@@ -83,7 +86,7 @@ class Topics(Service):
     def handle_put(self, call: Call[UpdateAndCreateTopic]) -> None:
         """Create or change a topic; answered when that is replicated."""
         ext = call.request.ext
-        wanted = bodies.TopicConfig(
+        wanted = wire_topics.TopicConfig(
             topic_name=ext.topic,
             read_queue_nums=ext.read_queue_nums,
             write_queue_nums=ext.write_queue_nums,
@@ -180,7 +183,7 @@ class Topics(Service):
             )
         )
 
-    def _put(self, call: Call[Any], topics: Sequence[bodies.TopicConfig]) -> None:
+    def _put(self, call: Call[Any], topics: Sequence[wire_topics.TopicConfig]) -> None:
         now_ms = self._wall_clock_ms()
         commands = [encoded(PutTopic(config=self._checked(wanted), timestamp_ms=now_ms)) for wanted in topics]
         names = {wanted.topic_name for wanted in topics}
@@ -201,7 +204,7 @@ class Topics(Service):
     def _full(self) -> str:
         return f"there are {len(self._metadata.topics)} topics already; maximum: {self._metadata.limits.topics_max}"
 
-    def _checked(self, wanted: bodies.TopicConfig) -> TopicConfig:
+    def _checked(self, wanted: wire_topics.TopicConfig) -> TopicConfig:
         """The requested configuration. Raises RequestRefused."""
         name = wanted.topic_name
         _check_name(name)

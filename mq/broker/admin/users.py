@@ -36,9 +36,9 @@ from mq.broker.state.users import (
 )
 from mq.broker.state.users import CreateUser as CreateUserCommand
 from mq.broker.write_path.replicate import encoded, replicate
+from mq.protocol.access.signing import KEY_LENGTH_MIN
 from mq.protocol.codes import ResponseCode
-from mq.protocol.signing import KEY_LENGTH_MIN
-from mq.protocol.user_bodies import (
+from mq.protocol.requests.users import (
     DISABLED,
     ENABLED,
     NORMAL,
@@ -47,12 +47,6 @@ from mq.protocol.user_bodies import (
     USER_STATES,
     USER_TYPES,
     AclInfo,
-    PolicyEntryInfo,
-    PolicyInfo,
-    UserInfo,
-    encode_all,
-)
-from mq.protocol.user_requests import (
     CreateAcl,
     CreateUser,
     DeleteAcl,
@@ -60,10 +54,14 @@ from mq.protocol.user_requests import (
     GetUser,
     ListAcls,
     ListUsers,
+    PolicyEntryInfo,
+    PolicyInfo,
     UpdateAcl,
+    UserInfo,
+    encode_all,
 )
-from mq.protocol.user_requests import DeleteUser as DeleteUserRequest
-from mq.protocol.user_requests import UpdateUser as UpdateUserRequest
+from mq.protocol.requests.users import DeleteUser as DeleteUserRequest
+from mq.protocol.requests.users import UpdateUser as UpdateUserRequest
 
 SECRET_LENGTH_MAX: Final = 128
 CUSTOM, DEFAULT = "Custom", "Default"

@@ -25,9 +25,9 @@ from mq.broker.state.archived_log import NOTHING, NoteArchived, NoteTier
 from mq.broker.state.commands import encode_command
 from mq.broker.state.format_level import LEVEL_OF_ARCHIVE, LEVEL_OF_TIERS
 from mq.broker.state.table import CommandRefused
-from mq.protocol.admin_requests import ReportArchived, ReportArchivedExt
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.requests.replicas import ReportArchived, ReportArchivedExt
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
 from raftlog import SegmentError
 from raftlog.common_step import sleep_to_step

@@ -20,10 +20,10 @@ import trio
 from mq.broker.base.name_server_stream import Stream, open_stream, receive_answer
 from mq.broker.base.rate_limited_log import Log
 from mq.credentials import Credentials, CredentialsInvalid
-from mq.protocol.admin_requests import RegisterBrokerExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
-from mq.protocol.headers import encode_request
+from mq.protocol.requests.registration import RegisterBrokerExt
+from mq.protocol.wire.encoding import encode_request
 from raftlog import format_address, this_machine
 
 CONNECT_SECONDS_MAX = 3.0

@@ -7,7 +7,7 @@ import ssl
 import trio
 
 from mq.protocol.frames import split_frames
-from mq.protocol.headers import Response, decode_header
+from mq.protocol.incoming.decoding import Response, decode_header
 from raftlog import this_machine
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]

@@ -26,8 +26,8 @@ from mq.broker.base.rate_limited_log import Log
 from mq.broker.base.stored_times import NEAR, stored_ms
 from mq.broker.limits import DEFAULT, UpkeepLimits
 from mq.broker.settings import BrokerSettings
+from mq.protocol.messages.records import RecordError
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
-from mq.protocol.records import RecordError
 from mq.store.errors import StoreError
 from mq.store.queue_store import QueueStore
 from raftlog import Beginning, PeerState, Replica, SegmentError

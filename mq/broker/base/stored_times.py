@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, Protocol
 
+from mq.protocol.messages.records import RecordError, decode_record, iter_sizes
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.records import RecordError, decode_record, iter_sizes
 from raftlog import EntryKind
 from raftlog.log_numbers import LogIndex, index_range
 from raftlog.segment import HEADER_BYTES, EntryRef

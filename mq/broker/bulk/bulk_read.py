@@ -31,11 +31,11 @@ from mq.protocol.bulk import (
     encode_no_records,
     encode_offsets,
 )
-from mq.protocol.bulk_requests import BulkRead, BulkReadExt
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.frames import encode_prefix
-from mq.protocol.headers import RESPONSE_FLAG, encode_header
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
+from mq.protocol.requests.bulk import BulkRead, BulkReadExt
+from mq.protocol.wire.encoding import RESPONSE_FLAG, encode_header
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged

@@ -14,10 +14,9 @@ from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.setting_groups import BulkSettings
-from mq.protocol.bulk_requests import HoldLog
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.replies import LogLeaseReply
+from mq.protocol.requests.bulk import HoldLog, LogLeaseReply
 
 NOTHING: Final = PhysicalOffset(2**63 - 1)
 LEASE_ID_LENGTH_MAX: Final = 128

@@ -14,8 +14,8 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from mq.protocol.bulk import encode_answer_head
+from mq.protocol.messages.records import BORN_HOST_IPV6, STORE_HOST_IPV6
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment.verified_reads import VerifiedRun
 

@@ -14,10 +14,9 @@ from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
-from mq.protocol.bulk_requests import AskTopicEnds
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.replies import TopicEndsReply
+from mq.protocol.requests.bulk import AskTopicEnds, TopicEndsReply
 from mq.protocol.topic_ends import TopicEnds, decode_topics, encode_ends
 
 _AT_A_STRETCH: Final = 16

@@ -15,10 +15,9 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.protocol.bulk import PlannedPlace, PlannedQueue, encode_plan
-from mq.protocol.bulk_requests import PlanTopic
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
-from mq.protocol.replies import TopicPlanReply
+from mq.protocol.requests.bulk import PlanTopic, TopicPlanReply
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
 

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from mq.broker.net.connection import ClientConnection
-from mq.protocol.admin_requests import ConsumerGroupExt
 from mq.protocol.codes import RequestCode
-from mq.protocol.headers import encode_request
+from mq.protocol.requests.clients import ConsumerGroupExt
+from mq.protocol.wire.encoding import encode_request
 
 LATER_AT_ONCE = 500
 """For larger groups, members notified per timer tick."""

@@ -19,11 +19,11 @@ from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig
 from mq.filter.subscription import SQL92, Subscription, SubscriptionError, parse_subscription
-from mq.protocol.bodies import CheckClientConfigBody
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.headers import CheckClientConfig, PullExt
-from mq.protocol.pop_requests import PopExt
+from mq.protocol.requests.clients import CheckClientConfig, CheckClientConfigBody
+from mq.protocol.requests.pop import PopExt
+from mq.protocol.requests.pull import PullExt
 
 _SUBSCRIPTION = 4
 _ALL = "*"

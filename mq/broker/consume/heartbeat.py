@@ -19,15 +19,16 @@ from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.write_path.replicate import encoded
-from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
-from mq.protocol.headers import (
+from mq.protocol.names import retry_topic
+from mq.protocol.requests.clients import (
     GetConsumerListByGroup,
     HeartBeat,
+    HeartbeatData,
+    HeartbeatOfProxy,
     UnregisterClient,
 )
-from mq.protocol.names import retry_topic
 
 _LARGE_BYTES = 64 * 1024
 """A longer heartbeat is processed in steps; that of a client with a hundred topics has about 15 KiB."""
@@ -95,7 +96,7 @@ class Heartbeats(Service):
             self._gradually.work(call, steps, may_begin=may_begin)
             return None
         try:
-            heartbeat = bodies.HeartbeatOfProxy.decode(call.body)
+            heartbeat = HeartbeatOfProxy.decode(call.body)
         except ProtocolError as error:
             raise _refusal(error) from error
         return self._take(call, heartbeat)
@@ -103,7 +104,7 @@ class Heartbeats(Service):
     def _take_slowly(self, call: Call[HeartBeat]) -> Answer:
         """Process a heartbeat with many subscriptions between other work."""
         try:
-            heartbeat = bodies.HeartbeatOfProxy.decode(call.body)
+            heartbeat = HeartbeatOfProxy.decode(call.body)
             yield
             self._clients.check_limits(call.connection, heartbeat)
             checked = yield from self._clients.check_subscriptions(heartbeat)
@@ -112,7 +113,7 @@ class Heartbeats(Service):
         return self._take(call, heartbeat, checked)
 
     def _take(
-        self, call: Call[HeartBeat], heartbeat: bodies.HeartbeatData, checked: CheckedSubscriptions | None = None
+        self, call: Call[HeartBeat], heartbeat: HeartbeatData, checked: CheckedSubscriptions | None = None
     ) -> bytes:
         try:
             outcome = self._clients.heartbeat(

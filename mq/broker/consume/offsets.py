@@ -31,16 +31,16 @@ from mq.broker.state.commands import CommitOffsets, ResetOffset, encode_command
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown, answer_outcome
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import (
+from mq.protocol.messages.transaction_sets import ConsumedRange
+from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
+from mq.protocol.requests.offsets import (
     GetMaxOffset,
     GetMinOffset,
+    OffsetReply,
     QueryConsumerOffset,
     UpdateConsumerOffset,
 )
-from mq.protocol.names import NameRefused, check_group, check_topic
-from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
-from mq.protocol.replies import OffsetReply
-from mq.protocol.transaction_sets import ConsumedRange
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError

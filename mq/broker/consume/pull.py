@@ -26,8 +26,9 @@ from mq.broker.state.commands import TopicConfig
 from mq.filter.subscription import Subscription
 from mq.protocol.broker_ids import LEADER_ID
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import LitePullMessage, PullExt, PullMessage, pull_response_header
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
+from mq.protocol.requests.pull import LitePullMessage, PullExt, PullMessage
+from mq.protocol.wire.encoding import pull_response_header
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged

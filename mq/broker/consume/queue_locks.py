@@ -27,10 +27,9 @@ from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, LockQueues, UnlockQue
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
-from mq.protocol.group_bodies import LockedQueues, QueueLocks
-from mq.protocol.headers import LockBatchMq, UnlockBatchMq
 from mq.protocol.names import check_group
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.requests.clients import LockBatchMq, LockedQueues, QueueLocks, UnlockBatchMq
+from mq.protocol.wire.queue_tables import QueueRef
 
 QUEUES_MAX = 16_384
 """Queues in one request: as many as a topic may have."""

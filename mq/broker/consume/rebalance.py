@@ -16,18 +16,20 @@ from mq.broker.net.service import Route, Service, Task
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.broker.state.request_modes import MODES_MAX, POP, PutRequestMode, RequestMode
 from mq.broker.write_path.replicate import encoded, replicate
-from mq.protocol.allocation import STRATEGIES, share_with_next
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_topic
-from mq.protocol.operator_bodies import (
+from mq.protocol.requests.allocation import STRATEGIES, share_with_next
+from mq.protocol.requests.assignment import (
     AssignmentQuery,
+    GetAllMessageRequestMode,
     MessageRequestMode,
     MessageRequestModes,
+    QueryAssignment,
     QueueAssignment,
     QueueAssignments,
+    SetMessageRequestMode,
 )
-from mq.protocol.operator_requests import GetAllMessageRequestMode, QueryAssignment, SetMessageRequestMode
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.wire.queue_tables import QueueRef
 
 BROADCASTING = "BROADCASTING"
 ANY_QUEUE = -1

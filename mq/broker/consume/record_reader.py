@@ -8,8 +8,8 @@ from struct import Struct
 from typing import NamedTuple
 
 from mq.filter.sql import SqlFilter
+from mq.protocol.messages.records import RecordError, properties_text
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
-from mq.protocol.records import RecordError, properties_text
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 
 RecordSpan = tuple[PhysicalOffset, int]

@@ -10,12 +10,11 @@ import trio
 
 from mq.broker.base.name_server_stream import Stream, open_stream, receive_answer
 from mq.broker.base.rate_limited_log import Log
-from mq.protocol.admin_requests import RouteExt
-from mq.protocol.bodies import Route
 from mq.protocol.codes import PERM_READ, RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
-from mq.protocol.headers import encode_request
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.requests.namesrv import Route, RouteExt
+from mq.protocol.wire.encoding import encode_request
+from mq.protocol.wire.queue_tables import QueueRef
 from raftlog import format_address
 
 FRESH_SECONDS = 5.0

@@ -16,9 +16,8 @@ from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.group_bodies import read_subscriptions
-from mq.protocol.group_requests import RunningInfoExt
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.requests.relayed import RunningInfoExt, read_subscriptions
 
 ANSWER_SECONDS = 3.0
 BODY_BYTES_MAX = 128 * 1024

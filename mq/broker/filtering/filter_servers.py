@@ -12,7 +12,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.broker_ids import LEADER_ID, broker_id_of
 from mq.protocol.codes import ResponseCode
-from mq.protocol.filter_requests import FilterServerRegistered, RegisterFilterServer
+from mq.protocol.requests.filters import FilterServerRegistered, RegisterFilterServer
 from raftlog import parse_address
 
 FILTER_SERVERS_MAX: Final = 16

@@ -15,10 +15,10 @@ from mq.broker.net.service import Route, Service
 from mq.broker.state.filter_programs import PutFilter as PutCommand
 from mq.broker.state.format_level import LEVEL_OF_FILTERS
 from mq.broker.write_path.replicate import encoded, replicate
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError
-from mq.protocol.filter_requests import FilterVersion, GetFilter, JudgeRequest, PutFilter
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.requests.filters import FilterVersion, GetFilter, JudgeRequest, PutFilter
 
 
 class FilterRequests(Service):

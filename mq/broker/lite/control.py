@@ -20,18 +20,18 @@ from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.broker.state.lite_offsets import ROWS_MAX, ResetLiteOffsets
 from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol.codes import ResponseCode
-from mq.protocol.lite_attributes import LiteGroup
-from mq.protocol.lite_bodies import (
+from mq.protocol.names import NameRefused, check_group, check_lite_topic, check_topic, lite_queue, split_lite_queue
+from mq.protocol.numbers import QueueOffset
+from mq.protocol.requests.lite import (
     Action,
+    ControlLiteSubscriptions,
     LiteSubscription,
     LiteSubscriptionSet,
     OffsetKind,
     OffsetOption,
     Policy,
 )
-from mq.protocol.lite_requests import ControlLiteSubscriptions
-from mq.protocol.names import NameRefused, check_group, check_lite_topic, check_topic, lite_queue, split_lite_queue
-from mq.protocol.numbers import QueueOffset
+from mq.protocol.requests.lite_attributes import LiteGroup
 
 SUBSCRIPTIONS_PER_REQUEST_MAX = 100
 _ALL: Final = {"*"}

@@ -16,10 +16,10 @@ from mq.broker.net.service import Service
 from mq.broker.state.commands import encode_command
 from mq.broker.state.lite_offsets import ExpireLiteTopics
 from mq.broker.write_path.outcome import Outcome
-from mq.protocol.lite_attributes import expiration_ms, is_lite
+from mq.protocol.messages.records import RecordError, latest_store_timestamp
 from mq.protocol.names import is_lite_queue, split_lite_queue
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import RecordError, latest_store_timestamp
+from mq.protocol.requests.lite_attributes import expiration_ms, is_lite
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError

@@ -34,13 +34,13 @@ from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Store
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import PERM_READ, RequestCode, ResponseCode
 from mq.protocol.frames import encode_prefix
-from mq.protocol.headers import RESPONSE_FLAG, encode_header, encode_request
-from mq.protocol.lite_attributes import LiteGroup, is_lite, lite_group
-from mq.protocol.lite_requests import NotifyUnsubscribeLiteExt, PopLiteMessage
 from mq.protocol.names import is_lite_queue, split_lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.receipts import ORDERED_REVIVE_QUEUE
-from mq.protocol.replies import PopReply
+from mq.protocol.requests.lite import NotifyUnsubscribeLiteExt, PopLiteMessage
+from mq.protocol.requests.lite_attributes import LiteGroup, is_lite, lite_group
+from mq.protocol.requests.pop import PopReply
+from mq.protocol.requests.receipts import ORDERED_REVIVE_QUEUE
+from mq.protocol.wire.encoding import RESPONSE_FLAG, encode_header, encode_request
 
 _EXPIRE_SECONDS = 0.02
 _CHECK_SECONDS = 15.0

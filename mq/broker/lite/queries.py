@@ -17,27 +17,26 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.protocol.codes import ResponseCode
-from mq.protocol.lite_attributes import EXPIRATION, LiteGroup, is_lite, lite_group
-from mq.protocol.lite_bodies import (
+from mq.protocol.names import NameRefused, check_lite_topic, is_lite_queue, lite_queue, split_lite_queue
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.lite import (
     BrokerLiteInfo,
+    GetBrokerLiteInfo,
+    GetLiteClientInfo,
+    GetLiteGroupInfo,
+    GetLiteTopicInfo,
+    GetParentTopicInfo,
     LiteClientInfo,
     LiteGroupInfo,
     LiteLag,
     LiteSubscriber,
     LiteTopicInfo,
     ParentTopicInfo,
-)
-from mq.protocol.lite_requests import (
-    GetBrokerLiteInfo,
-    GetLiteClientInfo,
-    GetLiteGroupInfo,
-    GetLiteTopicInfo,
-    GetParentTopicInfo,
     TriggerLiteDispatch,
 )
-from mq.protocol.names import NameRefused, check_lite_topic, is_lite_queue, lite_queue, split_lite_queue
-from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.operator_bodies import GroupProgress, QueueEnds
+from mq.protocol.requests.lite_attributes import EXPIRATION, LiteGroup, is_lite, lite_group
+from mq.protocol.requests.topics import QueueEnds
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError

@@ -9,7 +9,7 @@ import msgspec
 
 from mq.broker.net.connection import ClientConnection
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import encode_response, encode_success
+from mq.protocol.wire.encoding import encode_response, encode_success
 
 R = TypeVar("R", covariant=True)
 

@@ -29,9 +29,9 @@ from mq.broker.net.consumer_group import (
 )
 from mq.broker.net.proxied_clients import ProxiedClients
 from mq.filter.subscription import Subscription
-from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, HeartbeatOfProxy, SubscriptionData
 from mq.protocol.codes import LANGUAGES
 from mq.protocol.names import check_group, check_topic
+from mq.protocol.requests.clients import ConsumerData, ConsumerList, HeartbeatData, HeartbeatOfProxy, SubscriptionData
 
 ROUND_CALLS = 100
 """This many calls check everything that may expire: with a timer of `ConsumeLimits.expire_some_seconds`, within ten

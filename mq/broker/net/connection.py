@@ -18,11 +18,12 @@ from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.flow_control import MUCH_BYTES, UnreadReplies
 from mq.broker.net.not_served import why_not_served
-from mq.protocol.chunks import Incoming, decode_chunk, missing_bytes
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
-from mq.protocol.headers import ONEWAY_FLAG, Response, encode_request, encode_response
-from mq.protocol.intake import SMALL_BYTES, Intake
+from mq.protocol.incoming.chunks import Incoming, decode_chunk, missing_bytes
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.partial_requests import SMALL_BYTES, Intake
+from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_request, encode_response
 from mq.store.errors import QueueFileDamaged
 from raftlog import Reactor, SegmentError, SniffingSocket, StreamSocket, TlsSocket, Unsent, format_address
 from raftlog.net.replication_tls import shown_certificate

@@ -10,7 +10,7 @@ import msgspec
 
 from mq.broker.net.client_limits import HeartbeatRefused
 from mq.filter.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
-from mq.protocol.bodies import SubscriptionData
+from mq.protocol.requests.clients import SubscriptionData
 
 BROADCASTING = "BROADCASTING"
 
@@ -36,7 +36,7 @@ class Member:
 class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
     """The subscription of a group to a topic. ``parsed`` is None for an invalid expression; ``fault`` says why.
 
-    There may be hundreds of thousands of them: see `mq.protocol.bodies.SubscriptionData`.
+    There may be hundreds of thousands of them: see `mq.protocol.requests.clients.SubscriptionData`.
     """
 
     topic: str

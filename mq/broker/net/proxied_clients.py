@@ -12,8 +12,8 @@ from typing import Final, Generic
 
 from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.consumer_group import ConnectionT
-from mq.protocol.bodies import ClientBehindProxy
 from mq.protocol.names import NameRefused, check_group
+from mq.protocol.requests.clients import ClientBehindProxy
 
 _ADDRESS_LENGTH_MAX: Final = 64
 _ENUM_LENGTH_MAX: Final = 64

@@ -8,7 +8,7 @@ from typing import Any
 from mq.broker.net.call import Call, Handler
 from mq.broker.net.connection import ClientConnection, PlainSends
 from mq.broker.net.service import Route
-from mq.protocol.chunks import Incoming
+from mq.protocol.incoming.chunks import Incoming
 
 
 class RequestTable:

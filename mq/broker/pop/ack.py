@@ -37,11 +37,18 @@ from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.lite_requests import AckLiteExt, AckLiteMessage
 from mq.protocol.names import NameRefused, check_lite_topic, fitted_topic, lite_queue, pop_retry_topic
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.pop_requests import AckExt, AckMessage, BatchAckMessage, ChangeInvisibleExt, ChangeMessageInvisibleTime
-from mq.protocol.receipts import (
+from mq.protocol.requests.lite import AckLiteExt, AckLiteMessage
+from mq.protocol.requests.pop import (
+    AckExt,
+    AckMessage,
+    BatchAckMessage,
+    ChangeInvisibleExt,
+    ChangeMessageInvisibleTime,
+    PopTimes,
+)
+from mq.protocol.requests.receipts import (
     NORMAL,
     ORDERED_REVIVE_QUEUE,
     REVIVE_QUEUE,
@@ -50,7 +57,6 @@ from mq.protocol.receipts import (
     Receipt,
     ReceiptError,
 )
-from mq.protocol.replies import PopTimes
 from mq.store.queue_store import QueueStore
 
 ROWS_MAX = 200

@@ -17,8 +17,8 @@ from mq.broker.pop.selection import LOADS_MAX, PopSelection
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.pop_requests import PeekMessage
-from mq.protocol.receipts import REVIVE_QUEUE
+from mq.protocol.requests.pop import PeekMessage
+from mq.protocol.requests.receipts import REVIVE_QUEUE
 
 
 class Peeks:

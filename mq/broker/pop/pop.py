@@ -40,9 +40,8 @@ from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import is_lite_queue, pop_retry_topic
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.pop_requests import Notification, PollingInfo, PopExt, PopMessage
-from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
-from mq.protocol.replies import PollingInfoReply
+from mq.protocol.requests.pop import Notification, PollingInfo, PollingInfoReply, PopExt, PopMessage
+from mq.protocol.requests.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.queue_store import BuiltRun

@@ -19,7 +19,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.pop.queue_cursor import PopBatch, PopRequest
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.metadata import Metadata
-from mq.protocol.message_types import FACTOR_MAX, factor_of, takes_priorities
+from mq.protocol.messages.message_types import FACTOR_MAX, factor_of, takes_priorities
 
 LEVELS_COUNTED: Final = 10
 """Levels with a counter of their own."""

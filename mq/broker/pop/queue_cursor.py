@@ -20,9 +20,9 @@ from mq.broker.state.pop_checkpoints import SPAN_MAX, PopMessages, QueueOfGroup,
 from mq.filter.subscription import Subscription, parse_subscription
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
+from mq.protocol.messages.records import RecordError, decode_record, encode_message
 from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
-from mq.protocol.receipts import RETRY, Receipt
-from mq.protocol.records import RecordError, decode_record, encode_message
+from mq.protocol.requests.receipts import RETRY, Receipt
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged

@@ -10,11 +10,10 @@ from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX, PopCheckpoints
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import encode_prefix
-from mq.protocol.headers import RESPONSE_FLAG, encode_header
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.pop_requests import Notification, PeekMessage, PopMessage
-from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE, count_info, mark_of, queue_info
-from mq.protocol.replies import NotificationReply, PopReply
+from mq.protocol.requests.pop import Notification, NotificationReply, PeekMessage, PopMessage, PopReply
+from mq.protocol.requests.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE, count_info, mark_of, queue_info
+from mq.protocol.wire.encoding import RESPONSE_FLAG, encode_header
 
 
 class HeldPop(NamedTuple):

@@ -15,7 +15,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.state.commands import PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.queue_offsets import NextOffset
-from mq.protocol.message_types import level_of, lowest_level, stored_priority, takes_priorities
+from mq.protocol.messages.message_types import level_of, lowest_level, stored_priority, takes_priorities
 from mq.protocol.names import pop_retry_topic
 
 

@@ -27,9 +27,9 @@ from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
-from mq.protocol.dead_letters import with_origin
+from mq.protocol.messages.dead_letters import with_origin
+from mq.protocol.messages.records import StoredMessage, decode_record
 from mq.protocol.names import pop_retry_topic
-from mq.protocol.records import StoredMessage, decode_record
 
 _GROUPS_IN_FLIGHT_MAX = 32
 _PAUSE_MS = 1000

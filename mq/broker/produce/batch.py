@@ -20,14 +20,14 @@ from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol import properties as props
-from mq.protocol.batch import split_batch
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.frames import ANSWER_HEADER_BYTES_MAX
 from mq.protocol.hashes import UniqKeyGenerator
-from mq.protocol.headers import SendReplyTemplate
-from mq.protocol.message_types import PRIORITY_MARK
-from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange, range_properties
+from mq.protocol.messages.batch import split_batch
+from mq.protocol.messages.message_types import PRIORITY_MARK
+from mq.protocol.messages.sequencing import SEQUENCE_MARK, SequenceRange, range_properties
+from mq.protocol.wire.encoding import SendReplyTemplate
 
 _NOT_SHARED = (UNIQUE_KEY, RECEIPT.encode())
 _PRIORITY = PRIORITY_MARK.encode()

@@ -27,13 +27,13 @@ from mq.broker.state.producer_sequences import Stored
 from mq.broker.write_path.pending import NO_PLACE, SendRequest
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import ONEWAY_FLAG, SendReplyTemplate
+from mq.protocol.messages.recall_handle import recall_fields
+from mq.protocol.messages.records import FIXED, RecordError, StoredMessage, decode_record
+from mq.protocol.messages.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange, sent_range
 from mq.protocol.names import SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 from mq.protocol.numbers import NO_OFFSET, PhysicalOffset
-from mq.protocol.recall import recall_fields
-from mq.protocol.records import FIXED, RecordError, StoredMessage, decode_record
-from mq.protocol.replies import SENT_ALREADY_STORED
-from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange, sent_range
+from mq.protocol.requests.send import SENT_ALREADY_STORED
+from mq.protocol.wire.encoding import ONEWAY_FLAG, SendReplyTemplate
 from raftlog import SegmentError
 from raftlog.segment import EntryGone
 

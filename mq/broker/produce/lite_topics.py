@@ -11,9 +11,9 @@ from mq.broker.state.format_level import LEVEL_OF_LITE_TOPICS
 from mq.broker.write_path.pending import LiteTail
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.lite_attributes import LITE, is_lite
-from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
+from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.names import NameRefused, check_lite_topic, lite_queue
+from mq.protocol.requests.lite_attributes import LITE, is_lite
 
 _EXCLUDED: Final = {
     props.SHARDING_KEY: "a sharding key: a lite topic is in order by itself",

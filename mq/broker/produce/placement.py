@@ -16,9 +16,9 @@ from mq.broker.transaction.half_messages import is_half
 from mq.broker.write_path.outcome import Stored
 from mq.broker.write_path.pending import SendRequest
 from mq.protocol import properties as props
+from mq.protocol.messages.recall_handle import recall_fields
+from mq.protocol.messages.sequencing import SequenceRange
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
-from mq.protocol.recall import recall_fields
-from mq.protocol.sequencing import SequenceRange
 
 _OF_BROKER: Final = frozenset((props.LITE_QUEUE, props.LITE_OFFSET, props.LITE_PLACE, props.DELAY))
 """What the broker itself writes into the properties of a message of a lite topic, or what has no effect there."""

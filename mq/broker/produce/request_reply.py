@@ -30,11 +30,17 @@ from mq.broker.write_path.pending import InternalRecord
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import offset_message_id
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.messages.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, tag_code_of
 from mq.protocol.numbers import FIRST_OFFSET
-from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, tag_code_of
-from mq.protocol.replies import ReplyStored
-from mq.protocol.reply_requests import PushReplyExt, RelayReply, RelayReplyExt, SendReplyMessage, SendReplyMessageV2
+from mq.protocol.requests.request_reply import (
+    PushReplyExt,
+    RelayReply,
+    RelayReplyExt,
+    ReplyStored,
+    SendReplyMessage,
+    SendReplyMessageV2,
+)
 
 RELAY_SECONDS = 4.0
 """Time for another replica to push a reply to its client; see `UpkeepLimits.push_seconds`."""

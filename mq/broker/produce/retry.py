@@ -24,11 +24,11 @@ from mq.broker.write_path.pending import PendingCommand, PendingGroup, SendReque
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
-from mq.protocol.dead_letters import dead_letter, with_origin
-from mq.protocol.headers import ConsumerSendMsgBack
+from mq.protocol.messages.dead_letters import dead_letter, with_origin
+from mq.protocol.messages.records import FIXED, MAGIC_V1, MAGIC_V2, RecordError, StoredMessage, decode_record
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_group, dead_letter_topic, retry_topic
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.records import FIXED, MAGIC_V1, MAGIC_V2, RecordError, StoredMessage, decode_record
+from mq.protocol.requests.send import ConsumerSendMsgBack
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment import EntryGone
 

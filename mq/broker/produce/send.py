@@ -30,9 +30,10 @@ from mq.broker.write_path.queue_offsets import NextOffset
 from mq.broker.write_path.send_block import SendBlock
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2, SendReplyTemplate
-from mq.protocol.message_types import PRIORITY_MARK, level_of, lowest_level, takes_priorities
+from mq.protocol.messages.message_types import PRIORITY_MARK, level_of, lowest_level, takes_priorities
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
+from mq.protocol.requests.send import SendBatchMessage, SendExt, SendMessage, SendMessageV2
+from mq.protocol.wire.encoding import SendReplyTemplate
 from raftlog import Begun, Ready
 
 _WRITABLE = 2

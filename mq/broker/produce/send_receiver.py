@@ -24,9 +24,10 @@ from mq.broker.produce.sent_messages import SentMessages
 from mq.broker.write_path.entry_builder import PendingItem
 from mq.broker.write_path.send_block import QueuedSend, SendBlock, give_back_frames
 from mq.compiled import CompiledReceiver
-from mq.protocol.chunks import requests_of
-from mq.protocol.headers import SendBatchMessage, SendMessageV2, SendReplyTemplate
-from mq.protocol.records import IPV4_HOST_BYTES
+from mq.protocol.incoming.chunks import requests_of
+from mq.protocol.messages.records import IPV4_HOST_BYTES
+from mq.protocol.requests.send import SendBatchMessage, SendMessageV2
+from mq.protocol.wire.encoding import SendReplyTemplate
 from raftlog import Ready
 from raftlog.net.reactor import EPOLLIN, EVENTS_MAX, RECEIVE_BYTES
 

@@ -13,10 +13,10 @@ from mq.broker.write_path.send_block import QueuedSend
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator
-from mq.protocol.message_types import PRIORITY_MARK
+from mq.protocol.messages.message_types import PRIORITY_MARK
+from mq.protocol.messages.records import tag_code_of
+from mq.protocol.messages.sequencing import SEQUENCE_MARK
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from mq.protocol.records import tag_code_of
-from mq.protocol.sequencing import SEQUENCE_MARK
 
 _ASK_FOR_MORE = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", SEQUENCE_MARK.decode(), "LITE_TOPIC\x01"
 _NOT_PLAIN = *_ASK_FOR_MORE, RECEIPT, PRIORITY_MARK

@@ -26,9 +26,8 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service, Task
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import QueryMessage
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.replies import FoundByKeyReply
+from mq.protocol.requests.queries import FoundByKeyReply, QueryMessage
 from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.search import KeyQuery, SearchResult

@@ -18,20 +18,22 @@ from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.filter.subscription import Subscription
-from mq.protocol.bodies import SubscriptionData
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import (
-    GetEarliestMsgStoretime,
+from mq.protocol.messages.records import decode_record
+from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
+from mq.protocol.requests.clients import SubscriptionData
+from mq.protocol.requests.offsets import GetEarliestMsgStoretime, OffsetReply, SearchOffsetByTimestamp, TimestampReply
+from mq.protocol.requests.queries import (
+    ConsumeQueueView,
     QueryConsumeQueue,
     QueryConsumeTimeSpan,
-    SearchOffsetByTimestamp,
+    QueueEntry,
+    QueueName,
+    TimeSpan,
+    TimeSpans,
     ViewMessageById,
 )
-from mq.protocol.lookup_bodies import ConsumeQueueView, QueueEntry, QueueName, TimeSpan, TimeSpans
-from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
-from mq.protocol.records import decode_record
-from mq.protocol.replies import OffsetReply, TimestampReply
-from mq.protocol.retention_attributes import reserve_bytes, reserve_hours
+from mq.protocol.requests.retention_attributes import reserve_bytes, reserve_hours
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.log_records import LogRecords

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from mq.broker.recurring.rule import Rule, next_due
-from mq.protocol.schedule_bodies import ScheduleDefinition
+from mq.protocol.requests.schedules import ScheduleDefinition
 
 ON_TIME_MS: Final = 60_000
 """With `skip`, a tick that is later than this is not sent: an election and a restart take less."""

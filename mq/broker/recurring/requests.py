@@ -25,14 +25,17 @@ from mq.broker.write_path.replicate import encoded
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
 from mq.protocol.names import SEND_FORBIDDEN_TOPICS, is_system_topic
-from mq.protocol.schedule_bodies import ScheduleDefinition, ScheduleInfo, ScheduleList, decode_definition
-from mq.protocol.schedule_requests import (
+from mq.protocol.requests.schedules import (
     DeleteSchedule,
     ListSchedules,
     PutSchedule,
     ScheduleChanged,
+    ScheduleDefinition,
+    ScheduleInfo,
+    ScheduleList,
     SwitchSchedule,
     TriggerSchedule,
+    decode_definition,
 )
 
 PAGE_MAX: Final = 100

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from mq.protocol.schedule_bodies import TIME_MS_MAX, ScheduleDefinition
+from mq.protocol.requests.schedules import TIME_MS_MAX, ScheduleDefinition
 
 _COUNTED_MAX: Final = 1000
 """Ticks of a cron expression that are counted one by one, in a hundredth of a second."""

@@ -33,9 +33,9 @@ from mq.broker.write_path.pending import InternalRecord, PendingCommand, Pending
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.hashes import tag_code
-from mq.protocol.message_types import lowest_level, takes_priorities
-from mq.protocol.records import IPV4_HOST_BYTES, NO_HOST
-from mq.protocol.schedule_bodies import DUE_MS, SCHEDULE, ScheduleDefinition
+from mq.protocol.messages.message_types import lowest_level, takes_priorities
+from mq.protocol.messages.records import IPV4_HOST_BYTES, NO_HOST
+from mq.protocol.requests.schedules import DUE_MS, SCHEDULE, ScheduleDefinition
 
 _IN_FLIGHT_MAX: Final = 64
 _PLANNED_AT_ONCE: Final = 50

@@ -10,12 +10,13 @@ from mq.broker.net.call import Call, Handler
 from mq.broker.net.connection import ClientConnection, answer_failure
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError
-from mq.protocol.forwarding import WrapEncoder
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.headers import ONEWAY_FLAG, Forward, encode_response
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.requests.forwarding import WrapEncoder
+from mq.protocol.requests.replicas import Forward
+from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_response
 from raftlog import RoleChange
 
 _HOST_BYTES = 8
@@ -72,7 +73,7 @@ class ForwardedRequests(Service):
         assert not self._held or not self._leads(), f"{len(self._held)} forwarded requests wait, and this replica leads"
 
     def handle(self, call: Call[Forward]) -> None:
-        """Request code 9002. Raises RequestRefused, see `mq.protocol.forwarding` for what its codes mean."""
+        """Request code 9002. Raises RequestRefused, see `mq.protocol.requests.forwarding` for what its codes mean."""
         ext, body = call.request.ext, call.body
         self._admit(call.connection, ext.identity)
         if not self._leads():

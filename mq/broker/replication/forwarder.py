@@ -24,22 +24,16 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Service, Task
 from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.broker.replication.peer_connection import PeerConnection
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
-from mq.protocol.forwarding import ForwardEncoder, TooLarge, mark_forwarded
-from mq.protocol.headers import (
-    ONEWAY_FLAG,
-    ConsumerSendMsgBack,
-    EndTransaction,
-    Response,
-    SendBatchMessage,
-    SendMessage,
-    SendMessageV2,
-    UpdateConsumerOffset,
-    encode_response,
-)
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.incoming.decoding import Response
 from mq.protocol.names import RETRY_PREFIX
-from mq.protocol.reply_requests import SendReplyMessage, SendReplyMessageV2
+from mq.protocol.requests.forwarding import ForwardEncoder, TooLarge, mark_forwarded
+from mq.protocol.requests.offsets import UpdateConsumerOffset
+from mq.protocol.requests.request_reply import SendReplyMessage, SendReplyMessageV2
+from mq.protocol.requests.send import ConsumerSendMsgBack, SendBatchMessage, SendMessage, SendMessageV2
+from mq.protocol.requests.transactions import EndTransaction
+from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_response
 from raftlog import Deadline, RoleChange
 
 CONNECT_SECONDS_MAX = 1.0

@@ -17,9 +17,9 @@ from mq.broker.net.service import Route, Service
 from mq.broker.replication.peer_calls import PeerCalls
 from mq.broker.state.commands import PutReplica, encode_command
 from mq.broker.state.table import CommandRefused
-from mq.protocol.admin_requests import AnnounceReplica, AnnounceReplicaExt
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.requests.replicas import AnnounceReplica, AnnounceReplicaExt
 from raftlog import parse_address
 
 ANSWER_SECONDS = 3.0

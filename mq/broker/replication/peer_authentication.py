@@ -27,10 +27,10 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.protocol.admin_requests import AuthenticateReplica, AuthenticateReplicaExt
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Response, encode_request
-from mq.protocol.replies import ChallengeReply
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.requests.replicas import AuthenticateReplica, AuthenticateReplicaExt, ChallengeReply
+from mq.protocol.wire.encoding import encode_request
 from raftlog import ConfState
 from raftlog.log_numbers import LogIndex
 from raftlog.net import authentication

@@ -29,10 +29,10 @@ from mq.broker.write_path.outcome import OnOutcome
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
-from mq.protocol.delay import DELAY_LEVELS_MS
+from mq.protocol.messages.delay import DELAY_LEVELS_MS
+from mq.protocol.messages.records import split_record
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.records import split_record
 from mq.store.dispatch import QUEUE_ENTRY
 
 _ENTRIES = 64

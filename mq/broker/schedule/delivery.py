@@ -28,8 +28,8 @@ from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
+from mq.protocol.messages.records import RecordError
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import RecordError
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError

@@ -12,8 +12,8 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
-from mq.protocol.message_types import PriorityRefused, level_of, priority_of
+from mq.protocol.messages.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
+from mq.protocol.messages.message_types import PriorityRefused, level_of, priority_of
 from mq.protocol.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 
 

@@ -21,13 +21,12 @@ from mq.broker.schedule.timers import Timer, Timers
 from mq.broker.write_path.outcome import Stored, answer_outcome
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.delay import TURN_MS_MAX, timer_slot
-from mq.protocol.headers import RecallMessage
+from mq.protocol.messages.delay import TURN_MS_MAX, timer_slot
+from mq.protocol.messages.recall_handle import HandleRefused, RecallHandle
+from mq.protocol.messages.records import RecordError, split_record
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET
-from mq.protocol.recall import HandleRefused, RecallHandle
-from mq.protocol.records import RecordError, split_record
-from mq.protocol.replies import RecallReply
+from mq.protocol.requests.send import RecallMessage, RecallReply
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import StoreError
 from raftlog import SegmentError

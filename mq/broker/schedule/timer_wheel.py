@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from mq.broker.base.stored_times import TOLERANCE_MS
-from mq.protocol.delay import TIMER_SLOT_MS, TIMER_SLOTS, TURN_MS_MAX, timer_slot
+from mq.protocol.messages.delay import TIMER_SLOT_MS, TIMER_SLOTS, TURN_MS_MAX, timer_slot
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError

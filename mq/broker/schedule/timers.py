@@ -1,7 +1,7 @@
 """Timers: the leader delivers messages at an arbitrary requested time.
 
 Theory of operation. Messages wait in the timer topic, each in the slot of the minute in which it is due, see
-`mq.protocol.delay` and `mq.broker.schedule.timer_wheel`. A slot is not ordered by due time, so each finished message
+`mq.protocol.messages.delay` and `mq.broker.schedule.timer_wheel`. A slot is not ordered by due time, so each finished message
 gets a mark (`mq.broker.state.completion_marks`). A due message is copied to its original topic, in one log entry with
 that mark (`mq.broker.schedule.delivery`). A message due later than a day from now is copied to the end of its slot each
 day in the same way, so that retention does not reach it. A recalled one is only marked.
@@ -33,10 +33,10 @@ from mq.broker.write_path.outcome import OnOutcome, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
-from mq.protocol.delay import TIMER_SLOTS, timer_slot
+from mq.protocol.messages.delay import TIMER_SLOTS, timer_slot
+from mq.protocol.messages.records import split_record
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import split_record
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError

@@ -27,10 +27,10 @@ from mq.broker.state.schedules import DeleteSchedule, PutSchedule, SettleTick, S
 from mq.broker.state.table import CommandRefused, CommandUnknown, TableCommand, check_range
 from mq.broker.state.users import CreateUser, DeletePolicies, DeleteUser, PutPolicies, UpdateUser
 from mq.protocol.codes import PERM_READ, PERM_WRITE
-from mq.protocol.delay import LEVEL_MAX
+from mq.protocol.messages.delay import LEVEL_MAX
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.wire_names import INT32_MAX
+from mq.protocol.wire.fields import INT32_MAX
 from mq.store.dispatch import META_TOPIC
 from raftlog.plain_cbor import decode_plain
 

@@ -14,7 +14,7 @@ import msgspec
 from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import check_topic
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset, offset_range
-from mq.protocol.wire_names import INT32_MAX
+from mq.protocol.wire.fields import INT32_MAX
 
 _OFFSET_MAX = 2**63 - 1
 _SPAN_MAX = 2**31

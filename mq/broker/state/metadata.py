@@ -60,9 +60,9 @@ from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, T
 from mq.broker.state.topic_deletion import delete_topic, dropped_by, forget_topic, replace_deleted, restore_topic
 from mq.broker.state.users import Users
 from mq.broker.state.younger_queues import YoungerQueues
-from mq.protocol import bodies
 from mq.protocol.names import is_lite_queue, split_lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset
+from mq.protocol.requests import topics as wire_topics
 from mq.protocol.topic_identity import topic_identity
 from raftlog.log_numbers import Term
 
@@ -298,14 +298,14 @@ class Metadata:
         """The client that last locked a queue and has not released it."""
         return self.queue_locks.get((group, topic), {}).get(queue_id)
 
-    def topic_table(self) -> dict[str, bodies.TopicConfig]:
+    def topic_table(self) -> dict[str, wire_topics.TopicConfig]:
         """All topics in the format of a broker registration."""
         return {name: as_registered(config) for name, config in self.topics.items()}
 
-    def topics_version(self, term: Term) -> bodies.DataVersion:
+    def topics_version(self, term: Term) -> wire_topics.DataVersion:
         """The version of topics and groups that name servers and tools compare; ``term`` is that of the log."""
         version = self.data_version
-        return bodies.DataVersion(counter=version.counter, timestamp_ms=version.timestamp_ms, state_version=term)
+        return wire_topics.DataVersion(counter=version.counter, timestamp_ms=version.timestamp_ms, state_version=term)
 
     def snapshot(self) -> bytes:
         """The whole state as CBOR; equal states give equal bytes."""
@@ -554,9 +554,9 @@ class Metadata:
         assert self.lock_count >= 0, f"{self.lock_count} queues are locked"
 
 
-def as_registered(config: TopicConfig) -> bodies.TopicConfig:
+def as_registered(config: TopicConfig) -> wire_topics.TopicConfig:
     """A topic in the format of a broker registration."""
-    return bodies.TopicConfig(
+    return wire_topics.TopicConfig(
         topic_name=config.name,
         read_queue_nums=config.read_queues,
         write_queue_nums=config.write_queues,

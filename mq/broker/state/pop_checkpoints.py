@@ -20,7 +20,7 @@ from mq.broker.state.nested_tables import in_order
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import check_group, check_queue_name, lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset, offset_range
-from mq.protocol.wire_names import INT32_MAX
+from mq.protocol.wire.fields import INT32_MAX
 
 FORMER_MAX = 8
 """Earlier receipts of a message that still lead to its checkpoint."""

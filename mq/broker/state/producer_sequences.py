@@ -27,8 +27,8 @@ import msgspec
 
 from mq.broker.limits import DEFAULT, StateLimits
 from mq.broker.state.table import SnapshotDamaged, TableCommand
+from mq.protocol.messages.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange
 
 _NONE = -1
 _INT: Final = "q"

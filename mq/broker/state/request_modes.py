@@ -9,7 +9,7 @@ import msgspec
 
 from mq.broker.state.table import CommandRefused, TableCommand, check_range
 from mq.protocol.names import check_group, check_topic
-from mq.protocol.wire_names import INT32_MAX, INT32_MIN
+from mq.protocol.wire.fields import INT32_MAX, INT32_MIN
 
 PULL = "PULL"
 POP = "POP"

@@ -15,18 +15,19 @@ from msgspec import Meta
 from mq.broker.limits import StateLimits
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import check_topic
-from mq.protocol.schedule_bodies import (
+from mq.protocol.requests.schedules import (
+    ANY_VERSION,
     BODY_BYTES_MAX,
     CRON_LENGTH_MAX,
     EVERY_MS_MIN,
     NAME_BYTES_MAX,
+    NO_VERSION,
     PROPERTIES_BYTES_MAX,
     TIME_MS_MAX,
     ZONE_LENGTH_MAX,
     ScheduleDefinition,
 )
-from mq.protocol.schedule_requests import ANY_VERSION, NO_VERSION
-from mq.protocol.wire_names import INT32_MAX
+from mq.protocol.wire.fields import INT32_MAX
 
 _INT64_MAX: Final = 2**63 - 1
 SKIPPED_MAX: Final = 10**9

@@ -30,8 +30,8 @@ from mq.broker.state.pop_checkpoints import PopCheckpoints
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.table import StateTable
 from mq.broker.state.younger_queues import YoungerQueues
-from mq.protocol.lite_attributes import is_lite
 from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset
+from mq.protocol.requests.lite_attributes import is_lite
 
 QueueEnds = Callable[[str], Mapping[int, QueueOffset]]
 """The ends of a topic's queues, by queue id."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mq.broker.state.commands import PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
-from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
+from mq.protocol.messages.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import (
     AUTO_CREATE_TEMPLATE,
     BENCHMARK_TOPIC,

@@ -37,11 +37,11 @@ from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import PendingCommand
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
-from mq.protocol.headers import encode_request
+from mq.protocol.messages.records import RecordError, StoredMessage, encode_message
 from mq.protocol.names import HALF_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.records import RecordError, StoredMessage, encode_message
-from mq.protocol.requests import CheckTransactionStateExt
+from mq.protocol.requests.transactions import CheckTransactionStateExt
+from mq.protocol.wire.encoding import encode_request
 from mq.store.errors import StoreError
 from raftlog import SegmentError
 

@@ -31,11 +31,20 @@ from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
-from mq.protocol.headers import ONEWAY_FLAG, EndTransaction
-from mq.protocol.message_types import PRIORITY_MARK, stored_priority
+from mq.protocol.messages.message_types import PRIORITY_MARK, stored_priority
+from mq.protocol.messages.records import (
+    COMMITTED,
+    IPV4_HOST_BYTES,
+    NO_HOST,
+    ROLLBACK,
+    RawRecord,
+    RecordError,
+    split_record,
+)
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, NameRefused, check_group
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
-from mq.protocol.records import COMMITTED, IPV4_HOST_BYTES, NO_HOST, ROLLBACK, RawRecord, RecordError, split_record
+from mq.protocol.requests.transactions import EndTransaction
+from mq.protocol.wire.encoding import ONEWAY_FLAG
 from mq.store.errors import StoreError
 from raftlog import SegmentError
 

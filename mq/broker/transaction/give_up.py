@@ -19,9 +19,9 @@ from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
 from mq.broker.write_path.outcome import OnOutcome
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.record_copy import copy_record
+from mq.protocol.messages.records import split_record
 from mq.protocol.names import UNENDED_TOPIC
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import split_record
 
 _TOGETHER_MAX = 32
 

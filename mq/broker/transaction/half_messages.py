@@ -14,9 +14,9 @@ from mq.broker.context import BrokerContext
 from mq.broker.state.commands import Command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.protocol import properties as props
+from mq.protocol.messages.records import StoredMessage, decode_record
 from mq.protocol.names import HALF_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.records import StoredMessage, decode_record
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment import EntryGone

@@ -22,10 +22,10 @@ from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
+from mq.protocol.messages.records import RawRecord, RecordError, decode_record, split_record
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.operator_requests import ResumeCheckHalfMessage
-from mq.protocol.records import RawRecord, RecordError, decode_record, split_record
+from mq.protocol.requests.transactions import ResumeCheckHalfMessage
 from mq.store.log_records import LogRecords
 from raftlog import SegmentError
 

@@ -30,8 +30,9 @@ from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.headers import StageTransaction
-from mq.protocol.message_types import lowest_level, stored_priority, takes_priorities
+from mq.protocol.messages.message_types import lowest_level, stored_priority, takes_priorities
+from mq.protocol.messages.records import COMMITTED, IPV4_HOST_BYTES, NO_HOST, RawRecord, tag_code_of
+from mq.protocol.messages.transaction_sets import SetMessage, TransactionSet
 from mq.protocol.names import (
     AUTO_CREATE_TEMPLATE,
     DEAD_LETTER_PREFIX,
@@ -42,9 +43,7 @@ from mq.protocol.names import (
     check_group,
 )
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.records import COMMITTED, IPV4_HOST_BYTES, NO_HOST, RawRecord, tag_code_of
-from mq.protocol.replies import TransactionStaged
-from mq.protocol.transaction_sets import SetMessage, TransactionSet
+from mq.protocol.requests.transactions import StageTransaction, TransactionStaged
 
 _AUTO_CREATE_QUEUES = 4
 """Queues of a topic that a transaction creates, as for a message of the SDK."""

@@ -24,7 +24,7 @@ from mq.broker.write_path.gathering import Gathering
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Unknown
 from mq.broker.write_path.pending import AtomicGroup, InternalRecord, PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import SendReplyTemplate
+from mq.protocol.wire.encoding import SendReplyTemplate
 from mq.store.queue_store import BuiltRun
 from raftlog import Refusal
 

@@ -19,10 +19,7 @@ import msgspec
 from mq.broker.net.connection import ClientConnection
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored
 from mq.broker.write_path.queue_offsets import NextOffset
-from mq.protocol.headers import SendReplyTemplate
-from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
-from mq.protocol.properties import PROPERTIES_BYTES_MAX
-from mq.protocol.records import (
+from mq.protocol.messages.records import (
     BORN_HOST_IPV6,
     CRC_MASK,
     HEAD,
@@ -35,6 +32,9 @@ from mq.protocol.records import (
     encode_record,
     head_of_broker,
 )
+from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
+from mq.protocol.properties import PROPERTIES_BYTES_MAX
+from mq.protocol.wire.encoding import SendReplyTemplate
 from mq.store.annotation import ANNOTATION_START, RUN_HEAD, Span, join_annotation
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.queue_store import BuiltRun

@@ -13,7 +13,7 @@ from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, tag_code
-from mq.protocol.sequencing import SequenceRange
+from mq.protocol.messages.sequencing import SequenceRange
 
 
 def check_sent_bytes(nbytes: int, number: int | None = None) -> None:

@@ -12,11 +12,12 @@ from mq.broker.net.call import Call
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS, EntryDraft, QueuedMessage
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, give_back
 from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
-from mq.protocol.headers import ONEWAY_FLAG, SendBatchMessage, SendMessage, SendMessageV2
+from mq.protocol.messages.records import FIXED, IN_LITE_TOPIC, IPV4_HOST_BYTES
+from mq.protocol.messages.sequencing import SEQUENCE_MARK, SequenceRange
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset
 from mq.protocol.properties import PROPERTIES_BYTES_MAX
-from mq.protocol.records import FIXED, IN_LITE_TOPIC, IPV4_HOST_BYTES
-from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange
+from mq.protocol.requests.send import SendBatchMessage, SendMessage, SendMessageV2
+from mq.protocol.wire.encoding import ONEWAY_FLAG
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, LitePlace
 from mq.store.sequenced import SequencedRecord, sequenced_record
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from mq.broker.net.service import Service
 from mq.broker.state.metadata import Metadata
-from mq.protocol.delay import TURNS_MS
+from mq.protocol.messages.delay import TURNS_MS
+from mq.protocol.messages.records import FIXED, IPV4_HOST_BYTES
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-from mq.protocol.records import FIXED, IPV4_HOST_BYTES
 from mq.store.consume_queue import ConsumeQueue
 
 LITE_TAILS_MAX: Final = 4096

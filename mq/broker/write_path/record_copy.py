@@ -5,8 +5,7 @@ from __future__ import annotations
 from mq.broker.write_path.outcome import OnOutcome
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import NextOffset
-from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
-from mq.protocol.records import (
+from mq.protocol.messages.records import (
     BORN_HOST_IPV6,
     IPV4_HOST_BYTES,
     NO_HOST,
@@ -17,7 +16,8 @@ from mq.protocol.records import (
     encode_host,
     tag_code_of,
 )
-from mq.protocol.wire_names import INT32_MAX
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
+from mq.protocol.wire.fields import INT32_MAX
 
 
 def copy_record(

@@ -16,11 +16,11 @@ from mq.broker.write_path.entry_builder import CLIENT_FLAGS, EntryDraft, QueuedM
 from mq.broker.write_path.outcome import LeadershipLost, Refused, give_back
 from mq.broker.write_path.pending import NO_PLACE, SendRequest
 from mq.broker.write_path.queue_offsets import NextOffset
-from mq.protocol.chunks import decode_chunk
-from mq.protocol.headers import ONEWAY_FLAG
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.messages.sequencing import SequenceRange
 from mq.protocol.numbers import NO_OFFSET, PhysicalOffset, QueueOffset
-from mq.protocol.replies import SENT_ALREADY_STORED
-from mq.protocol.sequencing import SequenceRange
+from mq.protocol.requests.send import SENT_ALREADY_STORED
+from mq.protocol.wire.encoding import ONEWAY_FLAG
 from mq.store.sequenced import SequencedRecord
 
 

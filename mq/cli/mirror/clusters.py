@@ -13,12 +13,12 @@ from mq.client.net.client_core import ClientCore
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.replies import fields_of, read_body
 from mq.inspection.catalogue import CatalogueAdmin, parsed
-from mq.protocol.bodies import ClusterInfo
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import StoredMessage, decode_records
-from mq.protocol.replies import SENT_QUEUE_OFFSET, PullReply
-from mq.protocol.requests import PullExt
+from mq.protocol.requests.namesrv import ClusterInfo
+from mq.protocol.requests.pull import PullExt, PullReply
+from mq.protocol.requests.send import SENT_QUEUE_OFFSET
 
 READER_GROUP: Final = "TOOLS_CONSUMER"
 """The group in whose name is read; brokers of RocketMQ and of raftmq have it from the start. It stores no offsets."""

@@ -30,7 +30,7 @@ from mq.cli.output import Json, JsonLines, print_json
 from mq.client.errors import ClientError
 from mq.client.net.client_core import RemotingSettings, parse_addresses
 from mq.client.net.credentials import Credentials
-from mq.protocol.records import StoredMessage
+from mq.protocol.messages.records import StoredMessage
 
 app = typer.Typer(
     help="Copy another cluster of RocketMQ or raftmq, and change over to raftmq.",

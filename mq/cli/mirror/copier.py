@@ -28,7 +28,7 @@ from mq.client.errors import BrokerError, ClientError, UnreadableAnswer
 from mq.client.message import MessageQueue
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.records import StoredMessage
+from mq.protocol.messages.records import StoredMessage
 
 GROUP: Final = "raftmq_mirror"
 """The producer group of copies."""

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from mq.protocol import properties as props
-from mq.protocol.batch import BATCHED_BYTES_MIN, BatchedMessage, encode_batch
-from mq.protocol.records import BORN_HOST_IPV6, IN_LITE_TOPIC, STORE_HOST_IPV6, TRANSACTION_MASK, StoredMessage
+from mq.protocol.messages.batch import BATCHED_BYTES_MIN, BatchedMessage, encode_batch
+from mq.protocol.messages.records import BORN_HOST_IPV6, IN_LITE_TOPIC, STORE_HOST_IPV6, TRANSACTION_MASK, StoredMessage
 
 BATCH_MESSAGES_MAX: Final = 256
 BATCH_BYTES_MAX: Final = 1024 * 1024

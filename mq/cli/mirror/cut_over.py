@@ -22,11 +22,10 @@ from mq.client.errors import BrokerError, ClientError
 from mq.client.message import MessageQueue
 from mq.client.net.replies import read_body
 from mq.protocol import properties as props
-from mq.protocol.admin_requests import ConsumerGroupExt
-from mq.protocol.bodies import ConsumerList
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.records import StoredMessage
 from mq.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
-from mq.protocol.records import StoredMessage
+from mq.protocol.requests.clients import ConsumerGroupExt, ConsumerList
 
 POLL_SECONDS: Final = 0.1
 _FROM_DELAYS: Final = (props.REAL_TOPIC, props.TIMER_OUT_MS, props.RETRY_TOPIC)

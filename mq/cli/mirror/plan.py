@@ -12,7 +12,7 @@ import msgspec
 from mq.cli.mirror.state import MirroredQueue
 from mq.protocol.codes import PERM_READ, PERM_WRITE
 from mq.protocol.names import RETRY_PREFIX, is_system_topic, reply_topic
-from mq.protocol.registration import TopicConfig
+from mq.protocol.requests.topics import TopicConfig
 
 Topics = Mapping[str, Mapping[str, TopicConfig]]
 """By topic, its settings in each broker group."""

@@ -17,9 +17,9 @@ from mq.cli.mirror.state import MirrorState
 from mq.client.errors import BrokerError, ClientError
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import SYSTEM_GROUPS, NameRefused, check_group
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
-from mq.protocol.retention_attributes import RESERVE_TIME
-from mq.protocol.user_bodies import SUBJECT_PREFIX
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.retention_attributes import RESERVE_TIME
+from mq.protocol.requests.users import SUBJECT_PREFIX
 
 _SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_ONS", "CID_SYS_RMQ_TRANS", "GLOBAL_")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from mq.client.message import MessageQueue
-from mq.protocol.allocation import allocate_averagely, allocate_consistently, allocate_in_circle
+from mq.protocol.requests.allocation import allocate_averagely, allocate_consistently, allocate_in_circle
 
 __all__ = [
     "Strategy",

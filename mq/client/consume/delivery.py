@@ -18,7 +18,7 @@ from mq.client.message import BodyT, ReceivedMessage
 from mq.client.metrics.recorder import Recorder
 from mq.client.produce.tracing import Tracer
 from mq.client.spans import Spans
-from mq.protocol.trace import ContextCode
+from mq.protocol.messages.trace import ContextCode
 
 __all__ = ["Delivery", "DeliveryBoard", "DeliveryStream", "MessageStream"]
 

@@ -9,10 +9,10 @@ import msgspec
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.logs import log
 from mq.client.message import MessageQueue
-from mq.protocol.bodies import SubscriptionData
 from mq.protocol.errors import BodyError
-from mq.protocol.group_bodies import ProcessQueueInfo
-from mq.protocol.queue_tables import QueueRef, queue_table, read_offset_table
+from mq.protocol.requests.clients import SubscriptionData
+from mq.protocol.requests.relayed import ProcessQueueInfo
+from mq.protocol.wire.queue_tables import QueueRef, queue_table, read_offset_table
 
 __all__ = ["read_reset", "running_info", "status"]
 

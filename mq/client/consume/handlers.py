@@ -31,9 +31,9 @@ from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.metrics.recorder import Recorder
 from mq.client.produce.tracing import Tracer
 from mq.client.spans import Spans
-from mq.protocol.group_bodies import ConsumeResult
+from mq.protocol.messages.trace import ContextCode
 from mq.protocol.names import retry_topic
-from mq.protocol.trace import ContextCode
+from mq.protocol.requests.relayed import ConsumeResult
 
 if TYPE_CHECKING:
     import asyncio

@@ -30,17 +30,20 @@ from mq.client.net.leader_calls import Repeat, call_leader
 from mq.client.net.replies import LeftOut
 from mq.client.spans import TracerProvider
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Request, Response, UnknownRequest
-from mq.protocol.lite_bodies import (
+from mq.protocol.incoming.decoding import Response, UnknownRequest
+from mq.protocol.names import check_lite_topic, lite_queue
+from mq.protocol.requests.lite import (
+    AckLiteExt,
     Action,
     LiteSubscription,
     LiteSubscriptionSet,
+    NotifyUnsubscribeLite,
     OffsetKind,
     OffsetOption,
     Policy,
+    PopLiteExt,
 )
-from mq.protocol.lite_requests import AckLiteExt, NotifyUnsubscribeLite, PopLiteExt
-from mq.protocol.names import check_lite_topic, lite_queue
+from mq.protocol.wire.request import Request
 
 __all__ = ["LiteConsumer", "LiteConsumerOptions", "LiteStart"]
 

@@ -12,7 +12,7 @@ from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
 from mq.durable_files import replace_file
 from mq.protocol.errors import BodyError
-from mq.protocol.queue_tables import QueueRef, offset_table_body, read_offsets_file
+from mq.protocol.wire.queue_tables import QueueRef, offset_table_body, read_offsets_file
 
 __all__ = ["LocalOffsets"]
 

@@ -17,11 +17,17 @@ from mq.client.net.connection import Answer
 from mq.client.net.leader_calls import Repeat, call_leader, known_leader
 from mq.client.net.replies import fields_of
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
 from mq.protocol.names import retry_topic
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.replies import OffsetReply
-from mq.protocol.requests import Ext, QueryConsumerOffsetExt, QueueExt, SearchOffsetExt, UpdateConsumerOffsetExt
+from mq.protocol.requests.offsets import (
+    OffsetReply,
+    QueryConsumerOffsetExt,
+    QueueExt,
+    SearchOffsetExt,
+    UpdateConsumerOffsetExt,
+)
+from mq.protocol.wire.request import Ext
 
 __all__ = ["ConsumeFrom", "GroupOffsets", "check_position", "lag_of", "queue_offset", "stored_offset"]
 

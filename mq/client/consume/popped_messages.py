@@ -15,10 +15,11 @@ from mq.client.errors import ClientClosed, ClientError, UnreadableAnswer
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.net.replies import LeftOut, fields_of, received_messages
 from mq.protocol import properties as props
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
 from mq.protocol.names import lite_queue
 from mq.protocol.numbers import NO_OFFSET, QueueOffset
-from mq.protocol.receipts import (
+from mq.protocol.requests.pop import PopReply
+from mq.protocol.requests.receipts import (
     BITS_BYTES_MAX,
     NORMAL,
     AckRow,
@@ -29,7 +30,6 @@ from mq.protocol.receipts import (
     mark_of,
     read_count_info,
 )
-from mq.protocol.replies import PopReply
 
 __all__ = ["LITE_QUEUE_ID", "AckBatch", "Inbox", "PoppedMessage", "batch_ack", "read_popped", "read_popped_lite"]
 

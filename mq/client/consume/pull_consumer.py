@@ -37,8 +37,8 @@ from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.consumed import Consumed
 from mq.client.spans import TracerProvider, now_ns
+from mq.protocol.messages.trace import ContextCode
 from mq.protocol.names import check_topic
-from mq.protocol.trace import ContextCode
 
 __all__ = ["PullConsumer", "PullConsumerOptions"]
 

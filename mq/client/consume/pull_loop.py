@@ -24,13 +24,12 @@ from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.filter.programs import CLASS_FILTER
 from mq.filter.subscription import FilterProgram, Subscription
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.compression import CodecMissing, DecompressionError, inflate
-from mq.protocol.filter_requests import RegisterFilterClassExt
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.messages.compression import CodecMissing, DecompressionError, inflate
+from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import StoredMessage, decode_records
-from mq.protocol.replies import PullReply
-from mq.protocol.requests import PullExt
+from mq.protocol.requests.filters import RegisterFilterClassExt
+from mq.protocol.requests.pull import PullExt, PullReply
 
 __all__ = ["PullSettings", "Puller"]
 

@@ -48,16 +48,14 @@ from mq.client.net.routes import TopicRoute
 from mq.client.produce.consumed import Consumed
 from mq.client.spans import TracerProvider
 from mq.client.task_group import open_task_group
-from mq.protocol.bodies import ConsumerData, HeartbeatData
 from mq.protocol.codes import ResponseCode
-from mq.protocol.group_requests import (
-    ConsumeMessageDirectly,
-    GetConsumerRunningInfo,
-    GetConsumerStatusFromClient,
-    ResetConsumerClientOffset,
-)
-from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest, encode_response
-from mq.protocol.wire_names import INT32_MAX
+from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.requests.clients import ConsumerData, HeartbeatData, NotifyConsumerIdsChanged
+from mq.protocol.requests.group_progress import ResetConsumerClientOffset
+from mq.protocol.requests.relayed import ConsumeMessageDirectly, GetConsumerRunningInfo, GetConsumerStatusFromClient
+from mq.protocol.wire.encoding import encode_response
+from mq.protocol.wire.fields import INT32_MAX
+from mq.protocol.wire.request import Request
 
 __all__ = ["PushConsumer", "PushConsumerOptions"]
 

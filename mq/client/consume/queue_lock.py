@@ -17,8 +17,8 @@ from mq.client.net.client_core import ClientCore
 from mq.client.net.leader_calls import known_leader
 from mq.client.net.replies import read_body
 from mq.protocol.codes import RequestCode
-from mq.protocol.group_bodies import LockedQueues, QueueLocks
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.requests.clients import LockedQueues, QueueLocks
+from mq.protocol.wire.queue_tables import QueueRef
 
 __all__ = ["RENEW_SECONDS", "VALID_SECONDS", "QueueLocker"]
 

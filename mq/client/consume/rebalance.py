@@ -23,10 +23,9 @@ from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import read_body
 from mq.client.net.routes import TopicRoute
-from mq.protocol.admin_requests import ConsumerGroupExt
-from mq.protocol.bodies import ConsumerList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import retry_topic
+from mq.protocol.requests.clients import ConsumerGroupExt, ConsumerList
 
 __all__ = ["Assignment"]
 

@@ -20,11 +20,11 @@ from mq.client.produce.outgoing_message import OutgoingMessage
 from mq.client.produce.send_pipeline import send_fields
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
-from mq.protocol.compression import CODEC_MASK, COMPRESSED
-from mq.protocol.dead_letters import with_origin
+from mq.protocol.messages.compression import CODEC_MASK, COMPRESSED
+from mq.protocol.messages.dead_letters import with_origin
 from mq.protocol.names import retry_topic
-from mq.protocol.requests import SendBackExt
-from mq.protocol.wire_names import INT32_MAX
+from mq.protocol.requests.send import SendBackExt
+from mq.protocol.wire.fields import INT32_MAX
 
 __all__ = ["failure_text", "give_back"]
 

@@ -20,7 +20,7 @@ from mq.filter.subscription import (
     parse_sql,
     parse_tags,
 )
-from mq.protocol.bodies import SubscriptionData
+from mq.protocol.requests.clients import SubscriptionData
 
 __all__ = ["Subscribed", "subscription_of"]
 

@@ -52,11 +52,11 @@ from mq.client.net.liveness import SilenceWatch
 from mq.client.net.replies import read_body
 from mq.client.net.routes import TopicRoute
 from mq.client.task_group import open_task_group
-from mq.protocol.admin_requests import RouteExt, UnregisterClientExt
-from mq.protocol.bodies import Route
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
+from mq.protocol.requests.clients import UnregisterClientExt
+from mq.protocol.requests.namesrv import Route, RouteExt
 
 __all__ = ["ClientCore", "RemotingSettings", "parse_addresses"]
 

@@ -29,17 +29,11 @@ from mq.client.net.forks import guard_socket, release_socket
 from mq.client.net.in_process import connect_in_process
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
-from mq.protocol.forwarding import FORWARDED_TO
 from mq.protocol.frames import ANSWER_HEADER_BYTES_MAX, split_frames
-from mq.protocol.headers import (
-    ONEWAY_FLAG,
-    Request,
-    Response,
-    UnknownRequest,
-    decode_header,
-    encode_request,
-    encode_response,
-)
+from mq.protocol.incoming.decoding import Response, UnknownRequest, decode_header
+from mq.protocol.requests.forwarding import FORWARDED_TO
+from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_request, encode_response
+from mq.protocol.wire.request import Request
 
 __all__ = [
     "MAYBE_UNREACHABLE",

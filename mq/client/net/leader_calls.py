@@ -19,7 +19,7 @@ from mq.client.net.connection import Connection
 from mq.client.net.routes import TopicRoute
 from mq.client.send_outcome import Retry, judge_answer
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
 
 __all__ = ["PAUSE_SECONDS", "Repeat", "call_leader", "is_busy", "known_leader", "leader_address", "leader_in"]
 

@@ -10,8 +10,8 @@ from mq.client.errors import BrokerError, ClientError, ConnectFailed, NameServer
 from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import read_body
 from mq.client.net.routes import LEADER_ID
-from mq.protocol.bodies import ClusterInfo
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.requests.namesrv import ClusterInfo
 
 __all__ = ["PING_SECONDS", "ping"]
 

@@ -8,11 +8,11 @@ from typing import NamedTuple, TypeVar
 from mq.client.errors import CodecNotInstalled, UnreadableAnswer
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.protocol.compression import CodecMissing, DecompressionError, inflate
 from mq.protocol.errors import ProtocolError, ReplyError
-from mq.protocol.headers import Response
-from mq.protocol.records import decode_records
-from mq.protocol.replies import Reply, read_reply
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.messages.compression import CodecMissing, DecompressionError, inflate
+from mq.protocol.messages.records import decode_records
+from mq.protocol.wire.reply import Reply, read_reply
 
 __all__ = ["LeftOut", "fields_of", "read_body", "received_messages"]
 

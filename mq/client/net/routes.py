@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mq.client.message import MessageQueue
-from mq.protocol.bodies import Route
 from mq.protocol.broker_ids import LEADER_ID
 from mq.protocol.codes import PERM_READ, PERM_WRITE
+from mq.protocol.requests.namesrv import Route
 
 __all__ = ["LEADER_ID", "TopicRoute"]
 

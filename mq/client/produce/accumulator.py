@@ -27,8 +27,8 @@ from mq.client.message import Message, MessageQueue, SendResult
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage
 from mq.client.produce.send_pipeline import SendPipeline
 from mq.protocol import properties as props
-from mq.protocol.batch import BATCHED_BYTES_MIN, BatchedMessage, encode_batch
 from mq.protocol.codes import ResponseCode
+from mq.protocol.messages.batch import BATCHED_BYTES_MIN, BatchedMessage, encode_batch
 from mq.protocol.names import RETRY_PREFIX
 
 __all__ = ["Accumulator", "Member", "check_linger", "may_join"]

@@ -13,11 +13,11 @@ from mq.client.message import Message, MessageQueue, SendResult
 from mq.client.net.connection import Connection
 from mq.client.produce.recall import delay_properties
 from mq.protocol import properties as props
-from mq.protocol.batch import BatchedMessage, encode_batch
-from mq.protocol.compression import Codec, CodecMissing, deflate, require_codec
-from mq.protocol.message_types import PriorityRefused, priority_of
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
+from mq.protocol.messages.compression import Codec, CodecMissing, deflate, require_codec
+from mq.protocol.messages.message_types import PriorityRefused, priority_of
+from mq.protocol.messages.records import BODY_BYTES_MAX, PREPARED
 from mq.protocol.names import NameRefused, check_lite_topic, check_topic
-from mq.protocol.records import BODY_BYTES_MAX, PREPARED
 
 __all__ = [
     "BODY_BYTES_MAX",

@@ -10,8 +10,8 @@ from mq.client.message import Message, MessageQueue
 from mq.client.produce.outgoing_message import OutgoingMessage, make_batch_ready, make_ready
 from mq.client.spans import SendSpan, Spans
 from mq.protocol import properties as props
-from mq.protocol.compression import Codec
 from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.messages.compression import Codec
 
 __all__ = ["Preparation", "wall_clock_ms"]
 

@@ -38,12 +38,13 @@ from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline, send_fiel
 from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
 from mq.client.spans import SendSpan, TracerProvider, open_spans
 from mq.client.task_group import open_task_group
-from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
-from mq.protocol.compression import Codec
-from mq.protocol.headers import Request, UnknownRequest
+from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.messages.compression import Codec
 from mq.protocol.names import check_group
-from mq.protocol.reply_requests import PushReplyMessageToClient
+from mq.protocol.requests.clients import HeartbeatData, ProducerData
+from mq.protocol.requests.request_reply import PushReplyMessageToClient
+from mq.protocol.wire.request import Request
 
 __all__ = ["Producer"]
 

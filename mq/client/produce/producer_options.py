@@ -9,7 +9,7 @@ from mq.client.events import OnEvent
 from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import RemotingSettings
 from mq.client.spans import TracerProvider
-from mq.protocol.compression import Codec
+from mq.protocol.messages.compression import Codec
 
 __all__ = ["ProducerOptions"]
 

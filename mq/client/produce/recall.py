@@ -12,10 +12,9 @@ from mq.client.net.leader_calls import Repeat, call_leader
 from mq.client.net.replies import fields_of
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.delay import LEVELS_MAX
-from mq.protocol.recall import HandleRefused, RecallHandle
-from mq.protocol.replies import RecallReply
-from mq.protocol.requests import RecallExt
+from mq.protocol.messages.delay import LEVELS_MAX
+from mq.protocol.messages.recall_handle import HandleRefused, RecallHandle
+from mq.protocol.requests.send import RecallExt, RecallReply
 
 __all__ = ["delay_properties", "recall"]
 

@@ -12,12 +12,12 @@ from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.compression import CodecMissing, DecompressionError, inflate
-from mq.protocol.headers import encode_response
+from mq.protocol.messages.compression import CodecMissing, DecompressionError, inflate
+from mq.protocol.messages.records import Host, StoredMessage
 from mq.protocol.names import reply_topic
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import Host, StoredMessage
-from mq.protocol.reply_requests import PushReplyExt, PushReplyMessageToClient
+from mq.protocol.requests.request_reply import PushReplyExt, PushReplyMessageToClient
+from mq.protocol.wire.encoding import encode_response
 
 __all__ = ["OpenRequest", "OpenRequests", "connect_for_replies"]
 

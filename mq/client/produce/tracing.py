@@ -23,12 +23,10 @@ from mq.client.produce.recall import delay_properties
 from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline
 from mq.protocol import properties as props
 from mq.protocol.hashes import UniqKeyGenerator
-from mq.protocol.names import check_topic
-from mq.protocol.recall import HandleRefused, RecallHandle
-from mq.protocol.records import PREPARED
-from mq.protocol.trace import (
+from mq.protocol.messages.recall_handle import HandleRefused, RecallHandle
+from mq.protocol.messages.records import PREPARED
+from mq.protocol.messages.trace import (
     TRACE_GROUP,
-    TRACE_TOPIC,
     ContextCode,
     HandlingBegun,
     HandlingEnded,
@@ -39,6 +37,7 @@ from mq.protocol.trace import (
     TransactionEnded,
     trace_messages,
 )
+from mq.protocol.names import TRACE_TOPIC, check_topic
 
 __all__ = ["HandlingTrace", "Tracer", "open_tracer", "trace_topic"]
 

@@ -31,10 +31,8 @@ from mq.client.produce.outgoing_message import BODY_BYTES_MAX, OutgoingMessage
 from mq.client.produce.preparation import Preparation, wall_clock_ms
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import java_string_hash
-from mq.protocol.records import COMMITTED, ROLLBACK
-from mq.protocol.replies import TransactionStaged
-from mq.protocol.requests import EndTransactionExt, StageTransactionExt
-from mq.protocol.transaction_sets import (
+from mq.protocol.messages.records import COMMITTED, ROLLBACK
+from mq.protocol.messages.transaction_sets import (
     SET_MESSAGES_MAX,
     SET_OFFSETS_MAX,
     ConsumedRange,
@@ -42,6 +40,7 @@ from mq.protocol.transaction_sets import (
     TransactionSet,
     set_bytes,
 )
+from mq.protocol.requests.transactions import EndTransactionExt, StageTransactionExt, TransactionStaged
 
 __all__ = ["CheckSet", "SetTransaction"]
 

@@ -28,11 +28,13 @@ from mq.client.produce.transaction_sets import CheckSet, SetTransaction
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
-from mq.protocol.headers import CheckTransactionState, Request, UnknownRequest, encode_request
+from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.messages.records import COMMITTED, ROLLBACK
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import COMMITTED, ROLLBACK
-from mq.protocol.requests import EndTransactionExt
+from mq.protocol.requests.transactions import CheckTransactionState, EndTransactionExt
+from mq.protocol.wire.encoding import encode_request
+from mq.protocol.wire.request import Request
 
 __all__ = ["Check", "Transaction", "TransactionProducer", "TransactionState"]
 

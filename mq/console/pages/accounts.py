@@ -8,7 +8,7 @@ from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, o
 from mq.console.views.accounts import policy_rows, user_rows, without_user
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
-from mq.protocol.user_bodies import DISABLED, ENABLED, NORMAL, SUPER, PolicyEntryInfo, UserInfo
+from mq.protocol.requests.users import DISABLED, ENABLED, NORMAL, SUPER, PolicyEntryInfo, UserInfo
 
 ACTIONS: Final = ("Pub", "Sub")
 DECISIONS: Final = ("Allow", "Deny")

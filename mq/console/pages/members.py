@@ -11,7 +11,7 @@ from mq.console.records import Record
 from mq.console.views.links import link
 from mq.console.views.members import Change, consequences, member_rows
 from mq.inspection.group_session import GroupSession
-from mq.protocol.group_admin import GroupAction, GroupAnswer, GroupView
+from mq.protocol.requests.raft_group import GroupAction, GroupAnswer, GroupView
 
 CATCH_UP_SECONDS: Final = 3600.0
 """How long a new node may take to catch up; then it stays a learner."""

@@ -28,7 +28,7 @@ from mq.console.views.messages import (
 )
 from mq.filter.subscription import SubscriptionError
 from mq.inspection.dead_letters import DEALT_WITH_BY
-from mq.protocol.operator_bodies import QueueEnds
+from mq.protocol.requests.topics import QueueEnds
 
 COUNT_DEFAULT, COUNT_MAX = 20, 200
 LOOKED_AT_MAX: Final = 10_000

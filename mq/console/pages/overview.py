@@ -9,7 +9,7 @@ from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, f
 from mq.console.views.links import link
 from mq.console.views.overview import alarms, card, cards, damage_rows, page_of, plain_words
 from mq.console.views.records import event_rows, record_rows
-from mq.protocol.group_admin import GroupAction, GroupCommand
+from mq.protocol.requests.raft_group import GroupAction, GroupCommand
 
 CHANGE_SECONDS = 35.0
 """A broker answers within 30 s, if only that the outcome is unknown."""

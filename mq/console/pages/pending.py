@@ -12,7 +12,7 @@ from mq.console.views.links import link
 from mq.console.views.pending import PendingView, pending_view, schedule_rows
 from mq.console.views.text import matching, paged
 from mq.protocol.codes import ResponseCode
-from mq.protocol.pending_requests import KINDS, SHOWN_MAX, PendingKind
+from mq.protocol.requests.pending import KINDS, SHOWN_MAX, PendingKind
 
 TITLES: Final[dict[PendingKind, str]] = {
     "timed": "Delayed messages",

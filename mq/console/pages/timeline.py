@@ -11,7 +11,7 @@ from mq.client.message import ReceivedMessage
 from mq.console.pages.visit import Visit, fault_of
 from mq.console.views.timeline import copy_topics, group_states, timeline
 from mq.console.watch import words_of
-from mq.protocol.trace import MessageTrace
+from mq.protocol.messages.trace import MessageTrace
 
 READ_SECONDS: Final = 5.0
 GROUPS_MAX: Final = 10

@@ -7,9 +7,9 @@ from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, f
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
 from mq.console.views.topics import age_of_last, chosen, queue_rows, reader_rows, rows, settings_of, total
-from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
+from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
 from mq.protocol.names import NameRefused, check_topic, is_system_topic
-from mq.protocol.retention_attributes import RESERVE_TIME
+from mq.protocol.requests.retention_attributes import RESERVE_TIME
 
 QUEUES_MAX = 1024
 

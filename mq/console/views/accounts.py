@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mq.protocol.user_bodies import DISABLED, SUBJECT_PREFIX, SUPER, AclInfo, UserInfo
+from mq.protocol.requests.users import DISABLED, SUBJECT_PREFIX, SUPER, AclInfo, UserInfo
 
 
 @dataclass(frozen=True, slots=True)

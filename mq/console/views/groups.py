@@ -10,9 +10,10 @@ from mq.client.message import MessageQueue
 from mq.console.views.text import Paged, duration, number
 from mq.inspection.members import Member, disagreement, queue_text
 from mq.inspection.wording import some_of, time_of
-from mq.protocol.group_bodies import ProcessQueueInfo
 from mq.protocol.names import RETRY_PREFIX, SYSTEM_GROUPS
-from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.relayed import ProcessQueueInfo
 
 Progress = Mapping[MessageQueue, GroupProgress]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mq.protocol.group_admin import GroupAction, GroupView, MemberView
+from mq.protocol.requests.raft_group import GroupAction, GroupView, MemberView
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from mq.client.schedules import ScheduleStatus
 from mq.console.views.text import duration, number, size
 from mq.inspection.schedules import rule_text, state_text, tick_text
 from mq.inspection.wording import time_of
-from mq.protocol.pending_requests import PendingInfo, PendingMessage
+from mq.protocol.requests.pending import PendingInfo, PendingMessage
 
 BORDERS: Final = {
     0: "now",

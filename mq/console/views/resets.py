@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mq.client.message import MessageQueue
 from mq.console.views.text import number
-from mq.protocol.operator_bodies import GroupProgress
+from mq.protocol.requests.group_progress import GroupProgress
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from mq.console.views.messages import message_link
 from mq.inspection.dead_letters import why
 from mq.inspection.tracing import trace_events
 from mq.inspection.wording import time_of
+from mq.protocol.messages.trace import MessageTrace
 from mq.protocol.names import DEAD_LETTER_PREFIX, SYSTEM_GROUPS, dead_letter_topic, pop_retry_topic, retry_topic
-from mq.protocol.operator_bodies import GroupProgress
-from mq.protocol.trace import MessageTrace
+from mq.protocol.requests.group_progress import GroupProgress
 
 
 @dataclass(frozen=True, slots=True)

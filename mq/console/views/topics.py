@@ -9,10 +9,10 @@ from mq.client.message import MessageQueue
 from mq.console.views.text import Paged, duration, number
 from mq.inspection.looking import Held
 from mq.inspection.wording import time_of
-from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
+from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
-from mq.protocol.operator_bodies import GroupProgress, QueueEnds
-from mq.protocol.registration import TopicConfig
+from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.topics import QueueEnds, TopicConfig
 
 _KINDS = ("ordinary", "retry", "dead letters", "system")
 

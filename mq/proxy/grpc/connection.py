@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from mq.protocol.intake import SMALL_BYTES, Intake
+from mq.protocol.incoming.partial_requests import SMALL_BYTES, Intake
 from mq.proxy.grpc.call_stream import CallStream
 from mq.proxy.grpc.floods import FloodGuard
 from mq.proxy.grpc.frames import ErrorCode, FrameSplitter, Http2Error

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 import trio
 
-from mq.protocol.intake import Intake
+from mq.protocol.incoming.partial_requests import Intake
 from mq.proxy.grpc.accepting import RECEIVE_BYTES, Accepted, ReadAhead
 from mq.proxy.grpc.call import Call
 from mq.proxy.grpc.call_stream import CallStream

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from mq.protocol.acting import ActsFor
+from mq.protocol.access.acting import ActsFor
 from mq.proxy.mapping.refusals import Refused
 from mq.proxy.wire import messaging_pb2 as pb
 

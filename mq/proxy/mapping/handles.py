@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from mq.protocol.names import NameRefused, check_lite_topic
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, Receipt, ReceiptError
-from mq.protocol.replies import PopTimes
+from mq.protocol.requests.pop import PopTimes
+from mq.protocol.requests.receipts import ORDERED_REVIVE_QUEUE, Receipt, ReceiptError
 from mq.proxy.mapping.refusals import Refused
 from mq.proxy.wire import messaging_pb2 as pb
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from mq.client.message import ReceivedMessage
 from mq.protocol import properties as props
-from mq.protocol.message_types import stored_priority
+from mq.protocol.messages.message_types import stored_priority
 from mq.protocol.properties import is_reserved
 from mq.proxy.mapping.names import resource_of
 from mq.proxy.mapping.outgoing import BORN_HOST, TRACE_CONTEXT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mq.filter.subscription import ALL_TAGS, SQL92, TAG
-from mq.protocol.bodies import ClientBehindProxy
+from mq.protocol.requests.clients import ClientBehindProxy
 from mq.proxy.callers import Caller
 from mq.proxy.mapping.names import group_of, topic_of
 from mq.proxy.mapping.refusals import Refused

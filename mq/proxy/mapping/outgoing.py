@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from mq.client.produce.outgoing_message import OutgoingMessage
 from mq.protocol import properties as props
-from mq.protocol.compression import COMPRESSED, ZLIB
-from mq.protocol.message_types import PriorityRefused, priority_of
-from mq.protocol.records import BODY_BYTES_MAX, PREPARED
+from mq.protocol.messages.compression import COMPRESSED, ZLIB
+from mq.protocol.messages.message_types import PriorityRefused, priority_of
+from mq.protocol.messages.records import BODY_BYTES_MAX, PREPARED
 from mq.proxy.mapping.names import lite_topic_of
 from mq.proxy.mapping.refusals import Refused
 from mq.proxy.mapping.times import TIME_MS_MAX, duration_ms, timestamp_ms

@@ -18,7 +18,7 @@ from mq.client.errors import (
     TopicNotFound,
 )
 from mq.client.message import SendStatus
-from mq.protocol.acting import NOT_AUTHENTICATED
+from mq.protocol.access.acting import NOT_AUTHENTICATED
 from mq.protocol.codes import ResponseCode
 from mq.proxy.wire import messaging_pb2 as pb
 

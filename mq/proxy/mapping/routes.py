@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from mq.client.net.routes import TopicRoute
-from mq.protocol.lite_attributes import BIND_TOPIC, is_lite
-from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
-from mq.protocol.registration import TopicConfig
+from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.lite_attributes import BIND_TOPIC, is_lite
+from mq.protocol.requests.topics import TopicConfig
 from mq.proxy.mapping.names import resource_of
 from mq.proxy.mapping.refusals import Refused
 from mq.proxy.wire import messaging_pb2 as pb

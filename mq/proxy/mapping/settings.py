@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from mq.protocol.delay import DELAY_LEVELS_MS
-from mq.protocol.lite_attributes import lite_group
+from mq.protocol.messages.delay import DELAY_LEVELS_MS
+from mq.protocol.messages.records import BODY_BYTES_MAX
 from mq.protocol.names import LITE_NAME_MAX
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
-from mq.protocol.records import BODY_BYTES_MAX
-from mq.protocol.wire_names import INT32_MAX
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.lite_attributes import lite_group
+from mq.protocol.wire.fields import INT32_MAX
 from mq.proxy.mapping.refusals import Refused
 from mq.proxy.mapping.times import duration
 from mq.proxy.wire import messaging_pb2 as pb

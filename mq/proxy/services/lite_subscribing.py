@@ -13,8 +13,14 @@ import trio
 
 from mq.client.errors import BrokerError, ClientError
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.lite_bodies import Action, LiteSubscription, LiteSubscriptionSet, OffsetKind, OffsetOption
-from mq.protocol.lite_requests import NotifyUnsubscribeLite
+from mq.protocol.requests.lite import (
+    Action,
+    LiteSubscription,
+    LiteSubscriptionSet,
+    NotifyUnsubscribeLite,
+    OffsetKind,
+    OffsetOption,
+)
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Caller, Fields
 from mq.proxy.clients import Clients

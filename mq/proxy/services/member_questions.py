@@ -15,11 +15,10 @@ from mq.client.consume.diagnostics import running_info
 from mq.client.errors import ClientError
 from mq.client.net.connection import AnswerLater
 from mq.client.net.replies import received_messages
-from mq.protocol.bodies import SubscriptionData
 from mq.protocol.codes import ResponseCode
-from mq.protocol.group_bodies import ConsumeResult
-from mq.protocol.group_requests import ConsumeMessageDirectly, GetConsumerRunningInfo
-from mq.protocol.headers import encode_response
+from mq.protocol.requests.clients import SubscriptionData
+from mq.protocol.requests.relayed import ConsumeMessageDirectly, ConsumeResult, GetConsumerRunningInfo
+from mq.protocol.wire.encoding import encode_response
 from mq.proxy.clients import Clients, TelemetryStream, TooManyQuestions
 from mq.proxy.grpc.status import BrokenCall
 from mq.proxy.mapping.incoming import message_of

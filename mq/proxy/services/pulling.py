@@ -8,14 +8,14 @@ from mq.client.errors import BrokerError, ClientError
 from mq.client.net.replies import fields_of, received_messages
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.replies import OffsetReply, PullReply
-from mq.protocol.requests import (
-    PullExt,
+from mq.protocol.requests.offsets import (
+    OffsetReply,
     QueryConsumerOffsetExt,
     QueueExt,
     SearchOffsetExt,
     UpdateConsumerOffsetExt,
 )
+from mq.protocol.requests.pull import PullExt, PullReply
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Call, Caller, Fields, Identify, parsed
 from mq.proxy.mapping.incoming import message_of

@@ -14,11 +14,11 @@ from mq.client.errors import BrokerError, ClientError, UnreadableAnswer
 from mq.client.net.replies import LeftOut
 from mq.filter.subscription import ALL_TAGS, SQL92, TAG, Subscription, SubscriptionError, parse_tags
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Response
-from mq.protocol.lite_requests import PopLiteExt
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
-from mq.protocol.pop_requests import PopExt
-from mq.protocol.registration import TopicConfig
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.lite import PopLiteExt
+from mq.protocol.requests.pop import PopExt
+from mq.protocol.requests.topics import TopicConfig
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Call, Caller, Fields, Identify, parsed
 from mq.proxy.clients import Clients

@@ -11,11 +11,11 @@ from mq.client.net.leader_calls import Repeat
 from mq.client.net.replies import fields_of
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.messages.recall_handle import HandleRefused, RecallHandle
+from mq.protocol.messages.records import COMMITTED, ROLLBACK
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.recall import HandleRefused, RecallHandle
-from mq.protocol.records import COMMITTED, ROLLBACK
-from mq.protocol.replies import RecallReply
-from mq.protocol.requests import EndTransactionExt, RecallExt
+from mq.protocol.requests.send import RecallExt, RecallReply
+from mq.protocol.requests.transactions import EndTransactionExt
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Caller
 from mq.proxy.mapping.handles import TransactionId

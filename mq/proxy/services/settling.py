@@ -12,10 +12,9 @@ from mq.client.net.leader_calls import Repeat
 from mq.client.net.replies import fields_of
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import pop_retry_topic
-from mq.protocol.pop_requests import AckExt, ChangeInvisibleExt
-from mq.protocol.receipts import NORMAL, Receipt
-from mq.protocol.replies import PopTimes
-from mq.protocol.requests import SendBackExt
+from mq.protocol.requests.pop import AckExt, ChangeInvisibleExt, PopTimes
+from mq.protocol.requests.receipts import NORMAL, Receipt
+from mq.protocol.requests.send import SendBackExt
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Caller, Fields
 from mq.proxy.mapping.handles import Handle

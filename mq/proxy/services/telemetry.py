@@ -11,9 +11,11 @@ import trio
 from mq.client.errors import ClientError
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.replies import received_messages
-from mq.protocol.group_requests import ConsumeMessageDirectly, GetConsumerRunningInfo
-from mq.protocol.headers import CheckTransactionState, Request, UnknownRequest
-from mq.protocol.lite_requests import NotifyUnsubscribeLite
+from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.requests.lite import NotifyUnsubscribeLite
+from mq.protocol.requests.relayed import ConsumeMessageDirectly, GetConsumerRunningInfo
+from mq.protocol.requests.transactions import CheckTransactionState
+from mq.protocol.wire.request import Request
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Call, Caller, Identify, parsed
 from mq.proxy.clients import Clients, TelemetryStream

@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from mq.protocol.messages.records import RecordError, latest_store_timestamp
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import RecordError, latest_store_timestamp
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun, scan_runs
 from mq.store.errors import RunRefused
 from raftlog.log_numbers import LogIndex

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from mq.protocol.messages.records import StoredMessage, decode_record, scan_fixed
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import StoredMessage, decode_record, scan_fixed
 from mq.store.archive.file_index import Block, FileIndex, FileIndexBuilder, QueueRange, decode_file_index
 from mq.store.dispatch import enters_queue
 from raftlog.log_numbers import LogIndex

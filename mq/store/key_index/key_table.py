@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mq.protocol import properties as props
-from mq.protocol.records import (
+from mq.protocol.messages.records import (
     BORN_HOST_IPV6,
     FIXED,
     MAGIC_V1,
@@ -64,7 +64,7 @@ def key_rows(data: bytes, starts: Integers, shift: int) -> tuple[Rows, Integers]
     """The rows of the records that begin at ``starts`` in ``data``, and the store times of records with keys.
 
     ``data`` ends with `PADDING`. ``shift`` plus a start is the distance in the file. Rolled-back records have no keys.
-    Raises Damaged. For the layout of records see `mq.protocol.records`.
+    Raises Damaged. For the layout of records see `mq.protocol.messages.records`.
     """
     flags = _integers(data, starts + 36, ">i4")
     born_more = 12 * ((flags & BORN_HOST_IPV6) != 0)

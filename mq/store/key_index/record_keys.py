@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from mq.protocol import properties as props
-from mq.protocol.records import BORN_HOST_IPV6, FIXED, MAGIC_V1, MAGIC_V2, ROLLBACK, STORE_HOST_IPV6, TRANSACTION_MASK
+from mq.protocol.messages.records import (
+    BORN_HOST_IPV6,
+    FIXED,
+    MAGIC_V1,
+    MAGIC_V2,
+    ROLLBACK,
+    STORE_HOST_IPV6,
+    TRANSACTION_MASK,
+)
 from raftlog.segment.codec import HEADER, HEADER_BYTES, NORMAL
 
 KEY_HASH_BITS: Final = 32

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mq.protocol.records import FIXED
+from mq.protocol.messages.records import FIXED
 from mq.store.key_index.file import KeyFile, KeyFileDamaged, Read
 from mq.store.key_index.limits import DEFAULT, KeyIndexLimits
 from mq.store.key_index.record_keys import Damaged, KeyedRecord, bodies_in, has_key, key_hash, records_in

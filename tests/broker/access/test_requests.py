@@ -34,13 +34,13 @@ from mq.client import (
 from mq.client.net.credentials import Credentials
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
+from mq.protocol.access.signing import signed
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.filter_requests import RegisterMessageFilterClass
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.headers import encode_request
+from mq.protocol.messages.transaction_sets import ConsumedRange, SetMessage, TransactionSet
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.signing import signed
-from mq.protocol.transaction_sets import ConsumedRange, SetMessage, TransactionSet
+from mq.protocol.requests.filters import RegisterMessageFilterClass
+from mq.protocol.wire.encoding import encode_request
 from tests.support.check_backs import FAST
 from tests.support.running_broker import Answer, Client, RunningBroker, limited, note_brokers, pull_ext, running
 from tests.support.waiting import until

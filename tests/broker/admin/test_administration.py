@@ -20,10 +20,11 @@ from mq.client import (
     TopicNotFound,
 )
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.group_bodies import ConsumeResult
 from mq.protocol.names import NameRefused
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.relayed import ConsumeResult
 from tests.support.running_broker import RunningBroker, limited, running
 from tests.support.waiting import until
 from tests.unit.namesrv.serving import name_server

@@ -18,9 +18,9 @@ from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.operator_bodies import decode_properties
-from mq.protocol.operator_requests import UpdateBrokerConfig
-from mq.protocol.registration import DataVersion
+from mq.protocol.requests.broker import UpdateBrokerConfig
+from mq.protocol.requests.settings_text import decode_properties
+from mq.protocol.requests.topics import DataVersion
 from tests.support.broker_contexts import context_of
 from tests.support.running_broker import Answer, Client, broker_settings, limited, running
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.requests.clients import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from tests.support.running_broker import Answer, Client, limited, running
 
 pytestmark = pytest.mark.trio

@@ -16,7 +16,7 @@ from mq.cli.app import app
 from mq.client import Admin
 from mq.client.net.client_core import ClientCore
 from mq.protocol.codes import RequestCode
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.running_broker import Client, limited
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.group_admin import GroupAction, GroupAnswer, GroupCommand
+from mq.protocol.requests.raft_group import GroupAction, GroupAnswer, GroupCommand
 from tests.support.running_broker import Client, running
 
 pytestmark = pytest.mark.trio

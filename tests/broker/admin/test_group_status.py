@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import trio
 
-from mq.protocol import fastjson
-from mq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.headers import encode_request
+from mq.protocol.requests.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from mq.protocol.wire import fastjson
+from mq.protocol.wire.encoding import encode_request
 from tests.support.running_broker import SUBSCRIPTION, Answer, Client, RunningBroker, limited, running
 
 pytestmark = pytest.mark.trio

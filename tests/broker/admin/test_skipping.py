@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.group_requests import ResetConsumerClientOffset
+from mq.protocol.requests.group_progress import ResetConsumerClientOffset
 from tests.support.running_broker import Answer, Client, properties, running
 from tests.support.short_logs import SMALL, fill, shortened
 from tests.support.stored_messages import stored

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON
+from mq.protocol.wire import fastjson
 from tests.support.running_broker import Answer, Client, limited, running
 
 pytestmark = pytest.mark.trio

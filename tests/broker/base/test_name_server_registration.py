@@ -12,10 +12,11 @@ import pytest
 import trio
 
 from mq.namesrv.route_table import BrokerId, RouteTable
-from mq.protocol.bodies import RegisterBrokerBody
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
-from mq.protocol.headers import RegisterBroker, decode_header, encode_response
+from mq.protocol.incoming.decoding import decode_header
+from mq.protocol.requests.registration import RegisterBroker, RegisterBrokerBody
+from mq.protocol.wire.encoding import encode_response
 from tests.support.running_broker import SECONDS_MAX, running
 from tests.support.waiting import until
 

@@ -9,9 +9,9 @@ import pytest
 
 from mq.broker.bulk.log_lease import NOTHING, LogLeases
 from mq.broker.net.call import Call
-from mq.protocol.bulk_requests import HoldLog, HoldLogExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import PhysicalOffset
+from mq.protocol.requests.bulk import HoldLog, HoldLogExt
 from tests.support.bulk_reading import bulk, read_all
 from tests.support.running_broker import Answer, Client, broker_settings, running
 from tests.support.short_logs import SMALL, fill, shortened

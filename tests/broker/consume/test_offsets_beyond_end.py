@@ -11,7 +11,7 @@ from mq.broker.broker import Broker
 from mq.cli.consumer_groups import behind
 from mq.monitoring.families import Family
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.operator_bodies import read_progress
+from mq.protocol.requests.group_progress import read_progress
 from tests.support.popping import popped
 from tests.support.running_broker import (
     SUBSCRIPTION,

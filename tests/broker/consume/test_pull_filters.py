@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
+from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
 from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Answer, Client, limited, properties, pull_ext, running
 
 pytestmark = pytest.mark.trio

@@ -17,13 +17,13 @@ from mq.broker.state.commands import DeleteGroup, DeleteTopic, PutTopic, TopicCo
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.request_modes import PutRequestMode, RequestMode
 from mq.client import Admin
-from mq.protocol import allocation
-from mq.protocol.allocation import STRATEGIES
-from mq.protocol.bodies import QueueData, Route
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.operator_bodies import AssignmentQuery
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.requests import allocation
+from mq.protocol.requests.allocation import STRATEGIES
+from mq.protocol.requests.assignment import AssignmentQuery
+from mq.protocol.requests.namesrv import QueueData, Route
+from mq.protocol.wire.queue_tables import QueueRef
 from tests.free_ports import free_ports
 from tests.support.running_broker import Answer, Client, running
 from tests.unit.namesrv.serving import name_server

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
 from tests.support.running_broker import Client, limited, properties, running
 from tests.support.waiting import until
 

@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 from mq.broker.filtering.filter_servers import FILTER_SERVERS_MAX, SILENT_SECONDS, FilterServers
 from mq.broker.state.format_level import LEVEL_OF_FILTERS
 from mq.filter.programs import name_of
+from mq.protocol.access.signing import signed
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import encode_request
-from mq.protocol.signing import signed
+from mq.protocol.wire.encoding import encode_request
 from tests.support.guarded import ADMIN, USER, connect, guarded
 from tests.support.running_broker import Client, pull_ext, running
 

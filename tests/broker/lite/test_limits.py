@@ -10,7 +10,7 @@ import pytest
 
 from mq.broker.context import wall_clock_ms
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.lite_requests import NotifyUnsubscribeLiteExt
+from mq.protocol.requests.lite import NotifyUnsubscribeLiteExt
 from tests.support.lite_topics import GROUP, PARENT, control, pop, pop_ext, prepared, put_group, receipt, send, told
 from tests.support.running_broker import Answer, Client, limited, note_brokers, running
 from tests.support.waiting import until

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.lite_requests import NotifyUnsubscribeLiteExt
 from mq.protocol.properties import LITE_OFFSET, LITE_QUEUE
+from mq.protocol.requests.lite import NotifyUnsubscribeLiteExt
 from tests.support.lite_topics import (
     GROUP,
     PARENT,

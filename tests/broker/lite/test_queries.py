@@ -8,8 +8,8 @@ from typing import TypeVar
 import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.json_body import Body
-from mq.protocol.lite_bodies import BrokerLiteInfo, LiteClientInfo, LiteGroupInfo, LiteTopicInfo, ParentTopicInfo
+from mq.protocol.requests.lite import BrokerLiteInfo, LiteClientInfo, LiteGroupInfo, LiteTopicInfo, ParentTopicInfo
+from mq.protocol.wire.json_body import Body
 from tests.support.lite_topics import GROUP, PARENT, ack, control, pop, pop_ext, prepared, put_group, send, told
 from tests.support.running_broker import Client, note_brokers, running
 

@@ -32,10 +32,10 @@ from mq.client import (
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol import properties as props
-from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import ResponseCode
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
-from mq.protocol.user_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
+from mq.protocol.requests.users import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from tests.broker.mirror.mirroring import NOTHING, address, bodies, content, copy_all, two_clusters
 from tests.support.guarded import ADMIN, guarded
 from tests.support.waiting import until

@@ -21,7 +21,7 @@ from mq.cli.mirror.state_file import load
 from mq.cli.mirror.verification import verify
 from mq.client import BrokerError, Message, MessageQueue, NoRoute, Producer
 from mq.protocol.codes import ResponseCode
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from tests.broker.mirror.mirroring import NOTHING, address, bodies, content, copy_all, two_clusters
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.waiting import until

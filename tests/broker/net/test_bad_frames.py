@@ -13,11 +13,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from mq.broker.net.errors import RequestRefused
-from mq.protocol.bodies import ConsumerData, HeartbeatData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import BodyError, HeaderError
 from mq.protocol.frames import BINARY, JSON, encode_frame
-from mq.protocol.headers import encode_response
+from mq.protocol.requests.clients import ConsumerData, HeartbeatData
+from mq.protocol.wire.encoding import encode_response
 from tests.support.running_broker import LONG_NAMES, properties, pull_ext, running, send_ext
 
 pytestmark = pytest.mark.trio

@@ -16,7 +16,7 @@ import pytest
 
 from mq.compiled import IS_COMPILED
 from mq.protocol.frames import BINARY
-from mq.protocol.headers import encode_request
+from mq.protocol.wire.encoding import encode_request
 from raftlog.net.reactor import RECEIVE_BYTES
 from tests.support.cut_streams import ServedBroker, seen_of, served
 from tests.support.send_paths import batched, frame, properties

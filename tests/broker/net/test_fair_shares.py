@@ -11,9 +11,9 @@ from mq.broker.consume.pull import HeldPull, Pulls
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.request_table import RequestTable
 from mq.broker.net.slow_answers import SlowAnswers
-from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
-from mq.protocol.chunks import Incoming
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.incoming.chunks import Incoming
+from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
 from raftlog import Reactor
 from tests.support.running_broker import SUBSCRIPTION, SUSPEND, limited, pull_ext, running
 from tests.support.waiting import until

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.requests import Request
+from mq.protocol.wire.request import Request
 from tests.support.odd_requests import all_requests, asked, code_of
 from tests.support.running_broker import Client, properties, running, send_ext
 from tests.unit.namesrv.serving import name_server

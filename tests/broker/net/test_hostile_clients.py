@@ -14,9 +14,9 @@ from mq.broker.net import slow_answers
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.slow_answers import SlowAnswers
-from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
+from mq.protocol.wire import fastjson
 from tests.support.running_broker import SUBSCRIPTION, limited, pull_ext, running
 from tests.support.waiting import until
 

@@ -20,7 +20,7 @@ from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.codes import RequestCode
 from mq.protocol.hashes import parse_offset_message_id
-from mq.protocol.records import STORE_HOST_IPV6
+from mq.protocol.messages.records import STORE_HOST_IPV6
 from raftlog import parse_address
 from spark.client import Connection as SparkConnection
 from tests.free_ports import free_ports

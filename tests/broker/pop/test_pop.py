@@ -10,7 +10,7 @@ import trio
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON
-from mq.protocol.operator_bodies import read_progress
+from mq.protocol.requests.group_progress import read_progress
 from tests.support.popping import (
     MINUTE_MS,
     ack,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from tests.support.popping import Popped, ack, again, pop_ext, popped, read_popped
 from tests.support.running_broker import Answer, Client, properties, running, send_ext
 

@@ -16,8 +16,8 @@ from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.pop.queue_cursor import PopQueues, PopRequest
 from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import parse_subscription
+from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import encode_host, encode_record
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from tests.support.popping import pop, popped

@@ -14,7 +14,7 @@ from mq.client.sync import SyncPopConsumer
 from mq.protocol import properties as props
 from mq.protocol.hashes import tag_code
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.receipts import Receipt
+from mq.protocol.requests.receipts import Receipt
 from tests.support.name_server_and_broker import cluster, cluster_and_broker
 from tests.support.running_broker import properties
 from tests.support.waiting import until

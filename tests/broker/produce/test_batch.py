@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mq.protocol.batch import BatchedMessage, encode_batch, split_batch
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.messages.batch import BatchedMessage, encode_batch, split_batch
 from tests.support.running_broker import Answer, Client, properties, running, send_ext
 
 pytestmark = pytest.mark.trio

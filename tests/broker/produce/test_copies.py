@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mq.protocol import properties as props
-from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from tests.support.running_broker import Answer, Client, properties, running, send_ext
 
 pytestmark = pytest.mark.trio

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import trio
 
-from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from tests.free_ports import free_ports
 from tests.support.half_messages import COMMIT, PREPARED, end, half_text
 from tests.support.numbered_messages import numbered, one, place

@@ -31,15 +31,16 @@ from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.properties import TagCodes
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
-from mq.protocol.batch import BatchedMessage, encode_batch, split_batch
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, parse_offset_message_id
-from mq.protocol.headers import Response, SendReplyTemplate, encode_request
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.messages.batch import BatchedMessage, encode_batch, split_batch
+from mq.protocol.messages.records import StoredMessage, decode_records
+from mq.protocol.messages.sequencing import sent_range, stored_range
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import StoredMessage, decode_records
-from mq.protocol.replies import SENT_ALREADY_STORED
-from mq.protocol.sequencing import sent_range, stored_range
+from mq.protocol.requests.send import SENT_ALREADY_STORED
+from mq.protocol.wire.encoding import SendReplyTemplate, encode_request
 from mq.store.annotation import split_annotation
 from mq.store.sequenced import scan_sequenced
 from raftlog import Refusal

@@ -11,11 +11,11 @@ import pytest
 from mq.broker.limits import DEFAULT
 from mq.client import Message, MessageQueue, Producer
 from mq.protocol import properties as props
-from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
-from mq.protocol.sequencing import SEQUENCE_MAX
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
+from mq.protocol.messages.sequencing import SEQUENCE_MAX
 from tests.free_ports import free_ports
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.numbered_messages import numbered, one, place

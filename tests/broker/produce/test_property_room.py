@@ -8,8 +8,8 @@ import pytest
 
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.delay import DELAY_LEVELS_MS
-from mq.protocol.records import StoredMessage
+from mq.protocol.messages.delay import DELAY_LEVELS_MS
+from mq.protocol.messages.records import StoredMessage
 from tests.support.half_messages import COMMIT, PREPARED, end, half_text
 from tests.support.running_broker import Client, properties, running, send_ext
 from tests.support.stored_messages import stored, wait_stored

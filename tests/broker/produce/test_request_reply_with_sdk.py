@@ -30,8 +30,8 @@ from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
-from mq.protocol.group_admin import GroupCommand
-from mq.protocol.reply_requests import PushReplyMessageToClient
+from mq.protocol.requests.raft_group import GroupCommand
+from mq.protocol.requests.request_reply import PushReplyMessageToClient
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.replies import V2, produces, pushed, reply_ext, three_replicas
 from tests.support.running_broker import SUBSCRIPTION, SUSPEND

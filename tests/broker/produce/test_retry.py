@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.frames import BINARY, JSON
+from mq.protocol.messages.delay import DELAY_LEVELS_MS
+from mq.protocol.messages.records import HEAD, MAGIC_V1, StoredMessage
 from mq.protocol.names import METADATA_TOPIC, SCHEDULE_TOPIC
-from mq.protocol.records import HEAD, MAGIC_V1, StoredMessage
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
 from tests.support.running_broker import Answer, Client, properties, running

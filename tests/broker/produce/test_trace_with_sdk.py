@@ -29,7 +29,8 @@ from mq.client import (
 )
 from mq.client.limits import TEST_MIN
 from mq.protocol import properties as props
-from mq.protocol.trace import TRACE_TOPIC, ContextCode, MessageKind, MessageTrace, TraceRecord, decode_trace
+from mq.protocol.messages.trace import ContextCode, MessageKind, MessageTrace, TraceRecord, decode_trace
+from mq.protocol.names import TRACE_TOPIC
 from tests.support.name_server_and_broker import cluster_and_broker
 
 pytestmark = pytest.mark.trio

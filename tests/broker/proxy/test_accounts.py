@@ -14,10 +14,10 @@ from mq.client import Admin, BrokerError, Message, Producer, SendRejected
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.credentials import Credentials
 from mq.client.users import UserAdmin
-from mq.protocol.acting import ActsFor
+from mq.protocol.access.acting import ActsFor
 from mq.protocol.codes import RequestCode
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.user_bodies import PolicyEntryInfo, UserInfo
+from mq.protocol.requests.users import PolicyEntryInfo, UserInfo
 from mq.proxy.mapping.handles import TransactionId
 from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit, open_kit

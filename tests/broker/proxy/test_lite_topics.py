@@ -16,7 +16,7 @@ from mq.client import Admin, BrokerError, LiteConsumer, SubscriptionGroupConfig
 from mq.client.net.client_core import RemotingSettings
 from mq.client.net.credentials import Credentials
 from mq.protocol.codes import ResponseCode
-from mq.protocol.lite_bodies import Action
+from mq.protocol.requests.lite import Action
 from mq.proxy.mapping.refusals import refusal_of
 from mq.proxy.services.lite_subscribing import Subscribed
 from mq.proxy.wire import messaging_pb2 as pb

@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from mq.client import Admin
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.proxy.grpc import BrokenCall
 from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit, open_kit

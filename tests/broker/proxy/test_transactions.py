@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from mq.client import Admin
-from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.proxy.clients import TelemetryStream
 from mq.proxy.grpc import CallRefused, Status
 from mq.proxy.grpc.status import BrokenCall

@@ -8,8 +8,8 @@ import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.messages.records import StoredMessage
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
-from mq.protocol.records import StoredMessage
 from tests.support.check_backs import FAST, grows
 from tests.support.damaged_records import FIELDS, File, body_of, close_the_first_file, named, send
 from tests.support.half_messages import COMMIT, PREPARED, end, half_text

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from mq.broker.replication.peer_authentication import PeerCall
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.group_admin import GroupAnswer, GroupCommand
-from mq.protocol.headers import Response, encode_request
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.requests.raft_group import GroupAnswer, GroupCommand
+from mq.protocol.wire.encoding import encode_request
 from raftlog.net.secret_file import new_secret, read_secrets, write_secrets
 from tests.support.half_messages import end_ext
 from tests.support.replica_client import add_learner, as_response, authenticate, connect_replica, fields_of

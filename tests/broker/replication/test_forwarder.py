@@ -14,22 +14,16 @@ import trio
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.replication.forwarder import Forwarder
-from mq.protocol.admin_requests import AuthenticateReplica, DeleteTopicInBroker, DeleteTopicInBrokerExt
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.headers import (
-    ConsumerSendMsgBack,
-    Forward,
-    Response,
-    SendBackExt,
-    SendExt,
-    SendMessageV2,
-    UpdateConsumerOffset,
-    UpdateConsumerOffsetExt,
-    encode_response,
-)
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.incoming.decoding import Response
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.requests.offsets import UpdateConsumerOffset, UpdateConsumerOffsetExt
+from mq.protocol.requests.replicas import AuthenticateReplica, Forward
+from mq.protocol.requests.send import ConsumerSendMsgBack, SendBackExt, SendExt, SendMessageV2
+from mq.protocol.requests.topics import DeleteTopicInBroker, DeleteTopicInBrokerExt
+from mq.protocol.wire.encoding import encode_response
 from raftlog import Reactor
 from tests.support.broker_contexts import context_of
 from tests.support.replica_client import ListenerSide, replica_authentication

@@ -12,12 +12,12 @@ from mq.broker.state.commands import DeleteTopic, encode_command
 from mq.broker.write_path.appender import Appender
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.messages.delay import DELAY_LEVELS_MS
+from mq.protocol.messages.records import Host
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import Host
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
 from tests.support.running_broker import LONG_NAMES, note_brokers, properties, running, send_ext

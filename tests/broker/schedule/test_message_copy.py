@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from mq.client import BrokerError, Message, NotRecalled, Producer, PushConsumer, ReceivedMessage
-from mq.protocol.delay import DELAY_LEVELS_MS
+from mq.protocol.messages.delay import DELAY_LEVELS_MS
 from mq.protocol.names import SCHEDULE_TOPIC
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.stored_messages import stored, wait_stored

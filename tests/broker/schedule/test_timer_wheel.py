@@ -7,7 +7,7 @@ from hypothesis import settings
 
 from mq.broker.schedule.timer_wheel import TimerWheel
 from mq.broker.state.completion_marks import QueueMarks
-from mq.protocol.delay import timer_slot
+from mq.protocol.messages.delay import timer_slot
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.store.consume_queue import ConsumeQueue

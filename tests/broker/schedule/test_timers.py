@@ -12,13 +12,13 @@ import pytest
 from mq.broker.broker import Broker
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.delay import timer_slot
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.messages.delay import timer_slot
+from mq.protocol.messages.recall_handle import RecallHandle
+from mq.protocol.messages.records import RawRecord, RecordError, split_record
 from mq.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.recall import RecallHandle
-from mq.protocol.records import RawRecord, RecordError, split_record
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
 from tests.support.running_broker import (

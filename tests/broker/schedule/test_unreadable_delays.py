@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mq.broker.schedule import delay_levels
+from mq.protocol.messages.records import RawRecord, RecordError, split_record
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import RawRecord, RecordError, split_record
 from tests.support.running_broker import Client, limited, note_brokers, properties, running
 from tests.support.stored_messages import stored, wait_stored
 from tests.support.waiting_messages import WallClock

@@ -8,10 +8,10 @@ import pytest
 
 from mq.broker.schedule.read_backoff import KNOWN_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, ReadBackoff
 from mq.broker.write_path.outcome import Stored
-from mq.protocol.delay import timer_slot
+from mq.protocol.messages.delay import timer_slot
+from mq.protocol.messages.records import RecordError
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import RecordError
 from tests.support.timer_model import HOUR, MINUTE, SECOND, START_MS, TimerMachine
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from mq.protocol.delay import timer_slot
+from mq.protocol.messages.delay import timer_slot
 from mq.protocol.names import TIMER_TOPIC
 from tests.support.running_broker import Client, properties, running
 from tests.support.stored_messages import figure, stored, wait_stored

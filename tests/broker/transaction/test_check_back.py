@@ -17,10 +17,10 @@ from mq.broker.transaction.half_messages import IMMUNITY_MS_MAX, immunity_ms
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
-from mq.protocol.headers import CheckTransactionState
+from mq.protocol.messages.records import decode_record
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset
-from mq.protocol.records import decode_record
+from mq.protocol.requests.transactions import CheckTransactionState
 from tests.support.check_backs import FAST, grows, produce
 from tests.support.half_messages import COMMIT, PREPARED, ROLLBACK, end, end_ext, half_text, send_half
 from tests.support.running_broker import properties, running, send_ext

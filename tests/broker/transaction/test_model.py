@@ -34,13 +34,15 @@ from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
-from mq.protocol.bodies import HeartbeatData, ProducerData
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import CheckTransactionState, Response, SendReplyTemplate, encode_request
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.messages.records import RecordError, decode_records
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import RecordError, decode_records
+from mq.protocol.requests.clients import HeartbeatData, ProducerData
+from mq.protocol.requests.transactions import CheckTransactionState
+from mq.protocol.wire.encoding import SendReplyTemplate, encode_request
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY
 from raftlog import Refusal
 from tests.support.broker_contexts import context_of

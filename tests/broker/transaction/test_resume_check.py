@@ -9,9 +9,9 @@ import pytest
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.headers import CheckTransactionState
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.numbers import QueueOffset
+from mq.protocol.requests.transactions import CheckTransactionState
 from tests.support.check_backs import FAST, grows, produce
 from tests.support.half_messages import COMMIT, send_half
 from tests.support.replies import three_replicas

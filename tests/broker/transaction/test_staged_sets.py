@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from mq.protocol import properties as props
-from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.transaction_sets import ConsumedRange, SetMessage, TransactionSet
 from mq.protocol.names import HALF_TOPIC, TIMER_TOPIC
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.transaction_sets import ConsumedRange, SetMessage, TransactionSet
+from mq.protocol.requests.clients import HeartbeatData, ProducerData
 from tests.support.half_messages import COMMIT, ROLLBACK, half_text, send_half
 from tests.support.running_broker import ADDED, Answer, Client, running
 from tests.support.stored_messages import stored

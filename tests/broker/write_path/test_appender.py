@@ -17,11 +17,12 @@ from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Sto
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup, PendingSend
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Response, SendReplyTemplate, encode_request
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.messages.records import decode_records, encode_host
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import decode_records, encode_host
+from mq.protocol.wire.encoding import SendReplyTemplate, encode_request
 from mq.store.annotation import encode_runs, split_commands
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY_BYTES, QueueRun
 from mq.store.queue_store import BuiltRun

@@ -23,14 +23,14 @@ from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import InternalMessages
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.queue_offsets import QueueOffsets
-from mq.protocol.batch import BatchedMessage, encode_batch
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode
 from mq.protocol.hashes import UniqKeyGenerator
-from mq.protocol.headers import SendReplyTemplate, encode_request
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
+from mq.protocol.messages.records import encode_host, tag_code_of
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import encode_host, tag_code_of
+from mq.protocol.wire.encoding import SendReplyTemplate, encode_request
 from mq.store.annotation import COMMANDS_FORMAT, SEQUENCED_FORMAT, decode_runs, split_commands, split_sequenced
 from mq.store.dispatch import scan_runs
 from mq.store.sequenced import SequencedRecord, scan_sequenced

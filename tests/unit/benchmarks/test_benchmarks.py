@@ -41,7 +41,7 @@ from benchmarks.store_load import Note, Plan
 from benchmarks.suite import Suite
 from benchmarks.workers import GeneratorFailed
 from mq.monitoring.cpu_time import cpu_seconds
-from mq.protocol.batch import decode_batch
+from mq.protocol.messages.batch import decode_batch
 from raftlog.latency_histogram import BOUNDS
 
 

@@ -19,8 +19,8 @@ from benchmarks.frames import lite_name, send_frame
 from benchmarks.report import page_of
 from benchmarks.wires.rocketmq import RocketMQWire
 from benchmarks.wires.wire import Slots
+from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import encode_host, encode_record
 
 SVG = "{http://www.w3.org/2000/svg}"
 CURVE = Curve("queues", "Queues", "queues", "128 B")

@@ -10,8 +10,8 @@ import pytest
 
 from mq.celery.envelope import decode, encode, encode_body, encode_template, is_expired, priority_of, routing_key_of
 from mq.client.message import MessageQueue, ReceivedMessage
+from mq.protocol.messages.records import Host, StoredMessage
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import Host, StoredMessage
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 NOW_MS = int(NOW.timestamp() * 1000)

@@ -13,7 +13,7 @@ from mq.celery.intake import Intake
 from mq.celery.limits import DEFAULT
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.errors import ConnectionLost, NoRoute
-from mq.protocol.receipts import Receipt
+from mq.protocol.requests.receipts import Receipt
 from mq.tasks.queue_calls import Source
 from tests.unit.client.popping import popped_message
 

@@ -17,9 +17,10 @@ from mq.inspection.cluster import BrokerAnswer, GroupStatus, group_statuses
 from mq.inspection.diagnosis import findings_of, summary
 from mq.inspection.findings import Finding, Severity
 from mq.inspection.survey import HOUR_MS, Consumers, Survey
-from mq.protocol.group_bodies import ClientConnectionData
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.operator_bodies import GroupProgress, QueueEnds, SubscriptionGroupConfig
+from mq.protocol.requests.consumer_groups import ClientConnectionData, SubscriptionGroupConfig
+from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.topics import QueueEnds
 
 DOCS = Path(__file__).parents[3] / "docs"
 NOW_MS = 1_800_000_000_000

@@ -10,8 +10,8 @@ import trio.testing
 
 from mq.client import Admin
 from mq.inspection.group_session import GroupSession
-from mq.protocol.bodies import BrokerData, ClusterInfo
-from mq.protocol.group_admin import GroupAnswer, GroupCommand, GroupView, MemberView
+from mq.protocol.requests.namesrv import BrokerData, ClusterInfo
+from mq.protocol.requests.raft_group import GroupAnswer, GroupCommand, GroupView, MemberView
 
 pytestmark = pytest.mark.trio
 

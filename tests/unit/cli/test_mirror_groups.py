@@ -12,7 +12,7 @@ from mq.cli.mirror.plan import NewTopic
 from mq.cli.mirror.setup import AT_ONCE, create_groups, create_topic, create_topics
 from mq.client import BrokerError, SubscriptionGroupConfig
 from mq.protocol.codes import ResponseCode
-from mq.protocol.registration import TopicConfig
+from mq.protocol.requests.topics import TopicConfig
 
 pytestmark = pytest.mark.trio
 

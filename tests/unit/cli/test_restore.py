@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 from mq.cli.app import app
 from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
+from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import encode_host, encode_record
 from raftlog import RealDisk
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, SegmentLog

@@ -6,7 +6,7 @@ import pytest
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.topic_settings import TopicSettings, settings_to_create
-from mq.protocol.bodies import TopicConfig
+from mq.protocol.requests.topics import TopicConfig
 
 NOTHING = TopicSettings()
 FOUR_SAID = TopicSettings(4, 4, 6, order=False, message_type="NORMAL")

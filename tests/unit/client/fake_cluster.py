@@ -19,8 +19,8 @@ import anyio
 import anyio.abc
 
 from mq.filter.sql import SqlFilter
-from mq.protocol.compression import inflate
-from mq.protocol.headers import encode_request, encode_response
+from mq.protocol.messages.compression import inflate
+from mq.protocol.wire.encoding import encode_request, encode_response
 from tests.unit.client.fake_messages import StoredMessage, sent_messages
 from tests.unit.client.fake_server import FakeConnection, FakeRequest, FakeServer
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mq.protocol.batch import decode_batch
+from mq.protocol.messages.batch import decode_batch
+from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import encode_host, encode_record
 
 SEND_BATCH = 320
 

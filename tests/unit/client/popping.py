@@ -6,9 +6,9 @@ import anyio
 
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.message import MessageQueue, ReceivedMessage
+from mq.protocol.messages.records import decode_record, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.receipts import NORMAL, Receipt
-from mq.protocol.records import decode_record, encode_host, encode_record
+from mq.protocol.requests.receipts import NORMAL, Receipt
 
 QUEUE = MessageQueue("T", "broker", 0)
 

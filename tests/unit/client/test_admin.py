@@ -7,8 +7,8 @@ import datetime as dt
 import pytest
 
 from mq.client import Admin, BrokerError, Message, MessageQueue, NoRoute, Producer, PushConsumer, TopicNotFound
-from mq.protocol.bodies import ClusterInfo
 from mq.protocol.codes import ResponseCode
+from mq.protocol.requests.namesrv import ClusterInfo
 from tests.unit.client.consuming import IMPATIENT
 from tests.unit.client.fake_cluster import FakeCluster
 

@@ -16,7 +16,7 @@ from mq.client.consume.allocation import (
     allocate_in_rooms,
     allocate_nearby,
 )
-from mq.protocol.allocation import ring_hash
+from mq.protocol.requests.allocation import ring_hash
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from mq.client import (
     SendResult,
 )
 from mq.client.sync import SyncProducer
-from mq.protocol.batch import decode_batch
+from mq.protocol.messages.batch import decode_batch
 from tests.support.producing import SEND, SEND_BATCH, producer_of
 from tests.support.waiting import until
 from tests.unit.client import fake_cluster

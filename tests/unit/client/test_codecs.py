@@ -11,7 +11,7 @@ from mq.client import Codec, CodecNotInstalled, Producer
 from mq.client.logs import log
 from mq.client.net.replies import received_messages
 from mq.protocol.codes import RequestCode
-from mq.protocol.compression import deflate
+from mq.protocol.messages.compression import deflate
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, offset_of, stored, take
 from tests.unit.client.fake_cluster import FakeCluster

@@ -13,7 +13,7 @@ import pytest
 from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, RequestTimeout
 from mq.client.net.connection import Answer, Connection, open_connection, split_address
 from mq.protocol.frames import split_frames
-from mq.protocol.headers import encode_request, encode_response
+from mq.protocol.wire.encoding import encode_request, encode_response
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from mq.client import PushConsumer, ReceivedMessage
-from mq.protocol.compression import deflate
+from mq.protocol.messages.compression import deflate
 from mq.protocol.properties import decode
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of, running, stored, take

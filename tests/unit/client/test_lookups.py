@@ -9,9 +9,9 @@ import pytest
 from mq.client.errors import BrokerError, NoRoute, RequestTimeout
 from mq.client.lookups import message_by_id
 from mq.client.net.client_core import ClientCore
-from mq.protocol.bodies import BrokerData, ClusterInfo
 from mq.protocol.codes import ResponseCode
-from mq.protocol.records import decode_record
+from mq.protocol.messages.records import decode_record
+from mq.protocol.requests.namesrv import BrokerData, ClusterInfo
 from tests.unit.client.consuming import stored
 
 pytestmark = pytest.mark.anyio

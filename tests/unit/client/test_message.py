@@ -6,8 +6,8 @@ import datetime as dt
 
 from mq.client import Host, MessageQueue, ReceivedMessage
 from mq.protocol import properties as props
+from mq.protocol.messages.records import decode_records, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import decode_records, encode_host, encode_record
 
 ID = "7F00000100002A9F0000000000000000"
 

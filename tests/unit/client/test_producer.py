@@ -27,7 +27,7 @@ from mq.client import (
     TopicNotFound,
 )
 from mq.client.produce.in_flight_limit import InFlightLimit
-from mq.protocol.compression import Codec
+from mq.protocol.messages.compression import Codec
 from tests.support.producing import ROUTE, SEND, producer_of
 from tests.support.waiting import until
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mq.client.consume.diagnostics import running_info
-from mq.protocol import fastjson
+from mq.protocol.wire import fastjson
 
 
 def test_tools_reckon_with_the_time_of_the_start() -> None:

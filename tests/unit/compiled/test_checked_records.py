@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.compiled import IS_COMPILED, checked_records
+from mq.protocol.messages.records import FIXED, RecordError, check_records, encode_record
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.records import FIXED, RecordError, check_records, encode_record
 
 pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mq.console.views.accounts import PolicyRow, policy_rows, user_rows
-from mq.protocol.user_bodies import DISABLED, ENABLED, NORMAL, SUPER, AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from mq.protocol.requests.users import DISABLED, ENABLED, NORMAL, SUPER, AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 
 
 def user(name: str, kind: str = NORMAL, status: str = ENABLED) -> UserInfo:

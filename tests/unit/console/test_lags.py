@@ -16,9 +16,10 @@ from mq.inspection.changing import ChangingAdmin
 from mq.inspection.cluster import GroupStatus
 from mq.inspection.looking import LookingAdmin
 from mq.inspection.members import Member
-from mq.protocol.group_bodies import ClientConnectionData, ProcessQueueInfo
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
+from mq.protocol.requests.consumer_groups import ClientConnectionData, SubscriptionGroupConfig
+from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.relayed import ProcessQueueInfo
 
 NOW_MS = 1_800_000_000_000
 Q0, Q1 = MessageQueue("Orders", "broker-a", 0), MessageQueue("Orders", "broker-a", 1)

@@ -7,7 +7,7 @@ import pytest
 from mq.console.pages.members import change_of
 from mq.console.pages.visit import Refused
 from mq.console.views.members import Change, consequences, member_rows
-from mq.protocol.group_admin import GroupView, MemberView
+from mq.protocol.requests.raft_group import GroupView, MemberView
 
 
 def view(*members: MemberView, leader: str = "n0") -> GroupView:

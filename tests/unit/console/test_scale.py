@@ -23,11 +23,12 @@ from mq.console.watch import Shared, Watch
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
 from mq.inspection.looking import Held, LookingAdmin
 from mq.inspection.members import Member
-from mq.protocol.group_bodies import ClientConnectionData, ProcessQueueInfo
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.operator_bodies import GroupProgress, QueueEnds, SubscriptionGroupConfig
-from mq.protocol.registration import TopicConfig
-from mq.protocol.user_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from mq.protocol.requests.consumer_groups import ClientConnectionData, SubscriptionGroupConfig
+from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.relayed import ProcessQueueInfo
+from mq.protocol.requests.topics import QueueEnds, TopicConfig
+from mq.protocol.requests.users import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from tests.support.console_browser import NOW_MS, Browser
 
 TOPICS, GROUPS, MEMBERS, QUEUES = 10_000, 5_000, 200, 8

@@ -18,7 +18,7 @@ from mq.console.views.text import duration, matching, paged, visible
 from mq.console.views.topics import kind_of, reader_rows
 from mq.inspection.findings import Finding, Severity
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.operator_bodies import GroupProgress
+from mq.protocol.requests.group_progress import GroupProgress
 
 NOW_MS = 1_800_000_000_000
 Q0, Q1 = MessageQueue("Orders", "broker-a", 0), MessageQueue("Orders", "broker-a", 1)

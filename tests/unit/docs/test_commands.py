@@ -32,7 +32,8 @@ from mq.client.message import MessageQueue
 from mq.inspection.members import Member
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
-from mq.protocol.group_bodies import ClientConnectionData, ProcessQueueInfo
+from mq.protocol.requests.consumer_groups import ClientConnectionData
+from mq.protocol.requests.relayed import ProcessQueueInfo
 from raftlog import NodeId, RealDisk
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import ConfState

@@ -8,7 +8,7 @@ from struct import Struct, calcsize
 
 import pytest
 
-from mq.protocol import transaction_sets
+from mq.protocol.messages import transaction_sets
 from mq.store import checkpoint, queue_blocks
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.key_index import file as key_file

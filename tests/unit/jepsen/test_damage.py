@@ -20,8 +20,8 @@ from jepsen.damage import (
 )
 from jepsen.nemeses.rot import serves
 from mq.protocol import properties
+from mq.protocol.messages.records import decode_record, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import decode_record, encode_record
 
 CONTENT = bytes(range(1, 251)) * 40
 

@@ -15,12 +15,14 @@ from jepsen.recorder import Recorder
 from jepsen.wire import Wire
 from jepsen.workloads.log import LogWorkload
 from jepsen.workloads.pipelines import Pipeline, draw
-from mq.protocol.batch import split_batch
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.hashes import offset_message_id
-from mq.protocol.headers import Response, SendBatchMessage, SendMessageV2, decode_header, encode_response
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.messages.batch import split_batch
 from mq.protocol.numbers import PhysicalOffset
+from mq.protocol.requests.send import SendBatchMessage, SendMessageV2
+from mq.protocol.wire.encoding import encode_response
 
 
 class Stream:

@@ -14,7 +14,7 @@ from jepsen.final_reads import read_queue
 from jepsen.history import decode_events, final_reads, gather
 from jepsen.recorder import Recorder, Worker
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import Response
+from mq.protocol.incoming.decoding import Response
 from tests.unit.jepsen.histories import NODES, Script
 
 A, B, C = "1.1.10", "1.2.10", "2.1.10"

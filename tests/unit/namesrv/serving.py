@@ -11,10 +11,13 @@ import trio
 
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
-from mq.protocol.bodies import DataVersion, RegisterBrokerBody, Route, TopicConfig
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.headers import Response, decode_header, encode_request
+from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.requests.namesrv import Route
+from mq.protocol.requests.registration import RegisterBrokerBody
+from mq.protocol.requests.topics import DataVersion, TopicConfig
+from mq.protocol.wire.encoding import encode_request
 
 SECONDS_MAX = 120.0
 """How long a test waits for something that happens at once; reached only when it never will."""

@@ -20,13 +20,16 @@ from mq.namesrv.kv_config import KvConfig
 from mq.namesrv.route_table import RouteTable, TableLimits
 from mq.namesrv.running_config import RunningConfig
 from mq.namesrv.settings import NamesrvSettings
-from mq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig
+from mq.protocol.access.plain_acl import AclFileInvalid
+from mq.protocol.access.signing import SIGNED_CODE, signed
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON, split_frames
-from mq.protocol.headers import Request, Response, decode_header, encode_request
-from mq.protocol.plain_acl import AclFileInvalid
-from mq.protocol.signing import SIGNED_CODE, signed
+from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.requests.registration import RegisterBrokerBody
+from mq.protocol.requests.topics import DataVersion, TopicConfig
+from mq.protocol.wire.encoding import encode_request
+from mq.protocol.wire.request import Request
 from tests.unit.namesrv.serving import broker_fields, name_server
 
 BROKER, ADMIN, USER = (Credentials(f"{name}-key", f"{name}-secret") for name in ("broker", "admin", "user"))

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from mq.protocol.bodies import DataVersion, QueueData, RegisterBrokerBody, Route, TopicConfig, TopicList
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.operator_bodies import decode_properties
+from mq.protocol.requests.namesrv import QueueData, Route
+from mq.protocol.requests.registration import RegisterBrokerBody
+from mq.protocol.requests.settings_text import decode_properties
+from mq.protocol.requests.topics import DataVersion, TopicConfig, TopicList
 from tests.unit.namesrv.serving import Peer, broker_fields, name_server
 
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"

@@ -18,7 +18,9 @@ from mq.namesrv.route_table import (
     TableFull,
     TableLimits,
 )
-from mq.protocol.bodies import DataVersion, QueueData, RegisterBrokerBody, TopicConfig
+from mq.protocol.requests.namesrv import QueueData
+from mq.protocol.requests.registration import RegisterBrokerBody
+from mq.protocol.requests.topics import DataVersion, TopicConfig
 
 A, B, C = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
 

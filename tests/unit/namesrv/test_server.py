@@ -11,10 +11,13 @@ from structlog.testing import capture_logs
 
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
-from mq.protocol.bodies import ClusterInfo, DataVersion, KVTable, RegisterBrokerBody, TopicConfig, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.headers import encode_request, encode_response
+from mq.protocol.requests.broker import KVTable
+from mq.protocol.requests.namesrv import ClusterInfo
+from mq.protocol.requests.registration import RegisterBrokerBody
+from mq.protocol.requests.topics import DataVersion, TopicConfig, TopicList
+from mq.protocol.wire.encoding import encode_request, encode_response
 from tests.unit.namesrv.serving import Peer, broker_fields, name_server
 
 TLS_CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(194)

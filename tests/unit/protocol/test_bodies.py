@@ -12,26 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mq.protocol import fastjson
-from mq.protocol.batch import BatchedMessage, decode_batch, encode_batch
-from mq.protocol.bodies import (
-    BrokerData,
-    ClusterInfo,
-    ConsumerData,
-    ConsumerList,
-    DataVersion,
-    HeartbeatData,
-    KVTable,
-    ProducerData,
-    QueueData,
-    RegisterBrokerBody,
-    Route,
-    SubscriptionData,
-    TopicConfig,
-    TopicConfigTable,
-    TopicList,
-)
 from mq.protocol.errors import BodyError
+from mq.protocol.messages.batch import BatchedMessage, decode_batch, encode_batch
+from mq.protocol.requests.broker import KVTable
+from mq.protocol.requests.clients import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
+from mq.protocol.requests.namesrv import BrokerData, ClusterInfo, QueueData, Route
+from mq.protocol.requests.registration import RegisterBrokerBody
+from mq.protocol.requests.topics import DataVersion, TopicConfig, TopicConfigTable, TopicList
+from mq.protocol.wire import fastjson
 
 steady = settings(derandomize=True, deadline=None)
 

@@ -9,7 +9,7 @@ import lz4.frame
 import pytest
 import zstandard
 
-from mq.protocol.compression import DecompressionError, inflate
+from mq.protocol.messages.compression import DecompressionError, inflate
 
 BODY = b"a message body, many times over; " * 1000
 

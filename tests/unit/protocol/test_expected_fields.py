@@ -6,11 +6,11 @@ from typing import Final
 
 import pytest
 
+from mq.protocol.access.expected_fields import unexpected
 from mq.protocol.codes import RequestCode
-from mq.protocol.encoding import encode_header
-from mq.protocol.expected_fields import unexpected
 from mq.protocol.frames import JSON
-from mq.protocol.headers import decode_header
+from mq.protocol.incoming.decoding import decode_header
+from mq.protocol.wire.encoding import encode_header
 
 _SEND: Final = (
     "batch bornTimestamp defaultTopic defaultTopicQueueNums flag maxReconsumeTimes producerGroup "

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.protocol.chunks import decode_chunk
-from mq.protocol.decoding import REQUEST_CLASSES
-from mq.protocol.forwarding import FORWARDED_TO, ForwardEncoder, TooLarge, WrapEncoder, mark_forwarded
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.headers import Forward, Response, SendExt, SendMessageV2, encode_response
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.incoming.decoding import REQUEST_CLASSES, Response
+from mq.protocol.requests.forwarding import FORWARDED_TO, ForwardEncoder, TooLarge, WrapEncoder, mark_forwarded
+from mq.protocol.requests.replicas import Forward
+from mq.protocol.requests.send import SendExt, SendMessageV2
+from mq.protocol.wire.encoding import encode_response
 
 HOST = bytes((10, 0, 0, 1, 0, 0, 0x12, 0x34))
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -8,24 +8,20 @@ import msgspec
 import pytest
 
 from mq.protocol.codes import LANGUAGES, MQ_VERSION, RequestCode, ResponseCode
-from mq.protocol.decoding import REQUEST_CLASSES
 from mq.protocol.errors import HeaderError
 from mq.protocol.frames import BINARY, JSON, split_frames
-from mq.protocol.headers import (
-    Request,
-    Response,
-    SendMessage,
-    SendMessageV2,
+from mq.protocol.incoming.decoding import REQUEST_CLASSES, Response, UnknownRequest, decode_header
+from mq.protocol.messages.records import encode_host
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.requests.send import SendMessage, SendMessageV2
+from mq.protocol.wire.encoding import (
     SendReplyTemplate,
-    UnknownRequest,
-    decode_header,
     encode_request,
     encode_response,
     encode_success,
     pull_response_header,
 )
-from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import encode_host
+from mq.protocol.wire.request import Request
 
 BINARY_CODE_MAX = 2**15 - 1
 EXAMPLES: dict[type, str | int | bool] = {str: "T-1 ünï\x01", int: 123456, bool: True}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.protocol.intake import SLOW_BYTES, WAITING_BYTES, Intake
+from mq.protocol.incoming.partial_requests import SLOW_BYTES, WAITING_BYTES, Intake
 
 MIB = 1024 * 1024
 

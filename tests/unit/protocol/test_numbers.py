@@ -9,7 +9,7 @@ from typing import assert_type
 
 from mq.broker.write_path.outcome import Stored
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset, offset_range
-from mq.protocol.receipts import Receipt
+from mq.protocol.requests.receipts import Receipt
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.log_records import LogRecords
 from mq.store.queue_store import QueueStore

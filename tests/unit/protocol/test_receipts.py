@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mq.protocol.names import TOPIC_BYTES_MAX, check_topic, pop_retry_topic
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.receipts import (
+from mq.protocol.requests.receipts import (
     BatchAck,
     Receipt,
     ReceiptError,

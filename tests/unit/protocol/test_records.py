@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from mq.protocol import properties as props
 from mq.protocol.hashes import parse_offset_message_id, tag_code
-from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.records import (
+from mq.protocol.messages.records import (
     FIXED,
     HEAD,
     MAGIC_V1,
@@ -33,6 +32,7 @@ from mq.protocol.records import (
     split_record,
     tag_code_of,
 )
+from mq.protocol.numbers import PhysicalOffset
 
 steady = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

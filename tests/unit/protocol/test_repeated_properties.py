@@ -8,11 +8,18 @@ from hypothesis import strategies as st
 
 from mq.filter.sql import SqlFilter
 from mq.protocol import properties as props
-from mq.protocol.delay import TURNS_MS, timer_turn_ms
 from mq.protocol.hashes import tag_code
+from mq.protocol.messages.delay import TURNS_MS, timer_turn_ms
+from mq.protocol.messages.records import (
+    decode_record,
+    encode_host,
+    encode_record,
+    properties_text,
+    scan_fixed,
+    tag_code_of,
+)
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import decode_record, encode_host, encode_record, properties_text, scan_fixed, tag_code_of
 from mq.store.key_index.record_keys import KeyedRecord, has_key
 from mq.store.sequenced import sequenced_record
 from spark.rows import decode_properties

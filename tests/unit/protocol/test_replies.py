@@ -5,13 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mq.protocol.decoding import REQUEST_CLASSES
 from mq.protocol.errors import ReplyError
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.headers import decode_header, encode_request
+from mq.protocol.incoming.decoding import REQUEST_CLASSES, decode_header
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.replies import OffsetReply, PopReply, PullReply, read_reply
-from mq.protocol.requests import Ext, PullExt, Request
+from mq.protocol.requests.offsets import OffsetReply
+from mq.protocol.requests.pop import PopReply
+from mq.protocol.requests.pull import PullExt, PullReply
+from mq.protocol.wire.encoding import encode_request
+from mq.protocol.wire.reply import read_reply
+from mq.protocol.wire.request import Ext, Request
 
 REQUESTS = sorted((each for each in REQUEST_CLASSES if "ext" in each.__annotations__), key=lambda each: each.__name__)
 VALUES = {str: "some text", bool: True, int: 7}

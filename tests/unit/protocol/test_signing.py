@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.client.net.credentials import Credentials
-from mq.protocol.chunks import decode_chunk, headers_of
+from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNATURE, Signer, header_fields, lengths, signed
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.headers import encode_request
-from mq.protocol.signing import ACCESS_KEY, LENGTHS, SIGNATURE, Signer, header_fields, lengths, signed
+from mq.protocol.incoming.chunks import decode_chunk, headers_of
+from mq.protocol.wire.encoding import encode_request
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 FIELDS = st.dictionaries(TEXT, TEXT, max_size=6)

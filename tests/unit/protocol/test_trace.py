@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.protocol.trace import (
+from mq.protocol.messages.trace import (
     KEYS_BYTES_MAX,
     TRACE_BODY_BYTES_MAX,
     HandlingBegun,

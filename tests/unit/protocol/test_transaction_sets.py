@@ -6,10 +6,16 @@ import struct
 
 import pytest
 
-from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.errors import BodyError
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
+from mq.protocol.messages.transaction_sets import (
+    SET_MESSAGES_MAX,
+    SET_OFFSETS_MAX,
+    ConsumedRange,
+    SetMessage,
+    TransactionSet,
+)
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.transaction_sets import SET_MESSAGES_MAX, SET_OFFSETS_MAX, ConsumedRange, SetMessage, TransactionSet
 
 OFFSET = b'{"group":"G","topic":"T","queueId":3,"from":5,"to":9}'
 PLACE = "REAL_TOPIC\x01T\x02REAL_QID\x010\x02"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any, cast
 
-from mq.protocol.bodies import ClientBehindProxy
+from mq.protocol.requests.clients import ClientBehindProxy
 from mq.proxy.clients import MEMBERS_BYTES_MAX, Clients, TelemetryStream
 
 

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mq.protocol import properties as props
-from mq.protocol.compression import CODECS, deflate, inflate
+from mq.protocol.messages.compression import CODECS, deflate, inflate
+from mq.protocol.messages.records import decode_record, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import decode_record, encode_host, encode_record
 from spark import columns
 from spark.columns import Source, decode_batches
 from spark.errors import AnswerDamaged, BodyUnreadable

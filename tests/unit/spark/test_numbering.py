@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX
+from mq.protocol.messages.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX
 from spark.numbering import BATCH_MAX, ROWS_MAX, Destination, Job, first_number, home, producer_id
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from mq.protocol import properties as props
-from mq.protocol.batch import BatchedMessage, encode_batch, split_batch
-from mq.protocol.compression import inflate
+from mq.protocol.messages.batch import BatchedMessage, encode_batch, split_batch
+from mq.protocol.messages.compression import inflate
 from spark.errors import RowRefused
 from spark.numbering import Destination
 from spark.options import OptionRefused

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from mq.protocol import properties as props
-from mq.protocol.batch import split_batch
-from mq.protocol.sequencing import SequenceRange, sent_range
+from mq.protocol.messages.batch import split_batch
+from mq.protocol.messages.sequencing import SequenceRange, sent_range
 from spark.client import GET_ROUTE, SEND_BATCH, Answer, Connection, Unreachable
 from spark.errors import RowRefused, WriteFailed
 from spark.numbering import Destination, Job, home, producer_id

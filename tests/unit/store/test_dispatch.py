@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.protocol.hashes import tag_code
+from mq.protocol.messages.records import RecordError, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import RecordError, encode_host, encode_record
 from mq.store.annotation import decode_runs, encode_runs
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QueueRun, RunBuilder, check_entry, enters_queue, scan_runs
 from mq.store.errors import AnnotationDamaged, RunRefused

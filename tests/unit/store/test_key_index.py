@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mq.protocol.messages.records import PREPARED, ROLLBACK, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import PREPARED, ROLLBACK, encode_host, encode_record
 from mq.store.key_index.builder import Pace
 from mq.store.key_index.file import KeyFile, KeyFileDamaged
 from mq.store.key_index.index import JOBS_MAX, KeyIndex

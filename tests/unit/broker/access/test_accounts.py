@@ -6,9 +6,9 @@ import pytest
 
 from mq.accounts import Permission, parse_accounts
 from mq.broker.access.needs import ROWS, Role
-from mq.protocol.address_patterns import compiled, is_loopback
-from mq.protocol.filter_requests import RegisterFilterClassExt, RegisterMessageFilterClass
-from mq.protocol.plain_acl import AclFileInvalid
+from mq.protocol.access.address_patterns import compiled, is_loopback
+from mq.protocol.access.plain_acl import AclFileInvalid
+from mq.protocol.requests.filters import RegisterFilterClassExt, RegisterMessageFilterClass
 
 FILE = """
 globalWhiteRemoteAddresses:

@@ -22,8 +22,8 @@ from mq.broker.state.users import (
     UpdateUser,
     Users,
 )
-from mq.protocol.address_patterns import compiled
-from mq.protocol.signing import Signer
+from mq.protocol.access.address_patterns import compiled
+from mq.protocol.access.signing import Signer
 
 PUB, SUB = Permission.PUB, Permission.SUB
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))

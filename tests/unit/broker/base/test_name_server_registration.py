@@ -10,8 +10,9 @@ import trio
 import trio.lowlevel
 
 from mq.broker.base.name_server_registration import Registrar, Registration
-from mq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.requests.registration import RegisterBrokerBody
+from mq.protocol.requests.topics import DataVersion, TopicConfig
 from tests.unit.namesrv.serving import name_server
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mq.broker.bulk.selection import GAP_BYTES_MAX, QueueSpan, Selection, read_answer, select
 from mq.protocol.bulk import decode_answer
+from mq.protocol.messages.records import decode_record, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import decode_record, encode_host, encode_record
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment.verified_reads import VerifiedRun
 

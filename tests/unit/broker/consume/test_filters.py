@@ -16,9 +16,9 @@ from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import Subscription, parse_subscription
-from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import PullExt
+from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.requests.pull import PullExt
 from tests.support.broker_contexts import context_of
 
 

@@ -14,10 +14,10 @@ from mq.broker.net.call import Call
 from mq.broker.net.clients import ROUND_CALLS
 from mq.broker.state.commands import DeleteTopic, LockQueues, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
-from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import JSON
-from mq.protocol.headers import encode_request
+from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.wire.encoding import encode_request
 from tests.support.appender_rounds import Rounds
 from tests.support.broker_contexts import context_of
 

@@ -18,9 +18,8 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import UpdateConsumerOffset
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.requests import UpdateConsumerOffsetExt
+from mq.protocol.requests.offsets import UpdateConsumerOffset, UpdateConsumerOffsetExt
 from tests.support.appender_rounds import Rounds
 from tests.support.broker_contexts import context_of
 

@@ -7,11 +7,11 @@ import structlog
 import trio
 
 from mq.broker.consume.routes import Queues, Routes
-from mq.protocol.bodies import QueueData, Route
-from mq.protocol.encoding import encode_response
 from mq.protocol.frames import split_frames
-from mq.protocol.headers import GetRouteinfoByTopic, decode_header
-from mq.protocol.queue_tables import QueueRef
+from mq.protocol.incoming.decoding import decode_header
+from mq.protocol.requests.namesrv import GetRouteinfoByTopic, QueueData, Route
+from mq.protocol.wire.encoding import encode_response
+from mq.protocol.wire.queue_tables import QueueRef
 
 pytestmark = pytest.mark.trio
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mq.broker.net.client_limits import ClientLimits, HeartbeatRefused
 from mq.broker.net.clients import ROUND_CALLS, ClientRegistry, HeartbeatOutcome
 from mq.broker.net.consumer_group import BROADCASTING
-from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
+from mq.protocol.requests.clients import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
 
 
 def subscription(topic: str, expression: str = "*", version: int = 1, expression_type: str = "TAG") -> SubscriptionData:

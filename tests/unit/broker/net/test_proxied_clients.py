@@ -8,8 +8,7 @@ from mq.accounts import Permission
 from mq.broker.access.needs import ROWS, is_of_consumers
 from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.clients import ROUND_CALLS, ClientRegistry
-from mq.protocol.admin_requests import HeartBeat
-from mq.protocol.bodies import ClientBehindProxy, HeartbeatData, HeartbeatOfProxy, ProducerData
+from mq.protocol.requests.clients import ClientBehindProxy, HeartBeat, HeartbeatData, HeartbeatOfProxy, ProducerData
 
 
 def client(client_id: str, group: str = "g", *topics: str, expression: str = "*") -> ClientBehindProxy:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from mq.broker.write_path.entry_builder import Entry, EntryBuilder
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
 from mq.compiled import IS_COMPILED
-from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.properties import PROPERTIES_BYTES_MAX, SENT_PROPERTIES_BYTES_MAX
+from mq.protocol.wire.encoding import SendReplyTemplate
 from raftlog import Refusal
 from tests.support.model_log import HOST
 from tests.support.odd_properties import PROPERTIES

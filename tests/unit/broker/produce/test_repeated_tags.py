@@ -8,7 +8,7 @@ import pytest
 
 from mq.compiled import IS_COMPILED
 from mq.protocol.hashes import tag_code
-from mq.protocol.records import decode_records, scan_fixed
+from mq.protocol.messages.records import decode_records, scan_fixed
 from tests.support.model_log import HOST
 from tests.support.send_paths import Connection, batched, compare, frame, properties
 

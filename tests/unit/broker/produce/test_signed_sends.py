@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mq.broker.access.control import AccessControl
 from mq.client.net.credentials import Credentials
 from mq.compiled import IS_COMPILED
-from mq.protocol.signing import Signer, signed
+from mq.protocol.access.signing import Signer, signed
 from tests.support.model_log import HOST
 from tests.support.odd_properties import PROPERTIES
 from tests.support.send_paths import (

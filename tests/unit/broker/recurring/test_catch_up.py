@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mq.broker.recurring.catch_up import ON_TIME_MS, Tick, next_tick
 from mq.broker.recurring.rule import rule_of
-from mq.protocol.schedule_bodies import CATCH_UPS, ScheduleDefinition
+from mq.protocol.requests.schedules import CATCH_UPS, ScheduleDefinition
 
 MINUTE = 60_000
 DAY = 86_400_000

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.broker.recurring.rule import Cron, Interval, Once, Rule, RuleInvalid, next_due, rule_of
-from mq.protocol.schedule_bodies import TIME_MS_MAX, ScheduleDefinition
+from mq.protocol.requests.schedules import TIME_MS_MAX, ScheduleDefinition
 
 VIENNA = "Europe/Vienna"
 """From 2:00 to 3:00 on 29 March 2026, and from 3:00 back to 2:00 on 25 October."""

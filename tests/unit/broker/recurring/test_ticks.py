@@ -14,8 +14,7 @@ from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset
-from mq.protocol.schedule_bodies import DUE_MS, ScheduleDefinition
-from mq.protocol.schedule_requests import ANY_VERSION
+from mq.protocol.requests.schedules import ANY_VERSION, DUE_MS, ScheduleDefinition
 from tests.support.broker_contexts import context_of
 
 SECOND = 1000

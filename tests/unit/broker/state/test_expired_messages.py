@@ -8,11 +8,11 @@ from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.expired_messages import ROWS_MAX, ExpireMessages, expired_by
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused
-from mq.protocol.lite_attributes import AttributeRefused
-from mq.protocol.message_types import MESSAGE_TYPE_ATTRIBUTE
+from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.names import NameRefused
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.retention_attributes import RESERVE_TIME, check_reserve_time, reserve_hours
+from mq.protocol.requests.lite_attributes import AttributeRefused
+from mq.protocol.requests.retention_attributes import RESERVE_TIME, check_reserve_time, reserve_hours
 
 ROW = "T", 0, QueueOffset(5)
 

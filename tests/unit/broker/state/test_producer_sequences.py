@@ -14,9 +14,9 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.state.producer_sequences import ProducerSequences, Stored
 from mq.broker.state.table import SnapshotDamaged
 from mq.protocol import properties as props
+from mq.protocol.messages.records import encode_host, encode_record
+from mq.protocol.messages.sequencing import SEQUENCE_MAX, SequenceRange, range_properties, sent_range, stored_range
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import encode_host, encode_record
-from mq.protocol.sequencing import SEQUENCE_MAX, SequenceRange, range_properties, sent_range, stored_range
 from mq.store.annotation import ANNOTATION_START, join_sequenced, split_sequenced
 from mq.store.errors import AnnotationDamaged
 from mq.store.sequenced import SequencedRecord, scan_sequenced

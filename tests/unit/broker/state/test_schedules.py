@@ -12,8 +12,14 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.state.schedules import DeleteSchedule, PutSchedule, Schedule, Schedules, SettleTick, SwitchSchedule
 from mq.broker.state.table import CommandRefused, SnapshotDamaged
 from mq.protocol.names import NameRefused
-from mq.protocol.schedule_bodies import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, TIME_MS_MAX, ScheduleDefinition
-from mq.protocol.schedule_requests import ANY_VERSION, NO_VERSION
+from mq.protocol.requests.schedules import (
+    ANY_VERSION,
+    BODY_BYTES_MAX,
+    NO_VERSION,
+    PROPERTIES_BYTES_MAX,
+    TIME_MS_MAX,
+    ScheduleDefinition,
+)
 
 
 def definition(name: str = "a", **given: Any) -> ScheduleDefinition:

@@ -10,9 +10,9 @@ import pytest
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.queue_offsets import QueueOffsets
-from mq.protocol.headers import SendReplyTemplate
+from mq.protocol.messages.records import encode_host
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.records import encode_host
+from mq.protocol.wire.encoding import SendReplyTemplate
 from raftlog import Refusal
 
 HOST = encode_host("127.0.0.1", 10911)

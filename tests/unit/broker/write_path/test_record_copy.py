@@ -9,9 +9,7 @@ import pytest
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol.hashes import tag_code
-from mq.protocol.names import SCHEDULE_TOPIC
-from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import (
+from mq.protocol.messages.records import (
     COMMITTED,
     PREPARED,
     RawRecord,
@@ -21,7 +19,9 @@ from mq.protocol.records import (
     encode_record,
     split_record,
 )
-from mq.protocol.wire_names import INT32_MAX
+from mq.protocol.names import SCHEDULE_TOPIC
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.wire.fields import INT32_MAX
 
 COMPRESSED = 1
 TAIL = NextOffset(TopicName("T"), 1, QueueOffset(0))

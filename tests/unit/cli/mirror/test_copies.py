@@ -18,10 +18,10 @@ from mq.cli.mirror.copies import (
     runs_of,
 )
 from mq.protocol import properties as props
-from mq.protocol.batch import decode_batch
 from mq.protocol.errors import BodyError
+from mq.protocol.messages.batch import decode_batch
+from mq.protocol.messages.records import IN_LITE_TOPIC, Host, StoredMessage
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.records import IN_LITE_TOPIC, Host, StoredMessage
 
 
 def stored(offset: int = 7, **given: Any) -> StoredMessage:

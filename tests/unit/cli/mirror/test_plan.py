@@ -6,7 +6,7 @@ import pytest
 
 from mq.cli.mirror.plan import Choice, Extension, PlanRefused, extend, own_names
 from mq.cli.mirror.state import MirroredQueue
-from mq.protocol.registration import TopicConfig
+from mq.protocol.requests.topics import TopicConfig
 
 
 def topic(name: str, queues: int = 2, perm: int = 6, read: int | None = None) -> TopicConfig:

@@ -1,0 +1,1 @@
+"""Signatures of requests, and the rules of who may make them."""

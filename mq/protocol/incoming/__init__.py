@@ -1,0 +1,1 @@
+"""Bytes from a connection to typed requests and responses."""

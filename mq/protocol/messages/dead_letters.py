@@ -1,0 +1,56 @@
+"""What a redelivered message and a dead letter say about themselves, in properties. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mq.protocol import properties as props
+from mq.protocol.messages.records import StoredMessage
+
+
+def with_origin(message: StoredMessage, broker_name: str) -> dict[str, str]:
+    """The properties of the first copy of a message, with the place of its original; a later copy keeps them."""
+    origin = {props.RETRY_TOPIC: message.topic, props.ORIGIN_MESSAGE_ID: message.offset_message_id}
+    place = {
+        props.ORIGIN_BROKER: broker_name,
+        props.ORIGIN_QUEUE_ID: str(message.queue_id),
+        props.ORIGIN_OFFSET: str(message.queue_offset),
+    }
+    return origin | message.properties | ({} if props.RETRY_TOPIC in message.properties else place)
+
+
+def dead_letter(
+    properties: Mapping[str, str],
+    *,
+    group: str,
+    reason: str,
+    attempts: int,
+    now_ms: int,
+    failure: str | None = None,
+    given_up_by: str | None = None,
+) -> dict[str, str]:
+    """The properties of a dead letter of a group, from those of the message `with_origin`.
+
+    Args:
+        reason: why it was given up, in a few words.
+        attempts: how often it was delivered.
+        now_ms: now, in epoch milliseconds.
+        failure: the text of the last exception; by default, the copy may have one.
+        given_up_by: who did it, if it was an operator.
+    """
+    said = {
+        props.DEAD_GROUP: group,
+        props.DEAD_REASON: props.safe_value(reason),
+        props.DEAD_ATTEMPTS: str(attempts),
+        props.DEAD_MS: str(now_ms),
+    }
+    if topic := properties.get(props.RETRY_TOPIC):
+        said[props.DEAD_TOPIC] = topic
+    if message_id := properties.get(props.ORIGIN_MESSAGE_ID):
+        said[props.DEAD_MESSAGE_ID] = message_id
+    if failure:
+        said[props.FAILURE] = props.safe_value(failure)
+    if given_up_by:
+        said[props.DEAD_BY] = props.safe_value(given_up_by)
+    earlier = {props.DELAY, props.DEAD_BY}
+    return {name: value for name, value in properties.items() if name not in earlier} | said

@@ -1,0 +1,105 @@
+"""Types of messages that a topic takes, and priorities of messages. Pure.
+
+A priority is a number from 0 on in the property `PRIORITY`; each queue of a topic has the messages of one level: those
+of priority 0 are in queue 0, and those of the last level and above in the last queue.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from mq.protocol import properties as props
+from mq.protocol.errors import ProtocolError
+from mq.protocol.wire.fields import INT32_MAX
+
+MESSAGE_TYPE_ATTRIBUTE: Final = "message.type"
+"""The attribute of a topic that says which messages gRPC clients may send."""
+PRIORITY: Final = "PRIORITY"
+MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
+"""Message types that a topic may have."""
+TYPES_STORED: Final = frozenset((*MESSAGE_TYPES, "UNSPECIFIED"))
+"""What brokers accept as the attribute: RocketMQ's tools may ask for more than `MESSAGE_TYPES`."""
+
+PRIORITY_FACTOR: Final = "priority.factor"
+"""The attribute of a group: how many of a hundred pops get the most urgent messages first."""
+FACTOR_MAX: Final = 100
+
+PRIORITY_MARK: Final = f"{props.PRIORITY}{props.NAME_END}"
+"""How the property begins, in encoded properties."""
+LITE_TOPIC: Final = props.LITE_TOPIC
+
+_NUMBER: Final = re.compile(r"[0-9]+")
+_DIGITS_MAX: Final = 10
+_EXCLUDED: Final = {
+    props.SHARDING_KEY: "a message group",
+    props.DELAY: "a delay",
+    **dict.fromkeys(props.TIMER_PROPERTIES, "a delay"),
+    LITE_TOPIC: "a lite topic",
+}
+
+
+class PriorityRefused(ProtocolError):
+    """A message whose priority cannot be kept."""
+
+
+def parse_priority(text: str) -> int:
+    """A priority from 0 to 2147483647. Raises PriorityRefused."""
+    number = int(text) if _NUMBER.fullmatch(text) and len(text) <= _DIGITS_MAX else INT32_MAX + 1
+    if number > INT32_MAX:
+        raise PriorityRefused(f"the priority {text[:40]!r} is not a number from 0 to {INT32_MAX}")
+    return number
+
+
+def priority_of(properties: Mapping[str, str]) -> int | None:
+    """The priority of a message to send, None without one.
+
+    Raises PriorityRefused for an invalid one, and for a message that also has a message group, a delay or a lite topic:
+    each of these chooses the queue in another way.
+    """
+    text = properties.get(props.PRIORITY)
+    if text is None:
+        return None
+    priority = parse_priority(text)
+    for name, what in _EXCLUDED.items():
+        if name in properties and not (name == props.DELAY and properties[name].strip() == "0"):
+            raise PriorityRefused(f"a message with a priority cannot have {what}, too")
+    return priority
+
+
+def stored_priority(properties: Mapping[str, str]) -> int | None:
+    """The priority of a stored message; None without one, or for one that no broker would take today."""
+    try:
+        text = properties.get(props.PRIORITY)
+        return None if text is None else parse_priority(text)
+    except PriorityRefused:
+        return None
+
+
+def level_of(priority: int, queues: int) -> int:
+    """The queue for a priority, of a topic with this number of writable queues, at least 1."""
+    return min(priority, queues - 1)
+
+
+def lowest_level(queues: int, *, ascending: bool) -> int:
+    """The queue of the least urgent messages, where those without a priority belong. ``ascending``: a larger priority
+    is more urgent.
+    """
+    return 0 if ascending else queues - 1
+
+
+def takes_priorities(attributes: Mapping[str, str]) -> bool:
+    """Whether a topic with these attributes is one for messages with priorities."""
+    return attributes.get(MESSAGE_TYPE_ATTRIBUTE) == PRIORITY
+
+
+def is_factor(text: str) -> bool:
+    """Whether a group may have this factor."""
+    return _NUMBER.fullmatch(text) is not None and len(text) <= 3 and int(text) <= FACTOR_MAX
+
+
+def factor_of(attributes: Mapping[str, str]) -> int:
+    """How many of a hundred pops of a group with these attributes get the most urgent messages first."""
+    text = attributes.get(PRIORITY_FACTOR, "")
+    return int(text) if is_factor(text) else FACTOR_MAX

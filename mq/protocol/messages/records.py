@@ -1,0 +1,472 @@
+"""The stored form of a message: in the log, and byte for byte in answers to consumers.
+
+::
+
+      0 size:4  4 magic:4  8 body crc:4  12 queue id:4  16 flag:4  20 queue offset:8  28 physical offset:8
+     36 system flag:4  40 born ms:8  48 born host:8|20  .. store ms:8  .. store host:8|20
+     .. reconsume times:4  .. prepared offset:8  .. body length:4, body  .. topic length:1|2, topic
+     .. properties length:2, properties
+
+Hosts take 20 bytes if the system flag says IPv6. The topic length takes 2 bytes in version 2, which has its own magic
+number. The checksum covers the body as stored, compressed or not.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
+
+from mq.protocol import properties as props
+from mq.protocol.errors import ProtocolError
+from mq.protocol.hashes import java_string_hash, offset_message_id
+from mq.protocol.messages.compression import DecompressionError, inflate
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset, QueueOffset
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "BORN_HOST_IPV6",
+    "COMMITTED",
+    "CRC_MASK",
+    "FIXED",
+    "HEAD",
+    "IN_LITE_TOPIC",
+    "IPV4_HOST_BYTES",
+    "IPV6_HOST_BYTES",
+    "MAGIC_V1",
+    "MAGIC_V2",
+    "NO_HOST",
+    "PREPARED",
+    "ROLLBACK",
+    "STORE_HOST_IPV6",
+    "TRANSACTION_MASK",
+    "DecompressionError",
+    "Host",
+    "RawRecord",
+    "RecordError",
+    "StoredMessage",
+    "check_place",
+    "check_records",
+    "decode_record",
+    "decode_records",
+    "encode_host",
+    "encode_message",
+    "encode_record",
+    "head_of_broker",
+    "inflate",
+    "iter_sizes",
+    "latest_store_timestamp",
+    "properties_text",
+    "record_size",
+    "scan_bodies",
+    "scan_fixed",
+    "split_record",
+    "tag_code_of",
+]
+
+MAGIC_V1: Final = -626843481
+MAGIC_V2: Final = -626843477
+
+FIXED: Final = 91
+"""Size of a version 1 record with IPv4 hosts, without body, topic and properties."""
+
+IPV4_HOST_BYTES: Final = 8
+IPV6_HOST_BYTES: Final = 20
+NO_HOST: Final = bytes(IPV4_HOST_BYTES)
+"""The host of a sender with an IPv6 address."""
+
+HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
+"""Bytes 0 to 87 of a record with IPv4 hosts: everything up to and including the body length."""
+
+IN_LITE_TOPIC: Final = 0x100000
+"""Ours, in the system flag: the message is in the queue of a lite topic, too. Its properties say where."""
+BORN_HOST_IPV6: Final = 0x10
+STORE_HOST_IPV6: Final = 0x20
+PREPARED: Final = 0x4
+COMMITTED: Final = 0x8
+ROLLBACK: Final = 0xC
+TRANSACTION_MASK: Final = 0xC
+
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+CRC_MASK: Final = 0x7FFFFFFF
+
+_IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
+_HEAD_V6: Final = {
+    BORN_HOST_IPV6: struct.Struct(">iiiiiqqiq20sq8siqi"),
+    STORE_HOST_IPV6: struct.Struct(">iiiiiqqiq8sq20siqi"),
+    _IPV6: struct.Struct(">iiiiiqqiq20sq20siqi"),
+}
+_FOR_DISPATCH: Final = struct.Struct(">ii4xi4xqqi44xi")
+_FOR_CHECK: Final = struct.Struct(">ii20xqi44xI")
+_SIZE: Final = struct.Struct(">i")
+_I16: Final = struct.Struct(">h")
+_I64: Final = struct.Struct(">q")
+_SYS_FLAG_AT: Final = 36
+_BORN_HOST_AT: Final = 48
+_HEAD_BYTES: Final = HEAD.size
+_TAGS: Final = b"TAGS\x01"
+
+
+class RecordError(ProtocolError):
+    """Bytes that are not a valid record. ``offset`` is where it starts in the input."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"record at byte {offset}: {reason}")
+        self.offset = offset
+        self.reason = reason
+
+
+class Host(NamedTuple):
+    """The address of one end of a connection."""
+
+    ip: str
+    port: int
+
+
+class StoredMessage(msgspec.Struct, frozen=True):
+    """A decoded record. The body is as stored: see `mq.protocol.messages.compression.inflate`. Times are epoch milliseconds."""
+
+    topic: str
+    queue_id: int
+    flag: int
+    queue_offset: QueueOffset
+    physical_offset: PhysicalOffset
+    sys_flag: int
+    born_timestamp_ms: int
+    born_host: Host
+    store_timestamp_ms: int
+    store_host: Host
+    reconsume_times: int
+    prepared_offset: PhysicalOffset
+    body: bytes
+    properties: dict[str, str]
+    size: int
+
+    @property
+    def offset_message_id(self) -> str:
+        """The id of this record, by which a broker finds it."""
+        packed = ipaddress.ip_address(self.store_host.ip).packed
+        return offset_message_id(packed, self.store_host.port, self.physical_offset)
+
+
+class RawRecord(NamedTuple):
+    """The parts of a record that a copy keeps byte for byte."""
+
+    flag: int
+    sys_flag: int
+    born_timestamp_ms: int
+    born_host: bytes
+    reconsume_times: int
+    prepared_offset: PhysicalOffset
+    body: bytes
+    properties: bytes
+    store_timestamp_ms: int
+    """Of this record; a copy gets its own."""
+
+
+def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int) -> int:
+    """Size of a version 1 record with IPv4 hosts."""
+    return FIXED + body_bytes + topic_bytes + properties_bytes
+
+
+def encode_host(ip: str, port: int) -> bytes:
+    """A host in the format of records: 4 or 16 address bytes, then 4 bytes port."""
+    return ipaddress.ip_address(ip).packed + _SIZE.pack(port)
+
+
+def head_of_broker(store_host: bytes) -> tuple[struct.Struct, int]:
+    """The head of records that a broker with this address writes, whose born hosts have IPv4; and its system flag."""
+    flag = STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
+    return _head(flag), flag
+
+
+def encode_record(
+    *,
+    topic: str,
+    queue_id: int,
+    body: bytes,
+    properties: str,
+    queue_offset: QueueOffset,
+    physical_offset: PhysicalOffset,
+    born_timestamp_ms: int,
+    born_host: bytes,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    flag: int = 0,
+    sys_flag: int = 0,
+    reconsume_times: int = 0,
+    prepared_offset: PhysicalOffset = LOG_BEGIN,
+) -> bytes:
+    """One record; version 2 if the topic has more than 127 bytes. Hosts are results of `encode_host`.
+
+    The host bits of ``sys_flag`` are set by the hosts' lengths.
+    """
+    name = topic.encode()
+    text = properties.encode()
+    assert len(text) <= props.PROPERTIES_BYTES_MAX, f"properties of {len(text)} bytes"
+    assert len(name) <= 32767, f"topic of {len(name)} bytes"
+    sys_flag &= ~_IPV6
+    sys_flag |= BORN_HOST_IPV6 if len(born_host) == IPV6_HOST_BYTES else 0
+    sys_flag |= STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
+    head = _head(sys_flag)
+    is_v1 = len(name) <= 127
+    topic_length = bytes((len(name),)) if is_v1 else _I16.pack(len(name))
+    size = head.size + len(body) + len(topic_length) + len(name) + _I16.size + len(text)
+    fixed = head.pack(
+        size,
+        MAGIC_V1 if is_v1 else MAGIC_V2,
+        zlib.crc32(body) & CRC_MASK,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_timestamp_ms,
+        born_host,
+        store_timestamp_ms,
+        store_host,
+        reconsume_times,
+        prepared_offset,
+        len(body),
+    )
+    return b"".join((fixed, body, topic_length, name, _I16.pack(len(text)), text))
+
+
+def encode_message(message: StoredMessage, topic: str, queue_id: int, properties: str) -> bytes:
+    """The record of a message as if it were in this queue, with these properties; its place in the log is unchanged."""
+    return encode_record(
+        topic=topic,
+        queue_id=queue_id,
+        body=message.body,
+        properties=properties,
+        queue_offset=message.queue_offset,
+        physical_offset=message.physical_offset,
+        born_timestamp_ms=message.born_timestamp_ms,
+        born_host=encode_host(*message.born_host),
+        store_timestamp_ms=message.store_timestamp_ms,
+        store_host=encode_host(*message.store_host),
+        flag=message.flag,
+        sys_flag=message.sys_flag,
+        reconsume_times=message.reconsume_times,
+        prepared_offset=message.prepared_offset,
+    )
+
+
+def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> StoredMessage:
+    """The record that starts at ``offset``; more may follow. Invalid UTF-8 becomes replacement characters.
+
+    Raises:
+        RecordError: it is damaged or incomplete, or (with ``verify``) its body does not match its checksum.
+    """
+    size, body_start, topic_start, text_start = _bounds(data, offset)
+    head = _head(_SIZE.unpack_from(data, offset + _SYS_FLAG_AT)[0]).unpack_from(data, offset)
+    _, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag = head[:8]
+    born_timestamp_ms, born_host, store_timestamp_ms, store_host, reconsume_times, prepared_offset, body_length = head[
+        8:
+    ]
+    body = bytes(data[body_start : body_start + body_length])
+    if verify and zlib.crc32(body) & CRC_MASK != crc & CRC_MASK:
+        raise RecordError(offset, f"the body's checksum is {zlib.crc32(body) & CRC_MASK:#x}, stored is {crc:#x}")
+    return StoredMessage(
+        topic=str(data[topic_start : text_start - 2], "utf-8", "replace"),
+        queue_id=queue_id,
+        flag=flag,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        sys_flag=sys_flag,
+        born_timestamp_ms=born_timestamp_ms,
+        born_host=_host(born_host),
+        store_timestamp_ms=store_timestamp_ms,
+        store_host=_host(store_host),
+        reconsume_times=reconsume_times,
+        prepared_offset=prepared_offset,
+        body=body,
+        properties=props.decode(str(data[text_start : offset + size], "utf-8", "replace")),
+        size=size,
+    )
+
+
+def split_record(data: bytes) -> RawRecord:
+    """The parts of one record. Raises RecordError if it or its body is damaged."""
+    size, body_start, _, text_start = _bounds(data, 0)
+    head = _head(_SIZE.unpack_from(data, _SYS_FLAG_AT)[0]).unpack_from(data)
+    body_end = body_start + head[14]
+    body = data[body_start:body_end]
+    if zlib.crc32(body) & CRC_MASK != head[2] & CRC_MASK:
+        raise RecordError(0, f"the body's checksum is {zlib.crc32(body) & CRC_MASK:#x}, stored is {head[2]:#x}")
+    _, _, _, _, flag, _, _, sys_flag, born_ms, born_host, store_ms, _, reconsume_times, prepared_offset, _ = head
+    properties = data[text_start:size]
+    return RawRecord(flag, sys_flag, born_ms, born_host, reconsume_times, prepared_offset, body, properties, store_ms)
+
+
+def decode_records(data: memoryview | bytes, *, verify: bool = True) -> list[StoredMessage]:
+    """All records in ``data``, which contains nothing else: the body of a pull's answer. Raises RecordError."""
+    view = memoryview(data)
+    records: list[StoredMessage] = []
+    at = 0
+    while at < len(view):
+        record = decode_record(view, verify=verify, offset=at)
+        records.append(record)
+        at += record.size
+    return records
+
+
+def properties_text(data: memoryview | bytes, offset: int = 0) -> str:
+    """The encoded properties of the record that starts at ``offset``, without parsing the rest. Raises RecordError."""
+    size, _, _, text_start = _bounds(data, offset)
+    return str(data[text_start : offset + size], "utf-8", "replace")
+
+
+def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:
+    """``(offset, size)`` of all records in ``data``, which contains nothing else. Raises RecordError."""
+    view = memoryview(data)
+    at = 0
+    while at < len(view):
+        size = _bounds(view, at)[0]
+        yield at, size
+        at += size
+
+
+def scan_bodies(data: bytes) -> Iterator[tuple[int, int, QueueOffset, int, int, int, int]]:
+    """Where the parts of all records in ``data`` are, which contains nothing else: for filters.
+
+    Yields ``(offset in data, end, queue offset, system flag, body start, body end, properties start)``.
+    Raises RecordError.
+    """
+    at = 0
+    while at < len(data):
+        size, body_start, topic_start, text_start = _bounds(data, at)
+        _, magic, _, queue_offset, _, sys_flag, _ = _FOR_DISPATCH.unpack_from(data, at)
+        body_end = topic_start - (1 if magic == MAGIC_V1 else 2)
+        yield at, at + size, queue_offset, sys_flag, body_start, body_end, text_start
+        at += size
+
+
+def latest_store_timestamp(data: memoryview | bytes) -> int:
+    """The latest store time of all records in ``data``, which contains nothing else, in ms since 1970; 0 without
+    records.
+
+    Raises RecordError.
+    """
+    latest = 0
+    for at, _ in iter_sizes(data):
+        (sys_flag,) = _SIZE.unpack_from(data, at + _SYS_FLAG_AT)
+        born_host_bytes = 20 if sys_flag & BORN_HOST_IPV6 else 8
+        (stored_ms,) = _I64.unpack_from(data, at + _BORN_HOST_AT + born_host_bytes)
+        latest = max(latest, stored_ms)
+    return latest
+
+
+def check_records(data: memoryview | bytes, position: PhysicalOffset, checked: int = 0) -> None:
+    """Raises RecordError unless ``data``, which begins at the physical offset ``position``, is records back to back
+    with consistent lengths and correct physical offsets.
+
+    The first ``checked`` bytes are such records already. Checksums are not verified. Runs for every message that a
+    follower stores, unless `mq.compiled` does the same: about 0.3 us each.
+    """
+    begin, at, end = checked, checked, len(data)
+    unpack = _FOR_CHECK.unpack_from
+    while at < end:
+        begin = at
+        try:
+            size, magic, physical_offset, sys_flag, body_length = unpack(data, at)
+            if magic == MAGIC_V1 and not sys_flag & _IPV6 and physical_offset == position + at:
+                body_end = at + _HEAD_BYTES + body_length
+                text_start = body_end + data[body_end] + 3
+                at += size
+                if text_start + (data[text_start - 2] << 8 | data[text_start - 1]) == at:
+                    continue
+        except (struct.error, IndexError):
+            pass
+        # Another layout, or invalid: the thorough function decides.
+        at = begin + _bounds(data, begin)[0]
+        check_place(begin, position + begin, _FOR_CHECK.unpack_from(data, begin)[2])
+    if at != end:
+        raise RecordError(begin, f"it ends {at - end} bytes behind what is there")
+
+
+def check_place(offset: int, position: PhysicalOffset, stored: PhysicalOffset) -> None:
+    """Raises RecordError unless the record at ``offset``, which is at ``position`` in the log, contains that
+    position.
+    """
+    if stored != position:
+        raise RecordError(offset, f"it lies at {position} in the log and says {stored}")
+
+
+def scan_fixed(
+    data: memoryview | bytes,
+) -> Iterator[tuple[int, int, int, QueueOffset, PhysicalOffset, int, bytes, int]]:
+    """The fields that dispatch needs, of all records in ``data``, which contains nothing else.
+
+    Yields ``(offset in data, size, queue id, queue offset, physical offset, system flag, topic, tag code)``.
+    Raises RecordError.
+    """
+    raw = bytes(data)
+    fields = _FOR_DISPATCH.unpack_from
+    at = 0
+    while at < len(raw):
+        size, _, topic_start, text_start = _bounds(raw, at)
+        _, _, queue_id, queue_offset, physical_offset, sys_flag, _ = fields(raw, at)
+        end = at + size
+        tag_code = tag_code_of(raw[text_start:end]) if raw.find(_TAGS, text_start, end) >= 0 else 0
+        topic = raw[topic_start : text_start - 2]
+        yield at, size, queue_id, queue_offset, physical_offset, sys_flag, topic, tag_code
+        at = end
+
+
+def _bounds(data: memoryview | bytes, at: int) -> tuple[int, int, int, int]:
+    """``(size, body start, topic start, properties start)`` of the record at ``at``, all checked against its size."""
+    left = len(data) - at
+    if left < FIXED:
+        raise RecordError(at, f"{left} bytes are left, a record has at least {FIXED}")
+    size, magic, _, _, _, sys_flag, body_length = _FOR_DISPATCH.unpack_from(data, at)
+    if not FIXED <= size <= left:
+        raise RecordError(at, f"its size is {size}, {left} bytes are left and {FIXED} needed")
+    body_start = at + HEAD.size
+    if sys_flag & _IPV6:
+        body_start = at + _head(sys_flag).size
+        if body_start > at + size:
+            raise RecordError(at, f"its size is {size}, its head alone has {body_start - at} bytes")
+        (body_length,) = _SIZE.unpack_from(data, body_start - 4)
+    body_end = body_start + body_length
+    # Between body and end are at least the two length fields, 1 and 2 bytes: checked before either is read.
+    if body_length < 0 or body_end + 3 > at + size:
+        raise RecordError(at, f"a body of {body_length} bytes in a record of {size}")
+    if magic == MAGIC_V1:
+        topic_start = body_end + 1
+        text_start = topic_start + data[body_end] + 2
+    elif magic == MAGIC_V2:
+        topic_start = body_end + 2
+        text_start = topic_start + (data[body_end] << 8 | data[body_end + 1]) + 2
+    else:
+        raise RecordError(at, f"the magic number is {magic & 0xFFFFFFFF:#x}")
+    if text_start > at + size:
+        raise RecordError(at, f"a topic of {text_start - 2 - topic_start} bytes in a record of {size}")
+    if text_start + (data[text_start - 2] << 8 | data[text_start - 1]) != at + size:
+        raise RecordError(at, f"the length of its properties does not lead to its end, its size is {size}")
+    return size, body_start, topic_start, text_start
+
+
+def _head(sys_flag: int) -> struct.Struct:
+    return HEAD if not sys_flag & _IPV6 else _HEAD_V6[sys_flag & _IPV6]
+
+
+@lru_cache(maxsize=1024)
+def _host(data: bytes) -> Host:
+    return Host(str(ipaddress.ip_address(data[:-4])), _SIZE.unpack(data[-4:])[0])
+
+
+def tag_code_of(text: bytes) -> int:
+    """The tag code of a record with these encoded properties."""
+    tags = props.value_of(text, _TAGS)
+    return _hash_of(tags) if len(tags) <= 128 else java_string_hash(tags.decode("utf-8", "replace"))
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(tags: bytes) -> int:
+    return java_string_hash(tags.decode("utf-8", "replace"))

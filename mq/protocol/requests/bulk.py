@@ -1,0 +1,113 @@
+"""Our own requests 9006 to 9009, for bulk reads of topics.
+
+Their bodies and those of their answers are in `mq.protocol.bulk` and `mq.protocol.topic_ends`; `docs/wire-protocol.md`
+describes them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.wire.fields import I32, PhysicalOffset64
+from mq.protocol.wire.reply import Reply
+from mq.protocol.wire.request import Ext, Request
+
+
+class PlanTopicExt(Ext):
+    """A topic and the first queue id of the requested queues.
+
+    With ``detail`` the answer contains sizes of queues and their offsets at the beginnings of log files. With
+    ``current`` the replica first asks the leader for the commit index.
+    """
+
+    topic: str
+    first_queue: I32 = 0
+    detail: bool = False
+    current: bool = False
+
+
+class PlanTopic(Request, tag=int(Code.PLAN_TOPIC)):
+    """9006, our own: the extent of a topic on a replica, for planning a read."""
+
+    ext: PlanTopicExt = msgspec.field(name="extFields")
+
+
+class BulkReadExt(Ext):
+    """The request of a bulk read, apart from the ranges in the body.
+
+    ``topic_identity`` empty matches any; ``bytes_max`` limits the records in the answer; without ``bodies`` these are
+    removed from records. With ``offsets_only`` the answer only says up to which offsets messages exist, unless tags are
+    selected. ``client_id`` is for figures. ``wait_ms`` is how long the answer may wait for messages.
+    """
+
+    topic: str
+    bytes_max: I32
+    topic_identity: str = ""
+    bodies: bool = True
+    offsets_only: bool = False
+    tags: str = "*"
+    client_id: str = ""
+    allow_leader: bool = False
+    wait_ms: I32 = 0
+
+
+class BulkRead(Request, tag=int(Code.BULK_READ)):
+    """9007, our own: messages of some queues of a topic in log order."""
+
+    ext: BulkReadExt = msgspec.field(name="extFields")
+
+
+class HoldLogExt(Ext):
+    """A lease: this replica keeps its log from the physical offset ``position`` on for this many seconds.
+
+    The same ``lease_id`` renews or moves it; 0 seconds release it.
+    """
+
+    lease_id: str
+    position: PhysicalOffset64
+    seconds: I32
+
+
+class HoldLog(Request, tag=int(Code.HOLD_LOG)):
+    """9008, our own: keep log files for a reader."""
+
+    ext: HoldLogExt = msgspec.field(name="extFields")
+
+
+class AskTopicEndsExt(Ext):
+    """With ``current`` the replica first asks the leader for the commit index. The body names the topics."""
+
+    current: bool = False
+
+
+class AskTopicEnds(Request, tag=int(Code.ASK_TOPIC_ENDS)):
+    """9009, our own: first and last offsets of the queues of many topics."""
+
+    ext: AskTopicEndsExt = msgspec.field(name="extFields", default_factory=AskTopicEndsExt)
+
+
+class TopicPlanReply(Reply):
+    """Fields besides the plan of a topic (9011): identities of topic and log, and where the next page begins, -1 for
+    none.
+    """
+
+    topic_identity: str
+    log_identity: str
+    role: str
+    read_queues: I32
+    next_queue: I32
+    base_position: PhysicalOffset64
+
+
+class TopicEndsReply(Reply):
+    """The role of the answering replica."""
+
+    role: str
+
+
+class LogLeaseReply(Reply):
+    """For how many seconds the log is kept, and where it begins."""
+
+    seconds: int
+    base_position: PhysicalOffset64

@@ -1,0 +1,223 @@
+"""Consumer groups: their configuration, members and subscriptions; producer groups, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.requests.clients import ConsumerGroupExt, SubscriptionData
+from mq.protocol.requests.topics import DataVersion, TopicExt
+from mq.protocol.wire.fields import I32, I64, wire
+from mq.protocol.wire.json_body import Body
+from mq.protocol.wire.reply import Reply
+from mq.protocol.wire.request import Ext, Request
+
+
+class UpdateAndCreateSubscriptionGroup(Request, tag=int(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)):
+    """200: create or change a consumer group; it is in the body."""
+
+
+class GroupRetryPolicy(Body):
+    """The retry delays of a group. Only the default steps are supported."""
+
+    type: str = "CUSTOMIZED"
+
+
+class SubscriptionGroupConfig(Body, rename=wire()):
+    """A consumer group (request codes 200 and 352)."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: I32 = 1
+    retry_max_times: I32 = 16
+    broker_id: I64 = 0
+    which_broker_when_consume_slowly: I64 = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: I32 = 0
+    consume_timeout_minute: I32 = 15
+    group_retry_policy: GroupRetryPolicy = msgspec.field(default_factory=GroupRetryPolicy)
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class UpdateAndCreateSubscriptionGroupList(Request, tag=int(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)):
+    """225: create or change consumer groups; they are in the body."""
+
+
+class SubscriptionGroupList(Body, rename=wire(groups="groupConfigList")):
+    """Consumer groups to create or change (request code 225)."""
+
+    groups: Sequence[SubscriptionGroupConfig] = ()
+
+
+class GetAllSubscriptionGroupConfig(Request, tag=int(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)):
+    """201: all consumer groups."""
+
+
+class GroupCountReply(Reply):
+    """The number of consumer groups (201)."""
+
+    total_group_num: int
+
+
+class SubscriptionGroupTable(Body, rename=wire(groups="subscriptionGroupTable")):
+    """All consumer groups of a broker (request code 201)."""
+
+    groups: dict[str, SubscriptionGroupConfig] = msgspec.field(default_factory=dict)
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    forbidden_table: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+
+
+class GroupExt(Ext):
+    """One consumer group."""
+
+    group: str
+
+
+class GetSubscriptionGroupConfig(Request, tag=int(Code.GET_SUBSCRIPTIONGROUP_CONFIG)):
+    """352: one consumer group's configuration."""
+
+    ext: GroupExt = msgspec.field(name="extFields")
+
+
+class DeleteSubscriptionGroupExt(Ext):
+    """One consumer group; either flag also deletes its offsets: 4.9 and 5.x use different names."""
+
+    group_name: str
+    remove_offset: bool = False
+    clean_offset: bool = False
+
+
+class DeleteSubscriptionGroup(Request, tag=int(Code.DELETE_SUBSCRIPTIONGROUP)):
+    """207: delete a consumer group."""
+
+    ext: DeleteSubscriptionGroupExt = msgspec.field(name="extFields")
+
+
+class GetConsumerConnectionList(Request, tag=int(Code.GET_CONSUMER_CONNECTION_LIST)):
+    """203: the members of a consumer group, with their connections and subscriptions."""
+
+    ext: ConsumerGroupExt = msgspec.field(name="extFields")
+
+
+class ClientConnectionData(Body, rename=wire(subscriptions="raftmqSubscriptions")):
+    """One connection of a client.
+
+    ``subscriptions`` are only there for a client behind a proxy: its own, each with topic, expression and type.
+    """
+
+    client_id: str
+    client_addr: str
+    language: str
+    version: int
+    subscriptions: Sequence[tuple[str, str, str]] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ConsumerConnection(Body, rename=wire(connections="connectionSet", subscriptions="subscriptionTable")):
+    """The members of a consumer group and their subscriptions (request code 203)."""
+
+    connections: Sequence[ClientConnectionData]
+    subscriptions: dict[str, SubscriptionData]
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+
+
+class ProducerGroupExt(Ext):
+    """One producer group."""
+
+    producer_group: str
+
+
+class GetProducerConnectionList(Request, tag=int(Code.GET_PRODUCER_CONNECTION_LIST)):
+    """204: the members of a producer group."""
+
+    ext: ProducerGroupExt = msgspec.field(name="extFields")
+
+
+class ProducerConnection(Body, rename=wire(connections="connectionSet")):
+    """The members of a producer group (request code 204)."""
+
+    connections: Sequence[ClientConnectionData]
+
+
+class GetAllProducerInfo(Request, tag=int(Code.GET_ALL_PRODUCER_INFO)):
+    """328: all producers."""
+
+
+class ProducerInfo(Body, rename=wire(remote_ip="remoteIP", last_update_ms="lastUpdateTimestamp")):
+    """One connection of a producer group."""
+
+    client_id: str
+    remote_ip: str
+    language: str
+    version: int
+    last_update_ms: int
+
+
+class ProducerTable(Body):
+    """All producers by group (request code 328)."""
+
+    data: dict[str, list[ProducerInfo]]
+
+
+class QueryTopicConsumeByWho(Request, tag=int(Code.QUERY_TOPIC_CONSUME_BY_WHO)):
+    """300: which groups consume a topic."""
+
+    ext: TopicExt = msgspec.field(name="extFields")
+
+
+class GroupNames(Body, rename=wire(groups="groupList")):
+    """Names of groups (request code 300)."""
+
+    groups: Sequence[str]
+
+
+class QueryTopicsByConsumer(Request, tag=int(Code.QUERY_TOPICS_BY_CONSUMER)):
+    """343: the topics in which a group has offsets."""
+
+    ext: GroupExt = msgspec.field(name="extFields")
+
+
+class GroupAndTopicExt(GroupExt):
+    """One consumer group and one topic."""
+
+    topic: str
+
+
+class QuerySubscriptionByConsumer(Request, tag=int(Code.QUERY_SUBSCRIPTION_BY_CONSUMER)):
+    """345: a group's subscription to a topic."""
+
+    ext: GroupAndTopicExt = msgspec.field(name="extFields")
+
+
+class GroupSubscriptionData(Body, rename=wire(subscription="subscriptionData")):
+    """A group's subscription to a topic (request code 345)."""
+
+    group: str
+    topic: str
+    subscription: SubscriptionData | None
+
+
+class GroupForbiddenExt(GroupAndTopicExt):
+    """``readable`` None only queries."""
+
+    readable: bool | None = None
+
+
+class UpdateAndGetGroupForbidden(Request, tag=int(Code.UPDATE_AND_GET_GROUP_FORBIDDEN)):
+    """353: whether a group may read a topic."""
+
+    ext: GroupForbiddenExt = msgspec.field(name="extFields")
+
+
+class GroupForbidden(Body):
+    """Whether a group may read a topic (request code 353)."""
+
+    group: str
+    topic: str
+    readable: bool

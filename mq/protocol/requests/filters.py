@@ -1,0 +1,86 @@
+"""Filter servers and their consumers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.wire.fields import I32, I64, wire
+from mq.protocol.wire.reply import Reply
+from mq.protocol.wire.request import Ext, Request
+
+
+class RegisterFilterServerExt(Ext, rename=wire(address="filterServerAddr")):
+    """Where consumers reach the filter server: HOST:PORT."""
+
+    address: str
+
+
+class RegisterFilterServer(Request, tag=int(Code.REGISTER_FILTER_SERVER)):
+    """301: a filter server says that it runs beside this broker."""
+
+    ext: RegisterFilterServerExt = msgspec.field(name="extFields")
+
+
+class FilterServerRegistered(Reply):
+    """The broker at which the filter server is registered (301)."""
+
+    broker_name: str
+    broker_id: I64
+
+
+class RegisterFilterClassExt(Ext, rename=wire(class_name="className", class_crc="classCRC")):
+    """A filter program; it is in the body.
+
+    ``class_name`` is the name of a Java class for Java source, else a `mq.filter.programs.ProgramName`. ``class_crc``
+    is the CRC-32 of the body without its highest bit.
+    """
+
+    consumer_group: str
+    topic: str
+    class_name: str
+    class_crc: I32 = 0
+
+
+class RegisterMessageFilterClass(Request, tag=int(Code.REGISTER_MESSAGE_FILTER_CLASS)):
+    """302, consumer to filter server: the program that filters the messages of its group."""
+
+    ext: RegisterFilterClassExt = msgspec.field(name="extFields")
+
+
+class FilterExt(Ext):
+    """The filter of a consumer group for a topic; ``program`` is a `mq.filter.programs.ProgramName`."""
+
+    consumer_group: str
+    topic: str
+    program: str
+
+
+class PutFilter(Request, tag=int(Code.PUT_FILTER)):
+    """9020, our own: from now on the group has this filter for the topic; the program is in the body."""
+
+    ext: FilterExt = msgspec.field(name="extFields")
+
+
+class GetFilter(Request, tag=int(Code.GET_FILTER)):
+    """9021, our own: the program, if it is the filter that the group has now."""
+
+    ext: FilterExt = msgspec.field(name="extFields")
+
+
+class FilterVersion(Reply):
+    """How often the filter of a group for a topic was changed (9021)."""
+
+    version: I64
+
+
+class JudgeRequestExt(Ext):
+    """The address, without the port, of the sender of the request whose frame is in the body."""
+
+    address: str
+
+
+class JudgeRequest(Request, tag=int(Code.JUDGE_REQUEST)):
+    """9022, our own: may the sender make this request, by its signature and its permissions?"""
+
+    ext: JudgeRequestExt = msgspec.field(name="extFields")

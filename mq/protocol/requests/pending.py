@@ -1,0 +1,68 @@
+"""Typed request: our own 9017, for messages that wait to become visible. See `mq.protocol.requests`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.wire.fields import I32
+from mq.protocol.wire.json_body import Body
+from mq.protocol.wire.request import Ext, Request
+
+PendingKind = Literal["timed", "half", "given-up"]
+KINDS: Final[tuple[PendingKind, ...]] = ("timed", "half", "given-up")
+SHOWN_MAX: Final = 100
+"""Messages that an answer names at most."""
+
+
+class AskPendingExt(Ext):
+    """``kind`` is one of `KINDS`: delayed and timed messages; half messages; transactions that were given up."""
+
+    kind: str
+    count: I32 = 50
+
+
+class AskPending(Request, tag=int(Code.ASK_PENDING)):
+    """9017, our own: what waits, how long, and the first messages of it."""
+
+    ext: AskPendingExt = msgspec.field(name="extFields")
+
+
+class PendingMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that waits. Times are milliseconds since 1970.
+
+    ``checks`` counts check-backs with its producer group, ``group``; ``is_put_off`` says that they were put off, as
+    the producer asked, or because it could not be read. ``handle`` recalls it; empty if it cannot be recalled.
+    """
+
+    topic: str
+    message_id: str
+    offset_message_id: str
+    stored_ms: int
+    body_bytes: int
+    keys: str = ""
+    tags: str = ""
+    due_ms: int = 0
+    level: int = 0
+    handle: str = ""
+    group: str = ""
+    checks: int = 0
+    is_put_off: bool = False
+
+
+class PendingInfo(Body, kw_only=True):
+    """What waits in a broker group.
+
+    ``total`` counts all; ``looked_at`` those that ``counts`` and ``messages`` are of. ``counts`` is of timed messages:
+    how many are due within so many seconds, and not within fewer; those that are due in more than a day count as due
+    within a day, since they are looked at again then. ``messages`` are the first ones: timed ones by their time, others
+    by age.
+    """
+
+    total: int
+    looked_at: int
+    counts: list[tuple[int, int]]
+    messages: Sequence[PendingMessage]

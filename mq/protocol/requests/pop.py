@@ -1,0 +1,180 @@
+"""Consumers that pop messages. The codes do not fit the binary header, so they come in JSON."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.wire.fields import I32, I64, QueueOffset64, wire
+from mq.protocol.wire.reply import Reply
+from mq.protocol.wire.request import Ext, Request
+
+
+class PopExt(
+    Ext,
+    rename=wire(
+        max_messages="maxMsgNums",
+        invisible_ms="invisibleTime",
+        poll_ms="pollTime",
+        born_ms="bornTime",
+        expression_type="expType",
+        expression="exp",
+    ),
+):
+    """The maximum number of messages, and the queue; -1 stands for any.
+
+    The messages stay invisible to others for ``invisible_ms``. The request may be held for ``poll_ms`` from its arrival
+    on; ``born_ms``, when the client sent it by its own clock, decides nothing. ``init_mode`` is where a new group
+    begins: 0 at the first message, 1 at the last.
+    """
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    max_messages: I32
+    invisible_ms: I64
+    poll_ms: I64
+    init_mode: I32
+    born_ms: I64 = 0
+    expression_type: str | None = None
+    expression: str | None = None
+    order: bool = False
+    attempt_id: str | None = None
+
+
+class PopMessage(Request, tag=int(Code.POP_MESSAGE)):
+    """200050: messages that are invisible to other members for a while."""
+
+    ext: PopExt = msgspec.field(name="extFields")
+
+
+_POP_NAMES: Final = {
+    "pop_time_ms": "popTime",
+    "invisible_ms": "invisibleTime",
+    "revive_queue": "reviveQid",
+    "order_counts": "orderCountInfo",
+}
+
+
+class PopTimes(Reply, rename=wire(**_POP_NAMES)):
+    """Pop time, invisible time, and queue of the revive topic (200051)."""
+
+    pop_time_ms: I64
+    invisible_ms: I64
+    revive_queue: I32
+
+
+class PopReply(PopTimes, rename=wire(**_POP_NAMES)):
+    """The result of a pop (200050): pop time, invisible time, and where each part begins in its queue.
+
+    `mq.protocol.requests.receipts` encodes and decodes ``start_offset_info``, ``msg_offset_info`` and ``order_counts``;
+    ``rest_num`` is the number of remaining messages.
+    """
+
+    rest_num: I64 = 0
+    start_offset_info: str | None = None
+    msg_offset_info: str | None = None
+    order_counts: str | None = None
+
+
+class AckExt(Ext):
+    """A message by its receipt in ``extra_info``; ``lite_topic`` if it is in one."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    extra_info: str
+    offset: QueueOffset64
+    lite_topic: str | None = None
+
+
+class AckMessage(Request, tag=int(Code.ACK_MESSAGE)):
+    """200051: a message was handled."""
+
+    ext: AckExt = msgspec.field(name="extFields")
+
+
+class PeekExt(Ext, rename=wire(max_messages="maxMsgNums")):
+    """The number of messages, and the queue; -1 stands for any."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    max_messages: I32
+
+
+class PeekMessage(Request, tag=int(Code.PEEK_MESSAGE)):
+    """200052: what a pop would return, without popping."""
+
+    ext: PeekExt = msgspec.field(name="extFields")
+
+
+class ChangeInvisibleExt(Ext, rename=wire(invisible_ms="invisibleTime")):
+    """A message by its receipt, and its new invisible time from now on."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    extra_info: str
+    offset: QueueOffset64
+    invisible_ms: I64
+    lite_topic: str | None = None
+    suspend: bool | None = None
+    """Whether the attempt that ends here is not counted."""
+
+
+class ChangeMessageInvisibleTime(Request, tag=int(Code.CHANGE_MESSAGE_INVISIBLETIME)):
+    """200053: extend or shorten a message's invisible time."""
+
+    ext: ChangeInvisibleExt = msgspec.field(name="extFields")
+
+
+class NotificationExt(Ext, rename=wire(poll_ms="pollTime", born_ms="bornTime")):
+    """The queue; -1 stands for any. Times as in `PopExt`."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    poll_ms: I64
+    born_ms: I64 = 0
+    order: bool = False
+    attempt_id: str | None = None
+
+
+class Notification(Request, tag=int(Code.NOTIFICATION)):
+    """200054: wait until there is something to pop."""
+
+    ext: NotificationExt = msgspec.field(name="extFields")
+
+
+class NotificationReply(Reply, rename=wire(has_message="hasMsg")):
+    """Whether there is something to pop (200054), and whether too many requests wait already."""
+
+    has_message: bool
+    polling_full: bool
+
+
+class PollingInfoExt(Ext):
+    """One queue of a group; -1 stands for any."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+
+
+class PollingInfo(Request, tag=int(Code.POLLING_INFO)):
+    """200055: the number of held pops."""
+
+    ext: PollingInfoExt = msgspec.field(name="extFields")
+
+
+class PollingInfoReply(Reply):
+    """The number of held pops of a group (200055)."""
+
+    polling_num: int
+
+
+class BatchAckMessage(Request, tag=int(Code.BATCH_ACK_MESSAGE)):
+    """200151: many messages were handled; they are in the body, see `mq.protocol.requests.receipts.BatchAck`."""

@@ -1,0 +1,58 @@
+"""Pulls: messages of one queue from an offset on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.numbers import FIRST_OFFSET
+from mq.protocol.wire.fields import I32, I64, QueueOffset64, wire
+from mq.protocol.wire.reply import Reply
+from mq.protocol.wire.request import Ext, Request
+
+
+class PullExt(
+    Ext, rename=wire(max_messages="maxMsgNums", suspend_timeout_ms="suspendTimeoutMillis", max_bytes="maxMsgBytes")
+):
+    """The messages to pull. ``sys_flag``: 1 commit ``commit_offset``, 2 may be held, 4 use the subscription given here.
+
+    With ``forward_only`` the reader expects the group to be at or beyond ``commit_offset``, wherever it reads; stock
+    clients do not send it.
+    """
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    queue_offset: QueueOffset64
+    max_messages: I32
+    sys_flag: I32
+    commit_offset: QueueOffset64
+    suspend_timeout_ms: I64
+    sub_version: I64
+    subscription: str | None = None
+    expression_type: str | None = None
+    max_bytes: I32 | None = None
+    forward_only: bool = False
+
+
+class PullMessage(Request, tag=int(Code.PULL_MESSAGE)):
+    """11: messages of one queue from an offset on."""
+
+    ext: PullExt = msgspec.field(name="extFields")
+
+
+class PullReply(Reply, rename=wire(suggested_broker_id="suggestWhichBrokerId")):
+    """Where a pull continues (11), where the queue begins and ends, and the replica for the next pull; 0 is the
+    leader.
+    """
+
+    next_begin_offset: QueueOffset64
+    suggested_broker_id: I64 = 0
+    min_offset: QueueOffset64 = FIRST_OFFSET
+    max_offset: QueueOffset64 = FIRST_OFFSET
+
+
+class LitePullMessage(Request, tag=int(Code.LITE_PULL_MESSAGE)):
+    """361: as 11, from a consumer with queues that it assigned to itself."""
+
+    ext: PullExt = msgspec.field(name="extFields")

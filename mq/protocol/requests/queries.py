@@ -1,0 +1,149 @@
+"""Queries of messages by key, id and place in a queue, and of the age of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
+from mq.protocol.requests.clients import SubscriptionData
+from mq.protocol.wire.fields import I32, I64, PhysicalOffset64, QueueOffset64, wire
+from mq.protocol.wire.json_body import Body
+from mq.protocol.wire.reply import Reply
+from mq.protocol.wire.request import Ext, Request
+
+
+class QueryMessageExt(
+    Ext,
+    rename=wire(messages_max="maxNum", begin_ms="beginTimestamp", end_ms="endTimestamp", unique="_UNIQUE_KEY_QUERY"),
+):
+    """Messages by key. With ``unique`` the key is a UNIQ_KEY. Times are epoch milliseconds."""
+
+    topic: str
+    key: str
+    messages_max: I32
+    begin_ms: I64
+    end_ms: I64
+    unique: bool = False
+
+
+class QueryMessage(Request, tag=int(Code.QUERY_MESSAGE)):
+    """12: messages by key."""
+
+    ext: QueryMessageExt = msgspec.field(name="extFields")
+
+
+class FoundByKeyReply(
+    Reply, rename=wire(updated_ms="indexLastUpdateTimestamp", end_position="indexLastUpdatePhyoffset")
+):
+    """Until when, and up to which physical offset, a search by key has covered messages (12)."""
+
+    updated_ms: I64
+    end_position: PhysicalOffset64
+
+
+class ViewMessageByIdExt(Ext, rename=wire(physical_offset="offset")):
+    """Where the record starts."""
+
+    physical_offset: PhysicalOffset64
+    topic: str | None = None
+
+
+class ViewMessageById(Request, tag=int(Code.VIEW_MESSAGE_BY_ID)):
+    """33: one record by its physical offset."""
+
+    ext: ViewMessageByIdExt = msgspec.field(name="extFields")
+
+
+class ConsumeTimeSpanExt(Ext):
+    """A topic and a consumer group."""
+
+    topic: str
+    group: str
+
+
+class QueryConsumeTimeSpan(Request, tag=int(Code.QUERY_CONSUME_TIME_SPAN)):
+    """303: the range of store times in each queue, and the progress of a group."""
+
+    ext: ConsumeTimeSpanExt = msgspec.field(name="extFields")
+
+
+class QueueName(Body, rename=wire()):
+    """One queue of a topic in one broker group."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class TimeSpan(
+    Body,
+    rename=wire(
+        queue="messageQueue",
+        min_ms="minTimeStamp",
+        max_ms="maxTimeStamp",
+        consumed_ms="consumeTimeStamp",
+        delay_ms="delayTime",
+    ),
+):
+    """Store times of the first and last message of a queue, and of the last one that a group consumed; -1 for none.
+
+    ``delay_ms`` is how long the group's next message has been waiting; 0 without one.
+    """
+
+    queue: QueueName
+    min_ms: int
+    max_ms: int
+    consumed_ms: int
+    delay_ms: int
+
+
+class TimeSpans(Body, rename=wire(spans="consumeTimeSpanSet")):
+    """One for each queue of a topic (request code 303)."""
+
+    spans: Sequence[TimeSpan] = ()
+
+
+class QueryConsumeQueueExt(Ext):
+    """Entries of a consume queue from ``index`` on."""
+
+    topic: str
+    queue_id: I32
+    index: QueueOffset64
+    count: I32
+    consumer_group: str | None = None
+
+
+class QueryConsumeQueue(Request, tag=int(Code.QUERY_CONSUME_QUEUE)):
+    """321: the content of a consume queue."""
+
+    ext: QueryConsumeQueueExt = msgspec.field(name="extFields")
+
+
+class QueueEntry(
+    Body,
+    rename=wire(
+        physical_offset="physicOffset", nbytes="physicSize", tag_code="tagsCode", is_wanted="eval", message="msg"
+    ),
+):
+    """One entry of a consume queue. ``is_wanted``: whether it matches the group's subscription."""
+
+    physical_offset: PhysicalOffset
+    nbytes: int
+    tag_code: int
+    is_wanted: bool = True
+    message: str | None = None
+    bit_map: str | None = None
+    extend_data_json: str | None = None
+
+
+class ConsumeQueueView(Body, rename=wire(entries="queueData", min_offset="minQueueIndex", max_offset="maxQueueIndex")):
+    """A part of a consume queue (request code 321)."""
+
+    entries: Sequence[QueueEntry] = ()
+    min_offset: QueueOffset = FIRST_OFFSET
+    max_offset: QueueOffset = FIRST_OFFSET
+    subscription_data: SubscriptionData | None = None
+    filter_data: str | None = None

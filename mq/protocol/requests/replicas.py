@@ -1,0 +1,93 @@
+"""Requests between the replicas of a group, all our own; replication itself has a protocol of its own."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.wire.fields import I32
+from mq.protocol.wire.reply import Reply
+from mq.protocol.wire.request import Ext, Request
+
+
+class ForwardExt(Ext):
+    """The origin of the request. ``identity`` is that of the replicated log; ``born_host`` the client's IPv4 address
+    and port in the format of records, in hexadecimal; ``serialization`` the client's header encoding; ``client_id`` its
+    id in the consumer group of the request, if known and relevant.
+    """
+
+    identity: str
+    born_host: str
+    serialization: I32
+    client_id: str = ""
+
+
+class Forward(Request, tag=int(Code.FORWARD)):
+    """9002, our own: a replica forwards a client's request; the body is the complete frame of the request."""
+
+    ext: ForwardExt = msgspec.field(name="extFields")
+
+
+class AnnounceReplicaExt(Ext):
+    """A replica and its client address ``host:port``; ``identity`` is that of the replicated log."""
+
+    identity: str
+    node_id: str
+    address: str
+
+
+class AnnounceReplica(Request, tag=int(Code.ANNOUNCE_REPLICA)):
+    """9004, our own, to the leader of a group: the sender's client address."""
+
+    ext: AnnounceReplicaExt = msgspec.field(name="extFields")
+
+
+class ReportArchivedExt(Ext):
+    """The archive at ``url`` has the log up to the entry ``index`` of ``term``, which ends before the physical offset
+    ``pos``; ``chain`` is that after the entry. ``identity`` is that of the replicated log.
+
+    ``begin_pos`` is where the archive begins; -1 if the sender does not know. ``manifest`` is "older" if the manifest
+    has less than the group knows to be archived, "whole" if it has all of that again, and empty without news.
+    """
+
+    identity: str
+    url: str
+    index: int
+    term: int
+    pos: int
+    chain: int
+    begin_pos: int = -1
+    manifest: str = ""
+
+
+class ReportArchived(Request, tag=int(Code.REPORT_ARCHIVED)):
+    """9018, our own, to the leader of a group: how much of the log the sender has archived."""
+
+    ext: ReportArchivedExt = msgspec.field(name="extFields")
+
+
+class AuthenticateReplicaExt(Ext):
+    """``call`` and ``bound`` in the first request of a connection; the others in the second one. Bytes are hexadecimal.
+
+    ``bound``: the proofs cover the listener's certificate. ``identity`` is that of the replicated log, ``node_id`` the
+    calling replica, ``address`` the address that it dialled.
+    """
+
+    call: str = ""
+    bound: bool = False
+    proof: str = ""
+    identity: str = ""
+    node_id: str = ""
+    address: str = ""
+
+
+class AuthenticateReplica(Request, tag=int(Code.AUTHENTICATE_REPLICA)):
+    """9005, our own, between replicas: both prove that they know the secret, see `raftlog.net.authentication`."""
+
+    ext: AuthenticateReplicaExt = msgspec.field(name="extFields")
+
+
+class ChallengeReply(Reply):
+    """The challenge for another replica to prove itself (9005), in hexadecimal."""
+
+    challenge: str

@@ -1,0 +1,69 @@
+"""The attributes of a topic that say how many of its messages are kept: by age, as RocketMQ names it, and by size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from mq.protocol.requests.lite_attributes import EXPIRATION, AttributeRefused, is_lite
+
+RESERVE_TIME: Final = "reserve.time"
+"""In whole hours; -1 for as long as the broker keeps its log."""
+
+
+RESERVE_BYTES: Final = "reserve.bytes"
+"""Bytes of the topic's records in one broker group; -1 for no limit. RocketMQ has no such attribute."""
+RESERVE_BYTES_MIN: Final = 1024 * 1024
+
+
+def reserve_bytes(attributes: Mapping[str, str]) -> int | None:
+    """How many bytes of messages of a topic with these attributes are kept; None for no limit, and for a text that is
+    no such number: earlier releases stored any.
+    """
+    text = attributes.get(RESERVE_BYTES, "")
+    if not (text.isascii() and text.isdigit() and len(text) <= 18) or int(text) < RESERVE_BYTES_MIN:
+        return None
+    return int(text)
+
+
+def check_reserve_bytes(attributes: Mapping[str, str]) -> None:
+    """Raises AttributeRefused for a limit that no topic with these attributes can have."""
+    text = attributes.get(RESERVE_BYTES)
+    if text in (None, "-1"):
+        return
+    if is_lite(attributes):
+        raise AttributeRefused(f"{RESERVE_BYTES} is not for topics with lite topics: these have {EXPIRATION}")
+    if reserve_bytes(attributes) is None:
+        raise AttributeRefused(
+            f"{RESERVE_BYTES} is {text[:40]!r}; allowed: whole bytes from {RESERVE_BYTES_MIN} on, and -1"
+        )
+
+
+def reserve_hours(attributes: Mapping[str, str]) -> int | None:
+    """For how many hours messages of a topic with these attributes are kept; None for as long as the broker keeps its
+    log, and for a text that is no such number: earlier releases stored any.
+    """
+    text = attributes.get(RESERVE_TIME, "")
+    if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) == 0:
+        return None
+    return int(text)
+
+
+def check_reserve_time(attributes: Mapping[str, str], hours_max: float) -> None:
+    """Raises AttributeRefused unless messages of a topic with these attributes can be kept for so long.
+
+    ``hours_max`` is for how long the broker keeps its log.
+    """
+    text = attributes.get(RESERVE_TIME)
+    if text in (None, "-1"):
+        return
+    if is_lite(attributes):
+        raise AttributeRefused(f"{RESERVE_TIME} is not for topics with lite topics: these have {EXPIRATION}")
+    hours = reserve_hours(attributes)
+    if hours is None:
+        raise AttributeRefused(f"{RESERVE_TIME} is {text[:40]!r}; allowed: whole hours from 1 on, and -1")
+    if hours > hours_max:
+        raise AttributeRefused(
+            f"{RESERVE_TIME} is {hours} hours, and the broker keeps its log, which all topics share, for "
+            f"{hours_max:g}: raise its setting retention_hours first"
+        )

@@ -1,0 +1,189 @@
+"""Our own requests 9012 to 9016, for schedules. The definition of one is in the replicated state, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.errors import BodyError
+from mq.protocol.wire.fields import I32, I64
+from mq.protocol.wire.json_body import Body
+from mq.protocol.wire.reply import Reply
+from mq.protocol.wire.request import Ext, Request
+
+ANY_VERSION = -1
+NO_VERSION = 0
+"""There must be no schedule of that name."""
+CatchUp = Literal["skip", "last", "all"]
+CATCH_UPS: Final[tuple[CatchUp, ...]] = ("skip", "last", "all")
+CronDays = Literal["either", "both"]
+NAME_BYTES_MAX: Final = 255
+BODY_BYTES_MAX: Final = 64 * 1024
+"""Body of a schedule's message: it is in the memory of each replica, and in every snapshot."""
+PROPERTIES_BYTES_MAX: Final = 16 * 1024
+"""Keys, tags and properties of a schedule's message."""
+CRON_LENGTH_MAX: Final = 200
+ZONE_LENGTH_MAX: Final = 64
+EVERY_MS_MIN: Final = 1000
+TIME_MS_MAX: Final = 253_402_300_799_000
+"""The end of the year 9999."""
+CATCH_UP_MS_DEFAULT: Final = 3_600_000
+SCHEDULE: Final = "RAFTMQ_SCHEDULE"
+"""Property of a schedule's messages: its name."""
+DUE_MS: Final = "RAFTMQ_SCHEDULE_DUE"
+"""Property of a schedule's messages: the time of the tick, in milliseconds since 1970."""
+
+
+class PutScheduleExt(Ext):
+    """The version that the schedule must have: `ANY_VERSION`, or `NO_VERSION` for one that must not exist."""
+
+    expected_version: I64 = ANY_VERSION
+
+
+class PutSchedule(Request, tag=int(Code.PUT_SCHEDULE)):
+    """9012, our own: create or replace the schedule in the body."""
+
+    ext: PutScheduleExt = msgspec.field(name="extFields", default_factory=PutScheduleExt)
+
+
+class ScheduleChanged(Reply):
+    """The schedule's version from now on (9012 and 9015)."""
+
+    version: I64
+
+
+class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A message that a broker sends by a rule: ``cron``, ``every_ms`` or ``at_ms``.
+
+    Times are milliseconds since 1970, 0 for none. Ticks are at ``start_ms`` or later, and before ``end_ms``.
+    """
+
+    name: str
+    topic: str
+    body: bytes = b""
+    tags: str = ""
+    keys: tuple[str, ...] = ()
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
+    queue_id: int = -1
+    """-1: one that depends on the name, the same for all ticks."""
+    cron: str = ""
+    time_zone: str = "UTC"
+    cron_days: CronDays = "either"
+    """Of a day of the month and a day of the week that are both restricted, which must match."""
+    every_ms: int = 0
+    anchor_ms: int | None = None
+    """A time from which intervals are counted; None: the start, or the time of creation."""
+    at_ms: int = 0
+    start_ms: int = 0
+    end_ms: int = 0
+    enabled: bool = True
+    catch_up: CatchUp = "last"
+    catch_up_ms: int = CATCH_UP_MS_DEFAULT
+    """With ``all``: a tick that is later than this is not sent."""
+    owner: str = ""
+    """Who keeps it up to date, such as an application of Celery; empty for nobody."""
+
+    def encode(self) -> bytes:
+        """The JSON text."""
+        return msgspec.json.encode(self, order="sorted")
+
+    def rule(self) -> tuple[object, ...]:
+        """What decides when it ticks."""
+        return self.cron, self.time_zone, self.cron_days, self.every_ms, self.anchor_ms, self.at_ms
+
+    @property
+    def nbytes(self) -> int:
+        """What it counts for in the limit of a broker group: about what it takes in a snapshot."""
+        texts = (self.name, self.topic, self.tags, self.cron, self.time_zone, self.owner, *self.keys)
+        pairs = sum(len(name) + len(value) for name, value in self.properties.items())
+        return 200 + len(self.body) + sum(map(len, texts)) + pairs
+
+
+def decode_definition(body: bytes | memoryview) -> ScheduleDefinition:
+    """The body of 9012. Raises BodyError for a field that this version does not know: it would be lost."""
+    try:
+        return msgspec.json.decode(body, type=ScheduleDefinition)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyError(f"body of {len(body)} bytes is no schedule: {error}") from error
+
+
+class DeleteScheduleExt(Ext):
+    """A schedule, and the version that it must have."""
+
+    name: str
+    expected_version: I64 = ANY_VERSION
+
+
+class DeleteSchedule(Request, tag=int(Code.DELETE_SCHEDULE)):
+    """9013, our own."""
+
+    ext: DeleteScheduleExt = msgspec.field(name="extFields")
+
+
+class ListSchedulesExt(Ext):
+    """``name`` for one schedule, else those behind ``after`` in the order of names, of ``owner`` if that is given."""
+
+    name: str = ""
+    after: str = ""
+    owner: str = ""
+    bodies: bool = False
+    ticks: I32 = 3
+
+
+class ListSchedules(Request, tag=int(Code.LIST_SCHEDULES)):
+    """9014, our own: show schedules with their next ``ticks``."""
+
+    ext: ListSchedulesExt = msgspec.field(name="extFields", default_factory=ListSchedulesExt)
+
+
+class SwitchScheduleExt(Ext):
+    """A schedule, and whether it is to tick."""
+
+    name: str
+    enabled: bool
+
+
+class SwitchSchedule(Request, tag=int(Code.SWITCH_SCHEDULE)):
+    """9015, our own: pause or resume a schedule."""
+
+    ext: SwitchScheduleExt = msgspec.field(name="extFields")
+
+
+class TriggerScheduleExt(Ext):
+    """A schedule."""
+
+    name: str
+
+
+class TriggerSchedule(Request, tag=int(Code.TRIGGER_SCHEDULE)):
+    """9016, our own: send the message of a schedule now, beside its ticks."""
+
+    ext: TriggerScheduleExt = msgspec.field(name="extFields")
+
+
+class ScheduleInfo(Body, omit_defaults=True):
+    """A schedule as a broker shows it.
+
+    ``version`` changes with each change of the definition. Everything due up to ``settled_ms`` is sent or skipped.
+    ``error`` says why this broker cannot compute its ticks.
+    """
+
+    definition: ScheduleDefinition
+    version: int
+    settled_ms: int = 0
+    sent: int = 0
+    skipped: int = 0
+    last_due_ms: int = 0
+    """The tick that was sent last; 0 before the first one."""
+    next_ms: Sequence[int] = ()
+    error: str = ""
+
+
+class ScheduleList(Body):
+    """A page of schedules by name; ``more`` says that others follow. Bodies are left out unless they are asked for."""
+
+    schedules: Sequence[ScheduleInfo] = ()
+    more: bool = False

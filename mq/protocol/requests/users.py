@@ -1,0 +1,162 @@
+"""Users and their policies, RocketMQ's ACL 2.0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.wire.fields import wire
+from mq.protocol.wire.json_body import Body, decode_as
+from mq.protocol.wire.request import Ext, Request
+
+SUPER, NORMAL = "Super", "Normal"
+USER_TYPES: Final = (SUPER, NORMAL)
+"""Users who may do everything, and those restricted by policies."""
+ENABLED, DISABLED = "enable", "disable"
+USER_STATES: Final = (ENABLED, DISABLED)
+SUBJECT_PREFIX: Final = "User:"
+
+
+class UserExt(Ext, rename=wire(name="username")):
+    """One user."""
+
+    name: str
+
+
+class CreateUser(Request, tag=int(Code.AUTH_CREATE_USER)):
+    """3001: the body has the password and the type of the user."""
+
+    ext: UserExt = msgspec.field(name="extFields")
+
+
+class UpdateUser(Request, tag=int(Code.AUTH_UPDATE_USER)):
+    """3002: fields missing in the body are not changed."""
+
+    ext: UserExt = msgspec.field(name="extFields")
+
+
+class DeleteUser(Request, tag=int(Code.AUTH_DELETE_USER)):
+    """3003: also deletes its policies."""
+
+    ext: UserExt = msgspec.field(name="extFields")
+
+
+class GetUser(Request, tag=int(Code.AUTH_GET_USER)):
+    """3004: without its password."""
+
+    ext: UserExt = msgspec.field(name="extFields")
+
+
+class ListUsersExt(Ext, rename=wire(name_part="filter")):
+    """Users with ``name_part`` in their names."""
+
+    name_part: str = ""
+
+
+class ListUsers(Request, tag=int(Code.AUTH_LIST_USER)):
+    """3005: without their passwords."""
+
+    ext: ListUsersExt = msgspec.field(name="extFields", default_factory=ListUsersExt)
+
+
+def encode_all(values: Sequence[Body]) -> bytes:
+    """A list, for answers to 3005 and 3010."""
+    return b"[" + b",".join(value.encode() for value in values) + b"]"
+
+
+class UserInfo(Body, rename=wire(name="username"), omit_defaults=True):
+    """A user. ``password`` is only sent to brokers. None leaves a field unchanged."""
+
+    name: str = ""
+    password: str | None = msgspec.field(default=None)
+    user_type: str | None = None
+    user_status: str | None = None
+
+    def __repr__(self) -> str:
+        return f"UserInfo({self.name!r}, {self.user_type!r}, {self.user_status!r})"  # never the password
+
+
+def decode_users(body: bytes | memoryview) -> list[UserInfo]:
+    """The answer to 3005. Raises BodyError."""
+    return decode_as(list[UserInfo], body) if len(body) else []
+
+
+class SubjectExt(Ext, rename=wire()):
+    """The owner of the policies: ``User:`` and a name."""
+
+    subject: str
+
+
+class CreateAcl(Request, tag=int(Code.AUTH_CREATE_ACL)):
+    """3006: the policies in the body are added to those of the user; one for the same resource is replaced."""
+
+    ext: SubjectExt = msgspec.field(name="extFields")
+
+
+class UpdateAcl(Request, tag=int(Code.AUTH_UPDATE_ACL)):
+    """3007: the same."""
+
+    ext: SubjectExt = msgspec.field(name="extFields")
+
+
+class DeleteAclExt(SubjectExt, rename=wire()):
+    """Policies for ``resource``, or all of them; ``policy_type`` Custom or Default."""
+
+    policy_type: str = ""
+    resource: str = ""
+
+
+class DeleteAcl(Request, tag=int(Code.AUTH_DELETE_ACL)):
+    """3008."""
+
+    ext: DeleteAclExt = msgspec.field(name="extFields")
+
+
+class GetAcl(Request, tag=int(Code.AUTH_GET_ACL)):
+    """3009: the policies of one user."""
+
+    ext: SubjectExt = msgspec.field(name="extFields")
+
+
+class ListAclsExt(Ext, rename=wire()):
+    """Policies of users with one text in ``User:NAME`` and the other one in the resource."""
+
+    subject_filter: str = ""
+    resource_filter: str = ""
+
+
+class ListAcls(Request, tag=int(Code.AUTH_LIST_ACL)):
+    """3010."""
+
+    ext: ListAclsExt = msgspec.field(name="extFields", default_factory=ListAclsExt)
+
+
+class PolicyEntryInfo(Body, rename=wire(source_ips="sourceIps")):
+    """Allows or denies actions on a resource, from all addresses or from these."""
+
+    resource: str = ""
+    actions: Sequence[str] = ()
+    source_ips: Sequence[str] | None = None
+    decision: str = ""
+
+
+class PolicyInfo(Body, rename=wire(), omit_defaults=True):
+    """Policies of one type: Custom, or Default, which applies if no custom one matches."""
+
+    policy_type: str | None = None
+    entries: Sequence[PolicyEntryInfo] = ()
+
+
+class AclInfo(Body, rename=wire(), omit_defaults=True):
+    """The policies of a user; ``subject`` is ``User:`` and its name."""
+
+    subject: str = ""
+    policies: Sequence[PolicyInfo] = ()
+
+
+def decode_acls(body: bytes | memoryview) -> list[AclInfo]:
+    """The answer to 3010. Raises BodyError."""
+    return decode_as(list[AclInfo], body) if len(body) else []

@@ -1,0 +1,1 @@
+"""How frames, headers and bodies are built, whatever the request."""

@@ -1,0 +1,29 @@
+"""What the header fields of all replies have in common; the replies are beside their requests in
+`mq.protocol.requests`.
+
+A field without a default is required. Unknown fields are ignored: brokers of other releases send more.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from mq.protocol.errors import ReplyError
+from mq.protocol.wire.fields import HeaderFields
+
+
+class Reply(HeaderFields):
+    """Base of the header fields of replies."""
+
+
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+def read_reply(kind: type[ReplyT], ext: dict[str, str]) -> ReplyT:
+    """The header fields of a reply. Raises ReplyError if one is missing or invalid."""
+    try:
+        return msgspec.convert(ext, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ReplyError(f"{kind.__name__}: {error}") from error
