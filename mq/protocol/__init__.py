@@ -1,4 +1,13 @@
 """The RocketMQ remoting protocol as pure functions and values: frames, headers, message records, bodies.
 
 Nothing here does I/O, reads a clock or imports another part of the project. All integers on the wire are big-endian.
+
+What lies directly in here needs only the standard library, since executors of Spark import it and have nothing else.
+Each package imports only those below it:
+
+- `incoming`: bytes from a connection to typed requests and responses
+- `access`: signatures, and what belongs to a signed request
+- `requests`: a module for each family of requests, with a table of their codes
+- `messages`: records, batches, and what properties mean
+- `wire`: how headers and bodies are encoded, whatever the request
 """

@@ -51,8 +51,8 @@ TRANSACTION_ID: Final = "__transactionId__"
 TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 CHECK_IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 TRANSACTION_SET: Final = "RAFTMQ_SET"
-"""Of a half message: its body has several messages and consumer offsets, see `mq.protocol.messages.transaction_sets`. The value
-is the number of messages.
+"""Of a half message: its body has several messages and consumer offsets, see `mq.protocol.messages.transaction_sets`.
+The value is the number of messages.
 """
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"

@@ -1,10 +1,10 @@
 """Timers: the leader delivers messages at an arbitrary requested time.
 
 Theory of operation. Messages wait in the timer topic, each in the slot of the minute in which it is due, see
-`mq.protocol.messages.delay` and `mq.broker.schedule.timer_wheel`. A slot is not ordered by due time, so each finished message
-gets a mark (`mq.broker.state.completion_marks`). A due message is copied to its original topic, in one log entry with
-that mark (`mq.broker.schedule.delivery`). A message due later than a day from now is copied to the end of its slot each
-day in the same way, so that retention does not reach it. A recalled one is only marked.
+`mq.protocol.messages.delay` and `mq.broker.schedule.timer_wheel`. A slot is not ordered by due time, so each finished
+message gets a mark (`mq.broker.state.completion_marks`). A due message is copied to its original topic, in one log
+entry with that mark (`mq.broker.schedule.delivery`). A message due later than a day from now is copied to the end of
+its slot each day in the same way, so that retention does not reach it. A recalled one is only marked.
 
 A message that cannot be read from this disk is marked as done only if the log has deleted it.
 

@@ -129,7 +129,7 @@ class Host(NamedTuple):
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
-    """A decoded record. The body is as stored: see `mq.protocol.messages.compression.inflate`. Times are epoch milliseconds."""
+    """A decoded record. The body is as stored: see `mq.protocol.messages.compression`. Times are epoch milliseconds."""
 
     topic: str
     queue_id: int

@@ -1,7 +1,7 @@
 """The body of request code 9011, which is also the body of its half message: messages, and consumer offsets.
 
-``version:1 (1), length:4, offsets as JSON, messages``; the messages are as in a batch (`mq.protocol.messages.batch`), each with
-its topic and queue in the properties REAL_TOPIC and REAL_QID, as those of a half message.
+``version:1 (1), length:4, offsets as JSON, messages``; the messages are as in a batch (`mq.protocol.messages.batch`),
+each with its topic and queue in the properties REAL_TOPIC and REAL_QID, as those of a half message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Typed requests: our own 9019 and 9023, for deleted topics that can be restored. See `mq.protocol.requests`."""
+"""Our own requests 9019 and 9023, for deleted topics that can be restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Typed request: our own 9017, for messages that wait to become visible. See `mq.protocol.requests`."""
+"""Our own request 9017, for messages that wait to become visible."""
 
 from __future__ import annotations
 

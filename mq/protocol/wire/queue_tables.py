@@ -103,6 +103,7 @@ T = TypeVar("T")
 
 
 def decode_queue_table(body: bytes | memoryview, kind: type[T]) -> dict[QueueRef, T]:
+    """The values of a body whose field ``offsetTable`` has queues as keys. Raises BodyError."""
     found = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     if not isinstance(found, dict):
         raise BodyError(f"body of {len(body)} bytes is not a table of queues")

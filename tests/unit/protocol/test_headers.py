@@ -24,6 +24,7 @@ from mq.protocol.wire.encoding import (
 from mq.protocol.wire.request import Request
 
 BINARY_CODE_MAX = 2**15 - 1
+BY_NAME = sorted(REQUEST_CLASSES, key=lambda kind: kind.__name__)
 EXAMPLES: dict[type, str | int | bool] = {str: "T-1 ünï\x01", int: 123456, bool: True}
 
 
@@ -50,9 +51,7 @@ def wire_text(value: str | int | bool) -> str:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
-@pytest.mark.parametrize(
-    "kind", sorted(REQUEST_CLASSES, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__
-)
+@pytest.mark.parametrize("kind", BY_NAME, ids=lambda kind: kind.__name__)
 def test_every_field_of_every_request(kind: type[Request], serialization: int) -> None:
     code = int(kind.__struct_config__.tag)  # type: ignore[arg-type]
     if serialization == BINARY and code > BINARY_CODE_MAX:
