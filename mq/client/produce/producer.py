@@ -24,13 +24,7 @@ from mq.client.net.identity import new_client_id, new_random, new_unique_keys
 from mq.client.net.life_cycle import Client
 from mq.client.produce.accumulator import Accumulator, check_linger, may_join
 from mq.client.produce.in_flight_limit import InFlightLimit
-from mq.client.produce.outgoing_message import (
-    OnDone,
-    OutgoingMessage,
-    Pending,
-    check_codec,
-    split_result,
-)
+from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Pending, check_codec, split_result
 from mq.client.produce.preparation import Preparation, wall_clock_ms
 from mq.client.produce.recall import recall
 from mq.client.produce.request_reply import OpenRequests, connect_for_replies
