@@ -291,22 +291,22 @@ _MODULES = {
         "ScheduleStatus",
     ),
     "mq.filter.subscription": ("SubscriptionError",),
-    "mq.protocol.bodies": ("ClusterInfo",),
     "mq.protocol.messages.compression": ("Codec",),
+    "mq.protocol.messages.records": ("Host",),
+    "mq.protocol.messages.trace": ("MessageTrace",),
+    "mq.protocol.names": ("NameRefused",),
+    "mq.protocol.requests.broker": ("BrokerStatsData",),
+    "mq.protocol.requests.consumer_groups": ("SubscriptionGroupConfig",),
+    "mq.protocol.requests.group_progress": ("GroupProgress",),
+    "mq.protocol.requests.namesrv": ("ClusterInfo",),
     "mq.protocol.requests.raft_group": (
         "GroupAnswer",
         "GroupCommand",
     ),
-    "mq.protocol.names": ("NameRefused",),
-    "mq.protocol.operator_bodies": (
-        "BrokerStatsData",
-        "GroupProgress",
+    "mq.protocol.requests.topics": (
         "QueueEnds",
-        "SubscriptionGroupConfig",
+        "TopicConfig",
     ),
-    "mq.protocol.messages.records": ("Host",),
-    "mq.protocol.registration": ("TopicConfig",),
-    "mq.protocol.messages.trace": ("MessageTrace",),
 }
 """Where the names above come from. A module is imported when one of its names is used: programs do not load what they
 do not use.
