@@ -121,7 +121,7 @@ def test_a_stream_cut_around_its_borders_is_as_uncut(form: str) -> None:
     check_cuts(cuts_of(STREAM), form)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("form", FORMS)
 def test_a_stream_cut_at_any_byte_is_as_uncut(form: str) -> None:
     check_cuts(range(len(STREAM) + 1), form)

@@ -322,5 +322,5 @@ class RepeatsMachine(RuleBasedStateMachine):
             assert len(self.stored) > 4
 
 
-RepeatsMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+RepeatsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestRepeats = pytest.mark.slow(RepeatsMachine.TestCase)

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -96,7 +96,8 @@ Fields = dict[str, set[str]]
 """What values each path was seen with."""
 
 
-def commands() -> Iterator[tuple[str, typer.core.TyperCommand]]:
+@cache
+def commands() -> list[tuple[str, typer.core.TyperCommand]]:
     """All commands by their names, as they are in the help."""
 
     def walk(command: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
@@ -108,7 +109,7 @@ def commands() -> Iterator[tuple[str, typer.core.TyperCommand]]:
         else:
             yield " ".join(names), command
 
-    yield from walk(typer.main.get_command(app), ())
+    return list(walk(typer.main.get_command(app), ()))
 
 
 def json_option(command: typer.core.TyperCommand) -> Any:

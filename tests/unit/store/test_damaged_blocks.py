@@ -83,7 +83,7 @@ def test_a_flipped_bit_is_never_read_while_a_process_runs(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_a_flipped_bit_is_never_read_after_a_start(tmp_path: Path, first: int) -> None:
     end = 6
     written(tmp_path / "live", first, end)
