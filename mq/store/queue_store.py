@@ -257,6 +257,11 @@ class QueueStore:
         is_watched = bool(watched)
         for end, first_offset, count, entries in runs:
             queue = end.queue
+            if queue is None:
+                # The writing ends of most of very many lite topics are new with each message.
+                queue = end.queue = self._queues.get((end.topic, end.queue_id))
+                if queue is not None and self._capture is not None:
+                    self._capture.take(queue)
             if queue is None or queue.max_offset != first_offset:
                 self.append_run(QueueRun(end.topic, end.queue_id, first_offset, entries))
                 end.queue = self._queues[end.topic, end.queue_id]

@@ -137,7 +137,11 @@ class QueueOffsets(Service):
         """Forget the oldest tails, if they are too many and nothing of them is in flight."""
         while len(self._lite) >= LITE_TAILS_MAX:
             name, tail = next(iter(self._lite.items()))
-            if tail.run is not None or self._next_offset(name, 0) != tail.next_offset:
+            if tail.run is not None:
+                return
+            # What the tail keeps spares a search among very many queues. It is another queue if the topic has ended.
+            end = None if tail.queue is None else tail.queue.max_offset
+            if end != tail.next_offset and self._next_offset(name, 0) != tail.next_offset:
                 return
             del self._lite[name]
 

@@ -292,6 +292,18 @@ def test_queues_changed_before_they_are_gathered_are_captured_unchanged(
         assert found == {topic: sorted(rows) for topic, rows in before.items()}
 
 
+def test_a_capture_has_known_queues_as_they_were_before_new_writers(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.append_run(run_of("A", 0, 0, 2))
+    before, capture = store.table(), store.begin_capture()
+    store.append_built([(End("A", 0), QueueOffset(2), 2, run_of("A", 0, 2, 4).entries)])
+    while store.gather(1):
+        pass
+    assert dict(capture.rows()[1]) == before
+    assert store.max_offset("A", 0) == 4
+    store.close()
+
+
 RUNS = st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 2), st.integers(1, 4)), max_size=12)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mq.broker.state.commands import DeleteTopic, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.broker.write_path.queue_offsets import LITE_TAILS_MAX, NextOffset, QueueOffsets
 from mq.protocol.names import lite_queue
-from mq.protocol.numbers import QueueOffset
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.store.dispatch import QUEUE_ENTRY_BYTES
+from mq.store.queue_store import QueueStore, QueueStoreSettings
 
 LITE = lite_queue("P", "a")
 
@@ -106,3 +110,29 @@ def test_messages_behind_the_end_of_a_lite_topic_keep_their_offsets() -> None:
     applied.tails.deletion_applied(LITE)
     del applied.ends[LITE, 0]
     assert applied.tails.of_lite(LITE).next_offset == 7
+
+
+def test_tails_of_lite_topics_are_forgotten_once_their_messages_are_applied(tmp_path: Path) -> None:
+    store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
+    tails = QueueOffsets(Metadata(), store.max_offset)
+
+    def send(name: str) -> NextOffset:
+        tail = tails.of_lite(lite_queue("P", name))
+        tail.next_offset = QueueOffset(tail.next_offset + 1)
+        return tail
+
+    def apply(tail: NextOffset) -> None:
+        store.append_built([(tail, QueueOffset(tail.next_offset - 1), 1, b"e" * QUEUE_ENTRY_BYTES)])
+
+    oldest = send("oldest")
+    for number in range(LITE_TAILS_MAX + 10):
+        apply(send(f"s{number}"))
+    assert tails.of_lite(lite_queue("P", "oldest")) is oldest, "its message is not applied yet"
+    apply(oldest)
+    for number in range(LITE_TAILS_MAX + 20):
+        apply(send(f"s{number}"))
+    again = tails.of_lite(lite_queue("P", "oldest"))
+    assert (again is oldest, again.next_offset) == (False, 1)
+    apply(send("oldest"))
+    assert store.max_offset(lite_queue("P", "oldest"), 0) == 2
+    store.close()
