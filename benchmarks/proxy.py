@@ -228,10 +228,11 @@ async def measure(directory: Path, messages: int, rounds: int, warm_up: int, *, 
                 for system in systems:
                     figures = await turn(system, work, in_flight, count)
                     system.figures.setdefault((work, in_flight), []).append(figures)
+        medians = "One round" if rounds == 1 else f"Medians of {rounds} rounds"
         how = BEFORE_OTHERS if real_time else ""
         lines = [
             f"On {dt.datetime.now(tz=dt.UTC):%Y-%m-%d}, {machine()}, with other work: load average {before:.1f} before"
-            f" and {load_average():.1f} after. Medians of {rounds} rounds, by turns.{how}",
+            f" and {load_average():.1f} after. {medians}, by turns.{how}",
             "",
             table(systems),
             "",

@@ -151,23 +151,27 @@ def test_a_proxy_serves_clients_whose_settings_it_does_not_know() -> None:
                 transaction_id=half.entries[0].transaction_id,
                 resolution=pb.COMMIT,
             )
-            answers = [
-                await proxy.send(TOPIC, "three"),
-                await proxy.acknowledge(GROUP, messages[1]),
-                await proxy.ask("ChangeInvisibleDuration", later, pb.ChangeInvisibleDurationResponse),
-                await proxy.ask("EndTransaction", end, pb.EndTransactionResponse),
-                await proxy.ask(
-                    "Heartbeat",
-                    pb.HeartbeatRequest(group=group, client_type=pb.PUSH_CONSUMER),
-                    pb.HeartbeatResponse,
-                ),
-                await proxy.ask(
-                    "NotifyClientTermination",
-                    pb.NotifyClientTerminationRequest(group=group),
-                    pb.NotifyClientTerminationResponse,
-                ),
+            statuses = [
+                (await proxy.send(TOPIC, "three")).status,
+                (await proxy.acknowledge(GROUP, messages[1])).status,
+                (await proxy.ask("ChangeInvisibleDuration", later, pb.ChangeInvisibleDurationResponse)).status,
+                (await proxy.ask("EndTransaction", end, pb.EndTransactionResponse)).status,
+                (
+                    await proxy.ask(
+                        "Heartbeat",
+                        pb.HeartbeatRequest(group=group, client_type=pb.PUSH_CONSUMER),
+                        pb.HeartbeatResponse,
+                    )
+                ).status,
+                (
+                    await proxy.ask(
+                        "NotifyClientTermination",
+                        pb.NotifyClientTerminationRequest(group=group),
+                        pb.NotifyClientTerminationResponse,
+                    )
+                ).status,
             ]
-            assert [pb.Code.Name(answer.status.code) for answer in answers] == ["OK"] * len(answers)
+            assert [pb.Code.Name(status.code) for status in statuses] == ["OK"] * len(statuses)
             for renewed in (False, True):
                 await proxy.send(TOPIC, f"for {renewed}")
                 status, messages = await proxy.receive(GROUP, TOPIC, auto_renew=renewed)
