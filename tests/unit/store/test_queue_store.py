@@ -292,7 +292,7 @@ def test_queues_changed_before_they_are_gathered_are_captured_unchanged(
         assert found == {topic: sorted(rows) for topic, rows in before.items()}
 
 
-def test_a_capture_has_known_queues_as_they_were_before_new_writers(tmp_path: Path) -> None:
+def test_a_new_writer_changes_no_capture_of_a_known_queue(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     store.append_run(run_of("A", 0, 0, 2))
     before, capture = store.table(), store.begin_capture()
