@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Sequence
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed, or_exit
 
@@ -47,13 +48,19 @@ def run(configuration_json: str, log_level: str, *, until_stdin_closes: bool) ->
         raise CommandFailed(f"{where}: {error.strerror or error}", EXIT_FAILED) from error
 
 
+def _run(arguments: Sequence[str]) -> None:
+    if len(arguments) < 2:
+        raise CommandFailed("this is a part of `raftmq proxy`: start that")
+    configuration_json, log_level, *options = arguments
+    run(configuration_json, log_level, until_stdin_closes="--until-stdin-closes" in options)
+
+
 def main() -> None:
     """Run the proxy that the command line describes; exits with the exit codes of `raftmq proxy`."""
     # structlog imports rich wherever that is installed, for tracebacks in colour, and rich takes 4 MB.
     sys.modules["rich"] = None  # type: ignore[assignment]
-    configuration_json, log_level, *options = sys.argv[1:]
     try:
-        or_exit(lambda: run(configuration_json, log_level, until_stdin_closes="--until-stdin-closes" in options))
+        or_exit(lambda: _run(sys.argv[1:]))
     except KeyboardInterrupt:  # while it starts, as `raftmq`
         sys.exit(130)
 
