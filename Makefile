@@ -9,7 +9,7 @@ SPARK_INSTALLED := .venv-spark/.installed
 SPARK_ENV := SPARK_LOCAL_IP=127.0.0.1 SPARK_LOCAL_HOSTNAME=localhost
 SEEDS := 0-199
 # What is simulated: the log alone, or brokers with clients of one kind.
-WORKLOADS := log busy-host delay transactions pop ordered-pop dedup everyday scan recreated crowded lite
+WORKLOADS := log busy-host delay transactions pop ordered-pop dedup everyday scan recreated crowded lite filtered
 WORKLOAD := log
 # What `make jepsen` runs unless told otherwise.
 JEPSEN := matrix --profile ci
@@ -20,7 +20,7 @@ JEPSEN := matrix --profile ci
 ASYNC_RULES_OFF := ASYNC109,ASYNC119,ASYNC124,ASYNC128,ASYNC912,ASYNC913
 # Each pass over the syntax tree costs 0.1 s for each file. Ruff has these two rules, the second one as RUF006.
 ASYNC_RULES_OF_RUFF := ASYNC100,ASYNC300
-SERVERS := raftlog mq/namesrv mq/broker mq/proxy
+SERVERS := raftlog mq/namesrv mq/broker mq/proxy mq/filter_server
 # flake8_async takes 0.4 s for each file: two processes, and no file in which none of its rules can apply.
 ASYNC_TEXT := async (def|with|for)|[^a-z](trio|anyio)[^a-z]|BaseException
 ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async --startable-in-context-manager=$(STARTABLE)
@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 BENCHES := bench-peers bench-peers-consuming bench-gate bench-steady bench-paced bench-memory bench-curves bench-store
 BENCHES += bench-low-rate bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
-BENCHES += bench-celery bench-celery-chaos bench-proxy bench-critical-path bench-goals
+BENCHES += bench-filter bench-celery bench-celery-chaos bench-proxy bench-critical-path bench-goals
 .PHONY: help demo demo-spark test test-spark test-all test-nightly ci coverage check interop jepsen docker-image bench $(BENCHES)
 .PHONY: bench-spark docs
 .PHONY: fmt sanitize fuzz sim dist dist-check lock proto clean
@@ -68,6 +68,7 @@ help:
 	@echo 'make bench-metrics   CPU and delays of a scrape of /metrics, with few and with many topics; writes docs/benchmarks/metrics.md'
 	@echo 'make bench-backup   the effect of a backup on producers, and the speed of a restore; needs 90 GB of disk; writes docs/benchmarks/backup.md'
 	@echo 'make bench-fair   latency of a client beside demanding ones; writes docs/benchmarks/fair.md'
+	@echo 'make bench-filter   CPU of filter servers and of the leader for each message, and bytes to consumers; writes docs/benchmarks/filter.md'
 	@echo 'make bench-once   checks that delayed and transactional messages become visible once while leaders are killed; writes a report'
 	@echo 'make bench-failover   how long writes stop when a leader fails; writes docs/reports/failover.md'
 	@echo 'make bench-proxy   raftmq proxy beside the proxy of RocketMQ; see python -m benchmarks proxy --help'
@@ -81,7 +82,7 @@ help:
 	@echo 'make fuzz    mutates requests for half a minute, with sanitizers, where that reaches new code: both forms of the parsers must'
 	@echo '             agree; make fuzz ARGS="--seconds 3600 --grow tests/fuzz/corpus" for long; needs gcc'
 	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one;'
-	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup everyday scan recreated crowded lite", or WORKLOAD=pop SEED=42'
+	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup everyday scan recreated crowded lite filtered", or WORKLOAD=pop SEED=42'
 	@echo 'make dist    source distributions and wheels, for each CPython 3.11 to 3.14 that is here, in dist; needs gcc'
 	@echo 'make dist-check   tries what make dist has built in new environments: sizes, imports, a client with raftmq dev'
 	@echo 'make lock    resolve the lock files again from the pyproject.toml files'

@@ -41,6 +41,7 @@ CASES: Final[dict[str, Case]] = {
     "metrics": Case("benchmarks.scraping", "CPU and delays of a scrape of /metrics; writes its page"),
     "backup": Case("benchmarks.backup", "the effect of a backup on clients and brokers; writes its page"),
     "fair": Case("benchmarks.fairness", "latency of a client beside demanding ones; writes its page"),
+    "filter": Case("benchmarks.filtering", "filters beside the broker: CPU, and bytes to consumers; writes its page"),
     "once": Case("benchmarks.exactly_once", "delayed and transactional messages while leaders die; writes a report"),
     "failover": Case("benchmarks.failover", "how long writes stop when a leader fails; writes a report"),
     "celery": Case(

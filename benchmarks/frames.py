@@ -41,14 +41,15 @@ def send_frame(
     keys: tuple[str, str] | None = None,
     lite_topic: str | None = None,
     body: bytes | None = None,
+    more: str = "",
 ) -> bytes:
     """A whole frame: length, header length, a JSON header of about 360 bytes, and a body.
 
     With ``batch`` the body is so many messages of ``body_bytes`` each, and the request a SEND_BATCH_MESSAGE. The same
     frame may be sent repeatedly: a broker does not look at the unique key. With ``keys``, access key and secret key, it
-    is signed. With ``body``, each message has this one.
+    is signed. With ``body``, each message has this one. ``more`` are further properties, encoded.
     """
-    properties = f"UNIQ_KEY\x017F0000010000{opaque:020X}\x02WAIT\x01true\x02TAGS\x01TagA"
+    properties = f"UNIQ_KEY\x017F0000010000{opaque:020X}\x02WAIT\x01true\x02TAGS\x01TagA{more}"
     if lite_topic is not None:
         properties += f"\x02{LITE_TOPIC}\x01{lite_topic}"
     header: dict[str, Any] = {

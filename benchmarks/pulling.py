@@ -27,6 +27,7 @@ import trio
 from benchmarks.frames import QUEUES, TOPIC, complete_bytes, send_frame
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
+from mq.filter.programs import CLASS_FILTER
 from mq.monitoring.cpu_time import cpu_seconds
 
 PULL_MESSAGE = 11
@@ -62,18 +63,22 @@ def pull_frame(
     *,
     topic: str = TOPIC,
     waits: bool = False,
+    program: str | None = None,
 ) -> bytes:
-    """A pull that brings its subscription along, as a whole frame. With ``waits`` it is a long poll of 15 s."""
+    """A pull that brings its subscription along, as a whole frame.
+
+    With ``waits`` it is a long poll of 15 s, with ``program`` one to a filter server.
+    """
     ext = {
         "consumerGroup": "bench_consumers",
         "topic": topic,
         "queueId": str(queue_id),
         "queueOffset": str(offset),
         "maxMsgNums": str(count),
-        "sysFlag": "6" if waits else "4",
+        "sysFlag": str((6 if waits else 4) | (0 if program is None else CLASS_FILTER)),
         "commitOffset": "0",
         "suspendTimeoutMillis": "15000",
-        "subscription": expression,
+        "subscription": program or expression,
         "subVersion": "0",
         "expressionType": kind,
     }
@@ -122,13 +127,17 @@ def _check(answer: bytes) -> None:
 
 def fill(address: tuple[str, int], messages: int, body_bytes: int, queues: int = QUEUES) -> None:
     """Send so many messages to the benchmark's topic, round robin over the queues. Blocks."""
-    frames = [send_frame(number + 1, body_bytes, number % queues) for number in range(queues)]
+    fill_with(address, messages, [send_frame(number + 1, body_bytes, number % queues) for number in range(queues)])
+
+
+def fill_with(address: tuple[str, int], messages: int, frames: Sequence[bytes]) -> None:
+    """Send these frames in turn until there are so many messages. Blocks."""
     with socket.create_connection(address) as sock:
         buffer, sent, acknowledged = b"", 0, 0
         while acknowledged < messages:
             more = min(_SENDS_IN_FLIGHT - (sent - acknowledged), messages - sent)
             if more:
-                sock.sendall(b"".join(frames[(sent + number) % queues] for number in range(more)))
+                sock.sendall(b"".join(frames[(sent + number) % len(frames)] for number in range(more)))
                 sent += more
             buffer += sock.recv(256 * 1024)
             complete, consumed = complete_bytes(buffer)

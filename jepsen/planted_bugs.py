@@ -65,6 +65,7 @@ ROWS = (
     Row("delivered-without-mark", "delays", "kill", 40),
     Row("ended-while-ending", "late-ends", "calm"),
     Row("failed-sync-forgotten", "log", "disk-error"),
+    Row("filter-results-of-first-run", "filtered", "kill"),
     Row("follower-serves-uncommitted", "log", "slow-disk", 45),
     Row("given-back-answered-at-once", "retries", "kill"),
     Row("lite-order-not-kept", "lite", "calm"),

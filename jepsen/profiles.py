@@ -51,7 +51,7 @@ NOT_TOGETHER = frozenset({("delays", "clock"), ("retries", "clock"), ("register"
 """A delay ends by the leader's clock: with a clock that is wrong by an hour nothing can be checked. The retry delay of
 a returned message likewise. Registers are settings, not messages with properties that could rot.
 """
-ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"queue", "grpc"})}
+ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"queue", "grpc", "filtered"})}
 """Kinds for some workloads only: their checkers know which messages retention removed, or they have separate
 clients.
 """
@@ -62,6 +62,7 @@ ONLY_UNDER = {
     "recreated": _OFTEN - {"packets"},
     "queries": _OFTEN - {"packets"},
     "grpc": _OF_PROXIES,
+    "filtered": frozenset({"clients", "kill", "pause", "partition"}),
     "lite": frozenset({"kill", "pause", "partition"}),
 }
 """Workloads that profiles run under some kinds only: what they add to *transactions*, *queue*, *pop* and *ordered-pop*
@@ -82,7 +83,7 @@ PROFILES = {
 }
 """Names and what they are."""
 
-SHORT_SECONDS = 10.0
+SHORT_SECONDS = 9.5
 OVERHEAD_SECONDS = 19.0
 """Overhead of a run, on two idle cores: starting, draining, reading, verifying."""
 BUDGET_SECONDS = {CI: 9 * 60.0, NIGHTLY: 2 * 3600.0, RELEASE: 8 * 3600.0}
@@ -104,7 +105,7 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[Played]) -
             count = max(len(GROUPS), len(workloads))
             seconds = _seconds_each(CI, count + len(CI_SCENARIOS))
             restricted_first = sorted(workloads, key=lambda workload: workload not in ONLY_UNDER)
-            once = _in_turns(restricted_first, (*GROUPS, *EVERYWHERE), count, seconds)
+            once = _in_turns(restricted_first, (*GROUPS, *EVERYWHERE, *EVERYWHERE), count, seconds)
             return once + _scenarios([each for each in scenarios if each[0] in CI_SCENARIOS], seconds, quick=True)
         case "nightly" | "release":
             pairs = [

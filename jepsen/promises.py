@@ -16,7 +16,7 @@ class Promise(NamedTuple):
 PROMISES = (
     Promise("acknowledged means synced", ()),
     Promise("one order per queue", ("log", "bulk", "assigned", "order", "queue", "queries")),
-    Promise("at least once", ("queue", "assigned", "retries", "recreated")),
+    Promise("at least once", ("queue", "filtered", "assigned", "retries", "recreated")),
     Promise("one member at a time, in order", ("order", "ordered-pop", "lite")),
     Promise("committed offsets and settings", ("offsets", "register")),
     Promise("stored once by number", ("numbered",)),

@@ -78,9 +78,9 @@ def unit_test(name: str) -> str:
 
 
 def is_of_clients(name: str) -> bool:
-    """Whether a bug is in the client library or in proxies, which are clients of brokers."""
+    """Whether a bug is in the client library, or in proxies or filter servers, which are clients of brokers."""
     text = (PATCHES / f"{name}.patch").read_text()
-    return any(f"\n+++ b/mq/{package}/" in text for package in ("client", "proxy"))
+    return any(f"\n+++ b/mq/{package}/" in text for package in ("client", "proxy", "filter_server"))
 
 
 def compiled_packages(name: str, patches: Path = PATCHES) -> list[str]:

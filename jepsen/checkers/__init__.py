@@ -11,6 +11,7 @@ from jepsen.checkers.consumer_offsets import check_offsets, check_told_offsets
 from jepsen.checkers.coverage import check_coverage
 from jepsen.checkers.delays import check_delays
 from jepsen.checkers.exclusive import check_exclusive
+from jepsen.checkers.filtered import check_filtered, check_filtered_offsets
 from jepsen.checkers.grpc import check_grpc
 from jepsen.checkers.numbered import check_numbered
 from jepsen.checkers.pops import check_ordered_pops, check_pops
@@ -35,6 +36,10 @@ _SENDING: tuple[Checker, ...] = (check_servers, check_send_path, check_coverage)
 
 CHECKERS: dict[str, tuple[Checker, ...]] = {
     "queue": (check_total_queue, check_skipped, check_told_offsets, check_log, check_order, *_SENDING),
+    "filtered": (
+        *(check_filtered, check_filtered_offsets, check_told_offsets, check_log, check_order),
+        *_SENDING,
+    ),
     "log": (check_log, check_order, *_SENDING),
     "order": (check_exclusive, check_total_queue, check_log, check_order, *_SENDING),
     "offsets": (check_offsets, check_log, check_order, *_SENDING),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from jepsen.history import History, Operation, bases, batches
@@ -19,8 +19,11 @@ CAUSE_NS = 30 * 10**9
 """How long after a member joined or left, or a fault ended, that may cause redelivery."""
 
 
-def check_total_queue(history: History) -> Result:
-    """Check `send` against `receive`; duplicates are explained by `join` and `leave`, and by faults."""
+def check_total_queue(history: History, passes: Callable[[str], bool] = lambda value: True) -> Result:
+    """Check `send` against `receive`; duplicates are explained by `join` and `leave`, and by faults.
+
+    Only values that pass the filter of the group, if it has one, may be received, and must be.
+    """
     findings = Findings("queue", PROMISE)
     sends = {operation.value: operation for operation in history.named("send")}
     received = [batch for batch in batches(history) if batch.by_consumer]
@@ -28,7 +31,7 @@ def check_total_queue(history: History) -> Result:
     in_the_log = {v for op in history.named("final-read") if op.outcome == "ok" for _, v, *_ in op.result}
     base = min(bases(history).values(), default=0)
     for send in sends.values():
-        if send.outcome == "ok" and send.value not in got:
+        if send.outcome == "ok" and send.value not in got and passes(send.value):
             if send.value not in in_the_log and send.position is not None and send.position < base:
                 findings.counts["removed in their time, never consumed"] += 1
                 continue
@@ -38,6 +41,8 @@ def check_total_queue(history: History) -> Result:
         its = sends.get(value)
         if its is None:
             findings.add("unexpected", f"{value} was consumed, and nobody sent it")
+        elif not passes(value):
+            findings.add("not-filtered", f"{value} was consumed, and does not pass the filter of the group")
         elif its.outcome == "fail":
             findings.add("unexpected", f"{value} was consumed, and was refused: {its.error}")
         elif its.outcome == "info":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jepsen.workloads.assigned import AssignedWorkload
 from jepsen.workloads.bulk import BulkWorkload
 from jepsen.workloads.delays import DelaysWorkload
+from jepsen.workloads.filtered import FilteredWorkload
 from jepsen.workloads.grpc import GrpcWorkload
 from jepsen.workloads.late_ends import LateEndsWorkload
 from jepsen.workloads.lite import LiteWorkload
@@ -36,6 +37,7 @@ WORKLOADS: dict[str, type[Workload]] = {
         PopWorkload,
         OrderedPopWorkload,
         GrpcWorkload,
+        FilteredWorkload,
         LiteWorkload,
         RetriesWorkload,
         RegisterWorkload,

@@ -69,7 +69,7 @@ class QueueWorkload(Workload):
                     commit_seconds=0.2,
                     rebalance_seconds=2.0,
                 ) as consumer:
-                    consumer.subscribe(self.topic)
+                    self._subscribe(consumer)
                     worker.ok("join")
                     with trio.move_on_after(math.inf if stay_seconds is None else rng.uniform(*stay_seconds)):
                         await self._receive(worker, consumer)
@@ -79,6 +79,9 @@ class QueueWorkload(Workload):
             except ClientError as error:
                 worker.info(doing, str(error))
             await trio.sleep(rng.uniform(0.1, 2.0))
+
+    def _subscribe(self, consumer: PushConsumer) -> None:
+        consumer.subscribe(self.topic)
 
     async def _ask_offset(self, wire: Wire, node: str, queue_id: int) -> None:
         await ask_stored_offset(Worker(self.recorder), wire, node, self.topic, GROUP, queue_id)

@@ -24,6 +24,13 @@ def filter_server(
     advertise: Annotated[
         str | None, typer.Option(help="Address in the route, when it differs from --listen.", metavar="HOST:PORT")
     ] = None,
+    allow_java: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-java/--no-allow-java",
+            help="Compile and run the filters of RocketMQ's Java clients; needs a JDK, see docs/filters.md.",
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="Settings in TOML; flags override it.", metavar="FILE")
     ] = None,
@@ -46,12 +53,14 @@ def filter_server(
             raise
         raise CommandFailed("the filter server needs wasmtime: pip install 'raftmq[server,filter]'") from error
     from mq.client.net.credentials import CredentialsInvalid
+    from mq.filter.programs import ProgramRefused
     from mq.tls import CertificateUnusable
 
     flags: dict[str, object] = {
         "broker": broker,
         "namesrv": namesrv,
         "advertise": advertise,
+        "allow_java": allow_java,
         **split_settings(setting or []),
     }
     if listen is not None:
@@ -60,7 +69,7 @@ def filter_server(
     configure_logging(checked_level(log_level))
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
-    except (CertificateUnusable, CredentialsInvalid) as error:
+    except (CertificateUnusable, CredentialsInvalid, ProgramRefused) as error:
         raise CommandFailed(str(error)) from error
     except OSError as error:
         where = error.filename or f"cannot listen on {settings.listen_host}:{settings.listen_port}"

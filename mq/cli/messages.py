@@ -145,8 +145,6 @@ def consume(
 ) -> None:
     """Print the body of each message of a topic, one per line."""
     wanted = _filter(filter_)
-    if wanted is not None and tags != "*":
-        raise CommandFailed("--tags and --filter cannot be combined: let the filter look at TAGS")
     begin: Literal["first", "last"]
     match consume_from:
         case "first":

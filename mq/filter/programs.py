@@ -15,6 +15,7 @@ PROGRAM_BYTES_MAX: Final = 1024 * 1024
 CLASS_FILTER: Final = 8
 """In the system flag of a pull: its subscription is the name of a program."""
 
+_ALL_TAGS: Final = "*"
 _NAME: Final = re.compile(r"(?P<kind>wasm|sql|java):(?P<sha256>[0-9a-f]{64})(?P<skip>:skip)?")
 
 
@@ -48,6 +49,22 @@ def name_of(kind: Kind, content: bytes, on_error: OnError = "pass") -> ProgramNa
     if not 0 < len(content) <= PROGRAM_BYTES_MAX:
         raise ProgramRefused(f"the filter program has {len(content)} bytes; allowed: 1 to {PROGRAM_BYTES_MAX}")
     return ProgramName(kind, hashlib.sha256(content).hexdigest(), on_error)
+
+
+def filtered_expression(name: ProgramName, tags: str) -> str:
+    """The subscription of a pull to a filter server: the program, and behind a space the tags unless all are wanted."""
+    return name.text if tags == _ALL_TAGS else f"{name.text} {tags}"
+
+
+def parse_filtered_expression(text: str) -> tuple[ProgramName, str]:
+    """The reverse of `filtered_expression`. Raises ProgramRefused."""
+    name, _, tags = text.partition(" ")
+    return parse_program_name(name), tags or _ALL_TAGS
+
+
+def is_program_name(text: str) -> bool:
+    """Whether this is the name of a program, and not of a class."""
+    return _NAME.fullmatch(text) is not None
 
 
 def parse_program_name(text: str) -> ProgramName:

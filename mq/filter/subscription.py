@@ -44,7 +44,7 @@ class Subscription(msgspec.Struct, frozen=True, gc=False):
     """A subscription to a topic. ``tags`` and ``codes`` are empty if it selects all tags.
 
     With ``sql`` tags are ignored, and a message matches if its properties satisfy it. With ``program`` a filter server
-    has filtered the messages already.
+    has filtered the messages with these tags already.
     """
 
     topic: str
@@ -94,10 +94,13 @@ def parse_tags(topic: str, expression: str) -> Subscription:
     return Subscription(topic, expression, tags, frozenset(map(tag_code, tags)))
 
 
-def filtered_by(topic: str, program: FilterProgram) -> Subscription:
-    """A subscription to everything that a program lets through; to all messages of a retry topic, as ever."""
-    is_retry = topic.startswith(RETRY_PREFIX)
-    return Subscription(topic, ALL_TAGS, _NONE, _NONE, None, None if is_retry else program)
+def filtered_by(topic: str, program: FilterProgram, tags: str = ALL_TAGS) -> Subscription:
+    """A subscription to what a program lets through of the messages with these tags; to all messages of a retry topic.
+
+    Raises SubscriptionError.
+    """
+    parsed = parse_tags(topic, tags)
+    return parsed if topic.startswith(RETRY_PREFIX) else msgspec.structs.replace(parsed, program=program)
 
 
 def parse_sql(topic: str, expression: str) -> Subscription:

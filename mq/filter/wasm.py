@@ -9,27 +9,25 @@ A module exports
   through, 0 not to; anything else is an error. Properties are UTF-8: name, byte 1, value, byte 2, and so on.
 
 and imports nothing. A call from Python costs as much as ten simple filters, so messages are filtered in runs: `DRIVER`,
-a module of our own beside the filter, calls it for one message after another. Which message it is at, and the results,
-are in the driver's memory, which the filter cannot reach.
+a module of our own beside the filter, calls it for one message after another. Where the messages are, which one it is
+at, and the results, are in the driver's memory, which the filter cannot reach.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
 from typing import Final, NamedTuple
 
+from mq.filter.blocks import BLOCK_MAX
 from mq.filter.programs import ProgramRefused
 
 ALLOCATE: Final = "raftmq_allocate"
 FILTER: Final = "raftmq_filter"
 MEMORY: Final = "memory"
 
-RUN_MAX: Final = 1024
-"""Messages of one run."""
-PLACE: Final = Struct("<4I")
-"""Where a message is: the arguments of `FILTER`."""
-RESULTS_AT: Final = RUN_MAX * PLACE.size
+PLACE_BYTES: Final = 16
+"""Of the place of a message in the driver's memory: the arguments of `FILTER`, relative to the buffer."""
+RESULTS_AT: Final = BLOCK_MAX * PLACE_BYTES
 """Where in the driver's memory the results begin, one ``i32`` for each message."""
 ROOM_MIN: Final = 64 * 1024
 """The least that a filter is asked for."""
@@ -37,25 +35,27 @@ ROOM_MIN: Final = 64 * 1024
 DRIVER: Final = f"""
 (module
   (import "filter" "{FILTER}" (func $filter (param i32 i32 i32 i32) (result i32)))
-  (memory (export "memory") {(RESULTS_AT + 4 * RUN_MAX + 65535) // 65536})
+  (memory (export "memory") {(RESULTS_AT + 4 * BLOCK_MAX + 65535) // 65536})
   (global $at (export "at") (mut i32) (i32.const 0))
-  (func (export "run") (param $count i32)
+  (func (export "run") (param $begin i32) (param $end i32) (param $base i32)
     (local $place i32)
-    (global.set $at (i32.const 0))
+    (global.set $at (local.get $begin))
     (block $done
       (loop $next
-        (br_if $done (i32.ge_u (global.get $at) (local.get $count)))
-        (local.set $place (i32.mul (global.get $at) (i32.const {PLACE.size})))
+        (br_if $done (i32.ge_u (global.get $at) (local.get $end)))
+        (local.set $place (i32.mul (global.get $at) (i32.const {PLACE_BYTES})))
         (i32.store offset={RESULTS_AT} (i32.mul (global.get $at) (i32.const 4))
           (call $filter
-            (i32.load (local.get $place))
+            (i32.add (local.get $base) (i32.load (local.get $place)))
             (i32.load offset=4 (local.get $place))
-            (i32.load offset=8 (local.get $place))
+            (i32.add (local.get $base) (i32.load offset=8 (local.get $place)))
             (i32.load offset=12 (local.get $place))))
         (global.set $at (i32.add (global.get $at) (i32.const 1)))
         (br $next)))))
 """
-"""Calls the filter for ``count`` messages; ``at`` says which one it is at, also after a trap."""
+"""Calls the filter for the messages from ``begin`` to ``end``; the buffer with all messages would begin at ``base``.
+``at`` says which one it is at, also after a trap.
+"""
 
 _FUNCTIONS: Final = {
     ALLOCATE: (("i32",), ("i32",)),
@@ -84,13 +84,6 @@ class Signature(NamedTuple):
     results: tuple[str, ...]
 
 
-class Message(NamedTuple):
-    """What a filter sees of a message: its encoded properties, and its body, not compressed."""
-
-    properties: bytes
-    body: bytes
-
-
 def check_module(imports: Sequence[str], exports: dict[str, Signature | str]) -> None:
     """Check that a module has the interface, and nothing from outside. Raises ProgramRefused.
 
@@ -116,30 +109,6 @@ def check_module(imports: Sequence[str], exports: dict[str, Signature | str]) ->
 def room_for(nbytes: int) -> int:
     """How much to ask a filter for, if it is to have so many bytes: few different sizes, so that few are asked for."""
     return max(ROOM_MIN, 1 << max(0, nbytes - 1).bit_length())
-
-
-def fitting(messages: Sequence[Message], begin: int, room: int) -> int:
-    """How many messages from ``begin`` on fit into ``room`` bytes and one run."""
-    end, nbytes = begin, 0
-    while end < len(messages) and end - begin < RUN_MAX:
-        properties, body = messages[end]
-        nbytes += len(properties) + len(body)
-        if nbytes > room:
-            break
-        end += 1
-    return end - begin
-
-
-def laid_out(messages: Sequence[Message], address: int) -> tuple[bytes, bytes]:
-    """The messages one after another from ``address`` on in the filter's memory, and their places for the driver."""
-    parts: list[bytes] = []
-    places: list[bytes] = []
-    for properties, body in messages:
-        behind = address + len(properties)
-        places.append(PLACE.pack(address, len(properties), behind, len(body)))
-        parts += properties, body
-        address = behind + len(body)
-    return b"".join(parts), b"".join(places)
 
 
 def _shown(signature: Signature) -> str:

@@ -15,11 +15,17 @@ from mq.client.errors import BrokerError, ClientError, NoRoute, TopicNotFound
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.leader_calls import PAUSE_SECONDS, Repeat, call_leader, is_busy, leader_address
 from mq.client.net.replies import fields_of
-from mq.filter.programs import ProgramName
+from mq.filter.programs import ProgramName, parse_program_name
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.decoding import Response
 from mq.protocol.requests.clients import HeartbeatData, ProducerData
-from mq.protocol.requests.filters import FilterExt, FilterServerRegistered, JudgeRequestExt, RegisterFilterServerExt
+from mq.protocol.requests.filters import (
+    FilterExt,
+    FilterServerRegistered,
+    FilterVersion,
+    JudgeRequestExt,
+    RegisterFilterServerExt,
+)
 from mq.protocol.requests.pull import PullExt
 
 REGISTER_SECONDS: Final = 5.0
@@ -92,15 +98,24 @@ class BrokerLink:
         ext = FilterExt(consumer_group=group, topic=topic, program=name.text)
         return bytes(await self._ask(topic, RequestCode.GET_FILTER, ext.fields(), b""))
 
+    async def get_current(self, group: str, topic: str) -> tuple[ProgramName, bytes]:
+        """The program that a group has now, whichever it is. Raises ClientError, ProgramRefused."""
+        ext = FilterExt(consumer_group=group, topic=topic, program="")
+        response, content = await self._answer(topic, RequestCode.GET_FILTER, ext.fields(), b"")
+        return parse_program_name(fields_of(FilterVersion, response).program), bytes(content)
+
     async def judge(self, topic: str, address: str, frame: bytes) -> None:
         """Raises BrokerError with the reason if the sender of a request, at `address`, may not make it, ClientError."""
         await self._ask(topic, RequestCode.JUDGE_REQUEST, JudgeRequestExt(address=address).fields(), frame)
 
     async def _ask(self, topic: str, code: int, ext: dict[str, str], body: bytes) -> memoryview:
-        _, answer = await call_leader(
+        _, answer = await self._answer(topic, code, ext, body)
+        return answer
+
+    async def _answer(self, topic: str, code: int, ext: dict[str, str], body: bytes) -> tuple[Response, memoryview]:
+        return await call_leader(
             self._core, topic, self._name(topic), code, ext, body, seconds=_ASK_SECONDS, repeat=Repeat.ALWAYS
         )
-        return answer
 
     async def pull(self, wanted: PullExt, deadline: float) -> tuple[Response, memoryview]:
         """What the leader answers to a pull, held until `deadline` at most.

@@ -9,12 +9,25 @@ import structlog
 import trio
 
 from mq.client.errors import ClientError
-from mq.filter.programs import CLASS_FILTER, PROGRAM_BYTES_MAX, ProgramName, ProgramRefused, parse_program_name
+from mq.filter.programs import (
+    CLASS_FILTER,
+    PROGRAM_BYTES_MAX,
+    ProgramName,
+    ProgramRefused,
+    is_program_name,
+    name_of,
+    parse_filtered_expression,
+    parse_program_name,
+)
+from mq.filter.subscription import ALL_TAGS
 from mq.filter_server.broker_link import BrokerLink
 from mq.filter_server.figures import Figures
 from mq.filter_server.filtered_pulls import FilteredPulls, refusal
+from mq.filter_server.java_filters import java_program
 from mq.filter_server.programs import Programs
 from mq.namesrv.tls_streams import Stream, TlsFailed, secured
+from mq.protocol.access.acting import ActsFor, acts_for
+from mq.protocol.access.signing import ACCESS_KEY, header_fields
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import encode_frame
@@ -22,7 +35,7 @@ from mq.protocol.incoming.chunks import Incoming, decode_chunk, headers_of
 from mq.protocol.incoming.decoding import Response, UnknownRequest
 from mq.protocol.requests.clients import HeartBeat, UnregisterClient
 from mq.protocol.requests.filters import RegisterMessageFilterClass
-from mq.protocol.requests.pull import LitePullMessage, PullMessage
+from mq.protocol.requests.pull import LitePullMessage, PullExt, PullMessage
 from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_response, pull_response_header
 from mq.protocol.wire.request import Request
 from mq.tls import Certificate
@@ -110,7 +123,8 @@ class _Connection:
         self._address = address
         self._sending = trio.Lock()
         self._room = trio.Semaphore(_IN_FLIGHT_MAX)
-        self._judged: dict[tuple[type[Request], str, str], float] = {}
+        self._judged: dict[tuple[type[Request], str, str, str, ActsFor | None], float] = {}
+        """Until when nobody is asked again: by kind of request, group, topic, access key, and for whom it acts."""
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
@@ -156,9 +170,11 @@ class _Connection:
                 await self._send(reply)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._scope.cancel()
+            await trio.lowlevel.checkpoint()
         except Exception:
             self._server.log.exception("request_failed", peer=self._address)
             self._scope.cancel()
+            await trio.lowlevel.checkpoint()
         finally:
             self._room.release()
 
@@ -196,7 +212,7 @@ class _Connection:
                 remark = f"request code {request.code} is not one of a filter server"
                 return refused(request.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
         try:
-            await self._judge(request, encode_frame(serialization, header, body))
+            await self._judge(request, serialization, header, body)
             if isinstance(request, RegisterMessageFilterClass):
                 await self._upload(request, body)
                 return [encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)]
@@ -204,16 +220,19 @@ class _Connection:
         except (ClientError, ProgramRefused) as error:
             return refused(request.opaque, *refusal(error))
 
-    async def _judge(self, request: RegisterMessageFilterClass | Pull, frame: bytes) -> None:
+    async def _judge(
+        self, request: RegisterMessageFilterClass | Pull, serialization: int, header: bytes, body: bytes
+    ) -> None:
         """Have the broker check signature and permissions. Raises BrokerError, ClientError."""
         ext = request.ext
-        key = type(request), ext.consumer_group, ext.topic
+        fields = header_fields(serialization, header)
+        key = type(request), ext.consumer_group, ext.topic, fields.get(ACCESS_KEY, ""), acts_for(fields)
         now = trio.current_time()
         is_upload = isinstance(request, RegisterMessageFilterClass)
         if not is_upload and now < self._judged.get(key, 0.0):
             await trio.lowlevel.checkpoint()
             return
-        await self._server.link.judge(ext.topic, self._address, frame)
+        await self._server.link.judge(ext.topic, self._address, encode_frame(serialization, header, body))
         if len(self._judged) >= _IN_FLIGHT_MAX:
             self._judged.clear()
         self._judged[key] = now + _JUDGED_SECONDS
@@ -223,25 +242,33 @@ class _Connection:
         ext = request.ext
         if zlib.crc32(body) & _CRC_MASK != ext.class_crc & _CRC_MASK:
             raise ProgramRefused(f"the program of {len(body)} bytes has another CRC-32 than the request says")
-        name = _program_name(ext.class_name)
-        await self._server.programs.add(ext.consumer_group, ext.topic, name, body)
+        if is_program_name(ext.class_name):
+            name = parse_program_name(ext.class_name)
+        else:
+            body = java_program(ext.class_name, body)
+            name = name_of("java", body)
+        programs = self._server.programs
+        is_new = not programs.has(ext.consumer_group, ext.topic, name)
+        await programs.add(ext.consumer_group, ext.topic, name, body)
         await self._server.link.put(ext.consumer_group, ext.topic, name, body)
-        self._server.figures.programs = len(self._server.programs)
-        self._server.log.info(
-            "filter_uploaded", group=ext.consumer_group, topic=ext.topic, program=name.text, bytes=len(body)
-        )
+        self._server.figures.programs = len(programs)
+        if is_new:  # clients of RocketMQ upload it with each heartbeat
+            self._server.log.info(
+                "filter_uploaded", group=ext.consumer_group, topic=ext.topic, program=name.text, bytes=len(body)
+            )
 
     async def _pull(self, request: Pull, serialization: int) -> list[bytes]:
         server, ext = self._server, request.ext
-        if not ext.sys_flag & CLASS_FILTER or ext.subscription is None:
+        if not ext.sys_flag & CLASS_FILTER:
             raise ProgramRefused("this is a filter server: pulls without a filter go to the broker")
         if server.figures.pulls >= server.pulls_max:
             remark = f"{server.figures.pulls} pulls are being served"
+            await trio.lowlevel.checkpoint()
             return [encode_response(request.opaque, ResponseCode.SYSTEM_BUSY, remark=remark)]
         server.figures.pulls += 1
         try:
-            _program_name(ext.subscription)
-            answer = await server.pulls.pull(ext)
+            name, tags = await self._program_of(ext)
+            answer = await server.pulls.pull(ext, name, tags)
         finally:
             server.figures.pulls -= 1
             server.figures.programs = len(server.programs)
@@ -260,14 +287,9 @@ class _Connection:
             answer.body,
         ]
 
-
-def _program_name(text: str) -> ProgramName:
-    """Raises ProgramRefused, with the reason for those who have Java filters."""
-    try:
-        return parse_program_name(text)
-    except ProgramRefused:
-        if text.replace(".", "").replace("_", "").replace("$", "").isalnum():
-            raise ProgramRefused(
-                f"the filter {text[:200]} is a Java class: this server runs WebAssembly and SQL92 instead"
-            ) from None
-        raise
+    async def _program_of(self, ext: PullExt) -> tuple[ProgramName, str]:
+        """The program that a pull names, or that its group has, and the tags. Raises ProgramRefused, ClientError."""
+        if ext.subscription:
+            await trio.lowlevel.checkpoint()
+            return parse_filtered_expression(ext.subscription)
+        return await self._server.programs.current(ext.consumer_group, ext.topic), ALL_TAGS

@@ -5,22 +5,29 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Protocol
 
 import trio
 
+from mq.filter.blocks import Block
 from mq.filter.programs import ProgramName, ProgramRefused
 from mq.filter.sql import BodySqlFilter
 from mq.filter.sql_syntax import SqlError
-from mq.filter.wasm import Message
 from mq.filter_server.group_budget import GroupBudget
+from mq.filter_server.java_filters import JavaSandbox
 from mq.filter_server.sandbox import Sandbox, Verdicts
 from mq.protocol import properties as props
 
 _REFUSED_SECONDS: Final = 5.0
 """For so long a program that cannot be used is not tried again."""
+_SHARE_MESSAGES: Final = 256
+"""So many messages say how many of the next ones a program lets through."""
+
+JAVA_REFUSED: Final = (
+    "this filter server does not run Java: start it with --allow-java, or filter with WebAssembly or SQL92"
+)
 
 Key = tuple[str, str, str]
 """Group, topic, and the name of the program."""
@@ -29,8 +36,11 @@ Key = tuple[str, str, str]
 class Runs(Protocol):
     """Filters messages, on a worker thread."""
 
-    def run(self, messages: Sequence[Message], *, seconds_max: float = math.inf) -> Verdicts:
+    def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
         """The verdicts on the messages, or on as many as can be begun within `seconds_max`, at least on one."""
+
+    def close(self) -> None:
+        """It will not be used any more. Blocks while it runs."""
 
 
 class SqlProgram:
@@ -44,15 +54,19 @@ class SqlProgram:
         except SqlError as error:
             raise ProgramRefused(f"the expression is wrong at {error}") from error
 
-    def run(self, messages: Sequence[Message], *, seconds_max: float = math.inf) -> Verdicts:
+    def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
         """See `Runs`."""
         begun, cpu_begun = time.perf_counter(), time.thread_time()
         passes: list[bool] = []
-        for properties, body in messages:
+        for number in range(len(block)):
             if passes and time.perf_counter() - begun > seconds_max:
                 break
+            properties, body = block.message(number)
             passes.append(self._sql.matches(props.decode(properties.decode("utf-8", "replace")), body))
         return Verdicts(passes, {}, time.thread_time() - cpu_begun)
+
+    def close(self) -> None:
+        """See `Runs`."""
 
 
 class Program:
@@ -60,6 +74,7 @@ class Program:
 
     Attributes:
         turn: its messages are filtered by one thread at a time, so that a slow filter does not take all of them.
+        share: of the messages of late, how many it let through.
     """
 
     def __init__(self, name: ProgramName, runs: Runs, budget: GroupBudget) -> None:
@@ -67,6 +82,17 @@ class Program:
         self.runs = runs
         self.budget = budget
         self.turn = trio.Lock()
+        self.share = 1.0
+
+    def note(self, examined: int, passed: int) -> None:
+        """It let through so many of the messages that it looked at."""
+        if examined:
+            weight = min(1.0, examined / _SHARE_MESSAGES)
+            self.share += (passed / examined - self.share) * weight
+
+    def to_examine(self, wanted: int, most: int) -> int:
+        """How many messages to look at so that about ``wanted`` are let through: 1 to ``most``."""
+        return max(1, min(most, math.ceil(wanted / max(self.share, 1 / most))))
 
 
 class Programs:
@@ -74,17 +100,25 @@ class Programs:
 
     Args:
         fetch: asks the broker for the bytes of a program of a group for a topic. May raise ClientError.
+        fetch_current: asks the broker for the program that a group has for a topic. May raise ClientError.
+        java: runs filters in Java; None if this server does not.
     """
 
     def __init__(
         self,
         sandbox: Sandbox,
         fetch: Callable[[str, str, ProgramName], Awaitable[bytes]],
+        fetch_current: Callable[[str, str], Awaitable[tuple[ProgramName, bytes]]],
         *,
         programs_max: int,
         group_share: float,
+        java: JavaSandbox | None = None,
     ) -> None:
         self._sandbox = sandbox
+        self._java = java
+        self._fetch_current = fetch_current
+        self._uploaded: OrderedDict[tuple[str, str], ProgramName | str] = OrderedDict()
+        """By group and topic: what was uploaded last, or why that cannot be used."""
         self._fetch = fetch
         self._programs_max = programs_max
         self._share = group_share
@@ -111,15 +145,49 @@ class Programs:
         if not name.is_of(content):
             raise ProgramRefused(f"the program has another SHA-256 than its name {name.text}")
         key = group, topic, name.text
-        if (there := self._known(key)) is not None:
-            await trio.lowlevel.checkpoint()
-            return there
 
         async def uploaded() -> bytes:
             await trio.lowlevel.checkpoint()
             return content
 
-        return await self._once(key, name, uploaded)
+        try:
+            there = self._known(key)
+            program = await self._once(key, name, uploaded) if there is None else there
+        except ProgramRefused as refused:
+            self._note_upload(group, topic, str(refused))
+            raise
+        self._note_upload(group, topic, name)
+        await trio.lowlevel.checkpoint()
+        return program
+
+    def _note_upload(self, group: str, topic: str, outcome: ProgramName | str) -> None:
+        self._uploaded[group, topic] = outcome
+        self._uploaded.move_to_end((group, topic))
+        while len(self._uploaded) > self._programs_max:
+            self._uploaded.popitem(last=False)
+
+    def has(self, group: str, topic: str, name: ProgramName) -> bool:
+        """Whether the program is in memory."""
+        return (group, topic, name.text) in self._loaded
+
+    async def current(self, group: str, topic: str) -> ProgramName:
+        """The filter that a group has for a topic, for clients that do not name it when they pull: those of RocketMQ.
+
+        Raises ProgramRefused if that cannot be used, ClientError: BrokerError with FILTER_DATA_NOT_EXIST without one.
+        """
+        match self._uploaded.get((group, topic)):
+            case ProgramName() as name:
+                await trio.lowlevel.checkpoint()
+                return name
+            case str(reason):
+                raise ProgramRefused(reason)
+            case None:
+                pass
+        if self._java is None:
+            raise ProgramRefused(JAVA_REFUSED)
+        name, content = await self._fetch_current(group, topic)
+        await self.add(group, topic, name, content)
+        return name
 
     async def _once(self, key: Key, name: ProgramName, content: Callable[[], Awaitable[bytes]]) -> Program:
         """Load a program, unless another task has done so by the time that it is this one's turn."""
@@ -152,7 +220,9 @@ class Programs:
                 case "sql":
                     return SqlProgram(content)
                 case "java":
-                    raise ProgramRefused("filters in Java are not run; filter servers run WebAssembly and SQL92")
+                    if self._java is None:
+                        raise ProgramRefused(JAVA_REFUSED)
+                    return self._java.load(content, key[0], key[1])
 
         try:
             loaded = await trio.to_thread.run_sync(runs, limiter=self._compiling)
@@ -165,7 +235,8 @@ class Programs:
         budget = self._budgets.setdefault(key[0], GroupBudget(self._share, now))
         self._loaded[key] = program = Program(name, loaded, budget)
         while len(self._loaded) > self._programs_max:
-            self._loaded.popitem(last=False)
+            _, oldest = self._loaded.popitem(last=False)
+            await trio.to_thread.run_sync(oldest.runs.close, limiter=self._compiling)
         groups = {group for group, _, _ in self._loaded}
         self._budgets = {group: each for group, each in self._budgets.items() if group in groups}
         return program

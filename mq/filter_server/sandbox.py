@@ -17,21 +17,18 @@ from typing import Any, Final, NamedTuple
 
 import wasmtime
 
+from mq.filter.blocks import Block
 from mq.filter.programs import ProgramRefused
 from mq.filter.wasm import (
     ALLOCATE,
     DRIVER,
     FILTER,
     MEMORY,
-    PLACE,
     RESULTS_AT,
     ROOM_MIN,
-    Message,
     Signature,
     WasmLimits,
     check_module,
-    fitting,
-    laid_out,
     room_for,
 )
 
@@ -126,26 +123,34 @@ class WasmFilter:
         except _Failed as failed:
             raise ProgramRefused(f"the module cannot be used: {failed}") from failed
 
-    def run(self, messages: Sequence[Message], *, seconds_max: float = math.inf) -> Verdicts:
+    def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
         """Filter the messages, or as many as can be begun within ``seconds_max``, at least one."""
         with self._lock:
             begun, cpu_begun = time.perf_counter(), time.thread_time()
             passes: list[bool] = []
             failures: dict[int, str] = {}
-            while len(passes) < len(messages):
+            instance = self._instance
+            if instance is not None:
+                instance.place(block)
+            while len(passes) < len(block):
                 if passes and time.perf_counter() - begun > seconds_max:
                     break
                 at = len(passes)
                 try:
-                    instance = self._instance or self._fresh()
-                    passes += instance.run(messages, at, failures)
+                    if instance is None:
+                        instance = self._fresh()
+                        instance.place(block)
+                    passes += instance.run(block, at, failures)
                 except _Failed as failed:
-                    self._instance = None
+                    self._instance = instance = None
                     passes += failed.passes
                     if not failed.passes:
                         failures[at] = str(failed)
                         passes.append(False)
             return Verdicts(passes, failures, time.thread_time() - cpu_begun)
+
+    def close(self) -> None:
+        """It will not be used any more: its memory is freed with it."""
 
     def _fresh(self) -> _Instance:
         self._instance = None
@@ -206,32 +211,35 @@ class _Instance:
             raise _Failed(f"{ALLOCATE}({wanted}) returned {address}, and its memory ends before that room does")
         self._address, self._room = address, wanted
 
-    def run(self, messages: Sequence[Message], begin: int, failures: dict[int, str]) -> list[bool]:
-        """The results of some messages from ``begin`` on. Raises _Failed."""
-        properties, body = messages[begin]
-        self.make_room(max(ROOM_MIN, len(properties) + len(body)))
-        count = fitting(messages, begin, self._room)
-        data, places = laid_out(messages[begin : begin + count], self._address)
+    def place(self, block: Block) -> None:
+        """Tell the driver where the messages of a block are."""
+        _write(self._places.data_ptr(self._store), 0, block.encoded_places())
+
+    def run(self, block: Block, begin: int, failures: dict[int, str]) -> list[bool]:
+        """The results of some messages from ``begin`` on, of the block that was placed last. Raises _Failed."""
+        first = block.begin_of(begin)
+        self.make_room(max(ROOM_MIN, block.ends[begin] - first))
+        end = block.fitting(begin, self._room)
+        nbytes = block.ends[end - 1] - first
         store = self._store
         # The filter may have less memory by now only if wasmtime is wrong: memories do not shrink.
-        assert self._address + len(data) <= self._memory.data_len(store), f"{len(data)} bytes at {self._address}"
-        _write(self._memory.data_ptr(store), self._address, data)
-        _write(self._places.data_ptr(store), 0, places)
+        assert self._address + nbytes <= self._memory.data_len(store), f"{nbytes} bytes at {self._address}"
+        _write(self._memory.data_ptr(store), self._address, block.data, first, nbytes)
         self._refill()
         try:
-            self._run(store, count)
+            self._run(store, begin, end, _signed(self._address - first))
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
             done = self._at.value(store)
-            assert 0 <= done <= count, f"the filter failed at message {done} of {count}"
-            if done == count:  # the fuel ended behind the last message
-                return self._results(count, begin, failures)
-            raise _Failed(_reason(error), self._results(done, begin, failures)) from error
-        return self._results(count, begin, failures)
+            assert begin <= done <= end, f"the filter failed at message {done} of {begin} to {end}"
+            if done == end:  # the fuel ended behind the last message
+                return self._results(begin, end, failures)
+            raise _Failed(_reason(error), self._results(begin, done, failures)) from error
+        return self._results(begin, end, failures)
 
-    def _results(self, count: int, begin: int, failures: dict[int, str]) -> list[bool]:
-        address = ctypes.addressof(self._places.data_ptr(self._store).contents) + RESULTS_AT
-        results = struct.unpack(f"<{count}i", ctypes.string_at(address, 4 * count))
-        if count and not 0 <= min(results) <= max(results) <= 1:
+    def _results(self, begin: int, end: int, failures: dict[int, str]) -> list[bool]:
+        address = ctypes.addressof(self._places.data_ptr(self._store).contents) + RESULTS_AT + 4 * begin
+        results = struct.unpack(f"<{end - begin}i", ctypes.string_at(address, 4 * (end - begin)))
+        if results and not 0 <= min(results) <= max(results) <= 1:
             for position, result in enumerate(results, begin):
                 if result not in (0, 1):
                     failures[position] = f"{FILTER} returned {result}; 1 lets a message through, 0 does not"
@@ -242,8 +250,16 @@ class _Instance:
         self._store.set_epoch_deadline(self._ticks)
 
 
-def _write(memory: Any, offset: int, data: bytes) -> None:
-    ctypes.memmove(ctypes.addressof(memory.contents) + offset, data, len(data))
+def _write(memory: Any, to: int, data: bytes, begin: int = 0, nbytes: int | None = None) -> None:
+    """Copy `nbytes` of the data from ``begin`` on, all of it by default, into a memory at ``to``."""
+    source = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    ctypes.memmove(ctypes.addressof(memory.contents) + to, source + begin, len(data) if nbytes is None else nbytes)
+
+
+def _signed(number: int) -> int:
+    """As wasmtime takes an ``i32``."""
+    number &= 0xFFFFFFFF
+    return number - (number >> 31 << 32)
 
 
 def _reason(error: wasmtime.Trap | wasmtime.WasmtimeError) -> str:
@@ -269,6 +285,3 @@ def _kind(found: Any) -> Signature | str:
             return "global"
         case _:
             return "table"
-
-
-assert PLACE.size == 16, "the driver reads four i32"

@@ -15,6 +15,7 @@ from mq.filter_server.broker_link import BrokerLink
 from mq.filter_server.connections import Connections
 from mq.filter_server.figures import Figures, collect
 from mq.filter_server.filtered_pulls import FilteredPulls
+from mq.filter_server.java_filters import JavaSandbox
 from mq.filter_server.programs import Programs
 from mq.filter_server.sandbox import EPOCH_SECONDS, Sandbox
 from mq.filter_server.settings import FilterServerSettings
@@ -41,6 +42,7 @@ async def serve(
     Raises:
         OSError: it cannot listen there.
         CertificateUnusable: the files are not a certificate with its key.
+        ProgramRefused: Java filters are allowed, and this machine cannot run them.
     """
     log = structlog.get_logger("filter-server") if log is None else log
     remoting = RemotingSettings() if remoting is None else remoting
@@ -49,6 +51,10 @@ async def serve(
         files = settings.tls_certificate, settings.tls_key, settings.tls_clients_ca
         certificate = Certificate(*files, log, lambda: time.time_ns() // 1_000_000)
     sandbox = Sandbox(settings.wasm_limits)
+    java: JavaSandbox | None = None
+    if settings.allow_java:
+        java = await trio.to_thread.run_sync(JavaSandbox, settings.java_limits, settings.java_class_path)
+        log.info("java_filters_allowed", network="yes" if java.has_network else "no")
     listeners = await trio.open_tcp_listeners(settings.listen_port, host=settings.listen_host)
     host, port = listeners[0].socket.getsockname()[:2]
     address = settings.advertise or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
@@ -59,7 +65,14 @@ async def serve(
             BrokerLink.open(parse_addresses(settings.namesrv), settings.broker, new_client_id(), remoting, log) as link,
             trio.open_nursery() as nursery,
         ):
-            programs = Programs(sandbox, link.get, programs_max=settings.programs_max, group_share=settings.group_share)
+            programs = Programs(
+                sandbox,
+                link.get,
+                link.get_current,
+                programs_max=settings.programs_max,
+                group_share=settings.group_share,
+                java=java,
+            )
             pulls = FilteredPulls(
                 link,
                 programs,
@@ -90,12 +103,16 @@ async def serve(
                 monitoring = Monitoring(lambda: collect(figures), reason)
                 nursery.start_soon(monitoring.serve, monitoring_listeners)
             nursery.start_soon(_tick, sandbox)
+            if java is not None:
+                nursery.start_soon(_look_at_machines, java)
             if certificate is not None:
                 nursery.start_soon(_look_at_files, certificate)
             await nursery.start(partial(trio.serve_listeners, connections.serve, listeners))
             nursery.start_soon(link.stay_registered, address)
             task_status.started((host, port))
     finally:
+        if java is not None:
+            java.close()
         log.info("stopped", host=host, port=port)
 
 
@@ -104,6 +121,12 @@ async def _tick(sandbox: Sandbox) -> None:
     while True:
         await trio.sleep(EPOCH_SECONDS)
         sandbox.tick()
+
+
+async def _look_at_machines(java: JavaSandbox) -> None:
+    while True:
+        await trio.sleep(_LOOK_SECONDS)
+        await trio.to_thread.run_sync(java.look)
 
 
 async def _look_at_files(certificate: Certificate) -> None:

@@ -13,11 +13,13 @@ from mq.addresses import metrics_address_beside, parse_metrics_address
 from mq.client.net.client_core import parse_addresses
 from mq.client.net.connection import split_address
 from mq.filter.wasm import WasmLimits
+from mq.filter_server.java_filters import JavaLimits
 from mq.settings import ProcessSettings
 
 TlsMode = Literal["disabled", "permissive", "enforcing"]
 
 _LIMITS = WasmLimits()
+_JAVA = JavaLimits()
 
 
 class FilterServerSettings(ProcessSettings):
@@ -57,7 +59,7 @@ class FilterServerSettings(ProcessSettings):
         default=_LIMITS.fuel_per_message, ge=10_000, description="instructions of a module for one message, about"
     )
     seconds_per_message: float = Field(
-        default=_LIMITS.seconds_per_message, gt=0, le=10, description="time of a module for one message"
+        default=_LIMITS.seconds_per_message, gt=0, le=10, description="time of a filter for one message"
     )
     memory_bytes_max: int = Field(
         default=_LIMITS.memory_bytes_max, ge=1024 * 1024, le=2**31, description="memory of a module"
@@ -65,6 +67,19 @@ class FilterServerSettings(ProcessSettings):
     body_bytes_max: int = Field(
         default=4 * 1024 * 1024, ge=1024, description="size of a body, not compressed, that a filter gets"
     )
+    allow_java: bool = Field(
+        default=False, description="whether filters of RocketMQ's clients in Java are compiled and run; needs a JDK"
+    )
+    java_heap_bytes: int = Field(
+        default=_JAVA.heap_bytes,
+        ge=8 * 1024 * 1024,
+        le=2**34,
+        description="heap of the virtual machine of a Java filter",
+    )
+    java_processes_max: int = Field(
+        default=_JAVA.processes_max, ge=1, le=1024, description="virtual machines of Java filters at a time"
+    )
+    java_class_path: str = Field(default="", description="what else Java filters may import, as of `java -cp`")
     group_share: float = Field(
         default=0.5,
         gt=0,
@@ -113,6 +128,11 @@ class FilterServerSettings(ProcessSettings):
     def wasm_limits(self) -> WasmLimits:
         """The limits of WebAssembly filters."""
         return WasmLimits(self.fuel_per_message, self.seconds_per_message, self.memory_bytes_max)
+
+    @property
+    def java_limits(self) -> JavaLimits:
+        """The limits of filters in Java."""
+        return JavaLimits(self.java_heap_bytes, self.seconds_per_message, self.java_processes_max)
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mq.broker.base.archived_reads import ArchivedNotLoaded
 from mq.broker.base.periodic_task import Periodic
@@ -23,6 +23,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import TopicConfig
+from mq.filter.programs import CLASS_FILTER
 from mq.filter.subscription import Subscription
 from mq.protocol.broker_ids import LEADER_ID
 from mq.protocol.codes import ResponseCode
@@ -35,6 +36,9 @@ from mq.store.errors import QueueFileDamaged
 from raftlog.segment import EntryGone, StorageCorrupt
 
 COMMIT_OFFSET, SUSPEND, LITE_PULL = 1, 2, 16
+FILTERED_MESSAGES_MAX: Final = 512
+FILTERED_BYTES_MAX: Final = 512 * 1024
+"""Messages and their bytes per pull of a filter server, if the settings do not allow more."""
 _READABLE = 4
 _SUSPEND_SECONDS_MAX = 60.0
 _DRAIN_SECONDS = 0.05
@@ -351,20 +355,25 @@ class Pulls(Service):
         settings = self._settings
         subscription = pull.subscription
         takes_all = subscription.all_tags and subscription.sql is None
-        most = max(1, min(ext.max_messages, settings.pull_messages_max))
+        # A filter server throws most of them away, and what it pays for each answer costs more than their bytes.
+        messages_max, bytes_max = settings.pull_messages_max, settings.pull_bytes_max
+        if ext.sys_flag & CLASS_FILTER:
+            messages_max = max(messages_max, FILTERED_MESSAGES_MAX)
+            bytes_max = max(bytes_max, FILTERED_BYTES_MAX)
+        most = max(1, min(ext.max_messages, messages_max))
         entries = queue.read(offset, most if takes_all else scanned_max(subscription, self._limits))
         first = QUEUE_ENTRY.unpack_from(entries)[0]
         lag = self._segment_log.end_pos - first
         lag_max = self._follower_reads.lag_max
         is_old = first < self._cold_reads.start_pos
         if lag <= lag_max:
-            wanted, budget = most, settings.pull_bytes_max
+            wanted, budget = most, bytes_max
         else:
             wanted, budget = min(most, settings.slow_pull_messages_max), settings.slow_pull_bytes_max
             is_old = True
         if self._has_archive and first < self._segment_log.base_pos:
             entries, is_old = _near(entries), True
-            wanted, budget = most, settings.pull_bytes_max  # from memory, once they are loaded
+            wanted, budget = most, bytes_max  # from memory, once they are loaded
         if ext.max_bytes is not None and 0 < ext.max_bytes < budget:
             budget = ext.max_bytes
         if is_old:

@@ -87,7 +87,10 @@ class FilterRequests(Service):
             )
 
     def handle_get(self, call: Call[GetFilter]) -> None:
-        """Request code 9021; FILTER_DATA_NOT_EXIST without a filter, FILTER_DATA_NOT_LATEST if it is another one."""
+        """Request code 9021; FILTER_DATA_NOT_EXIST without a filter, FILTER_DATA_NOT_LATEST if it is another one.
+
+        A request that names no program gets the one that there is.
+        """
         ext = call.request.ext
 
         def answer() -> bytes:
@@ -95,10 +98,12 @@ class FilterRequests(Service):
             if there is None:
                 remark = f"the consumer group {ext.consumer_group} has no filter for {ext.topic}"
                 return call.response(ResponseCode.FILTER_DATA_NOT_EXIST, remark=remark)
-            if there.name.text != ext.program:
+            if ext.program and there.name.text != ext.program:
                 remark = f"the filter of {ext.consumer_group} for {ext.topic} is {there.name.text} by now"
                 return call.response(ResponseCode.FILTER_DATA_NOT_LATEST, remark=remark)
-            return call.response(ext=FilterVersion(version=there.version).fields(), body=there.content)
+            return call.response(
+                ext=FilterVersion(version=there.version, program=there.name.text).fields(), body=there.content
+            )
 
         when_current(self._read, call, answer)
 

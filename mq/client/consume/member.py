@@ -14,6 +14,7 @@ import anyio.abc
 
 from mq.client.consume.allocation import Strategy
 from mq.client.consume.delivery import DeliveryBoard
+from mq.client.consume.filter_uploads import FilterUploads
 from mq.client.consume.filter_watch import FilterWatch
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.offsets import GroupOffsets
@@ -71,6 +72,7 @@ class GroupMember:
         self._commit_seconds = commit_seconds
         self._rebalance_seconds = rebalance_seconds
         self._rebalance_wanted = anyio.Event()
+        self._uploads = FilterUploads(group)
         self._watch = FilterWatch(group, remoting.tell, remoting.settings.limits)
         self.assignment = Assignment(
             tasks,
@@ -195,6 +197,7 @@ class GroupMember:
             self._pull_settings,
             sub_version=subscribed.sub_version,
             watch=self._watch,
+            uploads=self._uploads,
             on_messages=self._board.offer,
             on_offset_moved=self.assignment.restart_at,
         )

@@ -22,6 +22,7 @@ import anyio.lowlevel
 from mq.client.body_codecs import BodyCodec
 from mq.client.consume.consumer import PositionedConsumer
 from mq.client.consume.delivery import DeliveryBoard
+from mq.client.consume.filter_uploads import FilterUploads
 from mq.client.consume.filter_watch import FilterWatch
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position, lag_of, queue_offset
 from mq.client.consume.policies import OnError
@@ -139,6 +140,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
     def _connected(self, remoting: ClientCore) -> None:
         # Messages returned by `poll` may be unfinished, so offsets are only sent by `commit`.
         self._offsets = GroupOffsets(remoting, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
+        self._uploads = FilterUploads(self.group)
         self._watch = FilterWatch(self.group, remoting.tell, remoting.settings.limits)
         self._subscribed = {}
         self._pullers = {}
@@ -448,6 +450,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             self._pull_settings,
             sub_version=subscribed.sub_version,
             watch=self._watch,
+            uploads=self._uploads,
             on_messages=self._board.offer,
             on_offset_moved=self._restart_at,
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
 
+from mq.client.consume.filter_uploads import FilterUploads
 from mq.client.consume.filter_watch import FilterWatch
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.offsets import GroupOffsets
@@ -21,14 +21,13 @@ from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Connection
 from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
-from mq.filter.programs import CLASS_FILTER
+from mq.filter.programs import CLASS_FILTER, filtered_expression
 from mq.filter.subscription import FilterProgram, Subscription
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.decoding import Response
 from mq.protocol.messages.compression import CodecMissing, DecompressionError, inflate
 from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.requests.filters import RegisterFilterClassExt
 from mq.protocol.requests.pull import PullExt, PullReply
 
 __all__ = ["PullSettings", "Puller"]
@@ -46,7 +45,6 @@ _ANSWERS = frozenset(
     }
 )
 
-UPLOAD_SECONDS = 15.0
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 0.5
 # If an empty long poll is answered sooner than this, the broker does not hold it; pulling again at once would be a busy
@@ -88,6 +86,7 @@ class Puller:
         *,
         sub_version: int,
         watch: FilterWatch,
+        uploads: FilterUploads,
         on_messages: Callable[[ProcessQueue], None],
         on_offset_moved: Callable[[ProcessQueue, int], None],
     ) -> None:
@@ -99,6 +98,7 @@ class Puller:
         self._settings = settings
         self._sub_version = sub_version
         self._watch = watch
+        self._uploads = uploads
         self._on_messages = on_messages
         self._on_offset_moved = on_offset_moved
         self._queue = process_queue.queue
@@ -234,22 +234,11 @@ class Puller:
         with anyio.CancelScope() as self._pull_scope:
             response, body = await self._request(connection, from_leader=False)
             if response.code in (ResponseCode.FILTER_DATA_NOT_EXIST, ResponseCode.FILTER_DATA_NOT_LATEST):
-                await self._upload(connection, program)
+                await self._uploads.upload(connection, self._queue.topic, program, begun)
+                await anyio.sleep(BACKOFF_SECONDS_MIN)  # if two programs drive each other out, it is not a busy loop
             else:
                 await self._react(response, body, seconds=anyio.current_time() - begun)
         self._pull_address = None
-
-    async def _upload(self, connection: Connection, program: FilterProgram) -> None:
-        ext = RegisterFilterClassExt(
-            consumer_group=self._group,
-            topic=self._queue.topic,
-            class_name=program.name.text,
-            class_crc=zlib.crc32(program.content) & 0x7FFFFFFF,
-        )
-        code = RequestCode.REGISTER_MESSAGE_FILTER_CLASS
-        await connection.call(code, ext.fields(), program.content, timeout=UPLOAD_SECONDS)
-        log.info("filter_uploaded", group=self._group, topic=self._queue.topic, address=connection.address)
-        await anyio.sleep(BACKOFF_SECONDS_MIN)  # if two programs drive each other out, it is not a busy loop
 
     async def _request(self, connection: Connection, *, from_leader: bool) -> tuple[Response, memoryview]:
         commit_offset = self.process_queue.commit_offset
@@ -272,7 +261,11 @@ class Puller:
                 # The former owner of the queue may have committed further after this client requested the offset.
                 forward_only=self._offsets.commits_with_pulls,
                 suspend_timeout_ms=int(settings.hold_seconds * 1000),
-                subscription=self._subscription.expression if program is None else program.name.text,
+                subscription=(
+                    self._subscription.expression
+                    if program is None
+                    else filtered_expression(program.name, self._subscription.expression)
+                ),
                 sub_version=self._sub_version,
                 expression_type=self._subscription.expression_type,
             ).fields(),

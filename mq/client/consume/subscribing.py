@@ -48,14 +48,12 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
         """Receive the messages of `topic` with one of `tags`: `"A || B"`, or `"*"` for all.
 
         With `mq.client.sql("a > 5")` instead, those whose properties satisfy the expression. With
-        `filter=WasmFilter(module)` or `filter=BodyFilter(expression)`, those that a filter server lets through; tags
-        cannot be given at the same time.
+        `filter=WasmFilter(module)` or `filter=BodyFilter(expression)`, those that a filter server lets through; with
+        tags besides, only messages with one of them reach that filter.
 
         All members of a group must have the same subscriptions. Raises NameRefused, SubscriptionError.
         """
-        if filter is not None and tags != "*":
-            raise ValueError(f"tags {tags!r} and a filter: give one of them, and let the filter look at the tags")
-        self._subscribe(topic, tags if filter is None else filter)
+        self._subscribe(topic, tags, filter_=filter)
 
     @overload
     def on(
@@ -174,11 +172,12 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
         timeout: float | None = None,
         on_error: OnError | None = None,
         codec: BodyCodec[Any] | None = None,
+        filter_: Filter | None = None,
     ) -> None:
         self._check_process()
         check_topic(topic)
         self._subscribed[topic] = Subscribed(
-            subscription=subscription_of(topic, tags),
+            subscription=subscription_of(topic, tags, filter_),
             sub_version=int(time.time() * 1000),
             handler=handler,
             batch=batch,

@@ -13,6 +13,7 @@ from mq.filter.programs import ProgramRefused, name_of
 from mq.filter.sql import BodySqlFilter
 from mq.filter.sql_syntax import SqlError
 from mq.filter.subscription import (
+    ALL_TAGS,
     FilterProgram,
     Subscription,
     SubscriptionError,
@@ -25,15 +26,20 @@ from mq.protocol.requests.clients import SubscriptionData
 __all__ = ["Subscribed", "subscription_of"]
 
 
-def subscription_of(topic: str, tags: str | Filter) -> Subscription:
-    """A subscription from the user's expression. Raises SubscriptionError."""
-    match tags:
+def subscription_of(topic: str, tags: str | Filter, wanted: Filter | None = None) -> Subscription:
+    """A subscription from the user's expression, or from tags and a filter. Raises SubscriptionError."""
+    if wanted is not None and tags != ALL_TAGS:
+        if isinstance(wanted, Sql):
+            raise SubscriptionError(f"tags {tags!r} and SQL92 for topic {topic}: write TAGS IN ('a', 'b') in the SQL92")
+        if isinstance(tags, str) and isinstance(wanted, WasmFilter | BodyFilter):
+            return filtered_by(topic, _program(topic, wanted), tags)
+    match tags if wanted is None else wanted:
         case str():
-            return parse_tags(topic, tags)
-        case Sql():
-            return parse_sql(topic, tags.expression)
-        case WasmFilter() | BodyFilter():
-            return filtered_by(topic, _program(topic, tags))
+            return parse_tags(topic, str(tags))
+        case Sql() as sql:
+            return parse_sql(topic, sql.expression)
+        case WasmFilter() | BodyFilter() as program:
+            return filtered_by(topic, _program(topic, program))
         case _:
             raise TypeError(
                 "tags are one text, as 'a || b', or an expression, sql(...), WasmFilter(...) or BodyFilter(...), "

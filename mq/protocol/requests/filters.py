@@ -63,15 +63,18 @@ class PutFilter(Request, tag=int(Code.PUT_FILTER)):
 
 
 class GetFilter(Request, tag=int(Code.GET_FILTER)):
-    """9021, our own: the program, if it is the filter that the group has now."""
+    """9021, our own: the program, if it is the filter that the group has now; the one that it has, if none is named."""
 
     ext: FilterExt = msgspec.field(name="extFields")
 
 
 class FilterVersion(Reply):
-    """How often the filter of a group for a topic was changed (9021)."""
+    """How often the filter of a group for a topic was changed (9021), and its `mq.filter.programs.ProgramName`, which
+    release 0.1.0 does not say.
+    """
 
     version: I64
+    program: str = ""
 
 
 class JudgeRequestExt(Ext):

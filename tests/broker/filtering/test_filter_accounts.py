@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ import trio
 
 from mq.client import Credentials, Message, Producer, PushConsumer, WasmFilter
 from mq.client.net.client_core import RemotingSettings
+from mq.filter.programs import CLASS_FILTER, name_of
+from mq.protocol.access.signing import signed
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import QueueOffset
+from mq.protocol.requests.pull import PullExt
+from mq.protocol.wire.encoding import encode_request
 from mq.testing import Kit, open_kit
 from tests.support.filter_servers import begins_with, filter_server
 from tests.support.waiting import until
@@ -43,6 +50,43 @@ async def trouble(kit: Kit, settings: RemotingSettings, text: str) -> None:
     """The consumer gets nothing, for this reason."""
     async with consumer_of(kit, settings) as consumer:
         await until(lambda: text in str(consumer.health()), seconds=60)
+
+
+async def test_a_permission_that_was_checked_is_that_of_its_account(tmp_path: Path) -> None:
+    """Two accounts share a connection: that one of them may pull says nothing of the other."""
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(FILE)
+    name = name_of("wasm", begins_with("a"))
+    fields = PullExt(
+        consumer_group="billing",
+        topic="Orders",
+        queue_id=0,
+        queue_offset=QueueOffset(0),
+        max_messages=1,
+        sys_flag=4 | CLASS_FILTER,
+        commit_offset=QueueOffset(0),
+        suspend_timeout_ms=0,
+        sub_version=0,
+        subscription=name.text,
+    ).fields()
+    async with open_kit(acl_file=path) as kit:
+        async with Producer(kit.namesrv, remoting=ADMIN) as producer:
+            await producer.send(Message("Orders", b"apple"))
+        async with filter_server(kit, "Orders", remoting=ADMIN) as address:
+            async with consumer_of(kit, UPLOADS) as consumer:
+                await anext(aiter(consumer))
+            host, _, port = address.rpartition(":")
+            codes: list[int] = []
+            stream = await trio.open_tcp_stream(host, int(port))
+            for key, secret in (("uploads", "user-SECRET-1"), ("nobody", "guessed"), ("consumes", "guessed")):
+                ext = signed(key, secret, fields, b"")
+                await stream.send_all(encode_request(RequestCode.PULL_MESSAGE, len(codes) + 1, ext=ext))
+                frame = await stream.receive_some(65536)
+                header = json.loads(frame[8 : 8 + int.from_bytes(frame[5:8], "big")])
+                codes.append(header["code"])
+            await stream.aclose()
+    assert codes[1:] == [ResponseCode.NO_PERMISSION] * 2
+    assert codes[0] != ResponseCode.NO_PERMISSION
 
 
 async def test_uploading_needs_a_permission_of_its_own(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ async def send(kit: Kit, *bodies: bytes) -> None:
             await producer.send(Message(TOPIC, body, tags="A", properties={"size": str(len(body))}))
 
 
-async def receive(kit: Kit, wanted: Filter, count: int, group: str = "billing") -> list[bytes]:
+async def receive(kit: Kit, wanted: Filter, count: int, group: str = "billing", tags: str = "*") -> list[bytes]:
     """What a group receives until it is at the end of all queues."""
     bodies: list[bytes] = []
     consumer = PushConsumer(kit.namesrv, group=group, consume_from="first", commit_seconds=0.05)
@@ -44,7 +44,7 @@ async def receive(kit: Kit, wanted: Filter, count: int, group: str = "billing") 
         async for message in consumer:
             bodies.append(message.body)
 
-    consumer.subscribe(TOPIC, filter=wanted)
+    consumer.subscribe(TOPIC, tags, filter=wanted)
     async with consumer, trio.open_nursery() as nursery:
         nursery.start_soon(read)
         await until(lambda: len(bodies) >= count, seconds=60)
@@ -64,6 +64,31 @@ async def offsets_at_the_end(kit: Kit, group: str) -> bool:
 async def test_only_what_the_module_lets_through_arrives() -> None:
     async with kit_with(b"apple", b"bread", b"avocado", b"cheese") as kit, filter_server(kit, TOPIC):
         assert await receive(kit, WasmFilter(begins_with("a")), 2) == [b"apple", b"avocado"]
+
+
+async def test_tags_and_a_filter_must_both_let_a_message_through() -> None:
+    async with kit_with(b"apple", b"bread") as kit, filter_server(kit, TOPIC):
+        async with Producer(kit.namesrv) as producer:
+            for tag, body in (("B", b"avocado"), ("B", b"butter"), ("C", b"almond")):
+                await producer.send(Message(TOPIC, body, tags=tag))
+        assert await receive(kit, WasmFilter(begins_with("a")), 2, tags="A || B") == [b"apple", b"avocado"]
+
+
+async def test_a_filter_is_uploaded_once_for_all_queues() -> None:
+    with capture_logs() as logs:
+        async with kit_with(b"apple", b"bread", b"avocado") as kit, filter_server(kit, TOPIC):
+            await receive(kit, WasmFilter(begins_with("a")), 2)
+    assert len([each for each in logs if each["event"] == "filter_uploaded" and "program" in each]) == 1
+
+
+async def test_a_large_answer_is_cut_where_the_pull_is_full() -> None:
+    """32 messages of a pull are let through, of hundreds that were read: the others come again, each once."""
+    bodies = [b"a%04d" % number for number in range(700)]
+    async with open_kit() as kit:
+        async with Producer(kit.namesrv) as producer:
+            await producer.send_batch([Message(TOPIC, body) for body in bodies])
+        async with filter_server(kit, TOPIC):
+            assert await receive(kit, WasmFilter(EVERYTHING), 700) == bodies
 
 
 async def test_an_expression_looks_into_bodies_and_at_properties() -> None:

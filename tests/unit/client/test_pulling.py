@@ -29,6 +29,7 @@ async def test_a_backward_answer_of_a_damaged_replica_does_not_end_the_consumer(
         PullSettings(),
         sub_version=1,
         watch=nothing,
+        uploads=nothing,
         on_messages=nothing,
         on_offset_moved=nothing,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq.filter.programs import ProgramRefused
-from mq.filter.wasm import PLACE, ROOM_MIN, RUN_MAX, Message, Signature, check_module, fitting, laid_out, room_for
+from mq.filter.wasm import ROOM_MIN, Signature, check_module, room_for
 
 GOOD: dict[str, Signature | str] = {
     "memory": "memory",
@@ -39,16 +39,3 @@ def test_what_is_refused(imports: list[str], exports: dict[str, Signature | str]
 )
 def test_room_is_asked_for_in_few_sizes(nbytes: int, room: int) -> None:
     assert room_for(nbytes) == room
-
-
-def test_a_run_ends_where_the_room_does() -> None:
-    messages = [Message(b"ab", b"cde")] * 3
-    assert [fitting(messages, 0, room) for room in (4, 5, 14, 15, 100)] == [0, 1, 2, 3, 3]
-    assert fitting(messages, 2, 100) == 1
-    assert fitting([Message(b"", b"")] * (RUN_MAX + 5), 0, 0) == RUN_MAX
-
-
-def test_messages_lie_back_to_back() -> None:
-    data, places = laid_out([Message(b"ab", b"cde"), Message(b"", b"f")], 100)
-    assert data == b"abcdef"
-    assert list(PLACE.iter_unpack(places)) == [(100, 2, 102, 3), (105, 0, 105, 1)]

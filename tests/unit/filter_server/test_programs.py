@@ -26,11 +26,15 @@ async def not_at_the_broker(group: str, topic: str, name: ProgramName) -> NoRetu
     raise AssertionError("uploads are not fetched")
 
 
+async def no_current_one(group: str, topic: str) -> NoReturn:
+    raise AssertionError("uploads are not asked for")
+
+
 @pytest.mark.trio
 async def test_a_program_that_is_uploaded_for_each_queue_is_compiled_once() -> None:
     """Compiling a large module takes seconds, and others wait for it."""
     sandbox = CountingSandbox(WasmLimits())
-    programs = Programs(sandbox, not_at_the_broker, programs_max=10, group_share=1.0)
+    programs = Programs(sandbox, not_at_the_broker, no_current_one, programs_max=10, group_share=1.0)
     name = name_of("wasm", EVERYTHING)
     async with trio.open_nursery() as nursery:
         for _ in range(8):

@@ -1,0 +1,215 @@
+"""The cost of filtering beside the broker. ``python -m benchmarks.filtering`` (``make bench-filter``).
+
+One broker has 160,000 messages of 1 KiB in 8 queues; one in ten has the property ``region=eu``. Consumers read all of
+them, one connection for each queue, each with one pull in flight for 32 messages:
+
+- ``broker``: from the broker, without a filter.
+- ``property``: through a filter server, with the module of ``tests/filters/by_property.wat``, which looks for that
+  property. ``expression``: with a ``BodyFilter`` that does, which is compiled to Python.
+
+CPU is that of the process, divided by the messages that were read from the broker. The consumers have the cores, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+import wasmtime
+
+from benchmarks.figures import Figure
+from benchmarks.frames import QUEUES, TOPIC, send_frame
+from benchmarks.procfs import load_average
+from benchmarks.pulling import fill_with, pull_frame
+from benchmarks.store_load import ROOT, Measure, Note, Plan, create_topics, one_broker
+from benchmarks.suite import Suite
+from mq.cli.dev_cluster import HOST, DevCluster
+from mq.cli.own_ports import OWN_PORTS
+from mq.client import Admin
+from mq.filter.programs import ProgramName, name_of
+from mq.monitoring.cpu_time import cpu_seconds
+from mq.protocol.codes import RequestCode
+
+MESSAGES = 160_000
+BODY_BYTES = 1024
+PASSED = 10
+"""One message in so many is let through."""
+PER_CORE = 100_000
+ASKED = 32
+_NEXT = re.compile(rb'"nextBeginOffset":"?(\d+)')
+_CODE = re.compile(rb'"code":(-?\d+)')
+_ANSWERS = (0, 20)
+"""Found, and to be pulled again at another offset."""
+_RECEIVE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All queues were read once."""
+
+    messages: int
+    nbytes: int
+    seconds: float
+
+
+def read_queue(address: tuple[str, int], queue_id: int, end: int, program: str | None) -> tuple[int, int]:
+    """Pull one queue up to the offset ``end``; the messages examined and the bytes received. Blocks."""
+    offset = received_bytes = 0
+    with socket.create_connection(address) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while offset < end:
+            sock.sendall(pull_frame(offset + 1, queue_id, offset, ASKED, waits=True, program=program))
+            answer = receive_frame(sock)
+            received_bytes += len(answer)
+            head = answer[4 : 4 + int.from_bytes(answer[1:4], "big")]
+            code, following = _CODE.search(head), _NEXT.search(head)
+            if code is None or following is None or int(code[1]) not in _ANSWERS or int(following[1]) <= offset:
+                raise ConnectionError(f"{address} answers {head[:400]!r} at offset {offset} of {end}")
+            offset = int(following[1])
+    return offset, received_bytes
+
+
+def receive_frame(sock: socket.socket) -> bytes:
+    """The next frame, without its length. Blocks. Raises ConnectionError."""
+    data = bytearray()
+    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+        more = sock.recv(_RECEIVE_BYTES)
+        if not more:
+            raise ConnectionError(f"{sock.getpeername()} closed the connection")
+        data += more
+    return bytes(data[4:])
+
+
+def read_all(address: tuple[str, int], end: int, program: str | None) -> Reading:
+    """Read all queues at the same time, each up to the offset ``end``. Blocks."""
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(QUEUES) as threads:
+        done = list(threads.map(lambda queue_id: read_queue(address, queue_id, end, program), range(QUEUES)))
+    return Reading(sum(each for each, _ in done), sum(each for _, each in done), time.perf_counter() - begin)
+
+
+def upload(address: tuple[str, int], name: ProgramName, content: bytes) -> None:
+    """Give the filter to the filter server. Blocks. Raises ConnectionError if it is refused."""
+    ext = {
+        "consumerGroup": "bench_consumers",
+        "topic": TOPIC,
+        "className": name.text,
+        "classCRC": str(zlib.crc32(content) & 0x7FFFFFFF),
+    }
+    header = {"code": int(RequestCode.REGISTER_MESSAGE_FILTER_CLASS), "extFields": ext, "flag": 0, "language": "JAVA"}
+    encoded = json.dumps(header | {"opaque": 1, "version": 409, "serializeTypeCurrentRPC": "JSON"}).encode()
+    with socket.create_connection(address) as sock:
+        sock.sendall(struct.pack(">II", 4 + len(encoded) + len(content), len(encoded)) + encoded + content)
+        answer = receive_frame(sock)
+        if (code := _CODE.search(answer)) is None or int(code[1]):
+            raise ConnectionError(f"the filter is refused: {answer[4:400]!r}")
+
+
+@asynccontextmanager
+async def filter_server(cluster: DevCluster) -> AsyncIterator[tuple[tuple[str, int], int]]:
+    """A filter server beside the broker; its address and its process id."""
+    port = OWN_PORTS.take(1)
+    settings = ["metrics_listen=off", f"group_share={os.cpu_count()}"]
+    given = ["--broker", cluster.address("n0"), "--namesrv", cluster.namesrv, "--listen", f"{HOST}:{port}"]
+    command = [sys.executable, "-m", "mq.cli", "filter-server", *given, "--log-level", "warning"]
+    command += ["--until-stdin-closes", *itertools.chain.from_iterable(("--set", each) for each in settings)]
+    process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, cwd=ROOT)
+    try:
+        async with Admin(cluster.namesrv) as admin:
+            with trio.fail_after(30):
+                # Nobody but the name server knows when it is in the route.
+                while not any((await admin.route(TOPIC)).filter_servers.values()):  # noqa: ASYNC110
+                    await trio.sleep(0.1)
+        yield (HOST, port), process.pid
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def measure_filters(plan: Plan, directory: Path, note: Note) -> None:
+    """Without a filter, and with each kind, in turns."""
+    messages = MESSAGES // (10 if plan.quick else 1)
+    end = messages // QUEUES
+    frames = [
+        send_frame(
+            number + 1, BODY_BYTES, number % QUEUES, more="" if number // QUEUES % PASSED else "\x02region\x01eu"
+        )
+        for number in range(QUEUES * PASSED)
+    ]
+    module = bytes(wasmtime.wat2wasm((ROOT / "tests" / "filters" / "by_property.wat").read_text()))
+    expression = b"region = 'eu'"
+    programs = {
+        "broker": None,
+        "property": (name_of("wasm", module), module),
+        "expression": (name_of("sql", expression), expression),
+    }
+    rows: dict[str, list[Row]] = {case: [] for case in programs}
+    async with one_broker(directory) as cluster:
+        await create_topics(cluster, 1)
+        broker = (HOST, cluster.port("n0"))
+        await trio.to_thread.run_sync(partial(fill_with, broker, messages, frames))
+        async with filter_server(cluster) as (address, pid):
+            for window in range(plan.windows + 1):
+                for case, program in programs.items():
+                    if program is not None:
+                        await trio.to_thread.run_sync(partial(upload, address, *program))
+                    where, name = (broker, None) if program is None else (address, program[0].text)
+                    before = cpu_seconds(cluster.pid("n0")), cpu_seconds(pid)
+                    done = await trio.to_thread.run_sync(partial(read_all, where, end, name))
+                    leader = cpu_seconds(cluster.pid("n0")) - before[0]
+                    row = Row(done, 1e6 * leader / done.messages, 1e6 * (cpu_seconds(pid) - before[1]) / done.messages)
+                    if window:  # the first one is the warm-up
+                        rows[case].append(row)
+            cluster.check()
+    broker_us = statistics.median(row.leader_us for row in rows["broker"])
+    broker_bytes = statistics.median(row.done.nbytes for row in rows["broker"])
+    note(Figure("broker", "messages/s", _rate(rows["broker"]), "/s"))
+    note(Figure("broker", "CPU of the leader", broker_us, "us/message"))
+    for case in ("property", "expression"):
+        leader_us = statistics.median(row.leader_us for row in rows[case])
+        us = statistics.median(row.server_us for row in rows[case])
+        share = statistics.median(row.done.nbytes for row in rows[case]) / broker_bytes
+        wanted = PER_CORE if case == "property" else None
+        note(Figure(case, "messages/s", _rate(rows[case]), "/s"))
+        note(Figure(case, "CPU of the filter server", us, "us/message"))
+        note(Figure(case, "messages/s for each core of it", 1e6 / us, "/s", wanted, is_limit=False))
+        note(Figure(case, "CPU of the leader", leader_us, "us/message", broker_us))
+        note(Figure(case, "bytes to the consumer", 100 * share, "% of all", 100 / PASSED * 1.05))
+    note(Figure("broker", "load average at the end", load_average(), ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One reading of everything."""
+
+    done: Reading
+    leader_us: float
+    server_us: float
+
+
+def _rate(rows: list[Row]) -> float:
+    return statistics.median(row.done.messages / row.done.seconds for row in rows)
+
+
+CASES: dict[str, Measure] = {"filters": measure_filters}
+
+FILTER = Suite("filter", __doc__, CASES)
+
+if __name__ == "__main__":
+    FILTER.main()

@@ -1,0 +1,249 @@
+"""The workload "filtered": a consumer group behind a filter server, which is restarted at times, beside producers.
+
+The simulated filter server has the code of the real one, without its event loop: `pull_progress`, `picking`, and
+filters in SQL92. Members of the group have two different filters, so that one drives out the other at the broker.
+
+What must hold: a pull is answered with just those committed messages between its offset and the next one that the
+filter lets through, in order. The broker has the filter that was stored last, whoever leads. In the end everything that
+a filter lets through was delivered.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.workload import Brokers, Workload
+from chaos.violation import Violation
+from mq.broker.state.filter_programs import PutFilter
+from mq.client.errors import UnreadableAnswer
+from mq.filter.programs import CLASS_FILTER, ProgramName, name_of
+from mq.filter_server.picking import pick, records_in, seen_by_filter
+from mq.filter_server.programs import SqlProgram
+from mq.filter_server.pull_progress import Answer as Filtered
+from mq.filter_server.pull_progress import PullProgress, Reply
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.messages.records import decode_records
+
+_GROUP: Final = "G"
+_KIND: Final = "kind"
+_KINDS: Final = 3
+_BODY_BYTES_MAX: Final = 1 << 20
+_SUBSCRIPTION: Final = 4
+_RESTARTS: Final = 0.01
+"""How often an operation restarts the filter server."""
+
+
+class FilteredPulls(Workload):
+    """See the module."""
+
+    name = "filtered"
+
+    def __init__(self, cluster: Brokers) -> None:
+        super().__init__(cluster)
+        self.loaded: dict[str, SqlProgram] = {}
+        """What the filter server has in memory, by name."""
+        self.started = 0
+        """How often the filter server was started; what it was doing before is lost."""
+        self._members = [Member(self, queue_id, f"kind = '{queue_id % 2}'") for queue_id in range(self.queues)]
+        self._kept = ""
+        """The name of the filter that the group has by the log."""
+        self._asked = 0
+        self._asking: dict[int, set[str]] = {}
+        """For each question for the group's filter that is not answered: which ones it had meanwhile."""
+
+    def begin(self) -> None:
+        """See `Workload.begin`."""
+        super().begin()
+        for member in self._members:
+            self.cluster.at(self.rng.uniform(0.0, 1.0), member.pull)
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        if self.rng.random() < _RESTARTS:
+            self.counts["restarts of the filter server"] += 1
+            self.loaded.clear()
+            self.started += 1
+        self.send(self.new("plain", {_KIND: str(self.rng.randrange(_KINDS))}))
+
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`: members that have not read everything."""
+        return sum(member.offset < self.ledger.end(self.topic, member.queue_id) for member in self._members)
+
+    def check_end(self) -> None:
+        """See `Workload.check_end`."""
+        for sent in self.ledger.sent.values():
+            self.ledger.check_stored(self.topic, sent)
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        if isinstance(command, PutFilter):
+            self.counts["filters stored"] += self._kept != command.program
+            self._kept = command.program
+            for meanwhile in self._asking.values():
+                meanwhile.add(command.program)
+
+    def ask(self, code: int, fields: dict[str, Any], body: bytes, done: Any) -> None:
+        """Send a request to some replica."""
+        node = self.cluster.some_node(self.rng)
+        self.rng.choice(self.clients).request(node, code, fields, body, done, serialization=self.encoding(code))
+
+    def fetch(self, name: ProgramName, then: Any) -> None:
+        """Ask for the program of the group; ``then`` gets the answer. Whether it is right is checked."""
+        self._asked += 1
+        number = self._asked
+        meanwhile = self._asking[number] = {self._kept}
+
+        def done(answer: Answer | Lost) -> None:
+            del self._asking[number]
+            if isinstance(answer, Answer):
+                has_it = answer.code == ResponseCode.SUCCESS
+                has_another = answer.code in (ResponseCode.FILTER_DATA_NOT_EXIST, ResponseCode.FILTER_DATA_NOT_LATEST)
+                if (has_it and name.text not in meanwhile) or (has_another and meanwhile == {name.text}):
+                    raise Violation(f"filter: {answer} for {name.text}, by the log the group had {sorted(meanwhile)}")
+                if has_it and not name.is_of(answer.body):
+                    raise Violation(f"filter: {name.text} came as {answer.body!r}")
+            then(answer)
+
+        self.ask(RequestCode.GET_FILTER, self.named(name), b"", done)
+
+    def named(self, name: ProgramName) -> dict[str, str]:
+        """The fields of a request about a filter of the group."""
+        return {"consumerGroup": _GROUP, "topic": self.topic, "program": name.text}
+
+
+class Member:
+    """The member of the group that has a queue.
+
+    Attributes:
+        offset: where its next pull begins.
+    """
+
+    def __init__(self, workload: FilteredPulls, queue_id: int, expression: str) -> None:
+        self.queue_id = queue_id
+        self.offset = 0
+        self._workload = workload
+        self._cluster = workload.cluster
+        self._rng = workload.rng
+        self._content = expression.encode()
+        self._name = name_of("sql", self._content)
+        self._kind = expression[-2]
+
+    def pull(self) -> None:
+        """Pull through the filter server, which fetches the filter if it does not have it."""
+        if self._name.text in self._workload.loaded:
+            held = self._rng.choice((0.0, 0.3, 2.0))
+            progress = PullProgress(self.offset, self._rng.choice((1, 3, 32)), held, self._cluster.now)
+            self._read(progress, self._workload.started)
+        else:
+            self._workload.fetch(self._name, self._fetched)
+
+    def _again(self) -> None:
+        self._cluster.at(self._cluster.now + self._rng.uniform(0.05, 0.4), self.pull)
+
+    def _fetched(self, answer: Answer | Lost) -> None:
+        if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+            self._workload.loaded[self._name.text] = SqlProgram(answer.body)
+        elif isinstance(answer, Answer) and answer.code in (
+            ResponseCode.FILTER_DATA_NOT_EXIST,
+            ResponseCode.FILTER_DATA_NOT_LATEST,
+        ):
+            self._workload.counts["uploads"] += 1
+            self._workload.ask(RequestCode.PUT_FILTER, self._workload.named(self._name), self._content, self._uploaded)
+            return
+        self._again()
+
+    def _uploaded(self, answer: Answer | Lost) -> None:
+        if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+            self._workload.loaded[self._name.text] = SqlProgram(self._content)
+        self._again()
+
+    # -- the filter server ---------------------------------------------------------------------------------------------
+
+    def _read(self, progress: PullProgress, started: int) -> None:
+        fields = {
+            "consumerGroup": _GROUP,
+            "topic": self._workload.topic,
+            "queueId": self.queue_id,
+            "queueOffset": progress.offset,
+            "maxMsgNums": self._rng.choice((1, 7, 512)),
+            "sysFlag": _SUBSCRIPTION | CLASS_FILTER,
+            "commitOffset": 0,
+            "suspendTimeoutMillis": 0,
+            "subVersion": 0,
+            "subscription": "*",
+        }
+
+        def done(answer: Answer | Lost) -> None:
+            if started != self._workload.started:
+                self._again()
+            else:
+                self._answered(progress, answer, started)
+
+        self._workload.ask(RequestCode.PULL_MESSAGE, fields, b"", done)
+
+    def _answered(self, progress: PullProgress, answer: Answer | Lost, started: int) -> None:
+        if not isinstance(answer, Answer) or "nextBeginOffset" not in answer.ext:
+            if progress.failed():
+                self._again()
+            else:
+                self._take(progress.answer())
+            return
+        begin, low, high = (int(answer.ext[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))
+        now = self._cluster.now
+        as_it_is = progress.replied(Reply(answer.code, begin, low, high, answer.remark), now)
+        if as_it_is is not None:
+            self._take(as_it_is)
+            return
+        if answer.code == ResponseCode.SUCCESS:
+            self._filter(progress, answer.body, begin)
+        if progress.is_over():
+            self._take(progress.answer())
+        else:
+            self._cluster.at(now + self._rng.choice((0.001, 0.05)), self._read, progress, started)
+
+    def _filter(self, progress: PullProgress, data: bytes, next_offset: int) -> None:
+        try:
+            records = records_in(data)
+        except UnreadableAnswer as error:
+            raise Violation(f"filtered: {error}") from error
+        block, unreadable = seen_by_filter(data, records, _BODY_BYTES_MAX)
+        assert not unreadable, f"{unreadable}: nothing is compressed here"
+        passes = self._workload.loaded[self._name.text].run(block).passes
+        if self._rng.random() < 0.1:  # its time was over
+            passes = passes[: self._rng.randint(1, len(passes))]
+        picked = pick(data, records, passes, next_offset, wanted=progress.wanted, room=progress.room)
+        self._workload.counts["examined"] += picked.examined
+        self._workload.counts["answers cut short"] += picked.is_cut
+        progress.picked(picked, self._cluster.now)
+
+    # -- the member ----------------------------------------------------------------------------------------------------
+
+    def _take(self, answer: Filtered) -> None:
+        """Check an answer, and go on behind it, unless it gets lost on its way."""
+        self._again()
+        workload, where = self._workload, f"{self.queue_id} from {self.offset} to {answer.next_offset}"
+        if answer.next_offset < self.offset:
+            raise Violation(f"filtered: queue {where} goes back")
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            workload.counts["read on behind what the log dropped"] += answer.next_offset - self.offset
+            self.offset = answer.next_offset
+            return
+        known = workload.ledger.queues.get((workload.topic, self.queue_id), [])
+        if answer.next_offset > len(known):
+            raise Violation(f"filtered: queue {where}, committed are {len(known)}")
+        got = decode_records(answer.body)
+        for record in got:
+            workload.ledger.read(workload.topic, self.queue_id, record)
+        expected = [
+            stored.record.queue_offset
+            for stored in known[self.offset : answer.next_offset]
+            if stored.record.properties.get(_KIND) == self._kind
+        ]
+        if [record.queue_offset for record in got] != expected:
+            raise Violation(f"filtered: queue {where}: {[each.queue_offset for each in got]}, and not {expected}")
+        if self._rng.random() < 0.05:
+            workload.counts["answers lost"] += 1
+            return
+        workload.counts["delivered"] += len(got)
+        self.offset = answer.next_offset

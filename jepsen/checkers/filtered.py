@@ -1,0 +1,47 @@
+"""A consumer group with a filter: what passes is delivered at least once, nothing else is, and offsets pass nothing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+
+from jepsen.checkers.total_queue import check_total_queue
+from jepsen.history import History, batches
+from jepsen.values import passes_filter
+from jepsen.verdict import Findings, Result
+
+PROMISE = "the offset of a group with a filter passes no message that the filter lets through and nobody got"
+
+
+def check_filtered(history: History) -> Result:
+    """Check `send` against `receive`, as for a group without a filter."""
+    return check_total_queue(history, passes_filter)
+
+
+def check_filtered_offsets(history: History) -> Result:
+    """Check each `stored` (a query of the group's offset): what passes and lies before it was received by then."""
+    findings = Findings("filtered offsets", PROMISE)
+    got: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for batch in batches(history):
+        if batch.by_consumer:
+            for offset, _ in batch.messages:
+                got[batch.queue, offset].append(batch.at)
+    wanted: defaultdict[str, list[tuple[int, str, int]]] = defaultdict(list)
+    for send in history.named("send"):
+        if send.outcome == "ok" and send.queue is not None and send.offset is not None and passes_filter(send.value):
+            wanted[send.queue].append((send.offset, send.value, min(got[send.queue, send.offset], default=-1)))
+    for each in wanted.values():
+        each.sort()
+    told: set[str] = set()
+    for asked in history.named("stored"):
+        if asked.outcome != "ok" or not asked.offset or asked.ended is None:
+            continue
+        findings.counts["offsets asked"] += 1
+        of_queue = wanted[str(asked.queue)]
+        for offset, value, at in of_queue[: bisect_left(of_queue, (asked.offset, "", 0))]:
+            if not 0 <= at <= asked.ended and value not in told:
+                told.add(value)
+                findings.add("passed-over", f"{value} at {asked.queue}@{offset}; the group was at {asked.offset}")
+    if not findings.counts["offsets asked"]:
+        findings.cannot_tell("nobody knew the group's offsets")
+    return findings.result()

@@ -1,0 +1,102 @@
+"""The workload *queue* with a filter: two filter servers run a WebAssembly module for the group.
+
+They are clients in processes of their own for the faults, and are started again. A message passes if the number in its
+body leaves 1 when divided by 3.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import ClassVar, Final
+
+import trio
+import wasmtime
+
+from jepsen.deployments.cluster import Cluster
+from jepsen.recorder import Recorder
+from jepsen.values import passes_filter
+from jepsen.workloads.queue import QueueWorkload
+from mq.cli.dev_cluster import HOST, Ports
+from mq.client import PushConsumer, WasmFilter
+
+FILTER_SERVERS: Final = ("f0", "f1")
+REST_SECONDS = 0.02
+MODULE: Final = """
+(module
+  (memory (export "memory") 3)
+  (func (export "raftmq_allocate") (param $size i32) (result i32)
+    (select (i32.const 65536) (i32.const 0) (i32.le_u (local.get $size) (i32.const 131072))))
+  (func (export "raftmq_filter")
+    (param $p i32) (param $ps i32) (param $at i32) (param $size i32) (result i32)
+    (local $number i32)
+    ;; behind the first point of PROCESS.NUMBER.SIZE/
+    (loop $process
+      (local.set $at (i32.add (local.get $at) (i32.const 1)))
+      (br_if $process (i32.ne (i32.load8_u (i32.sub (local.get $at) (i32.const 1))) (i32.const 46))))
+    (loop $digit
+      (local.set $number (i32.add
+        (i32.mul (local.get $number) (i32.const 10))
+        (i32.sub (i32.load8_u (local.get $at)) (i32.const 48))))
+      (local.set $at (i32.add (local.get $at) (i32.const 1)))
+      (br_if $digit (i32.ne (i32.load8_u (local.get $at)) (i32.const 46))))
+    (i32.eq (i32.rem_u (local.get $number) (i32.const 3)) (i32.const 1))))
+"""
+
+
+class FilteredWorkload(QueueWorkload):
+    """See the module."""
+
+    name = "filtered"
+    summary = "a consumer group with a filter, behind two filter servers that are killed and restarted"
+    drain_seconds_max: ClassVar[float] = 30.0
+
+    def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
+        super().__init__(cluster, recorder, rng)
+        self._ports = dict(zip(FILTER_SERVERS, Ports.free(1).all, strict=False))
+        self._filter = WasmFilter(bytes(wasmtime.wat2wasm(MODULE)))
+        self._wanted: set[tuple[str, int]] = set()
+
+    def acknowledge(self, queue: str, offset: int, value: str) -> None:
+        """See `Workload.acknowledge`."""
+        super().acknowledge(queue, offset, value)
+        if passes_filter(value):
+            self._wanted.add((queue, offset))
+
+    async def consume(self) -> None:
+        """Run the filter servers, and the members that the workload *queue* has in this process."""
+        self.programs = {}  # they have no filter
+        async with trio.open_nursery() as nursery:
+            for name, node in zip(FILTER_SERVERS, self.cluster.nodes, strict=False):
+                nursery.start_soon(self._run_filter_server, name, node)
+            await super().consume()
+
+    async def wait_drained(self) -> None:
+        """Until the group has everything that its filter lets through."""
+        await self._wait_none_left(lambda: len(self._wanted - self.consumed))
+
+    def _subscribe(self, consumer: PushConsumer) -> None:
+        consumer.subscribe(self.topic, filter=self._filter)
+
+    async def _run_filter_server(self, name: str, node: str) -> None:
+        """Beside a broker, until cancelled; again and again."""
+        host, port = self.cluster.network.clients_reach(node)
+        # Its log goes to where it says that it listens.
+        command = ["sh", "-c", 'exec "$@" 2>&1', name, sys.executable, "-m", "mq.cli", "filter-server"]
+        command += ["--namesrv", self.cluster.namesrv, "--broker", f"{host}:{port}"]
+        command += ["--listen", f"{HOST}:{self._ports[name]}", "--set", "metrics_listen=off", "--until-stdin-closes"]
+        while True:
+            process = await self.cluster.start_client(name, command)
+            assert process.stdout is not None, "started with a pipe"
+            try:
+                with self.cluster.log_file(name).open("ab") as log:
+                    async for data in process.stdout:
+                        log.write(data)
+                        if b'"listening"' in data:
+                            self.cluster.client_joined(name)
+            finally:
+                if process.stdin is not None:
+                    with trio.CancelScope(shield=True):
+                        await process.stdin.aclose()
+            await process.wait()
+            await trio.sleep(REST_SECONDS)

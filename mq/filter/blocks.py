@@ -1,0 +1,81 @@
+"""Messages for a filter, as they lie in one buffer: they are copied into its memory together, not one by one. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import chain
+from struct import pack
+from typing import Final, NamedTuple
+
+BLOCK_MAX: Final = 1024
+"""Messages of one block."""
+
+Place = tuple[int, int, int, int]
+"""Where a message is: address and size of its encoded properties, address and size of its body, not compressed."""
+
+
+class Message(NamedTuple):
+    """What a filter sees of a message: its encoded properties, and its body, not compressed."""
+
+    properties: bytes
+    body: bytes
+
+
+class Block:
+    """Some messages in one buffer. Each has a part of it for itself, which begins where that of the one before ends.
+
+    Attributes:
+        data: the buffer.
+        ends: for each message, where its part ends.
+    """
+
+    __slots__ = ("_places", "data", "ends")
+
+    def __init__(self, data: bytes, places: Sequence[Place], ends: Sequence[int]) -> None:
+        assert len(places) == len(ends) <= BLOCK_MAX, f"{len(places)} places and {len(ends)} ends"
+        self.data = data
+        self.ends = ends
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def begin_of(self, number: int) -> int:
+        """Where the part of a message begins."""
+        return self.ends[number - 1] if number else 0
+
+    def place(self, number: int) -> Place:
+        """Where a message is."""
+        return self._places[number]
+
+    def message(self, number: int) -> Message:
+        """A copy of one message."""
+        at, size, body_at, body_size = self._places[number]
+        return Message(self.data[at : at + size], self.data[body_at : body_at + body_size])
+
+    def encoded_places(self) -> bytes:
+        """The places of all messages, four ``u32`` each, little-endian."""
+        return pack(f"<{4 * len(self._places)}I", *chain.from_iterable(self._places))
+
+    def fitting(self, begin: int, room: int) -> int:
+        """Which message from ``begin`` on is the first one that does not fit into ``room`` bytes any more."""
+        limit, ends = self.begin_of(begin) + room, self.ends
+        return len(ends) if ends[-1] <= limit else bisect_right(ends, limit, begin)
+
+
+def block_of(messages: Sequence[Message], heads: Sequence[bytes] = ()) -> Block:
+    """These messages in a buffer of their own, each behind its head if there are any."""
+    places: list[Place] = []
+    ends: list[int] = []
+    parts: list[bytes] = []
+    at = 0
+    for number, (properties, body) in enumerate(messages):
+        head = heads[number] if heads else b""
+        at += len(head)
+        body_at = at + len(properties)
+        places.append((at, len(properties), body_at, len(body)))
+        parts += head, properties, body
+        at = body_at + len(body)
+        ends.append(at)
+    return Block(b"".join(parts), places, ends)

@@ -1,0 +1,310 @@
+"""Runs filter classes in Java, each in a virtual machine of its own that `java/FilterHost.java` is the program of.
+
+The class may do in its process what it likes, and so nothing that comes out of it is believed: answers are checked, and
+a process that does not answer in time, or answers nonsense, is killed with its children. docs/filters.md says what is
+kept from it, and what is not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from mq.filter.blocks import Block
+from mq.filter.programs import ProgramRefused
+from mq.filter_server.java_machine import FAILED, YES, Machine, MachineFailed, clean_environment, without_network
+from mq.filter_server.sandbox import Verdicts
+
+_SOURCES: Final = Path(__file__).parent / "java"
+_HOST: Final = "FilterHost"
+_CLASS_NAME: Final = re.compile(r"[A-Za-z_$][\w$]*(\.[A-Za-z_$][\w$]*)*", re.ASCII)
+_FIRST_LINE: Final = "// "
+_COMPILE_SECONDS: Final = 30.0
+_IDLE_SECONDS: Final = 60.0
+"""A process that was not needed for so long is ended, and started again when it is."""
+_IDLE_CPU_SECONDS: Final = 1.0
+"""So much of a processor may a process use while it has nothing to filter."""
+_PR_SET_DUMPABLE: Final = 4
+
+
+class JavaLimits(NamedTuple):
+    """What a class may use.
+
+    Attributes:
+        heap_bytes: of its virtual machine, which needs some 60 MB besides.
+        seconds_per_message: of the clock on the wall.
+        processes_max: virtual machines at a time; the one that has been idle the longest makes room for another.
+    """
+
+    heap_bytes: int = 64 * 1024 * 1024
+    seconds_per_message: float = 0.1
+    processes_max: int = 16
+
+
+def java_program(class_name: str, source: bytes) -> bytes:
+    """The bytes of a program: its source, which begins with the name of the class. Raises ProgramRefused."""
+    if not _CLASS_NAME.fullmatch(class_name) or len(class_name) > 255:
+        raise ProgramRefused(f"{class_name[:80]!r} is neither the name of a Java class nor of a filter program")
+    return f"{_FIRST_LINE}{class_name}\n".encode() + source
+
+
+def parse_java_program(content: bytes) -> tuple[str, bytes]:
+    """The name of the class and the source. Raises ProgramRefused."""
+    first, _, _ = content.partition(b"\n")
+    name = first.decode("ascii", "replace").removeprefix(_FIRST_LINE)
+    if not first.startswith(_FIRST_LINE.encode()) or not _CLASS_NAME.fullmatch(name):
+        raise ProgramRefused("the Java source does not begin with the name of its class")
+    return name, content
+
+
+class JavaSandbox:
+    """All virtual machines of a filter server. Its methods may be called on any thread.
+
+    Raises ProgramRefused when it is made, with what is missing on this machine.
+    """
+
+    def __init__(self, limits: JavaLimits, class_path: str = "") -> None:
+        self.limits = limits
+        java, javac = shutil.which("java"), shutil.which("javac")
+        if java is None or javac is None:
+            raise ProgramRefused("filters in Java need a JDK: java and javac are not in the PATH of the filter server")
+        self._java, self._javac = java, javac
+        self._directory = Path(tempfile.mkdtemp(prefix="raftmq-java-filters-"))
+        self._class_path = class_path
+        self._wrapper = without_network()
+        self._lock = threading.Lock()
+        self._filters: dict[JavaFilter, float] = {}
+        """Those with a process, and when they began to run last."""
+        self._number = 0
+        # The classes run as the same user: they must read neither the memory nor the environment of this process.
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        try:
+            self._compile(sorted(map(str, _SOURCES.rglob("*.java"))), self._directory / "host", "")
+        except ProgramRefused:
+            self.close()
+            raise
+
+    @property
+    def has_network(self) -> bool:
+        """Whether classes can use the network, because the kernel does not allow to take it from them."""
+        return not self._wrapper
+
+    def load(self, content: bytes, group: str, topic: str) -> JavaFilter:
+        """Compile a class and start it. Takes seconds. Raises ProgramRefused with what the compiler says."""
+        name, source = parse_java_program(content)
+        with self._lock:
+            self._number += 1
+            directory = self._directory / str(self._number)
+        file = directory / "source" / (name.replace(".", "/") + ".java")
+        file.parent.mkdir(parents=True)
+        file.write_bytes(source)
+        classes = directory / "classes"
+        try:
+            self._compile([str(file)], classes, self._path_of())
+            loaded = JavaFilter(self, directory, [*self._command(classes), name, group, topic])
+            loaded.check_start()
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        return loaded
+
+    def _path_of(self, *more: Path) -> str:
+        return os.pathsep.join(filter(None, [str(self._directory / "host"), *map(str, more), self._class_path]))
+
+    def _compile(self, files: list[str], classes: Path, class_path: str) -> None:
+        classes.mkdir(parents=True)
+        # Without -proc:none, javac would run code that it finds among the classes.
+        command = [
+            self._javac,
+            "-J-Xmx128m",
+            "-J-XX:+UseSerialGC",
+            "-J-XX:TieredStopAtLevel=1",
+            "-proc:none",
+            "-nowarn",
+        ]
+        command += ["-encoding", "UTF-8", "-implicit:none", "-sourcepath", "", "-d", str(classes)]
+        command += ["-cp", class_path or str(classes), *files]
+        try:
+            done = subprocess.run(
+                [*self._wrapper, *command],
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=_COMPILE_SECONDS,
+                env=clean_environment(),
+                cwd=self._directory,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ProgramRefused(f"javac took longer than {_COMPILE_SECONDS:g} s") from error
+        except OSError as error:
+            raise ProgramRefused(f"javac cannot be started: {error.strerror}") from error
+        if done.returncode:
+            said = done.stderr.decode("utf-8", "replace").replace(f"{self._directory}/", "")
+            lines = [line.strip() for line in said.splitlines() if line.strip()]
+            raise ProgramRefused(f"javac refuses the class: {'; '.join(lines[:6])[:600]}")
+
+    def _command(self, classes: Path) -> list[str]:
+        heap = self.limits.heap_bytes // 1024
+        return [
+            *self._wrapper,
+            self._java,
+            f"-Xmx{heap}k",
+            f"-Xms{min(heap, 16 * 1024)}k",
+            "-Xss512k",
+            "-XX:MaxMetaspaceSize=64m",
+            "-XX:MaxDirectMemorySize=16m",
+            "-XX:ReservedCodeCacheSize=32m",
+            "-XX:+UseSerialGC",
+            "-XX:ActiveProcessorCount=1",
+            "-XX:TieredStopAtLevel=1",
+            "-XX:-UsePerfData",
+            "-XX:+DisableAttachMechanism",
+            "-Xshare:auto",
+            "-Djava.awt.headless=true",
+            "-cp",
+            self._path_of(classes),
+            _HOST,
+        ]
+
+    def begins(self, started: JavaFilter) -> None:
+        """A filter is about to run, and has or starts a process: another one may have to give up its own."""
+        with self._lock:
+            self._filters.pop(started, None)
+            crowd = len(self._filters) - self.limits.processes_max + 1
+            idle = [each for each in self._filters if not each.is_running][: max(0, crowd)]
+            self._filters[started] = time.perf_counter()
+        for each in idle:
+            each.rest()
+
+    def ended(self, stopped: JavaFilter) -> None:
+        """A filter has no process any more."""
+        with self._lock:
+            self._filters.pop(stopped, None)
+
+    def look(self) -> None:
+        """End processes that nobody needs, or that do something although they have nothing to do. Call every second."""
+        with self._lock:
+            idle = [(each, at) for each, at in self._filters.items() if not each.is_running]
+        now = time.perf_counter()
+        for each, at in idle:
+            if now - at > _IDLE_SECONDS or each.idle_cpu_seconds() > _IDLE_CPU_SECONDS:
+                each.rest()
+
+    def close(self) -> None:
+        """End all processes and remove all files. Afterwards nothing of it may be used."""
+        with self._lock:
+            running = list(self._filters)
+        for each in running:
+            each.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class JavaFilter:
+    """One class. Calls of `run` wait for each other."""
+
+    def __init__(self, sandbox: JavaSandbox, directory: Path, command: list[str]) -> None:
+        self._sandbox = sandbox
+        self._directory = directory
+        self._seconds = sandbox.limits.seconds_per_message
+        self._command = [*command, str(max(1, round(1000 * self._seconds)))]
+        self._machine: Machine | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it filters messages now."""
+        return self._lock.locked()
+
+    def check_start(self) -> None:
+        """Raises ProgramRefused if the class cannot be used."""
+        with self._lock:
+            try:
+                self._started()
+            except MachineFailed as failed:
+                raise ProgramRefused(f"the class cannot be used: {failed}") from failed
+
+    def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
+        """Filter the messages, or as many as can be begun within ``seconds_max``, at least one."""
+        with self._lock:
+            begun, seconds = time.perf_counter(), 0.0
+            passes: list[bool] = []
+            failures: dict[int, str] = {}
+            most = len(block)
+            while len(passes) < len(block):
+                left = seconds_max - (time.perf_counter() - begun)
+                if passes and left <= 0:
+                    break
+                at = len(passes)
+                end = min(len(block), at + most)
+                machine: Machine | None = None
+                tried = time.perf_counter()
+                try:
+                    machine = self._started()
+                    answer = machine.filter(block, at, end, max(0.0, min(left, 1.0)), self._seconds)
+                except MachineFailed as failed:
+                    self._stop()
+                    seconds += time.perf_counter() - tried  # what its process used is not known any more
+                    if machine is not None and end - at > 1:
+                        most = (end - at) // 2  # which message it was is known only when it is alone
+                        continue
+                    failures[at] = str(failed)
+                    passes.append(False)
+                    continue
+                seconds += machine.spent_seconds()
+                failed_ones = iter(answer.reasons)
+                for number, verdict in enumerate(answer.verdicts, at):
+                    passes.append(verdict == YES)
+                    if verdict == FAILED:
+                        failures[number] = next(failed_ones)
+                if answer.stopped is not None:
+                    self._stop()
+                    failures[len(passes)] = answer.stopped
+                    passes.append(False)
+            return Verdicts(passes, failures, seconds)
+
+    def idle_cpu_seconds(self) -> float:
+        """How much its process used since it ran last, from any thread."""
+        machine = self._machine
+        return 0.0 if machine is None else machine.unseen_cpu_seconds()
+
+    def rest(self) -> None:
+        """End its process, unless it runs."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._stop()
+            finally:
+                self._lock.release()
+
+    def kill(self) -> None:
+        """End its process even if it runs: then it fails for its messages."""
+        if (machine := self._machine) is not None:
+            machine.kill()
+
+    def close(self) -> None:
+        """It will not be used any more."""
+        with self._lock:
+            self._stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _started(self) -> Machine:
+        """Raises MachineFailed."""
+        self._sandbox.begins(self)
+        if self._machine is None:
+            self._machine = Machine(self._command, self._directory)
+        self._machine.wait_ready()
+        return self._machine
+
+    def _stop(self) -> None:
+        machine, self._machine = self._machine, None
+        if machine is not None:
+            machine.kill()
+        self._sandbox.ended(self)

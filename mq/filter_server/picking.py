@@ -1,0 +1,103 @@
+"""The answers of brokers to pulls: what a filter sees of them, and what of them is passed on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import NamedTuple
+
+from mq.client.errors import UnreadableAnswer
+from mq.filter.blocks import BLOCK_MAX, Block, Message, Place, block_of
+from mq.protocol.messages.compression import COMPRESSED, CodecMissing, DecompressionError, inflate
+from mq.protocol.messages.records import RecordError, scan_bodies
+
+
+class Records(NamedTuple):
+    """Where records and their parts are in the answer of a broker."""
+
+    ends: list[int]
+    queue_offsets: list[int]
+    sys_flags: list[int]
+    places: list[Place]
+    has_compressed: bool
+
+    def begin_of(self, number: int) -> int:
+        """Where a record begins."""
+        return self.ends[number - 1] if number else 0
+
+
+def records_in(data: bytes) -> Records:
+    """All records of an answer. Raises UnreadableAnswer."""
+    found = Records([], [], [], [], has_compressed=False)
+    ends, queue_offsets, sys_flags, places, _ = found
+    flags = 0
+    try:
+        for _, end, queue_offset, sys_flag, body_begin, body_end, text_begin in scan_bodies(data):
+            ends.append(end)
+            queue_offsets.append(queue_offset)
+            sys_flags.append(sys_flag)
+            places.append((text_begin, end - text_begin, body_begin, body_end - body_begin))
+            flags |= sys_flag
+    except RecordError as error:
+        raise UnreadableAnswer(str(error)) from error
+    if len(ends) > BLOCK_MAX:
+        raise UnreadableAnswer(f"{len(ends)} messages in the answer to a pull; at most {BLOCK_MAX} were asked for")
+    return found._replace(has_compressed=bool(flags & COMPRESSED))
+
+
+def seen_by_filter(data: bytes, records: Records, body_bytes_max: int) -> tuple[Block, dict[int, str]]:
+    """The messages as the filter sees them, and by position those whose body it does not see, and why.
+
+    The records as they are, unless some are compressed.
+    """
+    unreadable: dict[int, str] = {}
+    if not records.has_compressed:
+        return Block(data, records.places, records.ends), unreadable
+    messages: list[Message] = []
+    heads: list[bytes] = []
+    for number, (at, size, body_at, body_size) in enumerate(records.places):
+        content = data[body_at : body_at + body_size]
+        if records.sys_flags[number] & COMPRESSED:
+            try:
+                content = inflate(records.sys_flags[number], content, body_bytes_max)
+            except (DecompressionError, CodecMissing) as error:
+                unreadable[number] = f"its body cannot be read: {error}"
+                content = b""
+        messages.append(Message(data[at : at + size], content))
+        heads.append(data[records.begin_of(number) : body_at])
+    return block_of(messages, heads), unreadable
+
+
+class Picked(NamedTuple):
+    """What became of some records.
+
+    Attributes:
+        passed: those let through.
+        examined: how many from the first one on are decided; the others come again.
+        next_offset: behind the last of these.
+        is_cut: not all of them are.
+    """
+
+    passed: list[memoryview]
+    examined: int
+    next_offset: int
+    is_cut: bool
+
+
+def pick(data: bytes, records: Records, passes: Sequence[bool], next_offset: int, *, wanted: int, room: int) -> Picked:
+    """Take what is let through, up to ``wanted`` records and ``room`` bytes, but always one.
+
+    ``passes`` are the decisions on the first records, ``next_offset`` is the one behind the last record.
+    """
+    passed: list[memoryview] = []
+    view = memoryview(data)
+    nbytes, count = 0, len(passes)
+    for position in compress(range(len(passes)), passes):
+        begin, end = records.begin_of(position), records.ends[position]
+        if len(passed) == wanted or (passed and nbytes + end - begin > room):
+            count = position
+            break
+        passed.append(view[begin:end])
+        nbytes += end - begin
+    is_cut = count < len(records.ends)
+    return Picked(passed, count, records.queue_offsets[count] if is_cut else next_offset, is_cut)

@@ -1,0 +1,130 @@
+"""How far one pull of a consumer has come, and when it is answered. Pure.
+
+A pull is answered as soon as a message is let through and no more are at hand. If none is, it is answered a second
+after messages were looked at, with the offset behind them, or at its deadline. So a filter that lets nothing through
+moves on like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from mq.filter_server.picking import Picked
+from mq.protocol.codes import ResponseCode
+from mq.protocol.numbers import QueueOffset
+
+EXAMINED_MAX: Final = 512
+"""Messages of one pull at the broker."""
+ANSWER_BYTES_MAX: Final = 1024 * 1024
+GATHER_SECONDS: Final = 0.05
+"""For so long an answer that has messages already waits for more that are at hand."""
+PROGRESS_SECONDS: Final = 1.0
+"""So long after its begin a pull is answered whose messages were all filtered out: the offset of the group follows."""
+
+
+class Reply(NamedTuple):
+    """What a broker answered to a pull, without the messages."""
+
+    code: int
+    next_offset: int
+    low: int
+    high: int
+    remark: str | None
+
+
+class Answer(NamedTuple):
+    """The answer to a pull; `body` has stored records."""
+
+    code: int
+    next_offset: int
+    low: int
+    high: int
+    remark: str | None
+    body: bytes
+
+
+class PullProgress:
+    """One pull, from the offset ``begin`` on, for ``wanted`` messages, held for ``held`` seconds from ``now`` on.
+
+    Attributes:
+        offset: what lies before it is decided.
+        nbytes: of the messages that are let through.
+    """
+
+    def __init__(self, begin: int, wanted: int, held: float, now: float) -> None:
+        self.offset = begin
+        self.nbytes = 0
+        self._is_over = False
+        self._first = begin
+        self._wanted = min(max(wanted, 1), EXAMINED_MAX)
+        self._begun = now
+        self._deadline = now + held
+        self._turn_until = now + max(held, PROGRESS_SECONDS)
+        self._passed: list[memoryview] = []
+        self._low = self._high = 0
+
+    def is_over(self) -> bool:
+        """Whether it is to be answered."""
+        return self._is_over
+
+    @property
+    def wanted(self) -> int:
+        """How many more messages to let through."""
+        return self._wanted - len(self._passed)
+
+    @property
+    def room(self) -> int:
+        """How many more bytes."""
+        return ANSWER_BYTES_MAX - self.nbytes
+
+    @property
+    def read_until(self) -> float:
+        """For how long the broker may hold the next read; in the past if it must not."""
+        return 0.0 if self._passed else self._deadline
+
+    @property
+    def turn_until(self) -> float:
+        """For how long to wait for the filter."""
+        return self._turn_until
+
+    def failed(self) -> bool:
+        """The broker refused a read, or did not answer. Whether to raise that: no if messages were looked at before,
+        which they stay; the next pull gets the error.
+        """
+        self._is_over = True
+        return self.offset == self._first
+
+    def replied(self, reply: Reply, now: float) -> Answer | None:
+        """A broker answered a read. If it has an answer for the consumer as it is, that is returned."""
+        self._low, self._high = reply.low, reply.high
+        if reply.code == ResponseCode.PULL_OFFSET_MOVED:
+            self._is_over = True
+            return Answer(*reply, b"") if self.offset == self._first else None
+        if reply.code != ResponseCode.SUCCESS:
+            self.offset = max(self.offset, reply.next_offset)
+            self._is_over = bool(self._passed) or now >= self._deadline
+            if self.offset > self._first:
+                self._deadline = min(self._deadline, self._begun + PROGRESS_SECONDS)
+        return None
+
+    def picked(self, picked: Picked, now: float) -> None:
+        """Messages were looked at."""
+        assert picked.next_offset >= self.offset, f"examined from {self.offset} to {picked.next_offset}"
+        self.offset = picked.next_offset
+        self._passed += picked.passed
+        self.nbytes += sum(map(len, picked.passed))
+        if self._passed:
+            is_full = self.wanted <= 0 or self.room <= 0 or picked.is_cut
+            self._is_over = is_full or self.offset >= self._high or now >= self._begun + GATHER_SECONDS
+        else:
+            self._deadline = min(self._deadline, self._begun + PROGRESS_SECONDS)
+            self._is_over = now >= self._begun + PROGRESS_SECONDS
+
+    def answer(self) -> Answer:
+        """For the consumer."""
+        offset, low, high = QueueOffset(self.offset), self._low, self._high
+        if self._passed:
+            return Answer(ResponseCode.SUCCESS, offset, low, high, "FOUND", b"".join(self._passed))
+        if offset > self._first:
+            return Answer(ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "NO_MATCHED_MESSAGE", b"")
+        return Answer(ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE", b"")

@@ -1,0 +1,62 @@
+"""The checkers of the workload "filtered", with histories that break its promises."""
+
+from __future__ import annotations
+
+from jepsen.checkers.filtered import check_filtered, check_filtered_offsets
+from tests.unit.jepsen.histories import QUEUE, Script
+
+PASSES, OTHER = "1.1.0", "1.2.0"
+
+
+def told(script: Script, offset: int) -> None:
+    """A replica said where the group is."""
+    script.add(90, "invoke", "stored", k=QUEUE, n="n0", v="G")
+    script.add(90, "ok", "stored", k=QUEUE, n="n0", v="G", o=offset)
+
+
+def test_only_what_passes_must_be_consumed() -> None:
+    script = Script()
+    script.sent(PASSES, 0)
+    script.sent(OTHER, 1)
+    script.received(PASSES, 0)
+    assert check_filtered(script.history()).valid is True
+
+
+def test_what_does_not_pass_must_not_be_consumed() -> None:
+    script = Script()
+    script.sent(PASSES, 0)
+    script.sent(OTHER, 1)
+    script.received(PASSES, 0)
+    script.received(OTHER, 1)
+    assert check_filtered(script.history()).anomalies == {"not-filtered": 1}
+
+
+def test_what_passes_and_is_not_consumed_is_missing() -> None:
+    script = Script()
+    script.sent(PASSES, 0)
+    script.sent("1.4.0", 1)
+    script.received("1.4.0", 1)
+    assert sum(check_filtered(script.history()).anomalies.values()) == 1
+
+
+def test_an_offset_behind_what_was_received_is_valid() -> None:
+    script = Script()
+    script.sent(PASSES, 0)
+    script.sent(OTHER, 1)
+    script.received(PASSES, 0)
+    told(script, 2)
+    assert check_filtered_offsets(script.history()).valid is True
+
+
+def test_an_offset_that_passes_a_message_is_found() -> None:
+    script = Script()
+    script.sent(PASSES, 0)
+    script.sent("1.4.0", 1)
+    script.received("1.4.0", 1)
+    told(script, 2)
+    script.received(PASSES, 0)  # too late: a crash of the member would have lost it
+    assert check_filtered_offsets(script.history()).anomalies == {"passed-over": 1}
+
+
+def test_without_offsets_the_verdict_is_open() -> None:
+    assert check_filtered_offsets(Script().history()).valid == "unknown"
