@@ -25,8 +25,9 @@ from mq.protocol.bulk import (
     decode_answer,
     encode_ranges,
 )
+from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
-from spark.client import BULK_READ, HOLD_LOG, NOT_SUPPORTED, SUCCESS, Answer, Connection, Refused, Unreachable
+from spark.client import Answer, Connection, Refused, Unreachable
 from spark.columns import OFFSET_COLUMNS, offset_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
 from spark.leases import RENEWAL_SECONDS, lease_fields
@@ -112,7 +113,7 @@ class BulkTaskReader(TaskReader):
             return
         self._holds, self._hold_at = connection, self._clock() + RENEWAL_SECONDS
         # Whatever the response: the scan also works without a lease.
-        connection.receive(connection.send(HOLD_LOG, lease_fields(self._part)))
+        connection.receive(connection.send(RequestCode.HOLD_LOG, lease_fields(self._part)))
 
     def _ask_bulk(self, connection: Connection, left: dict[int, QueueRange]) -> int:
         options = self._options
@@ -131,7 +132,7 @@ class BulkTaskReader(TaskReader):
             fields["offsetsOnly"] = "true"
         self._bytes_max = min(self._bytes_max * _GROWTH, options.fetch_bytes, BULK_BYTES_MAX)
         return connection.send(
-            BULK_READ,
+            RequestCode.BULK_READ,
             fields,
             encode_ranges(
                 ReadRange(each.queue_id, QueueOffset(each.start), QueueOffset(each.end)) for each in left.values()
@@ -161,11 +162,11 @@ class BulkTaskReader(TaskReader):
         ReadFailed.
         """
         address = connection.address
-        if answer.code == NOT_SUPPORTED:
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise ReadFailed(
                 f"{address} knows no bulk reads: the brokers of Apache RocketMQ are read with readMode=pull"
             )
-        if answer.code != SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             raise Refused(address, answer.code, answer.remark)
         try:
             found = decode_answer(answer.body)

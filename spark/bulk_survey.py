@@ -13,20 +13,9 @@ from itertools import zip_longest
 from typing import Final, Literal, NamedTuple
 
 from mq.protocol.bulk import BulkError, decode_plan
+from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.topic_ends import ENDS_TOPICS_MAX, decode_ends, encode_topics
-from spark.client import (
-    ASK_TOPIC_ENDS,
-    NOT_SUPPORTED,
-    PLAN_TOPIC,
-    SERVICE_NOT_AVAILABLE,
-    SUCCESS,
-    SYSTEM_BUSY,
-    Answer,
-    Connection,
-    Refused,
-    TopicRoute,
-    Unreachable,
-)
+from spark.client import Answer, Connection, Refused, TopicRoute, Unreachable
 from spark.option_table import QueueName
 from spark.options import ReadOptions, Subscription
 from spark.plan import PlanRefused, QueueEnds
@@ -184,7 +173,7 @@ class BulkSurveyor(Surveyor):
                 "detail": "true" if detail else "false",
                 "current": "true" if current and not page else "false",
             }
-            answer = _checked(connection.address, connection.receive(connection.send(PLAN_TOPIC, fields)))
+            answer = _checked(connection.address, connection.receive(connection.send(RequestCode.PLAN_TOPIC, fields)))
             try:
                 queues, found_places = decode_plan(answer.body)
                 first, identity = int(answer.ext["nextQueue"]), answer.ext["topicIdentity"]
@@ -226,8 +215,8 @@ def _ask_ends(connection: Connection, topics: list[str], *, current: bool) -> di
     while len(plans) < len(topics):
         rest = topics[len(plans) : len(plans) + ENDS_TOPICS_MAX]
         fields = {"current": "true" if current and not plans else "false"}
-        answer = connection.receive(connection.send(ASK_TOPIC_ENDS, fields, encode_topics(rest)))
-        if answer.code == NOT_SUPPORTED:
+        answer = connection.receive(connection.send(RequestCode.ASK_TOPIC_ENDS, fields, encode_topics(rest)))
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return None
         try:
             found = decode_ends(_checked(connection.address, answer).body)
@@ -246,13 +235,13 @@ def _order(addresses: Mapping[int, str]) -> list[str]:
 
 
 def _checked(address: str, answer: Answer) -> Answer:
-    if answer.code == NOT_SUPPORTED:
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise PlanRefused(
             f"{address} knows no planning requests: the brokers of Apache RocketMQ are read with readMode=pull"
         )
-    if answer.code in (SERVICE_NOT_AVAILABLE, SYSTEM_BUSY):
+    if answer.code in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY):
         raise Unreachable(address, answer.remark)
-    if answer.code != SUCCESS:
+    if answer.code != ResponseCode.SUCCESS:
         raise Refused(address, answer.code, answer.remark)
     return answer
 

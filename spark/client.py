@@ -15,29 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
+from mq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from mq.protocol.frames import JSON, encode_frame
+
 _T = TypeVar("_T")
-
-UPDATE_CONSUMER_OFFSET: Final = 15
-GET_MAX_OFFSET: Final = 30
-GET_MIN_OFFSET: Final = 31
-SEARCH_OFFSET: Final = 29
-PULL_MESSAGE: Final = 11
-GET_ROUTE: Final = 105
-GET_ALL_TOPICS: Final = 206
-SEND_BATCH: Final = 320
-PLAN_TOPIC: Final = 9006
-BULK_READ: Final = 9007
-HOLD_LOG: Final = 9008
-ASK_TOPIC_ENDS: Final = 9009
-
-SUCCESS: Final = 0
-SYSTEM_BUSY: Final = 2
-NOT_SUPPORTED: Final = 3
-SERVICE_NOT_AVAILABLE: Final = 14
-TOPIC_NOT_EXIST: Final = 17
-PULL_NOT_FOUND: Final = 19
-PULL_RETRY: Final = 20
-PULL_OFFSET_MOVED: Final = 21
 
 FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
 CONNECT_SECONDS_MAX: Final = 3.0
@@ -120,7 +101,7 @@ class Connection:
             }
         ).encode()
         try:
-            self._socket.sendall(b"".join((_PREFIX.pack(4 + len(header) + len(body), len(header)), header, body)))
+            self._socket.sendall(encode_frame(JSON, header, body))
         except OSError as error:
             raise Unreachable(self.address, f"cannot send: {error}") from error
         return self._opaque
@@ -139,7 +120,7 @@ class Connection:
     def ask(self, code: int, ext: dict[str, str]) -> Answer:
         """Send a request and wait for its response. Raises Unreachable, and Refused unless it succeeded."""
         answer = self.receive(self.send(code, ext))
-        if answer.code != SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             raise Refused(self.address, answer.code, answer.remark)
         return answer
 
@@ -214,7 +195,9 @@ class NameServers:
             Refused: there is no such topic.
             Unreachable: no name server responded.
         """
-        return _route(self._ask(lambda connection: _asked(connection, GET_ROUTE, _route_fields(topic))))
+        return _route(
+            self._ask(lambda connection: _asked(connection, RequestCode.GET_ROUTEINFO_BY_TOPIC, _route_fields(topic)))
+        )
 
     def routes(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
         """The routes of topics, pipelined; topics that do not exist are left out.
@@ -225,7 +208,12 @@ class NameServers:
 
     def topics(self) -> list[str]:
         """The names of all topics. Raises Unreachable, Refused."""
-        return sorted(self._ask(lambda connection: _asked(connection, GET_ALL_TOPICS, {})).get("topicList") or ())
+        return sorted(
+            self._ask(lambda connection: _asked(connection, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})).get(
+                "topicList"
+            )
+            or ()
+        )
 
     def _ask(self, ask: Callable[[Connection], _T]) -> _T:
         failures: list[str] = []
@@ -241,8 +229,6 @@ class NameServers:
         raise Unreachable(", ".join(self._addresses), f"no name server answered ({'; '.join(failures)})")
 
 
-_READABLE: Final = 4
-_WRITABLE: Final = 2
 _ROUTES_AT_ONCE: Final = 64
 
 
@@ -257,14 +243,14 @@ def _asked(connection: Connection, code: int, ext: dict[str, str]) -> dict[str, 
 def _routes(connection: Connection, topics: Sequence[str]) -> Iterator[tuple[str, TopicRoute]]:
     for begin in range(0, len(topics), _ROUTES_AT_ONCE):
         asked = [
-            (topic, connection.send(GET_ROUTE, _route_fields(topic)))
+            (topic, connection.send(RequestCode.GET_ROUTEINFO_BY_TOPIC, _route_fields(topic)))
             for topic in topics[begin : begin + _ROUTES_AT_ONCE]
         ]
         for topic, number in asked:
             answer = connection.receive(number)
-            if answer.code == SUCCESS:
+            if answer.code == ResponseCode.SUCCESS:
                 yield topic, _route(_parse(connection.address, answer.body))
-            elif answer.code != TOPIC_NOT_EXIST:
+            elif answer.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise Refused(connection.address, answer.code, answer.remark)
 
 
@@ -273,7 +259,7 @@ def _route(found: dict[str, Any]) -> TopicRoute:
         {
             queues["brokerName"]: int(queues["readQueueNums"])
             for queues in found.get("queueDatas") or ()
-            if int(queues["perm"]) & _READABLE
+            if int(queues["perm"]) & PERM_READ
         },
         {
             broker["brokerName"]: {int(number): address for number, address in broker["brokerAddrs"].items()}
@@ -283,7 +269,7 @@ def _route(found: dict[str, Any]) -> TopicRoute:
         {
             queues["brokerName"]: int(queues["writeQueueNums"])
             for queues in found.get("queueDatas") or ()
-            if int(queues["perm"]) & _WRITABLE and int(queues.get("writeQueueNums") or 0)
+            if int(queues["perm"]) & PERM_WRITE and int(queues.get("writeQueueNums") or 0)
         },
     )
 

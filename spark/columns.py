@@ -16,19 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.lib.stride_tricks import sliding_window_view
 
-from spark.bodies import COMPRESSED, InflateError, inflate
+from mq.protocol.messages.compression import COMPRESSED, CodecMissing, DecompressionError, inflate
+from mq.protocol.record_layout import ANY_HOST_IPV6, BORN_HOST_IPV6, FIXED, MAGIC_V1, MAGIC_V2, STORE_HOST_IPV6
 from spark.errors import AnswerDamaged, BodyUnreadable
-from spark.rows import (
-    BORN_HOST_IPV6,
-    MAGIC_V1,
-    MAGIC_V2,
-    RECORD_BYTES_MIN,
-    STORE_HOST_IPV6,
-    Row,
-    decode_row,
-    host_text,
-    record_id,
-)
+from spark.rows import Row, decode_row, host_text, record_id
 from spark.schema import COLUMN_TYPES
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -48,7 +39,6 @@ OFFSET_COLUMNS: Final = frozenset({"topic", "broker_name", "queue_id", "queue_of
 OFFSET_ROWS_MAX: Final = 64 * 1024
 
 _TEXT_COLUMNS: Final = frozenset({"message_id", "tags", "keys", "properties"})
-_HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
 _TIME_MS_MAX: Final = (2**63 - 1) // 1000
 
 
@@ -103,7 +93,7 @@ def decode_batches(
     assert not (without_bodies and "body" in names), "bodies are wanted of records without bodies"
     lengths = np.asarray(sizes, dtype=np.int64)
     announced = int(lengths.sum())
-    if announced != len(data) or (len(lengths) and int(lengths.min()) < RECORD_BYTES_MIN):
+    if announced != len(data) or (len(lengths) and int(lengths.min()) < FIXED):
         raise AnswerDamaged(f"{len(lengths)} records of {announced} bytes in sum are announced, {len(data)} bytes came")
     if not len(lengths):
         return
@@ -171,7 +161,7 @@ def _inflated(table: _Table, source: Source, limits: BodyLimits, *, keep_bad: bo
         if is_compressed:
             try:
                 body = inflate(int(table.sys_flags[number]), body, limits.body_bytes_max)
-            except InflateError as error:
+            except (CodecMissing, DecompressionError) as error:
                 if not keep_bad:
                     where = int(table.queue_ids[number]), int(table.queue_offsets[number])
                     raise BodyUnreadable(*source, *where, str(error)) from error
@@ -211,7 +201,7 @@ def _head_type(host_bits: int) -> np.dtype[Any]:
     )
 
 
-_HEADS: Final = {bits: _head_type(bits) for bits in (0, BORN_HOST_IPV6, STORE_HOST_IPV6, _HOST_BITS)}
+_HEADS: Final = {bits: _head_type(bits) for bits in (0, BORN_HOST_IPV6, STORE_HOST_IPV6, ANY_HOST_IPV6)}
 _SYS_FLAG_AT: Final = 36
 _BEHIND_NAME: Final = 1
 _BEHIND_PAIR: Final = 2
@@ -228,7 +218,7 @@ def _decode_together(
     octets = np.frombuffer(data, dtype=np.uint8)
     ends = np.cumsum(lengths)
     starts = ends - lengths
-    host_bits = int.from_bytes(octets[_SYS_FLAG_AT : _SYS_FLAG_AT + 4].tobytes(), "big") & _HOST_BITS
+    host_bits = int.from_bytes(octets[_SYS_FLAG_AT : _SYS_FLAG_AT + 4].tobytes(), "big") & ANY_HOST_IPV6
     head_type = _HEADS[host_bits]
     if int(lengths.min()) < head_type.itemsize + 3:
         return None
@@ -240,7 +230,7 @@ def _decode_together(
     if (
         magic not in (MAGIC_V1, MAGIC_V2)
         or (heads["magic"] != magic).any()
-        or ((sys_flags & _HOST_BITS) != host_bits).any()
+        or ((sys_flags & ANY_HOST_IPV6) != host_bits).any()
         or (heads["size"] != lengths + cut_bytes).any()
         or (body_bytes < 0).any()
     ):

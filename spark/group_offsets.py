@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from spark.client import SUCCESS, UPDATE_CONSUMER_OFFSET, Refused, TopicRoute, Unreachable
+from mq.protocol.codes import RequestCode, ResponseCode
+from spark.client import Refused, TopicRoute, Unreachable
 from spark.kept_connections import KeptConnections
 from spark.option_table import QueueName
 from spark.survey import LEADER_ID
@@ -75,13 +76,13 @@ class GroupOffsets:
         asked = [(queue, self._wanted[queue], connection.send(*self._request(queue))) for queue in queues]
         for queue, offset, number in asked:
             answer = connection.receive(number)
-            if answer.code != SUCCESS:
+            if answer.code != ResponseCode.SUCCESS:
                 raise Refused(address, answer.code, answer.remark)
             self._stored[queue] = offset
 
     def _request(self, queue: QueueName) -> tuple[int, dict[str, str]]:
         topic, broker_name, queue_id = queue
-        return UPDATE_CONSUMER_OFFSET, {
+        return RequestCode.UPDATE_CONSUMER_OFFSET, {
             "consumerGroup": self._group,
             "topic": topic,
             "queueId": str(queue_id),

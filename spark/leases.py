@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from spark.client import HOLD_LOG, Connection, Unreachable
+from mq.protocol.codes import RequestCode
+from spark.client import Connection, Unreachable
 from spark.plan import LogRange
 from spark.survey import Survey
 
@@ -74,7 +75,7 @@ def take_leases(
         except Unreachable:
             continue
         try:
-            connection.receive(connection.send(HOLD_LOG, lease_fields(part, seconds)))
+            connection.receive(connection.send(RequestCode.HOLD_LOG, lease_fields(part, seconds)))
         except Unreachable:
             continue
         finally:

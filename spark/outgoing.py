@@ -12,6 +12,8 @@ from typing import Final, Literal, NamedTuple
 
 import pyarrow as pa
 
+from mq.protocol import properties as props
+from mq.protocol.messages.compression import COMPRESSED, LZ4, ZLIB, ZSTD
 from spark.errors import RowRefused
 from spark.numbering import Destination
 from spark.option_table import nearest
@@ -33,99 +35,15 @@ COLUMNS: Final = {
 """The columns that a sink accepts, with Spark's names for their types."""
 _ALIASES: Final = {"key": "keys", "tag": "tags", "value": "body"}
 
-KEYS: Final = "KEYS"
-TAGS: Final = "TAGS"
-LEFT_OUT: Final = frozenset(
-    [
-        "WAIT",
-        "__LITE_TOPIC",
-        "RAFTMQ_LITE",
-        "RAFTMQ_REQUEUED_BY",
-        "_SYS_MSG_PRIORITY_",
-        "UNIQ_KEY",
-        "DELAY",
-        "TIMER_DELAY_SEC",
-        "TIMER_DELAY_MS",
-        "TIMER_DELIVER_MS",
-        "TIMER_OUT_MS",
-        "TIMER_ENQUEUE_MS",
-        "TIMER_DEQUEUE_MS",
-        "TIMER_ROLL_TIMES",
-        "TIMER_DEL_UNIQKEY",
-        "TIMER_DELAY_LEVEL",
-        "REAL_TOPIC",
-        "REAL_QID",
-        "TRAN_MSG",
-        "PGROUP",
-        "__transactionId__",
-        "TRANSACTION_CHECK_TIMES",
-        "TRAN_PREPARED_QUEUE_OFFSET",
-        "CHECK_IMMUNITY_TIME_IN_SECONDS",
-        "RETRY_TOPIC",
-        "ORIGIN_MESSAGE_ID",
-        "RECONSUME_TIME",
-        "MAX_RECONSUME_TIMES",
-        "MIN_OFFSET",
-        "MAX_OFFSET",
-        "CONSUME_START_TIME",
-        "CLUSTER",
-        "MSG_REGION",
-        "TRACE_ON",
-        "__SHARDINGKEY",
-        "INSTANCE_ID",
-        "BUYER_ID",
-        "TRANSFER_FLAG",
-        "CORRECTION_FLAG",
-        "MQ2_FLAG",
-        "EXTEND_UNIQ_INFO",
-        "CORRELATION_ID",
-        "REPLY_TO_CLIENT",
-        "TTL",
-        "MSG_TYPE",
-        "ARRIVE_TIME",
-        "PUSH_REPLY_TIME",
-        "POP_CK",
-        "POP_CK_OFFSET",
-        "1ST_POP_TIME",
-        "ORIGIN_GROUP",
-        "DUP_INFO",
-        "REDIRECT",
-        "PROPERTY_FORWARD_QUEUE_ID",
-        "INNER_MULTI_DISPATCH",
-        "INNER_MULTI_QUEUE_OFFSET",
-        "INNER_NUM",
-        "INNER_BASE",
-        "TRACE_CONTEXT",
-        "__BORNHOST",
-        "BORN_TIMESTAMP",
-        "DLQ_ORIGIN_TOPIC",
-        "DLQ_ORIGIN_MESSAGE_ID",
-        "RAFTMQ_ORIGIN_BROKER",
-        "RAFTMQ_ORIGIN_QUEUE",
-        "RAFTMQ_ORIGIN_OFFSET",
-        "RAFTMQ_FAILURE",
-        "RAFTMQ_DEAD_GROUP",
-        "RAFTMQ_DEAD_REASON",
-        "RAFTMQ_DEAD_ATTEMPTS",
-        "RAFTMQ_DEAD_MS",
-        "RAFTMQ_DEAD_BY",
-        "RAFTMQ_OMITTED",
-        "RAFTMQ_PRODUCER",
-        "RAFTMQ_SOURCE",
-        "RAFTMQ_SEQUENCE",
-        "RAFTMQ_SET",
-    ]
-)
+LEFT_OUT: Final = props.RESERVED - {props.KEYS, props.TAGS} | {props.PRODUCER_ID, props.SEQUENCE}
 """Properties that belong to another message: to the one that was read, if its properties are written again."""
-_LEFT_OUT_PREFIX: Final = "__RMQ.TRANSIENT."
 
 _HEAD: Final = struct.Struct(">iiiii")
 _LENGTH: Final = struct.Struct(">H")
 OVERHEAD_BYTES: Final = _HEAD.size + _LENGTH.size
 """Bytes of a message in a batch besides its body and properties."""
 _PROPERTIES_BYTES_MAX: Final = 29 * 1024
-_COMPRESSED: Final = 0x1
-_CODEC_FLAGS: Final = {"lz4": 0x100, "zstd": 0x200, "zlib": 0x300}
+_CODEC_FLAGS: Final = {"lz4": LZ4, "zstd": ZSTD, "zlib": ZLIB}
 COMPRESS_BYTES_MIN: Final = 4096
 
 
@@ -200,17 +118,12 @@ def encode_messages(messages: Sequence[Message], codec: Codec) -> tuple[int, byt
     if codec != "none" and nbytes >= COMPRESS_BYTES_MIN * len(bodies):
         compressed = [_deflate(codec, body) for body in bodies]
         if sum(map(len, compressed)) < nbytes:
-            flag, bodies = _COMPRESSED | _CODEC_FLAGS[codec], compressed
+            flag, bodies = COMPRESSED | _CODEC_FLAGS[codec], compressed
     parts: list[bytes] = []
     for body, (_, _, properties) in zip(bodies, messages, strict=True):
         size = OVERHEAD_BYTES + len(body) + len(properties)
         parts += (_HEAD.pack(size, 0, 0, 0, len(body)), body, _LENGTH.pack(len(properties)), properties)
     return flag, b"".join(parts)
-
-
-def property_text(properties: dict[str, str]) -> str:
-    """Properties as headers and records have them."""
-    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
 
 
 def _binary(column: pa.Array) -> pa.Array:
@@ -234,19 +147,19 @@ def _destination(
 def _properties(number: int, keys: str | None, tags: str | None, given: list[tuple[str, str | None]] | None) -> bytes:
     properties: dict[str, str] = {}
     for name, value in given or ():
-        if name in LEFT_OUT or name.startswith(_LEFT_OUT_PREFIX) or not value:
+        if name in LEFT_OUT or (props.is_reserved(name) and name not in props.RESERVED) or not value:
             continue
         properties[name] = value
     if keys:
-        properties[KEYS] = keys
+        properties[props.KEYS] = keys
     if tags:
         if "||" in tags:
             raise RowRefused(number, f"its tag {tags!r} is a filter for several tags")
-        properties[TAGS] = tags
+        properties[props.TAGS] = tags
     for name, value in properties.items():
         if not name or any(letter in text for text in (name, value) for letter in "\x01\x02"):
             raise RowRefused(number, f"the property {name!r} has no name, or contains a separator, 0x01 or 0x02")
-    encoded = property_text(properties).encode()
+    encoded = props.encode(properties).encode()
     if len(encoded) > _PROPERTIES_BYTES_MAX:
         raise RowRefused(number, f"its properties have {len(encoded)} bytes; {_PROPERTIES_BYTES_MAX} are allowed")
     return encoded

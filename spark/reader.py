@@ -16,18 +16,8 @@ from typing import Any, Final, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark.client import (
-    PULL_MESSAGE,
-    PULL_NOT_FOUND,
-    PULL_OFFSET_MOVED,
-    PULL_RETRY,
-    SUCCESS,
-    Answer,
-    Connection,
-    NameServers,
-    Refused,
-    Unreachable,
-)
+from mq.protocol.codes import RequestCode, ResponseCode
+from spark.client import Answer, Connection, NameServers, Refused, Unreachable
 from spark.columns import Source, decode_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
 from spark.plan import LogRange, QueueRange, ReadFrom, replica_order
@@ -187,7 +177,7 @@ class TaskReader:
         options = self._options
         expression = "*" if options.tags is None else " || ".join(options.tags)
         return connection.send(
-            PULL_MESSAGE,
+            RequestCode.PULL_MESSAGE,
             {
                 "consumerGroup": options.client_id,
                 "topic": self._part.topic,
@@ -207,20 +197,25 @@ class TaskReader:
     def _take(self, answer: Answer, wanted: QueueRange, offset: int) -> Chunk:
         """The records in a response. Raises Behind, Refused, AnswerDamaged, DataLoss."""
         address = self._replicas[self._turn]
-        if answer.code not in (SUCCESS, PULL_NOT_FOUND, PULL_RETRY, PULL_OFFSET_MOVED):
+        if answer.code not in (
+            ResponseCode.SUCCESS,
+            ResponseCode.PULL_NOT_FOUND,
+            ResponseCode.PULL_RETRY_IMMEDIATELY,
+            ResponseCode.PULL_OFFSET_MOVED,
+        ):
             raise Refused(address, answer.code, answer.remark)
         try:
             next_offset = int(answer.ext["nextBeginOffset"])
             first, end = int(answer.ext["minOffset"]), int(answer.ext["maxOffset"])
         except (KeyError, ValueError) as error:
             raise AnswerDamaged(f"{address} answered a pull without its offsets: {answer.ext}") from error
-        if answer.code == SUCCESS:
+        if answer.code == ResponseCode.SUCCESS:
             return self._records(answer.body, wanted, offset, next_offset)
         if end < wanted.end:
             raise Behind(f"{address} has queue {wanted.queue_id} up to {end}")
         if first > offset:
             return self._lost(wanted, offset, first)
-        if next_offset > offset and answer.code != PULL_OFFSET_MOVED:
+        if next_offset > offset and answer.code != ResponseCode.PULL_OFFSET_MOVED:
             return Chunk(memoryview(b""), [], min(next_offset, wanted.end))  # no message up to there has a wanted tag
         raise Behind(f"{address} sends nothing at offset {offset} of queue {wanted.queue_id} ({first} to {end})")
 

@@ -1,8 +1,7 @@
 """Decodes one stored record to a row, with the standard library only.
 
 The plain form of what `spark.columns` does for a whole batch: batches that its fast path does not support go through
-here record by record, and the tests compare both. The layout of a record is in `mq/protocol/messages/records.py`, which
-executors do not have.
+here record by record, and the tests compare both. The layout of a record is in `mq.protocol.record_layout`.
 """
 
 from __future__ import annotations
@@ -12,23 +11,11 @@ import struct
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from mq.protocol import properties as props
+from mq.protocol.record_layout import FIXED, MAGIC_V1, MAGIC_V2, SYS_FLAG_AT, head_of
 from spark.errors import AnswerDamaged
 
-MAGIC_V1: Final = -626843481
-MAGIC_V2: Final = -626843477
-BORN_HOST_IPV6: Final = 0x10
-STORE_HOST_IPV6: Final = 0x20
-RECORD_BYTES_MIN: Final = 91
-
-_HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
-_SYS_FLAG_AT: Final = 36
 _INT: Final = struct.Struct(">i")
-_HEADS: Final = {
-    0: struct.Struct(">iiiiiqqiq8sq8siqi"),
-    BORN_HOST_IPV6: struct.Struct(">iiiiiqqiq20sq8siqi"),
-    STORE_HOST_IPV6: struct.Struct(">iiiiiqqiq8sq20siqi"),
-    _HOST_BITS: struct.Struct(">iiiiiqqiq20sq20siqi"),
-}
 
 
 class Row(NamedTuple):
@@ -51,7 +38,7 @@ class Row(NamedTuple):
     @property
     def message_id(self) -> str:
         """The UNIQ_KEY that the producer set; without one the id of the stored record."""
-        return self.properties.get("UNIQ_KEY") or record_id(self.store_host_bytes, self.physical_offset)
+        return self.properties.get(props.UNIQUE_KEY) or record_id(self.store_host_bytes, self.physical_offset)
 
 
 def decode_row(data: bytes | bytearray | memoryview, start: int, size: int, *, without_body: bool = False) -> Row:
@@ -63,9 +50,9 @@ def decode_row(data: bytes | bytearray | memoryview, start: int, size: int, *, w
         AnswerDamaged: the bytes are not one record of exactly this size.
     """
     end = start + size
-    if size < RECORD_BYTES_MIN or end > len(data):
+    if size < FIXED or end > len(data):
         raise AnswerDamaged(f"record of {size} bytes at byte {start} of an answer with {len(data)}")
-    head = _HEADS[_INT.unpack_from(data, start + _SYS_FLAG_AT)[0] & _HOST_BITS]
+    head = head_of(_INT.unpack_from(data, start + SYS_FLAG_AT)[0])
     body_start = start + head.size
     if body_start + 3 > end:
         raise AnswerDamaged(f"record of {size} bytes at byte {start} is shorter than its head")
@@ -96,18 +83,8 @@ def decode_row(data: bytes | bytearray | memoryview, start: int, size: int, *, w
         store_host_bytes=store_host,
         reconsume_times=reconsume_times,
         body=bytes(data[body_start:topic_at]),
-        properties=decode_properties(str(data[text_at:end], "utf-8", "replace")),
+        properties=props.decode(str(data[text_at:end], "utf-8", "replace")),
     )
-
-
-def decode_properties(text: str) -> dict[str, str]:
-    """The properties in ``text``. Pieces without a name or a value are dropped; the last of equal names wins."""
-    properties: dict[str, str] = {}
-    for piece in text.split("\x02"):
-        name, _, value = piece.partition("\x01")
-        if name and value:
-            properties[name] = value
-    return properties
 
 
 @lru_cache(maxsize=4096)

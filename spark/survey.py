@@ -8,17 +8,8 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from spark.client import (
-    GET_MAX_OFFSET,
-    GET_MIN_OFFSET,
-    SEARCH_OFFSET,
-    Answer,
-    Connection,
-    NameServers,
-    Refused,
-    TopicRoute,
-    Unreachable,
-)
+from mq.protocol.codes import RequestCode
+from spark.client import Answer, Connection, NameServers, Refused, TopicRoute, Unreachable
 from spark.option_table import QueueName
 from spark.options import Pattern, Queues, Subscription, Topics
 from spark.plan import PlanRefused, QueueEnds, shown
@@ -105,7 +96,7 @@ class Surveyor:
         ``times`` are epoch milliseconds. Raises Unreachable, Refused.
         """
         offsets: dict[QueueName, int | None] = {}
-        for queue, answer in self._each(found.routes, times, SEARCH_OFFSET, times):
+        for queue, answer in self._each(found.routes, times, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, times):
             offset = _offset(queue, answer)
             offsets[queue] = offset if offset < found.ends[queue].end else None
         return offsets
@@ -136,8 +127,12 @@ class Surveyor:
         return {topic: route for topic, route in routes.items() if route.read_queues}
 
     def _ends(self, routes: Mapping[str, TopicRoute], queues: Sequence[QueueName]) -> dict[QueueName, QueueEnds]:
-        first = {queue: _offset(queue, answer) for queue, answer in self._each(routes, queues, GET_MIN_OFFSET)}
-        end = {queue: _offset(queue, answer) for queue, answer in self._each(routes, queues, GET_MAX_OFFSET)}
+        first = {
+            queue: _offset(queue, answer) for queue, answer in self._each(routes, queues, RequestCode.GET_MIN_OFFSET)
+        }
+        end = {
+            queue: _offset(queue, answer) for queue, answer in self._each(routes, queues, RequestCode.GET_MAX_OFFSET)
+        }
         # Retention may have moved the beginning between the two.
         return {queue: QueueEnds(max(first[queue], 0), max(end[queue], first[queue], 0)) for queue in queues}
 

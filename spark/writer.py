@@ -15,25 +15,16 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from spark.client import (
-    SEND_BATCH,
-    SERVICE_NOT_AVAILABLE,
-    SUCCESS,
-    SYSTEM_BUSY,
-    TOPIC_NOT_EXIST,
-    Answer,
-    Connection,
-    NameServers,
-    Refused,
-    TopicRoute,
-    Unreachable,
-)
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import AUTO_CREATE_TEMPLATE
+from mq.protocol.send_fields import send_fields
+from spark.client import Answer, Connection, NameServers, Refused, TopicRoute, Unreachable
 from spark.errors import RowRefused, WriteFailed
 from spark.numbering import ROWS_MAX, Destination, Job, first_number, home, producer_id
-from spark.outgoing import OVERHEAD_BYTES, Codec, Message, SinkColumns, encode_messages, messages_of, property_text
+from spark.outgoing import OVERHEAD_BYTES, Codec, Message, SinkColumns, encode_messages, messages_of
 
-_SYSTEM_ERROR: Final = 1
-_LATER: Final = frozenset({_SYSTEM_ERROR, SYSTEM_BUSY, SERVICE_NOT_AVAILABLE})
+_LATER: Final = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 """Responses after which the same is sent again: numbers make that harmless whatever the outcome."""
 ALREADY_STORED: Final = "alreadyStored"
 
@@ -239,22 +230,22 @@ class TaskWriter:
         if producer.rows > ROWS_MAX:
             raise WriteFailed(f"one task has more than {ROWS_MAX} rows for {destination}; make more Spark partitions")
         producer.batches += 1
-        numbers = {"RAFTMQ_PRODUCER": producer.id, "RAFTMQ_SEQUENCE": str(first_number(self._job, first))}
-        ext = {
-            "a": self._options.client_id,
-            "b": destination.topic,
-            "c": "TBW102",
-            "d": "4",
-            "e": str(queue_id),
-            "f": str(flag),
-            "g": str(int(self._wall_clock() * 1000)),
-            "h": "0",
-            "i": property_text(numbers),
-            "j": "0",
-            "k": "false",
-            "m": "true",
-            "n": group,
-        }
+        numbers = {props.PRODUCER_ID: producer.id, props.SEQUENCE: str(first_number(self._job, first))}
+        ext = send_fields(
+            producer_group=self._options.client_id,
+            topic=destination.topic,
+            default_topic=AUTO_CREATE_TEMPLATE,
+            default_topic_queue_nums="4",
+            queue_id=str(queue_id),
+            sys_flag=str(flag),
+            born_timestamp_ms=str(int(self._wall_clock() * 1000)),
+            flag="0",
+            properties=props.encode(numbers),
+            reconsume_times="0",
+            unit_mode="false",
+            batch="true",
+            broker_name=group,
+        )
         return _Batch(producer, first, len(messages), group, ext, body)
 
     # -- places ------------------------------------------------------------------------------------------------------
@@ -286,7 +277,7 @@ class TaskWriter:
             try:
                 found = self._names.route(topic)
             except Refused as error:
-                if error.code != TOPIC_NOT_EXIST:
+                if error.code != ResponseCode.TOPIC_NOT_EXIST:
                     raise WriteFailed(f"no route of topic {topic!r}: {error}") from error
                 raise WriteFailed(f"the topic {topic!r} does not exist; create it first") from error
             except Unreachable as error:
@@ -311,7 +302,7 @@ class TaskWriter:
         line.under_way.append(sent := _Sent(batch))
         if line.connection is not None:
             try:
-                sent.opaque = line.connection.send(SEND_BATCH, batch.ext, batch.body)
+                sent.opaque = line.connection.send(RequestCode.SEND_BATCH_MESSAGE, batch.ext, batch.body)
             except Unreachable as error:
                 line.lose(error)
 
@@ -327,7 +318,7 @@ class TaskWriter:
                 self._wait(f"{line.under_way[0].batch.rows} are not stored", line.failures)
             return
         batch = line.under_way.popleft().batch
-        if answer.code == SUCCESS:
+        if answer.code == ResponseCode.SUCCESS:
             self._stored(line, batch, answer)
         elif answer.code in _LATER:
             told = f"broker group {line.group} answered {answer.remark} (code {answer.code})"
@@ -367,7 +358,7 @@ class TaskWriter:
         for sent in line.under_way:
             if sent.opaque is not None:
                 self.written.sent_again += 1
-            sent.opaque = connection.send(SEND_BATCH, sent.batch.ext, sent.batch.body)
+            sent.opaque = connection.send(RequestCode.SEND_BATCH_MESSAGE, sent.batch.ext, sent.batch.body)
 
     def _wait(self, what: str, why: str) -> None:
         waited = self._clock() - self._progress_at

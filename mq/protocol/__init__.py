@@ -2,7 +2,9 @@
 
 Nothing here does I/O, reads a clock or imports another part of the project. All integers on the wire are big-endian.
 
-What lies directly in here needs only the standard library, since executors of Spark import it and have nothing else.
+What lies directly in here, and `messages.compression`, needs only the standard library: executors of Spark import
+them, and have nothing else of what we need.
+
 Each package imports only those below it:
 
 - `incoming`: bytes from a connection to typed requests and responses

@@ -18,7 +18,8 @@ from typing import Any, Final
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from spark.client import GET_MIN_OFFSET, HOLD_LOG, SERVICE_NOT_AVAILABLE, SUCCESS, Connection
+from mq.protocol.codes import RequestCode, ResponseCode
+from spark.client import Connection
 from tests.spark.conftest import Query
 from tests.spark.stage import Stage, bodies_of
 
@@ -45,7 +46,9 @@ class Replicas:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
 
-    def ask(self, code: int, *exts: dict[str, str], body: bytes = b"", refusal: int = SUCCESS) -> list[dict[str, str]]:
+    def ask(
+        self, code: int, *exts: dict[str, str], body: bytes = b"", refusal: int = ResponseCode.SUCCESS
+    ) -> list[dict[str, str]]:
         """Ask each replica all of these; returns the headers of the answers. A replica may refuse with ``refusal``."""
         found = []
         for node_id in self.stage.nodes():
@@ -53,7 +56,7 @@ class Replicas:
             try:
                 for ext in exts:
                     answer = connection.receive(connection.send(code, ext, body))
-                    assert answer.code in (SUCCESS, refusal), answer.remark
+                    assert answer.code in (ResponseCode.SUCCESS, refusal), answer.remark
                     found.append(answer.ext)
             finally:
                 connection.close()
@@ -64,7 +67,7 @@ class Replicas:
         holds = [
             {"leaseId": f"test-{number}", "position": str(2**62), "seconds": str(seconds)} for number in range(LEASES)
         ]
-        self.ask(HOLD_LOG, *holds)
+        self.ask(RequestCode.HOLD_LOG, *holds)
 
     def keep(self, hours: str) -> None:
         """Keep messages for so long."""
@@ -75,7 +78,7 @@ class Replicas:
         say.
         """
         queue = {"topic": topic, "queueId": str(queue_id), "brokerName": self.stage.group}
-        answers = self.ask(GET_MIN_OFFSET, queue, refusal=SERVICE_NOT_AVAILABLE)
+        answers = self.ask(RequestCode.GET_MIN_OFFSET, queue, refusal=ResponseCode.SERVICE_NOT_AVAILABLE)
         return max(int(answer["offset"]) for answer in answers) if all(answers) else 0
 
     def delete_old(self, other: str) -> None:

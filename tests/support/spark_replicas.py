@@ -7,10 +7,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from mq.protocol.codes import RequestCode
 from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.properties import encode
-from spark.client import GET_ROUTE, Answer, Connection, Unreachable
+from spark.client import Answer, Connection, Unreachable
 from spark.plan import LogRange, QueueRange
 from spark.reader import TaskOptions, TaskReader
 
@@ -76,7 +77,7 @@ class Line(Connection):
 
     def receive(self, opaque: int) -> Answer:
         code, ext = self._sent[opaque]
-        if code == GET_ROUTE:
+        if code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             return self._cluster.route()
         replica = self._replica()
         answer: Answer | None = replica.pull(ext, self._cluster.rng.randint(1, 7))

@@ -1,14 +1,6 @@
 """The stored form of a message: in the log, and byte for byte in answers to consumers.
 
-::
-
-      0 size:4  4 magic:4  8 body crc:4  12 queue id:4  16 flag:4  20 queue offset:8  28 physical offset:8
-     36 system flag:4  40 born ms:8  48 born host:8|20  .. store ms:8  .. store host:8|20
-     .. reconsume times:4  .. prepared offset:8  .. body length:4, body  .. topic length:1|2, topic
-     .. properties length:2, properties
-
-Hosts take 20 bytes if the system flag says IPv6. The topic length takes 2 bytes in version 2, which has its own magic
-number. The checksum covers the body as stored, compressed or not.
+The layout is in `mq.protocol.record_layout`.
 """
 
 from __future__ import annotations
@@ -27,6 +19,19 @@ from mq.protocol.errors import ProtocolError
 from mq.protocol.hashes import java_string_hash, offset_message_id
 from mq.protocol.messages.compression import DecompressionError, inflate
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset, QueueOffset
+from mq.protocol.record_layout import (
+    ANY_HOST_IPV6,
+    BORN_HOST_IPV6,
+    FIXED,
+    HEAD,
+    IPV4_HOST_BYTES,
+    IPV6_HOST_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    STORE_HOST_IPV6,
+    SYS_FLAG_AT,
+    head_of,
+)
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -69,24 +74,11 @@ __all__ = [
     "tag_code_of",
 ]
 
-MAGIC_V1: Final = -626843481
-MAGIC_V2: Final = -626843477
-
-FIXED: Final = 91
-"""Size of a version 1 record with IPv4 hosts, without body, topic and properties."""
-
-IPV4_HOST_BYTES: Final = 8
-IPV6_HOST_BYTES: Final = 20
 NO_HOST: Final = bytes(IPV4_HOST_BYTES)
 """The host of a sender with an IPv6 address."""
 
-HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
-"""Bytes 0 to 87 of a record with IPv4 hosts: everything up to and including the body length."""
-
 IN_LITE_TOPIC: Final = 0x100000
 """Ours, in the system flag: the message is in the queue of a lite topic, too. Its properties say where."""
-BORN_HOST_IPV6: Final = 0x10
-STORE_HOST_IPV6: Final = 0x20
 PREPARED: Final = 0x4
 COMMITTED: Final = 0x8
 ROLLBACK: Final = 0xC
@@ -95,18 +87,11 @@ TRANSACTION_MASK: Final = 0xC
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 CRC_MASK: Final = 0x7FFFFFFF
 
-_IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
-_HEAD_V6: Final = {
-    BORN_HOST_IPV6: struct.Struct(">iiiiiqqiq20sq8siqi"),
-    STORE_HOST_IPV6: struct.Struct(">iiiiiqqiq8sq20siqi"),
-    _IPV6: struct.Struct(">iiiiiqqiq20sq20siqi"),
-}
 _FOR_DISPATCH: Final = struct.Struct(">ii4xi4xqqi44xi")
 _FOR_CHECK: Final = struct.Struct(">ii20xqi44xI")
 _SIZE: Final = struct.Struct(">i")
 _I16: Final = struct.Struct(">h")
 _I64: Final = struct.Struct(">q")
-_SYS_FLAG_AT: Final = 36
 _BORN_HOST_AT: Final = 48
 _HEAD_BYTES: Final = HEAD.size
 _TAGS: Final = b"TAGS\x01"
@@ -182,7 +167,7 @@ def encode_host(ip: str, port: int) -> bytes:
 def head_of_broker(store_host: bytes) -> tuple[struct.Struct, int]:
     """The head of records that a broker with this address writes, whose born hosts have IPv4; and its system flag."""
     flag = STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
-    return _head(flag), flag
+    return head_of(flag), flag
 
 
 def encode_record(
@@ -210,10 +195,10 @@ def encode_record(
     text = properties.encode()
     assert len(text) <= props.PROPERTIES_BYTES_MAX, f"properties of {len(text)} bytes"
     assert len(name) <= 32767, f"topic of {len(name)} bytes"
-    sys_flag &= ~_IPV6
+    sys_flag &= ~ANY_HOST_IPV6
     sys_flag |= BORN_HOST_IPV6 if len(born_host) == IPV6_HOST_BYTES else 0
     sys_flag |= STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
-    head = _head(sys_flag)
+    head = head_of(sys_flag)
     is_v1 = len(name) <= 127
     topic_length = bytes((len(name),)) if is_v1 else _I16.pack(len(name))
     size = head.size + len(body) + len(topic_length) + len(name) + _I16.size + len(text)
@@ -264,7 +249,7 @@ def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> 
         RecordError: it is damaged or incomplete, or (with ``verify``) its body does not match its checksum.
     """
     size, body_start, topic_start, text_start = _bounds(data, offset)
-    head = _head(_SIZE.unpack_from(data, offset + _SYS_FLAG_AT)[0]).unpack_from(data, offset)
+    head = head_of(_SIZE.unpack_from(data, offset + SYS_FLAG_AT)[0]).unpack_from(data, offset)
     _, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag = head[:8]
     born_timestamp_ms, born_host, store_timestamp_ms, store_host, reconsume_times, prepared_offset, body_length = head[
         8:
@@ -294,7 +279,7 @@ def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> 
 def split_record(data: bytes) -> RawRecord:
     """The parts of one record. Raises RecordError if it or its body is damaged."""
     size, body_start, _, text_start = _bounds(data, 0)
-    head = _head(_SIZE.unpack_from(data, _SYS_FLAG_AT)[0]).unpack_from(data)
+    head = head_of(_SIZE.unpack_from(data, SYS_FLAG_AT)[0]).unpack_from(data)
     body_end = body_start + head[14]
     body = data[body_start:body_end]
     if zlib.crc32(body) & CRC_MASK != head[2] & CRC_MASK:
@@ -355,7 +340,7 @@ def latest_store_timestamp(data: memoryview | bytes) -> int:
     """
     latest = 0
     for at, _ in iter_sizes(data):
-        (sys_flag,) = _SIZE.unpack_from(data, at + _SYS_FLAG_AT)
+        (sys_flag,) = _SIZE.unpack_from(data, at + SYS_FLAG_AT)
         born_host_bytes = 20 if sys_flag & BORN_HOST_IPV6 else 8
         (stored_ms,) = _I64.unpack_from(data, at + _BORN_HOST_AT + born_host_bytes)
         latest = max(latest, stored_ms)
@@ -375,7 +360,7 @@ def check_records(data: memoryview | bytes, position: PhysicalOffset, checked: i
         begin = at
         try:
             size, magic, physical_offset, sys_flag, body_length = unpack(data, at)
-            if magic == MAGIC_V1 and not sys_flag & _IPV6 and physical_offset == position + at:
+            if magic == MAGIC_V1 and not sys_flag & ANY_HOST_IPV6 and physical_offset == position + at:
                 body_end = at + _HEAD_BYTES + body_length
                 text_start = body_end + data[body_end] + 3
                 at += size
@@ -428,8 +413,8 @@ def _bounds(data: memoryview | bytes, at: int) -> tuple[int, int, int, int]:
     if not FIXED <= size <= left:
         raise RecordError(at, f"its size is {size}, {left} bytes are left and {FIXED} needed")
     body_start = at + HEAD.size
-    if sys_flag & _IPV6:
-        body_start = at + _head(sys_flag).size
+    if sys_flag & ANY_HOST_IPV6:
+        body_start = at + head_of(sys_flag).size
         if body_start > at + size:
             raise RecordError(at, f"its size is {size}, its head alone has {body_start - at} bytes")
         (body_length,) = _SIZE.unpack_from(data, body_start - 4)
@@ -450,10 +435,6 @@ def _bounds(data: memoryview | bytes, at: int) -> tuple[int, int, int, int]:
     if text_start + (data[text_start - 2] << 8 | data[text_start - 1]) != at + size:
         raise RecordError(at, f"the length of its properties does not lead to its end, its size is {size}")
     return size, body_start, topic_start, text_start
-
-
-def _head(sys_flag: int) -> struct.Struct:
-    return HEAD if not sys_flag & _IPV6 else _HEAD_V6[sys_flag & _IPV6]
 
 
 @lru_cache(maxsize=1024)

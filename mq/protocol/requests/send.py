@@ -7,30 +7,13 @@ from typing import Final
 import msgspec
 
 from mq.protocol.codes import RequestCode as Code
+from mq.protocol.send_fields import SEND_FIELDS
 from mq.protocol.wire.fields import I32, I64, PhysicalOffset64, wire
 from mq.protocol.wire.reply import Reply
 from mq.protocol.wire.request import Ext, Request
 
 
-class SendExt(
-    Ext,
-    rename=wire(
-        producer_group="a",
-        topic="b",
-        default_topic="c",
-        default_topic_queue_nums="d",
-        queue_id="e",
-        sys_flag="f",
-        born_timestamp_ms="g",
-        flag="h",
-        properties="i",
-        reconsume_times="j",
-        unit_mode="k",
-        max_reconsume_times="l",
-        batch="m",
-        broker_name="n",
-    ),
-):
+class SendExt(Ext, rename=wire(**SEND_FIELDS)):
     """A message without its body. ``queue_id`` below 0: the broker chooses; ``flag`` is the application's."""
 
     producer_group: str

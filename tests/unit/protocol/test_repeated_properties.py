@@ -22,7 +22,6 @@ from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.key_index.record_keys import KeyedRecord, has_key
 from mq.store.sequenced import sequenced_record
-from spark.rows import decode_properties
 
 NAMES = ("TAGS", "KEYS", "UNIQ_KEY", "RAFTMQ_PRODUCER", "RAFTMQ_SEQUENCE", "TIMER_OUT_MS", "REAL_TOPIC", "X")
 
@@ -67,7 +66,7 @@ repeated = [
 def test_every_reader_takes_the_last_value(text: str) -> None:
     expected = as_java(text)
     encoded = text.encode()
-    assert props.decode(text) == decode_properties(text) == expected
+    assert props.decode(text) == expected
     for name in NAMES:
         value = expected.get(name)
         assert props.find(text, name) == value

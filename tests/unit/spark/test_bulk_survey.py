@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from mq.protocol.bulk import PlannedPlace, PlannedQueue, encode_plan
+from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.topic_ends import TopicEnds, decode_topics, encode_ends
 from spark.bulk_survey import BulkSurveyor
-from spark.client import ASK_TOPIC_ENDS, GET_ROUTE, NOT_SUPPORTED, PLAN_TOPIC, Answer, Connection, Unreachable
+from spark.client import Answer, Connection, Unreachable
 from spark.options import Topics
 from spark.plan import PlanRefused, QueueEnds
 from spark.survey import Survey
@@ -52,7 +53,7 @@ class PlanningReplica:
 
     def answer_ends(self, ext: dict[str, str], topics: list[str]) -> Answer:
         if self.code or not self.knows_ends:
-            return Answer(self.code or NOT_SUPPORTED, "", {}, memoryview(b""))
+            return Answer(self.code or ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "", {}, memoryview(b""))
         self.asked_ends.append((ext["current"] == "true", topics))
         found = [
             TopicEnds(
@@ -75,16 +76,16 @@ class Line(Connection):
 
     def receive(self, opaque: int) -> Answer:
         code, ext, asked = self._sent[opaque]
-        if code == GET_ROUTE:
+        if code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             self._cluster.routes_asked += 1
             body = {
                 "queueDatas": [{"brokerName": "a", "readQueueNums": 5, "perm": 6}],
                 "brokerDatas": [{"brokerName": "a", "brokerAddrs": ADDRESSES}],
             }
             return Answer(0, "", {}, memoryview(json.dumps(body).encode()))
-        if code == ASK_TOPIC_ENDS:
+        if code == RequestCode.ASK_TOPIC_ENDS:
             return self._cluster.replicas[self.address].answer_ends(ext, decode_topics(asked))
-        assert code == PLAN_TOPIC
+        assert code == RequestCode.PLAN_TOPIC
         return self._cluster.replicas[self.address].answer(ext)
 
     def close(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from spark.client import HOLD_LOG, Answer, Connection, Unreachable
+from mq.protocol.codes import RequestCode
+from spark.client import Answer, Connection, Unreachable
 from spark.leases import RENEWAL_SECONDS, StreamLeases, take_leases, with_leases
 from spark.plan import LogRange, QueueRange
 from spark.survey import Survey
@@ -51,7 +52,7 @@ class Line(Connection):
         self.asked = asked
 
     def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
-        assert code == HOLD_LOG
+        assert code == RequestCode.HOLD_LOG
         self.asked.append((self.address, ext))
         return 1
 

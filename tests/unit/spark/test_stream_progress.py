@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from spark.client import UPDATE_CONSUMER_OFFSET, Answer, Connection, TopicRoute, Unreachable
+from mq.protocol.codes import RequestCode
+from spark.client import Answer, Connection, TopicRoute, Unreachable
 from spark.errors import DataLoss
 from spark.micro_batches import ClusterChanged
 from spark.option_table import QueueName
@@ -33,7 +34,7 @@ class Line(Connection):
         cluster.open_lines += 1
 
     def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
-        assert (self.address, code) == ("leader:1", UPDATE_CONSUMER_OFFSET)
+        assert (self.address, code) == ("leader:1", RequestCode.UPDATE_CONSUMER_OFFSET)
         self._sent.append(ext)
         return len(self._sent) - 1
 

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 
 from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode
 from mq.protocol.messages.batch import split_batch
 from mq.protocol.messages.sequencing import SequenceRange, sent_range
-from spark.client import GET_ROUTE, SEND_BATCH, Answer, Connection, Unreachable
+from spark.client import Answer, Connection, Unreachable
 from spark.errors import RowRefused, WriteFailed
 from spark.numbering import Destination, Job, home, producer_id
 from spark.outgoing import sink_columns
@@ -87,10 +88,10 @@ class Line(Connection):
 
     def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
         number = len(self._sent) + 1
-        if code == GET_ROUTE:
+        if code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             self._sent[number] = self._cluster.route(ext["topic"])
             return number
-        assert code == SEND_BATCH
+        assert code == RequestCode.SEND_BATCH_MESSAGE
         if self.is_lost:
             raise Unreachable(self.address, "cannot send")
         group = self._cluster.group_at(self.address)
