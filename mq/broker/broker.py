@@ -33,7 +33,7 @@ from mq.broker.state.topic_deletion import queue_effects
 from mq.broker.state.topic_rules import missing_system_topics
 from mq.monitoring.event_loop_lag import EventLoopLag
 from mq.protocol.broker_ids import LEADER_ID, broker_id_of
-from mq.protocol.incoming.partial_requests import Intake
+from mq.protocol.incoming.partial_requests import PartialRequests
 from mq.protocol.messages.records import RecordError
 from mq.protocol.names import NameRefused
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
@@ -110,10 +110,10 @@ class Broker:
         self._tls_failures = 0
         self._elections = 0
         self._unsent = Unsent()
-        self._intake: Intake[ClientConnection] = Intake(
+        self._partial_requests: PartialRequests[ClientConnection] = PartialRequests(
             bytes_max=settings.unfinished_bytes_max,
             seconds_max=settings.unfinished_seconds_max,
-            on_closed=self._unfinished_dropped,
+            on_closed=self._stalled_closed,
         )
         self._unread: UnreadReplies[ClientConnection] = UnreadReplies(
             bytes_max=settings.unread_bytes_max,
@@ -179,7 +179,7 @@ class Broker:
             requests=self.services.requests,
             questions=self._questions,
             on_closed=self._connection_closed,
-            intake=self._intake,
+            partial_requests=self._partial_requests,
             unread=self._unread,
             unsent=self._unsent,
             output_bytes_max=self._settings.output_bytes_max,
@@ -206,7 +206,7 @@ class Broker:
         self._refused += 1
         self._limited_log.warning(event, limit=limit, connections=len(self._connections), refused=self._refused)
 
-    def _unfinished_dropped(self, connection: ClientConnection, reason: str) -> None:
+    def _stalled_closed(self, connection: ClientConnection, reason: str) -> None:
         self._dropped += 1
         self._limited_log.warning("unfinished_requests", client=connection.peer, reason=reason, dropped=self._dropped)
 
@@ -221,8 +221,8 @@ class Broker:
         )
 
     def look_at_connections(self) -> None:
-        """Drop clients whose requests stay incomplete; see `Intake`."""
-        self._intake.look(self._clock())
+        """Drop clients whose requests stay incomplete; see `PartialRequests`."""
+        self._partial_requests.close_stalled(self._clock())
 
     def close_idle_connections(self) -> None:
         """Close connections that were silent since the last call, unless they hold a pull or belong to a replica."""
@@ -567,8 +567,8 @@ class Broker:
             "connections_refused": self._refused,
             "connections_dropped": self._dropped,
             "tls_failures": self._tls_failures,
-            "unfinished_bytes": self._intake.nbytes,
-            "unfinished_waiting": self._intake.waiting,
+            "unfinished_bytes": self._partial_requests.nbytes,
+            "unfinished_waiting": self._partial_requests.waiting,
             "unread_bytes": self._unsent.nbytes,
             "unread_waiting": self._unread.kept_waiting,
             "clock_jumps": self._environment.wall_clock_ms.jumps,

@@ -26,7 +26,7 @@ from mq.namesrv.tls_streams import Stream, TlsFailed, secured
 from mq.protocol.access.address_patterns import is_loopback
 from mq.protocol.errors import FrameError
 from mq.protocol.frames import split_frames
-from mq.protocol.incoming.partial_requests import SMALL_BYTES, Intake
+from mq.protocol.incoming.partial_requests import SMALL_BYTES, PartialRequests
 from mq.tls import Certificate
 
 RECEIVE_BYTES = 64 * 1024
@@ -205,7 +205,7 @@ class _Server:
         self._connections_max = connections_max
         self._refused = 0
         self._log_again_at = 0.0
-        self._intake: Intake[_Peer] = Intake(
+        self._partial_requests: PartialRequests[_Peer] = PartialRequests(
             bytes_max=settings.unfinished_bytes_max,
             seconds_max=settings.unfinished_seconds_max,
             on_closed=lambda peer, reason: log.warning("unfinished_request", peer=peer.name, reason=reason),
@@ -223,7 +223,11 @@ class _Server:
         return {
             "connections": (Kind.GAUGE, "Open connections.", self._connections),
             "connections_refused": (Kind.COUNTER, "Connections closed at once: there were too many.", self._refused),
-            "requests_incomplete_bytes": (Kind.GAUGE, "Requests that have not arrived whole.", self._intake.nbytes),
+            "requests_incomplete_bytes": (
+                Kind.GAUGE,
+                "Requests that have not arrived whole.",
+                self._partial_requests.nbytes,
+            ),
             "replies_unread_bytes": (Kind.GAUGE, "Answers that peers have not read yet.", self._sending_bytes),
         }
 
@@ -231,7 +235,7 @@ class _Server:
         """Drop peers whose requests stay incomplete, and read files again that have changed."""
         while True:
             await trio.sleep(_LOOK_SECONDS)
-            self._intake.look(trio.current_time())
+            self._partial_requests.close_stalled(trio.current_time())
             if self._certificate is not None:
                 self._certificate.refresh()
             if self._accounts is not None:
@@ -275,7 +279,7 @@ class _Server:
             self._connections -= 1
             self._strangers.discard(peer)
             del self._peers[connection]
-            self._intake.finished(peer)
+            self._partial_requests.finished(peer)
             self._handlers.connection_closed(connection)
             await trio.aclose_forcefully(stream)
 
@@ -334,7 +338,7 @@ class _Server:
                 del received[:consumed]
                 peer.answering_bytes = consumed
                 peer.unfinished = False
-                self._intake.finished(peer)
+                self._partial_requests.finished(peer)
                 self._strangers.discard(peer)
                 await self._answer(stream, peer, frames)
                 # Only a complete request extends the deadline: single bytes do not keep a connection open.
@@ -346,7 +350,7 @@ class _Server:
         """A request begins to arrive; without room for it, the rest is not read."""
         if nbytes > SMALL_BYTES:
             peer.unfinished = True
-            if not self._intake.begin(peer, nbytes):
+            if not self._partial_requests.begin(peer, nbytes):
                 peer.room = trio.Event()
 
     async def _answer(self, stream: Stream, peer: _Peer, frames: list[tuple[int, memoryview, memoryview]]) -> None:

@@ -23,7 +23,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.flow_control import UnreadReplies
 from mq.protocol.errors import HeaderError
-from mq.protocol.incoming.partial_requests import Intake
+from mq.protocol.incoming.partial_requests import PartialRequests
 from mq.protocol.requests.send import SendBatchMessage, SendMessage, SendMessageV2
 from mq.protocol.wire.encoding import encode_response
 from raftlog import Reactor
@@ -90,7 +90,7 @@ class ServedBroker:
             ours, _ = server.accept()
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.setblocking(False)
-        intake: Intake[ClientConnection] = Intake(
+        partial_requests: PartialRequests[ClientConnection] = PartialRequests(
             bytes_max=1 << 26, seconds_max=60.0, on_closed=lambda connection, reason: None
         )
         unread: UnreadReplies[ClientConnection] = UnreadReplies(
@@ -105,7 +105,7 @@ class ServedBroker:
             requests=self._requests,
             questions=ClientRequests(lambda: 0.0),
             on_closed=lambda connection: None,
-            intake=intake,
+            partial_requests=partial_requests,
             unread=unread,
             unsent=self.unsent,
             output_bytes_max=1 << 26,

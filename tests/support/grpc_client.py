@@ -19,7 +19,7 @@ from h2.events import (
 )
 from hyperframe.frame import Frame, GoAwayFrame
 
-from mq.protocol.incoming.partial_requests import Intake
+from mq.protocol.incoming.partial_requests import PartialRequests
 from mq.proxy.grpc.call_stream import CallStream
 from mq.proxy.grpc.connection import ConnectionFailed, GrpcConnection
 from mq.proxy.grpc.framing import MessageReader, framed
@@ -174,14 +174,14 @@ class Loop:
         self.limits = limits or GrpcLimits()
         self.now = 1_000.0
         self.begun: list[CallStream] = []
-        self.closed_for_intake: list[str] = []
-        self.intake: Intake[CallStream] = Intake(
+        self.closed_as_stalled: list[str] = []
+        self.partial_requests: PartialRequests[CallStream] = PartialRequests(
             bytes_max=self.limits.unfinished_bytes_max,
             seconds_max=self.limits.unfinished_seconds_max,
-            on_closed=lambda _, reason: self.closed_for_intake.append(reason),
+            on_closed=lambda _, reason: self.closed_as_stalled.append(reason),
         )
         self.failed: ConnectionFailed | None = None
-        self.server = GrpcConnection(self.limits, self.intake, self.now, on_call or self.begun.append)
+        self.server = GrpcConnection(self.limits, self.partial_requests, self.now, on_call or self.begun.append)
         self.client = GrpcClient()
         self.turn()
 
@@ -216,7 +216,7 @@ class Loop:
     def tick(self, seconds: float) -> None:
         """Time goes on by so much, in one step."""
         self.now += seconds
-        self.intake.look(self.now)
+        self.partial_requests.close_stalled(self.now)
         try:
             self.server.tick(self.now)
         except ConnectionFailed as error:

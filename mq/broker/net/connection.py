@@ -22,7 +22,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.incoming.chunks import Incoming, decode_chunk, missing_bytes
 from mq.protocol.incoming.decoding import Response
-from mq.protocol.incoming.partial_requests import SMALL_BYTES, Intake
+from mq.protocol.incoming.partial_requests import SMALL_BYTES, PartialRequests
 from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_request, encode_response
 from mq.store.errors import QueueFileDamaged
 from raftlog import Reactor, SegmentError, SniffingSocket, StreamSocket, TlsSocket, Unsent, format_address
@@ -67,8 +67,8 @@ class ClientConnection:
     ``host`` is the peer's IPv4 address and port as a record stores them. ``requests`` serves the requests. ``heard``
     becomes true when data arrives; the search for idle connections resets it. ``questions`` are the broker's requests
     to clients. ``trusted`` is true for a replica of the same group; ``authentication`` is the state of its proof.
-    ``intake`` limits the memory of partly received requests of all connections, and ``unread`` that of unread replies,
-    which ``unsent`` counts. ``access`` decides which requests the client may make; None allows all.
+    ``partial_requests`` limits the memory of partly received requests of all connections, and ``unread`` that of unread
+    replies, which ``unsent`` counts. ``access`` decides which requests the client may make; None allows all.
 
     ``descriptor`` is that of its socket; -1 with TLS. While its last chunk consisted of plain sends, its next chunk may
     be received together with those of others, see `serve_rest`.
@@ -82,9 +82,9 @@ class ClientConnection:
     __slots__ = (
         "_access",
         "_address",
-        "_intake",
         "_log",
         "_on_closed",
+        "_partial_requests",
         "_questions",
         "_reactor",
         "_reported",
@@ -114,7 +114,7 @@ class ClientConnection:
         requests: Requests,
         questions: ClientRequests[ClientConnection],
         on_closed: Callable[[ClientConnection], None],
-        intake: Intake[ClientConnection],
+        partial_requests: PartialRequests[ClientConnection],
         unread: UnreadReplies[ClientConnection],
         unsent: Unsent,
         output_bytes_max: int,
@@ -125,7 +125,7 @@ class ClientConnection:
         self._requests = requests
         self._questions = questions
         self._on_closed = on_closed
-        self._intake = intake
+        self._partial_requests = partial_requests
         self._unread = unread
         self._reactor = reactor
         # Deferred requests.
@@ -283,7 +283,7 @@ class ClientConnection:
         """The request whose beginning was here has arrived whole."""
         if self._unfinished:
             self._unfinished = False
-            self._intake.finished(self)
+            self._partial_requests.finished(self)
 
     def _serve_share(self, incoming: list[Incoming]) -> None:
         """Serve requests until this client's share of the turn is used, and defer the rest. Replicas have no limit.
@@ -312,7 +312,7 @@ class ClientConnection:
         """A request of ``nbytes`` begins to arrive; if there is no room for it, the rest stays in the kernel."""
         if nbytes > SMALL_BYTES and not self.trusted and not self.closed:
             self._unfinished = True
-            if not self._intake.begin(self, nbytes):
+            if not self._partial_requests.begin(self, nbytes):
                 self._waits_for_room = True
                 self._read_or_wait()
 
@@ -367,7 +367,7 @@ class ClientConnection:
 
     def _closed(self, reason: str) -> None:
         self._requests.sends.forget(self.descriptor)
-        self._intake.finished(self)
+        self._partial_requests.finished(self)
         self._unread.forget(self)
         self._questions.connection_closed(self)
         self._on_closed(self)

@@ -51,7 +51,7 @@ class _Frame(Generic[ConnectionT]):
         self.idle_since: float | None = None
 
 
-class Intake(Generic[ConnectionT]):
+class PartialRequests(Generic[ConnectionT]):
     """The incomplete frames of all connections, at most one per connection.
 
     Args:
@@ -111,7 +111,7 @@ class Intake(Generic[ConnectionT]):
         if self._waiting:
             self._admit_more()
 
-    def look(self, now: float) -> None:
+    def close_stalled(self, now: float) -> None:
         """Close connections without progress; called about once a second with monotonic seconds."""
         for frame in list(self._admitted.values()):
             received = frame.connection.unfinished_bytes

@@ -83,7 +83,7 @@ class CallStream:
         self.trailers = b""
         self.finishing = False
 
-    # What `Intake` needs.
+    # What `PartialRequests` needs.
 
     @property
     def unfinished_bytes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from mq.protocol.incoming.partial_requests import SMALL_BYTES, Intake
+from mq.protocol.incoming.partial_requests import SMALL_BYTES, PartialRequests
 from mq.proxy.grpc.call_stream import CallStream
 from mq.proxy.grpc.floods import FloodGuard
 from mq.proxy.grpc.frames import ErrorCode, FrameSplitter, Http2Error
@@ -57,7 +57,7 @@ class GrpcConnection:
     """One connection of a client.
 
     Args:
-        intake: of the messages of all connections that have not arrived whole.
+        partial_requests: of the messages of all connections that have not arrived whole.
         on_call: called for each call that begins; it may set the callbacks of the stream.
 
     Attributes:
@@ -65,10 +65,14 @@ class GrpcConnection:
     """
 
     def __init__(
-        self, limits: GrpcLimits, intake: Intake[CallStream], now: float, on_call: Callable[[CallStream], None]
+        self,
+        limits: GrpcLimits,
+        partial_requests: PartialRequests[CallStream],
+        now: float,
+        on_call: Callable[[CallStream], None],
     ) -> None:
         self._limits = limits
-        self._intake = intake
+        self._partial_requests = partial_requests
         self._on_call = on_call
         self._splitter = FrameSplitter()
         self._guard = FloodGuard(limits, now)
@@ -233,13 +237,13 @@ class GrpcConnection:
             return
         if messages:
             if begun:
-                self._intake.finished(stream)
+                self._partial_requests.finished(stream)
                 begun = False
             stream.waiting = False
             stream.messages.extend(messages)
             stream.on_message()
         if stream.reader.begun and not begun and stream.reader.announced_bytes > SMALL_BYTES:
-            stream.waiting = not self._intake.begin(stream, stream.reader.announced_bytes)
+            stream.waiting = not self._partial_requests.begin(stream, stream.reader.announced_bytes)
         self.give_back(stream)
 
     def _half_close(self, stream: CallStream) -> None:
@@ -418,7 +422,7 @@ class GrpcConnection:
         self._forget_input(stream)
 
     def _forget_input(self, stream: CallStream) -> None:
-        self._intake.finished(stream)
+        self._partial_requests.finished(stream)
         stream.messages.clear()
         stream.waiting = False
         owed, stream.owed = stream.owed, 0

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 import trio
 
-from mq.protocol.incoming.partial_requests import Intake
+from mq.protocol.incoming.partial_requests import PartialRequests
 from mq.proxy.grpc.accepting import RECEIVE_BYTES, Accepted, ReadAhead
 from mq.proxy.grpc.call import Call
 from mq.proxy.grpc.call_stream import CallStream
@@ -48,7 +48,7 @@ class Shared:
         self.counters = counters
         self.draining = draining
         self.log = log
-        self.intake: Intake[CallStream] = Intake(
+        self.partial_requests: PartialRequests[CallStream] = PartialRequests(
             bytes_max=limits.unfinished_bytes_max,
             seconds_max=limits.unfinished_seconds_max,
             on_closed=lambda _, reason: self.warning("unfinished_message", "unfinished message", reason=reason),
@@ -71,7 +71,7 @@ class ServedConnection:
         self._stream = accepted.stream
         self._accepted = accepted
         self._shared = shared
-        self._connection = GrpcConnection(shared.limits, shared.intake, trio.current_time(), self._begin_call)
+        self._connection = GrpcConnection(shared.limits, shared.partial_requests, trio.current_time(), self._begin_call)
         self._nursery: trio.Nursery | None = None
         self._to_write = trio.Event()
         self._written = trio.Event()

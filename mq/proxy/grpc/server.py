@@ -107,7 +107,7 @@ class _Server:
         while True:
             await trio.sleep(_LOOK_SECONDS)
             now = trio.current_time()
-            self._shared.intake.look(now)
+            self._shared.partial_requests.close_stalled(now)
             for connection in list(self._connections):
                 connection.tick(now)
 

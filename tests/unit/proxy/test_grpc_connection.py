@@ -430,7 +430,7 @@ def test_large_messages_wait_for_memory_and_still_arrive() -> None:
     loop.client.send(second, data[WINDOW:], end=True)
     loop.turn()
     assert [messages_of(loop, call) for call in loop.begun] == [[bytes(100_000)]] * 2
-    assert loop.intake.nbytes == loop.intake.waiting == 0
+    assert loop.partial_requests.nbytes == loop.partial_requests.waiting == 0
 
 
 def test_a_message_that_never_arrives_whole_ends_its_call() -> None:
@@ -443,8 +443,8 @@ def test_a_message_that_never_arrives_whole_ends_its_call() -> None:
     [call] = loop.begun
     assert call.refusal is not None
     assert call.refusal.status is Status.RESOURCE_EXHAUSTED
-    assert len(loop.closed_for_intake) == 1
-    assert loop.intake.nbytes == 0
+    assert len(loop.closed_as_stalled) == 1
+    assert loop.partial_requests.nbytes == 0
     assert loop.failed is None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.protocol.incoming.partial_requests import SLOW_BYTES, WAITING_BYTES, Intake
+from mq.protocol.incoming.partial_requests import SLOW_BYTES, WAITING_BYTES, PartialRequests
 
 MIB = 1024 * 1024
 
@@ -21,17 +21,17 @@ class Connection:
 
 
 class Receiver:
-    """An intake, and why it dropped connections."""
+    """Partial requests, and why it dropped connections."""
 
     def __init__(self, bytes_max: int = 4 * MIB, seconds_max: float = 30.0) -> None:
         self.reasons: list[str] = []
-        self.intake: Intake[Connection] = Intake(
+        self.partial_requests: PartialRequests[Connection] = PartialRequests(
             bytes_max=bytes_max, seconds_max=seconds_max, on_closed=lambda _, reason: self.reasons.append(reason)
         )
 
     def begin(self, nbytes: int) -> Connection:
         connection = Connection()
-        connection.reads = self.intake.begin(connection, nbytes)
+        connection.reads = self.partial_requests.begin(connection, nbytes)
         return connection
 
 
@@ -40,11 +40,11 @@ def test_requests_within_the_room_go_on() -> None:
     first, second = receiver.begin(3 * MIB), receiver.begin(MIB)
     assert first.reads
     assert second.reads
-    assert receiver.intake.nbytes == 4 * MIB
-    receiver.intake.finished(first)
-    assert receiver.intake.nbytes == MIB
-    receiver.intake.finished(first)
-    assert receiver.intake.nbytes == MIB
+    assert receiver.partial_requests.nbytes == 4 * MIB
+    receiver.partial_requests.finished(first)
+    assert receiver.partial_requests.nbytes == MIB
+    receiver.partial_requests.finished(first)
+    assert receiver.partial_requests.nbytes == MIB
 
 
 def test_the_shortest_of_those_that_wait_goes_first() -> None:
@@ -52,11 +52,11 @@ def test_the_shortest_of_those_that_wait_goes_first() -> None:
     first = receiver.begin(4 * MIB)
     long, short, gone = receiver.begin(3 * MIB), receiver.begin(2 * MIB), receiver.begin(MIB)
     assert [each.reads for each in (long, short, gone)] == [False, False, False]
-    receiver.intake.finished(gone)
-    receiver.intake.finished(first)
+    receiver.partial_requests.finished(gone)
+    receiver.partial_requests.finished(first)
     assert [each.reads for each in (long, short, gone)] == [False, True, False]
-    assert (receiver.intake.nbytes, receiver.intake.waiting) == (2 * MIB, 1)
-    receiver.intake.finished(short)
+    assert (receiver.partial_requests.nbytes, receiver.partial_requests.waiting) == (2 * MIB, 1)
+    receiver.partial_requests.finished(short)
     assert long.reads
 
 
@@ -64,7 +64,7 @@ def test_a_request_larger_than_all_the_room_goes_alone() -> None:
     receiver = Receiver(MIB)
     first, second = receiver.begin(2 * MIB), receiver.begin(2 * MIB)
     assert [first.reads, second.reads] == [True, False]
-    receiver.intake.finished(first)
+    receiver.partial_requests.finished(first)
     assert second.reads
 
 
@@ -72,14 +72,14 @@ def test_one_that_stops_is_dropped_when_others_wait() -> None:
     receiver = Receiver()
     stopped = receiver.begin(4 * MIB)
     for now in range(10):
-        receiver.intake.look(now)
+        receiver.partial_requests.close_stalled(now)
     closed_early = stopped.closed
     assert not closed_early
     waiting = receiver.begin(MIB)
-    receiver.intake.look(10)
+    receiver.partial_requests.close_stalled(10)
     assert stopped.closed
     assert waiting.reads
-    assert receiver.intake.nbytes == MIB
+    assert receiver.partial_requests.nbytes == MIB
     assert receiver.reasons == ["of its request of 4194304 bytes only 0 have arrived"]
 
 
@@ -89,12 +89,12 @@ def test_one_that_comes_quickly_enough_is_waited_for() -> None:
     receiver.begin(MIB)
     for now in range(20):
         quick.unfinished_bytes += SLOW_BYTES
-        receiver.intake.look(now)
+        receiver.partial_requests.close_stalled(now)
     assert not quick.closed
     quick.unfinished_bytes += SLOW_BYTES - 1
-    receiver.intake.look(20)
+    receiver.partial_requests.close_stalled(20)
     quick.unfinished_bytes += SLOW_BYTES - 1
-    receiver.intake.look(21)
+    receiver.partial_requests.close_stalled(21)
     assert quick.closed
 
 
@@ -103,10 +103,10 @@ def test_without_others_only_silence_ends_a_request() -> None:
     drips, stopped = receiver.begin(MIB), receiver.begin(MIB)
     for now in range(31):
         drips.unfinished_bytes += 1
-        receiver.intake.look(now)
+        receiver.partial_requests.close_stalled(now)
         assert stopped.closed is (now == 30)
     assert not drips.closed
-    assert receiver.intake.nbytes == MIB
+    assert receiver.partial_requests.nbytes == MIB
 
 
 def test_a_late_check_drops_none_that_gets_its_room_now() -> None:
@@ -116,7 +116,7 @@ def test_a_late_check_drops_none_that_gets_its_room_now() -> None:
     waiting = receiver.begin(MIB)
     slow.unfinished_bytes += SLOW_BYTES
     for now in (1.0, 2.0, 4.5):
-        receiver.intake.look(now)
+        receiver.partial_requests.close_stalled(now)
     assert [slow.closed, waiting.closed] == [True, False]
     assert waiting.reads
 
@@ -127,10 +127,10 @@ def test_a_request_admitted_between_two_checks_has_one_more() -> None:
     slow = receiver.begin(4 * MIB)
     receiver.begin(MIB)
     for now in (0.0, 1.0):
-        receiver.intake.look(now)
+        receiver.partial_requests.close_stalled(now)
     closed_early = slow.closed
     assert not closed_early
-    receiver.intake.look(2.0)
+    receiver.partial_requests.close_stalled(2.0)
     assert slow.closed
 
 
@@ -140,9 +140,9 @@ def test_nobody_waits_for_ever() -> None:
     waiting = receiver.begin(MIB)
     for now in range(31):
         going.unfinished_bytes += SLOW_BYTES
-        receiver.intake.look(now)
+        receiver.partial_requests.close_stalled(now)
     assert [going.closed, waiting.closed] == [False, True]
-    assert receiver.intake.waiting == 0
+    assert receiver.partial_requests.waiting == 0
 
 
 def test_waiting_messages_and_the_memory_of_them_are_bounded() -> None:
@@ -152,8 +152,8 @@ def test_waiting_messages_and_the_memory_of_them_are_bounded() -> None:
     waiting = [receiver.begin(MIB) for _ in range(room)]
     refused = receiver.begin(MIB)
     assert refused.closed
-    assert receiver.intake.waiting == room
+    assert receiver.partial_requests.waiting == room
     for _ in range(1000):
-        receiver.intake.finished(waiting.pop(0))
+        receiver.partial_requests.finished(waiting.pop(0))
         waiting.append(receiver.begin(MIB))
-    assert len(receiver.intake._shortest) <= 2 * room + 65
+    assert len(receiver.partial_requests._shortest) <= 2 * room + 65
