@@ -222,7 +222,7 @@ class BrokerProcess(LogProcess):
         self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.2)), work)
 
     def _next_tick(self) -> None:
-        owing = self.broker.services.owes_answers() or len(self.broker.slow_answers) > 0
+        owing = self.broker.services.has_unsent_replies() or len(self.broker.slow_answers) > 0
         self._cluster.later(self.node, 0.01 if owing else TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:

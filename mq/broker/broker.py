@@ -61,7 +61,7 @@ from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.segment import HEADER_BYTES
 
 _EXPIRE_CLIENT_REQUESTS_SECONDS = 0.1
-_LOOK_AT_CONNECTIONS_SECONDS = 1.0
+_STALLED_CHECK_SECONDS = 1.0
 _TRY_AGAIN_SECONDS = 0.02
 
 _UNUSABLE = (RecordError, CommandUnknown, RunRefused, NameRefused, UnicodeDecodeError)
@@ -220,7 +220,7 @@ class Broker:
             dropped=self._dropped,
         )
 
-    def look_at_connections(self) -> None:
+    def close_stalled_requests(self) -> None:
         """Drop clients whose requests stay incomplete; see `PartialRequests`."""
         self._partial_requests.close_stalled(self._clock())
 
@@ -241,7 +241,7 @@ class Broker:
         """Call back with whether this replica has applied everything that is committed, which a leader must confirm."""
         self._reads.read(on_known)
 
-    def must_hand_over(self) -> bool:
+    def wait_for_transfer(self) -> bool:
         """Whether to wait for a leadership transfer; requests one if another replica could lead. Call until it returns
         False.
         """
@@ -254,9 +254,9 @@ class Broker:
         self._replica.transfer()
         return True
 
-    def owes_answers(self) -> bool:
+    def has_unsent_replies(self) -> bool:
         """Whether replies, or requests to the leader, are still unsent."""
-        return self.services.owes_answers() or any(connection.waiting_bytes for connection in self._connections)
+        return self.services.has_unsent_replies() or any(connection.waiting_bytes for connection in self._connections)
 
     def _connection_closed(self, connection: ClientConnection) -> None:
         self._connections.pop(connection, None)
@@ -451,7 +451,7 @@ class Broker:
             ),
             *self.services.periodic,
             Periodic(upkeep.announce_again_seconds, self.announce_again),
-            Periodic(_LOOK_AT_CONNECTIONS_SECONDS, self.look_at_connections),
+            Periodic(_STALLED_CHECK_SECONDS, self.close_stalled_requests),
             Periodic(upkeep.flush_queues_seconds, self.flush_queues, lambda: now_if(self._store.dirty_count)),
             Periodic(self._settings.idle_seconds_max, self.close_idle_connections),
         )

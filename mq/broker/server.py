@@ -273,7 +273,7 @@ class _Host:
         if broker is None:
             return
         with trio.move_on_after(_DRAIN_SECONDS_MAX):
-            while broker.must_hand_over() or broker.owes_answers():
+            while broker.wait_for_transfer() or broker.has_unsent_replies():
                 self._wake()
                 await trio.sleep(_DRAIN_POLL_SECONDS)
 

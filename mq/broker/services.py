@@ -385,9 +385,9 @@ class Services:
         """Addresses of the filter servers beside this broker, for its route."""
         return self._filter_servers.addresses()
 
-    def owes_answers(self) -> bool:
+    def has_unsent_replies(self) -> bool:
         """Whether requests of clients still wait in a service for their answers."""
-        return any(service.owes_answers() for service in self._services)
+        return any(service.has_unsent_replies() for service in self._services)
 
     def check_invariants(self) -> None:
         """Assert what holds between two turns in the state of each service; slow, for tests."""

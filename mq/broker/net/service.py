@@ -86,7 +86,7 @@ class Service:
         """What runs beside the event loop until the broker stops; called once."""
         return ()
 
-    def owes_answers(self) -> bool:
+    def has_unsent_replies(self) -> bool:
         """Whether requests of clients still wait here for their answers; a broker that stops waits for them a while."""
         return False
 

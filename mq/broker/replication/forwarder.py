@@ -202,7 +202,7 @@ class Forwarder(Service):
         """This replica stopped leading."""
         self._leads = False
 
-    def owes_answers(self) -> bool:
+    def has_unsent_replies(self) -> bool:
         """Whether requests are waiting or in flight."""
         return bool(self._held or self._sent)
 
