@@ -122,7 +122,7 @@ def test_more_data_than_a_window_allows() -> None:
 def test_a_client_may_use_the_usual_window_until_it_knows_the_settings() -> None:
     loop = Loop(GrpcLimits(stream_window_bytes=1_000))
     early = Loop(GrpcLimits(stream_window_bytes=1_000))
-    early.server.__init__(early.limits, early.intake, early.now, early.begun.append)  # type: ignore[misc]
+    early.server.__init__(early.limits, early.partial_requests, early.now, early.begun.append)  # type: ignore[misc]
     early.taken()
     early.client.__init__()  # type: ignore[misc]
     early.feed(early.client.bytes_to_send())
