@@ -34,6 +34,7 @@ from mq.broker.state.metadata import Metadata
 from mq.protocol.numbers import PhysicalOffset
 from mq.store.checkpoint import Checkpointer
 from mq.store.dispatch import check_entry
+from mq.store.errors import QueueFileDamaged
 from mq.store.opening import LogBounds, open_store
 from mq.store.queue_store import QueueStoreSettings
 from raftlog import Software
@@ -316,6 +317,10 @@ class BrokerProcess(LogProcess):
         floor = min(floor, self.replica.applied_index, log.durable_index - 1)
         held_pos = self.broker.services.leases.first_pos()
         floor_pos = min(self.checkpointer.floor_pos, self._cluster.needed_from(), held_pos)
+        try:
+            floor_pos = min(floor_pos, self.broker.services.kept_messages.first_pos())
+        except QueueFileDamaged:
+            return False
         files = [
             segment.start
             for segment in log.segments()

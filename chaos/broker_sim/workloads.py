@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chaos.broker_sim.compacted import Compacted
 from chaos.broker_sim.crowded import Crowded
 from chaos.broker_sim.dedup import Dedup
 from chaos.broker_sim.delay import Delay
@@ -33,5 +34,6 @@ WORKLOADS: dict[str, type[Workload]] = {
         Lite,
         Expiring,
         FilteredPulls,
+        Compacted,
     )
 }

@@ -3,6 +3,8 @@
 They wait in internal queues for their due time or the end of their transaction, or they are popped and may stay
 unacknowledged; so retention keeps them until the disk is full. Which ones they are is replicated state, and their
 places are in each replica's queues, so every replica knows them.
+
+Messages of compacted topics stay whatever the disk: the newest one of each key is never lost.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from mq.broker.state.format_level import LEVEL_OF_COMPACTION
 from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID
 from mq.protocol.messages.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
+from mq.protocol.requests.compaction_attributes import is_compacted
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.queue_store import QueueStore
@@ -77,3 +81,31 @@ class RetentionFloor:
                 offset = popped.first_hidden(queue.min_offset, now_ms)
                 if offset is not None and offset < queue.max_offset:
                     yield queue, offset
+
+
+class KeptMessages:
+    """Finds the oldest message of all compacted topics. Caches a place for each of their queues."""
+
+    def __init__(self, metadata: Metadata, store: QueueStore) -> None:
+        self._metadata = metadata
+        self._store = store
+        self._places: dict[tuple[tuple[str, int], QueueOffset], PhysicalOffset] = {}
+
+    def first_pos(self) -> PhysicalOffset:
+        """Physical offset of the oldest message of these topics, NOTHING without any. Raises StoreError, OSError."""
+        known, self._places = self._places, {}
+        if self._metadata.format_level.level < LEVEL_OF_COMPACTION:
+            return NOTHING
+        for topic, config in self._metadata.topics.items():
+            if not is_compacted(config.attributes):
+                continue
+            for queue_id in self._store.ends(topic):
+                queue = self._store.get(topic, queue_id)
+                if queue is None or queue.min_offset == queue.max_offset:
+                    continue
+                place = queue.key, queue.min_offset
+                position = known.get(place)
+                if position is None:
+                    position = PhysicalOffset(QUEUE_ENTRY.unpack(queue.read(queue.min_offset, 1))[0])
+                self._places[place] = position
+        return min(self._places.values(), default=NOTHING)

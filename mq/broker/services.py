@@ -26,6 +26,7 @@ from mq.broker.admin.replica_status import ReplicaStatus
 from mq.broker.admin.runtime_info import RuntimeInfo
 from mq.broker.admin.skipping import Skips
 from mq.broker.admin.stats import Stats
+from mq.broker.admin.topic_compaction import TopicCompaction
 from mq.broker.admin.topic_expiry import TopicExpiry
 from mq.broker.admin.topic_queries import TopicQueries
 from mq.broker.admin.topics import Topics
@@ -76,7 +77,7 @@ from mq.broker.replication.forwarder import Forwarder
 from mq.broker.replication.peer_addresses import PeerAddresses
 from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.broker.replication.peer_calls import PeerCalls
-from mq.broker.retention_floor import RetentionFloor
+from mq.broker.retention_floor import KeptMessages, RetentionFloor
 from mq.broker.schedule.delay_levels import Delays
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.schedule.recall import Recalls
@@ -257,12 +258,14 @@ class Services:
         usage = partial(disk_usage, context.settings.data_dir)
         self.metrics = BrokerMetrics(context, stats=stats, disk_usage=usage)
         self.group_admin = RaftMembers(context)
+        self.kept_messages = KeptMessages(context.metadata, context.store)
         self.retention = Retention(
             settings=context.settings,
             replica=context.replica,
             store=context.store,
             floor_pos=context.floor_pos,
             waiting_pos=RetentionFloor(context.metadata, context.store, context.wall_clock_ms).first_pos,
+            kept_pos=self.kept_messages.first_pos,
             leased_pos=self.leases.first_pos,
             tier=context.tier,
             disk_usage=usage,
@@ -295,6 +298,13 @@ class Services:
             UserAdministration(context),
             PendingQueries(context),
             Cleanup(context, retention=self.retention),
+            TopicCompaction(
+                context,
+                sends=self.sends.compacted,
+                leased_pos=self.leases.first_pos,
+                now_ms=self.retention.plausible_ms,
+                wished_pos=lambda: self.retention.wished_pos,
+            ),
             TopicExpiry(context, leased_pos=self.leases.first_pos, now_ms=self.retention.plausible_ms),
             LevelRaises(context),
         )

@@ -216,6 +216,12 @@ class MemorySettings(SettingGroup):
 
     why_fixed: ClassVar[str] = "what waits already was let in by it"
 
+    compacted_keys_max: int = Field(
+        10_000_000,
+        ge=1000,
+        le=2**31 - 1,
+        description="keys of compacted topics, which the leader remembers; above: SYSTEM_BUSY for messages with a body",
+    )
     pending_bytes_max: int = Field(64 * MIB, ge=MIB, description="unacknowledged messages; above: SYSTEM_BUSY")
     forward_bytes_max: int = Field(
         64 * MIB, ge=MIB, description="bytes of requests forwarded to the leader; above: SYSTEM_BUSY"

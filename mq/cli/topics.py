@@ -22,6 +22,7 @@ from mq.inspection.losses import losses_of_topic
 from mq.inspection.wording import time_of
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.requests.broker import BrokerStatsData
+from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION, is_compacted
 from mq.protocol.requests.deleted_topics import DeletedTopicInfo
 from mq.protocol.requests.namesrv import ClusterInfo
 from mq.protocol.requests.retention_attributes import RESERVE_BYTES, RESERVE_TIME, reserve_bytes, reserve_hours
@@ -58,6 +59,10 @@ RetentionBytes = Annotated[
         metavar="BYTES",
     ),
 ]
+Compacted = Annotated[
+    bool | None,
+    typer.Option("--compacted/--no-compacted", help="Keep the newest message of each key for ever, or not."),
+]
 
 
 @app.command("create")
@@ -73,6 +78,7 @@ def create(
     message_type: MessageType = None,
     retention_hours: RetentionHours = None,
     retention_bytes: RetentionBytes = None,
+    compacted: Compacted = None,
     attribute: Attributes = None,
     group: Annotated[
         str | None, typer.Option("--group", help="Only in this broker group.", metavar="NAME", show_default=False)
@@ -86,7 +92,7 @@ def create(
     otherwise. Exit code 1, and nothing is changed, if all have it, or some have it with settings other than you say.
     """
     kept = _kept(None if retention_hours == -1 else retention_hours, None if retention_bytes == -1 else retention_bytes)
-    changes = attributes_of(attribute or ()) | kept
+    changes = attributes_of(attribute or ()) | kept | _policy(compacted or None)
     further = tuple(sorted((name, value or "") for name, value in changes.items()))
     if removed := [name for name, value in further if not value]:
         raise CommandFailed(f"attribute {removed[0]} needs a value")
@@ -145,6 +151,7 @@ def update(
     message_type: MessageType = None,
     retention_hours: RetentionHours = None,
     retention_bytes: RetentionBytes = None,
+    compacted: Compacted = None,
     attribute: Attributes = None,
     shrink: Annotated[
         bool,
@@ -157,11 +164,11 @@ def update(
 
     Exit code 1 if there is no such topic.
     """
-    further = attributes_of(attribute or ()) | _kept(retention_hours, retention_bytes)
+    further = attributes_of(attribute or ()) | _kept(retention_hours, retention_bytes) | _policy(compacted)
     if (queues, perm, order, message_type) == (None, None, None, None) and not further:
         raise CommandFailed(
             "nothing to change: pass --queues, --perm, --order, --no-order, --message-type, --retention-hours, "
-            "--retention-bytes or --attribute"
+            "--retention-bytes, --compacted, --no-compacted or --attribute"
         )
     bits, kind = None if perm is None else perm_bits(perm), kind_of(message_type)
 
@@ -206,6 +213,11 @@ def _kept(hours: int | None, nbytes: int | None) -> dict[str, str | None]:
     """What --retention-hours and --retention-bytes change."""
     limits = {RESERVE_TIME: hours, RESERVE_BYTES: nbytes}
     return {name: None if limit == -1 else str(limit) for name, limit in limits.items() if limit is not None}
+
+
+def _policy(compacted: bool | None) -> dict[str, str | None]:
+    """What --compacted and --no-compacted change."""
+    return {} if compacted is None else {CLEANUP_POLICY: COMPACTION if compacted else None}
 
 
 async def _configs(admin: Admin, topic: str) -> dict[str, TopicConfig]:
@@ -459,6 +471,9 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
         kept = "" if hours is None else f", messages kept for {hours} h"
         if (nbytes := reserve_bytes(attributes)) is not None:
             kept += f", {nbytes:,} bytes of messages kept"
+        if is_compacted(attributes):
+            after = "after retention_hours of the brokers" if hours is None else f"after {hours} h"
+            kept = f", compacted: the newest message of each key is kept, others go {after}"
         title = (
             f"{topic} in {row['broker']}: perm {row['perm']}, {row['read_queues']} queues read, "
             f"{row['write_queues']} written, identity {row['identity'] or 'unknown'}{kept}"

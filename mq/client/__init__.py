@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     )
     from mq.client.events import ClientEvent, Health
     from mq.client.filters import BodyFilter, Sql, WasmFilter, sql
-    from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+    from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus, tombstone
     from mq.client.metrics import ClientMetrics, OpenTelemetryMetrics, PrometheusMetrics
     from mq.client.net.client_core import RemotingSettings
     from mq.client.net.credentials import Credentials, CredentialsInvalid
@@ -175,6 +175,7 @@ __all__ = [
     "UnreadableAnswer",
     "WasmFilter",
     "sql",
+    "tombstone",
 ]
 
 _MODULES = {
@@ -257,6 +258,7 @@ _MODULES = {
         "ReceivedMessage",
         "SendResult",
         "SendStatus",
+        "tombstone",
     ),
     "mq.client.metrics": (
         "ClientMetrics",

@@ -203,6 +203,8 @@ def encoded(message: Message[T], codec: BodyCodec[T] | None) -> Message[bytes]:
     if codec is None:
         return cast("Message[bytes]", message)
     given = cast("Message[Any]", message)
+    if given.body == b"" and given.keys:
+        return cast("Message[bytes]", message)  # a tombstone
     return msgspec.structs.replace(given, body=encode_body(codec, message.body))
 
 
@@ -214,6 +216,8 @@ def decode_body(message: ReceivedMessage[Any], codec: BodyCodec[Any]) -> BodyNot
         if ends_program(error):
             raise
         message.body = message.raw_body
+        if not message.raw_body:
+            return None  # noqa: ASYNC104 - a tombstone
         failure = BodyNotDecoded(message, f"{_of(codec)}: {_said(error)}")
         failure.__cause__ = error
         return failure  # noqa: ASYNC104

@@ -24,7 +24,7 @@ else:
 
     BodyT = TypeVar("BodyT")
 
-__all__ = ["BodyT", "Message", "MessageQueue", "ReceivedMessage", "SendResult", "SendStatus"]
+__all__ = ["BodyT", "Message", "MessageQueue", "ReceivedMessage", "SendResult", "SendStatus", "tombstone"]
 
 
 _TOPIC_AND_BODY = ("topic", "body")
@@ -45,7 +45,8 @@ class MessageQueue(NamedTuple):
 class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=True):
     """A message to send.
 
-    `body` is 1 byte to 4 MiB; or, for a producer with a codec, a value that the codec encodes as that. `tags` is one
+    `body` is 1 byte to 4 MiB, and may be empty if there are keys (see `tombstone`);
+    or, for a producer with a codec, a value that the codec encodes as that. `tags` is one
     tag to filter by; `keys` are words to look the message up by. `properties` are the application's own names and
     values. Messages with the same `sharding_key` go to the same queue and so keep their order. `flag` is a number that
     brokers store and ignore. `delay_level` 1 to 18 delivers later (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h; brokers may
@@ -78,6 +79,16 @@ class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=Tr
         else:
             shown = repr(body) if len(body) <= _SHOWN_BYTES_MAX else f"<{len(body)} bytes>"
         return f"Message({self.topic!r}, {shown}{fields})"
+
+
+def tombstone(
+    topic: str, key: str, *, tags: str | None = None, properties: Mapping[str, str] | None = None
+) -> Message[bytes]:
+    """A message that says to a compacted topic that `key` has no value any more: one without a body.
+
+    It goes to the queue of the sharding key `key`; send the values of the key with the same sharding key.
+    """
+    return Message(topic, b"", tags=tags, keys=(key,), properties=properties or {}, sharding_key=key)
 
 
 class SendStatus(Enum):
@@ -131,6 +142,16 @@ class ReceivedMessage(Generic[BodyT]):
     def __repr__(self) -> str:
         where = f"{self.queue.broker_name}/{self.queue.queue_id}@{self.queue_offset}"
         return f"<{type(self).__name__} {self.topic} {where} id={self.message_id} {len(self.raw_body)} bytes>"
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether a compacted topic says with this message that its key has no value any more."""
+        return not self.raw_body
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether a compacted topic has stored this message again, so that it may have been received before."""
+        return props.CARRIED in self.record.properties
 
     @property
     def topic(self) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from mq.protocol.codes import RequestCode
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
+from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION
 from mq.protocol.requests.retention_attributes import RESERVE_BYTES, RESERVE_TIME
 from mq.protocol.requests.topics import TopicConfig, TopicConfigList, UpdateAndCreateTopicExt
 
@@ -18,6 +19,8 @@ def attribute_changes(
     retention_hours: int | None,
     retention_bytes: int | None,
     others: Mapping[str, str | None] | None,
+    *,
+    compacted: bool | None = None,
 ) -> dict[str, str | None]:
     """Attributes to set, and with None to remove. Raises ValueError for an unknown message type."""
     if message_type is not None and message_type not in MESSAGE_TYPES:
@@ -29,6 +32,8 @@ def attribute_changes(
         changes[RESERVE_TIME] = None if retention_hours == -1 else str(retention_hours)
     if retention_bytes is not None:
         changes[RESERVE_BYTES] = None if retention_bytes == -1 else str(retention_bytes)
+    if compacted is not None:
+        changes[CLEANUP_POLICY] = COMPACTION if compacted else None
     return changes
 
 

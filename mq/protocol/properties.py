@@ -98,6 +98,8 @@ DEAD_MS: Final = "RAFTMQ_DEAD_MS"
 DEAD_BY: Final = "RAFTMQ_DEAD_BY"
 REQUEUED_BY: Final = "RAFTMQ_REQUEUED_BY"
 """Who sent a dead letter again."""
+CARRIED: Final = "RAFTMQ_CARRIED"
+"""Of the copy of a message that a compacted topic keeps: queue offset and store time (ms) of the original."""
 OMITTED: Final = "RAFTMQ_OMITTED"
 """Which properties a copy of a message lacks, because the record had no room for them; see `fitted`."""
 

@@ -130,6 +130,20 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
         _C,
         "Messages that expired by reserve.time of their topic, since this replica leads.",
     ),
+    "compacted_keys": _Named("raftmq_compacted_keys", _G, "Keys of compacted topics that the leader remembers."),
+    "compacted_messages_unread": _Named(
+        "raftmq_compacted_messages_unread",
+        _G,
+        "Messages of compacted topics whose keys the leader does not know yet.",
+    ),
+    "compacted_messages_carried": _Named(
+        "raftmq_compacted_messages_carried",
+        _C,
+        "Newest messages of keys that were stored again, since this replica leads.",
+    ),
+    "compacted_messages_expired": _Named(
+        "raftmq_compacted_messages_expired", _C, "Messages of compacted topics that went, since this replica leads."
+    ),
     "lite_pops_forgotten": _Named(
         "raftmq_lite_pops_forgotten", _C, "Open pops of groups without clients that were forgotten to make room."
     ),

@@ -20,11 +20,13 @@ from mq.broker.net.service import Service
 from mq.broker.state.commands import encode_command
 from mq.broker.state.expired_messages import ROWS_MAX, ExpireMessages
 from mq.broker.state.format_level import LEVEL_OF_TOPIC_RETENTION
+from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.requests.compaction_attributes import is_compacted
 from mq.protocol.requests.retention_attributes import reserve_bytes, reserve_hours
 from mq.store.errors import StoreError
-from mq.store.queue_store import QueueKey
+from mq.store.queue_store import QueueKey, QueueStore
 from raftlog.segment import SegmentError
 
 _LOOK_SECONDS = 0.5
@@ -92,7 +94,10 @@ class TopicExpiry(Service):
     def run(self) -> None:
         """Look at some queues; called by a timer."""
         if self._hours is None:
-            kept = {name: reserve_hours(config.attributes) for name, config in self._metadata.topics.items()}
+            topics = self._metadata.topics.items()
+            kept = {
+                name: reserve_hours(config.attributes) for name, config in topics if not is_compacted(config.attributes)
+            }
             self._hours = {name: hours for name, hours in kept.items() if hours is not None}
             self._limit_sizes()
         if not (self._hours or self._sizes) or self._in_flight:
@@ -109,11 +114,14 @@ class TopicExpiry(Service):
             self._unlooked = iter([key for key in self._store.all_keys() if key[0] in self._hours])
             self._uncounted = iter(list(self._sizes))
         if rows := self._too_old() or self._too_many():
-            self._expire(self._without_hidden(rows))
+            self._expire(without_hidden(rows, self._metadata, self._store, self._wall_clock_ms()))
 
     def _limit_sizes(self) -> None:
         """Keep what is counted of topics whose limit is as before."""
-        limits = {name: reserve_bytes(config.attributes) for name, config in self._metadata.topics.items()}
+        limits = {
+            name: None if is_compacted(config.attributes) else reserve_bytes(config.attributes)
+            for name, config in self._metadata.topics.items()
+        }
         before = self._sizes
         self._sizes = {}
         for name, bytes_max in limits.items():
@@ -176,20 +184,6 @@ class TopicExpiry(Service):
             return None  # it is restored from the log first
         return (*key, offset) if offset > queue.min_offset else None
 
-    def _without_hidden(self, rows: list[tuple[str, int, QueueOffset]]) -> list[tuple[str, int, QueueOffset]]:
-        """The same, but no queue is to begin behind a message that was popped and may be redelivered."""
-        hidden: dict[QueueKey, QueueOffset] = {}
-        wanted = {(topic, queue_id) for topic, queue_id, _ in rows}
-        now_ms = self._wall_clock_ms()
-        for (_, *place), popped in self._metadata.pops.queues.items():
-            key = place[0], place[1]
-            if key in wanted and (queue := self._store.get(*key)) is not None:
-                offset = popped.first_hidden(queue.min_offset, now_ms)
-                if offset is not None:
-                    hidden[key] = min(offset, hidden.get(key, offset))
-        bounded = [(topic, number, min(offset, hidden.get((topic, number), offset))) for topic, number, offset in rows]
-        return [row for row in bounded if row[2] > self._min_offset(row[:2])]
-
     def _min_offset(self, key: QueueKey) -> QueueOffset:
         queue = self._store.get(*key)
         assert queue is not None, f"{key} is gone within a turn"
@@ -210,3 +204,19 @@ class TopicExpiry(Service):
 
             self._in_flight += 1
             self._appender.add_command(encode_command(ExpireMessages(rows=some)), on_outcome)
+
+
+def without_hidden(
+    rows: list[tuple[str, int, QueueOffset]], metadata: Metadata, store: QueueStore, now_ms: int
+) -> list[tuple[str, int, QueueOffset]]:
+    """The rows, but no queue is to begin behind a message that was popped and may be redelivered."""
+    hidden: dict[QueueKey, QueueOffset] = {}
+    wanted = {(topic, queue_id) for topic, queue_id, _ in rows}
+    for (_, *place), popped in metadata.pops.queues.items():
+        key = place[0], place[1]
+        if key in wanted and (queue := store.get(*key)) is not None:
+            offset = popped.first_hidden(queue.min_offset, now_ms)
+            if offset is not None:
+                hidden[key] = min(offset, hidden.get(key, offset))
+    bounded = [(topic, number, min(offset, hidden.get((topic, number), offset))) for topic, number, offset in rows]
+    return [row for row in bounded if (queue := store.get(*row[:2])) is not None and row[2] > queue.min_offset]

@@ -22,6 +22,7 @@ from mq.broker.state.commands import (
     encode_command,
 )
 from mq.broker.state.format_level import (
+    LEVEL_OF_COMPACTION,
     LEVEL_OF_CONTINUED_OFFSETS,
     LEVEL_OF_DELETED_TOPICS,
     LEVEL_OF_LITE_TOPICS,
@@ -32,6 +33,8 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, PRIORITY, TYPES_STORED
 from mq.protocol.names import (
     BENCHMARK_TOPIC,
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
     NameRefused,
     check_topic,
     is_system_topic,
@@ -40,6 +43,13 @@ from mq.protocol.names import (
 )
 from mq.protocol.properties import safe_value
 from mq.protocol.requests import topics as wire_topics
+from mq.protocol.requests.compaction_attributes import (
+    CLEANUP_POLICY,
+    COMPACTION,
+    DELETE_RETENTION,
+    check_compaction,
+    is_compacted,
+)
 from mq.protocol.requests.lite_attributes import LITE, AttributeRefused, check_topic_attributes, is_lite
 from mq.protocol.requests.retention_attributes import (
     RESERVE_BYTES,
@@ -72,6 +82,7 @@ class Topics(Service):
         self._ends = context.store.ends
         self._wall_clock_ms = context.wall_clock_ms
         self._retention_hours = context.settings.retention_hours
+        self._has_tiers = context.settings.has_tiers
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """See `Service`."""
@@ -114,6 +125,7 @@ class Topics(Service):
         _check_name(topic)
         if self._is_system(topic):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the topic {topic} is conflict with system reserved words")
+        self._tails.deletions_asked[topic] += 1
         continued = self._metadata.format_level.level >= LEVEL_OF_CONTINUED_OFFSETS
         # The topic also if it does not exist: its creation may be in flight.
         names = [*self._pop_retry_topics(topic), topic] if continued else [topic]
@@ -221,6 +233,7 @@ class Topics(Service):
         known = self._metadata.topics.get(name)
         attributes = self._attributes(known, wanted.attributes)
         self._check_lite(name, None if known is None else known.attributes, attributes)
+        self._check_compaction(name, wanted.attributes, attributes)
         becomes_lite = is_lite(attributes) and not (known is not None and is_lite(known.attributes))
         if sets(wanted.attributes, RESERVE_TIME) or sets(wanted.attributes, RESERVE_BYTES) or becomes_lite:
             self._check_retention(attributes)
@@ -270,6 +283,35 @@ class Topics(Service):
                 ResponseCode.INVALID_PARAMETER,
                 f"{MESSAGE_TYPE_ATTRIBUTE} of the topic {name} cannot change from or to {LITE}: delete the topic, and "
                 "create it again",
+            )
+
+    def _check_compaction(self, name: str, changes: Mapping[str, str], attributes: Mapping[str, str]) -> None:
+        """Raises RequestRefused if a topic is to be compacted that cannot be, or that replicas would not keep."""
+        of_policy = CLEANUP_POLICY, DELETE_RETENTION
+        if not is_compacted(attributes) and not any(sets(changes, each) for each in of_policy):
+            return
+        try:
+            check_compaction(attributes)
+        except AttributeRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        if not is_compacted(attributes):
+            return
+        if name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"{name} cannot be compacted: each of its messages is to be consumed"
+            )
+        if self._has_tiers:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"{CLEANUP_POLICY}={COMPACTION} is not for brokers that serve messages from an archive: these keep all "
+                "messages; leave the settings local_retention_hours and local_retention_bytes unset",
+            )
+        level = self._metadata.format_level.level
+        if level < LEVEL_OF_COMPACTION:
+            raise RequestRefused(
+                ResponseCode.VERSION_NOT_SUPPORTED,
+                f"the group is at format level {level}, {CLEANUP_POLICY}={COMPACTION} needs {LEVEL_OF_COMPACTION}: not "
+                "all members are upgraded",
             )
 
     def _check_retention(self, attributes: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
@@ -50,6 +51,7 @@ LAG_GRACE_SEGMENTS = 2
 REFILL_EASED = 0.05
 """Deleted files are fetched only as far as the disk stays this much below the ratio at which they would be deleted."""
 
+EVERYTHING: Final = PhysicalOffset(2**63 - 1)
 _HOUR_MS = 3_600_000
 
 
@@ -78,12 +80,16 @@ class Retention:
     Args:
         floor_pos: physical offset below which no checkpoint needs the log any more.
         waiting_pos: physical offset of the oldest message that the broker still has to deliver. Raises StoreError.
+        kept_pos: physical offset of the oldest message that stays whatever the disk. Raises StoreError, OSError.
         leased_pos: physical offset below which no reader has a lease.
         disk_usage: free and total bytes of the log's disk.
         tier: what may be deleted here because it is archived.
         free_index: called with True while the disk is too full: frees what can be built again from the log.
         wall_clock_ms: milliseconds since the epoch.
         clock: monotonic seconds.
+
+    Attributes:
+        wished_pos: files before it would be deleted, if it were not for ``kept_pos``.
     """
 
     def __init__(
@@ -102,6 +108,7 @@ class Retention:
         clock: Callable[[], float],
         log: Log,
         limits: UpkeepLimits = DEFAULT.upkeep,
+        kept_pos: Callable[[], PhysicalOffset] = lambda: EVERYTHING,
     ) -> None:
         self._early_checks = limits.early_checks
         self._handover_checks = limits.handover_checks
@@ -109,6 +116,8 @@ class Retention:
         self._store = store
         self._floor_pos = floor_pos
         self._waiting_pos = waiting_pos
+        self._kept_pos = kept_pos
+        self.wished_pos = LOG_BEGIN
         self._leased_pos = leased_pos
         self._tier = tier
         self._disk_usage = disk_usage
@@ -120,7 +129,7 @@ class Retention:
         self._files = FileTimes(self._stamps, clock, log)
         self._tight_checks = self._calm_checks = 0
         self._warned = False
-        self._is_held = False
+        self._is_held = self._is_kept = False
         self.settings_changed(settings)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
@@ -154,10 +163,11 @@ class Retention:
         now_ms = self._plausible_ms(segments, wall_ms)
         self._files.look(segments, now_ms)
         self._complete_note(segments, now_ms)
+        needed_pos = self._floor_pos()
         now = Situation(
             now_ms=now_ms,
             hour=time.localtime(wall_ms / 1000).tm_hour,
-            floor_pos=self._floor_pos(),
+            floor_pos=min(needed_pos, self._found_kept_pos()),
             wanted_pos=min(self._wanted_pos(), self._leased_pos()),
             disk_used_bytes=total - free,
             disk_total_bytes=total,
@@ -166,6 +176,7 @@ class Retention:
             copied_pos=self._copied_pos(),
             archived_pos=archived_pos,
         )
+        self._wish(segments, now, needed_pos, is_tight=is_tight)
         try:
             deletion = self._droppable(segments, now)
             if deletion is not None and deletion.early and self._hands_over():
@@ -187,6 +198,31 @@ class Retention:
             self._log.info("log_shortened", files=dropped, base_pos=base_pos, first_index=log.first_index)
         self._forget_early(now_ms)
         self._store.expire_some(PhysicalOffset(self._tier.visible_pos))
+
+    def _found_kept_pos(self) -> PhysicalOffset:
+        try:
+            return self._kept_pos()
+        except (StoreError, OSError) as error:
+            self._log.error("retention_failed", error=str(error))
+            return LOG_BEGIN
+
+    def _wish(
+        self, segments: Sequence[SegmentInfo], now: Situation, needed_pos: PhysicalOffset, *, is_tight: bool
+    ) -> None:
+        """Note what would be deleted without the messages that stay: these are carried forward then."""
+        self.wished_pos = LOG_BEGIN
+        if now.floor_pos < needed_pos:
+            wished = droppable(segments, self._files.newest_ms, self._wanted_policy, replace(now, floor_pos=needed_pos))
+            self.wished_pos = LOG_BEGIN if wished is None else PhysicalOffset(wished.base_pos)
+        is_kept = is_tight and self.wished_pos > now.floor_pos
+        if is_kept and not self._is_kept:
+            self._log.warning("log_kept_for_compaction", kept_pos=now.floor_pos, wished_pos=self.wished_pos)
+        self._is_kept = is_kept
+
+    @property
+    def _wanted_policy(self) -> RetentionPolicy:
+        # Until the group serves archived messages, files go as without an archive.
+        return self._policy if self._tier.begin_pos is None else self._tiered_policy
 
     def refill_bytes(self) -> int:
         """How many bytes of entries that were deleted early to fetch now; see `raftlog.node.Hosted`."""
@@ -274,8 +310,7 @@ class Retention:
 
     def _droppable(self, segments: Sequence[SegmentInfo], now: Situation) -> Deletion | None:
         """What to delete. Undelivered messages are only looked up if a file would be deleted. Raises StoreError."""
-        # Until the group serves archived messages, files go as without an archive.
-        policy = self._policy if self._tier.begin_pos is None else self._tiered_policy
+        policy = self._wanted_policy
         candidate = droppable(segments, self._files.newest_ms, policy, now)
         if candidate is None or (waiting_pos := self._waiting_pos()) >= candidate.base_pos:
             self._is_held &= candidate is None

@@ -31,6 +31,7 @@ from mq.protocol.wire.encoding import SendReplyTemplate
 
 _NOT_SHARED = (UNIQUE_KEY, RECEIPT.encode())
 _PRIORITY = PRIORITY_MARK.encode()
+_KEYS = f"{props.KEYS}{props.NAME_END}".encode()
 _COPIED = f"{props.COPIED}{props.NAME_END}".encode()
 _OF_NUMBERS = (SEQUENCE_MARK, f"{props.PRODUCER_ID}{props.NAME_END}".encode(), _COPIED)
 _BORN = f"{props.BORN_TIMESTAMP}{props.NAME_END}".encode()
@@ -94,6 +95,13 @@ class BatchSends:
                 "the messages of a batch go to one queue, theirs have different priorities: send a batch for each",
             )
         return found.pop()
+
+    def keyless(self, call: Call[SendRequest], tail: NextOffset) -> int | None:
+        """The number of the first message of a batch that has no key; None if all have one. Raises RequestRefused."""
+        for number, (_, _, properties) in enumerate(self._split(call.body, tail)):
+            if not props.value_of(properties, _KEYS).strip():
+                return number
+        return None
 
     def queued(self, call: Call[SendRequest], tail: NextOffset) -> QueuedSend:
         """The messages of a batch without sequence numbers, each with a unique key. Raises RequestRefused, also if one

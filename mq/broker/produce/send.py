@@ -15,6 +15,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.produce.batch import BatchSends, is_copied
+from mq.broker.produce.compacted_topics import CompactedTopics
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.placement import Placement
 from mq.broker.produce.retry import Retries
@@ -32,6 +33,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.message_types import PRIORITY_MARK, level_of, lowest_level, takes_priorities
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
+from mq.protocol.requests.compaction_attributes import is_compacted
 from mq.protocol.requests.send import SendBatchMessage, SendExt, SendMessage, SendMessageV2
 from mq.protocol.wire.encoding import SendReplyTemplate
 from raftlog import Begun, Ready
@@ -60,6 +62,7 @@ class Sends(Service):
         self._tails = context.queue_offsets
         self._special = special
         self._retries = retries
+        self.compacted = CompactedTopics(context.metadata, context.appender)
         self._rng = context.rng
         self._wall_clock_ms = context.wall_clock_ms
         self._creating: dict[str, list[OnOutcome]] = {}
@@ -99,6 +102,7 @@ class Sends(Service):
     def resign(self) -> None:
         """Forget topics in creation: this replica does not lead any more, and they may never be created."""
         self._creating.clear()
+        self.compacted.resign()
         self._messages.writable.clear()
 
     def topic_changed(self, topic: str) -> None:
@@ -116,6 +120,7 @@ class Sends(Service):
         assert not gone, f"sends to {len(gone)} topics are taken that do not exist, such as {min(gone)}"
         if self._appender.is_idle:
             assert not self._creating, f"topics {sorted(self._creating)} are created, and nothing is pending"
+            assert not self.compacted.held, f"sends to {self.compacted.held} queues are held, and nothing is pending"
 
     def counters(self) -> dict[str, int]:
         """See `Service`."""
@@ -163,6 +168,7 @@ class Sends(Service):
         if RECEIPT in text:  # a consumer forwards a popped message: the receipt is not that of the new message
             text = ext.properties = props.without(text, props.POP_CK)
         tails = self._messages.writable.get(ext.topic)
+        is_checked_once = tails is not None
         if tails is None:
             tails = self._open_topic(call)
             if tails is None:
@@ -170,6 +176,10 @@ class Sends(Service):
         queue_id = ext.queue_id
         if not 0 <= queue_id < len(tails):
             queue_id = self._chosen_queue(ext, len(tails))
+        if not is_checked_once and self.compacted.takes(ext.topic):
+            self.compacted.check(call, self._batches, tails[queue_id])
+            if self.compacted.waits(call, queue_id):
+                return
         queue_id = self._by_priority(call, tails, queue_id)
         if ext.batch:
             self._batches.add(call, tails[queue_id])
@@ -187,6 +197,8 @@ class Sends(Service):
         ext = call.request.ext
         if self._appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
+        if self.compacted.takes(ext.topic):
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"topic {ext.topic} is compacted, and takes no replies")
         tails = self._messages.writable.get(ext.topic) or self._open_topic(call)
         if tails is None:
             return None
@@ -252,7 +264,8 @@ class Sends(Service):
         if config.write_queues == 0:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} has no write queue")
         tails = self._tails.of_topic(topic)
-        if not is_retry and not takes_priorities(config.attributes):  # others are checked each time
+        attributes = config.attributes
+        if not (is_retry or takes_priorities(attributes) or is_compacted(attributes)):  # others are checked each time
             self._messages.writable[topic] = tails
         return tails
 

@@ -25,6 +25,7 @@ from mq.protocol.requests.clients import SubscriptionData
 from mq.protocol.requests.offsets import GetEarliestMsgStoretime, OffsetReply, SearchOffsetByTimestamp, TimestampReply
 from mq.protocol.requests.queries import (
     ConsumeQueueView,
+from mq.protocol.requests.compaction_attributes import is_compacted
     QueryConsumeQueue,
     QueryConsumeTimeSpan,
     QueueEntry,
@@ -183,7 +184,9 @@ class OffsetAndTimeQueries(Service):
         found = decode_record(memoryview(record), verify=False)
         config = self._metadata.topics.get(found.topic)
         limits = (reserve_hours, reserve_bytes)
-        if config is None or all(limit(config.attributes) is None for limit in limits):
+        if config is None or (
+            all(limit(config.attributes) is None for limit in limits) and not is_compacted(config.attributes)
+        ):
             return False
         queue = self._store.get(found.topic, found.queue_id)
         return queue is not None and found.queue_offset < queue.min_offset

@@ -23,6 +23,7 @@ from mq.broker.write_path.entry_builder import Entry, EntryBuilder, PendingItem
 from mq.broker.write_path.gathering import Gathering
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Unknown
 from mq.broker.write_path.pending import AtomicGroup, InternalRecord, PendingCommand, PendingGroup
+from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.codes import ResponseCode
 from mq.protocol.wire.encoding import SendReplyTemplate
 from mq.store.queue_store import BuiltRun
@@ -171,6 +172,10 @@ class Appender:
         Together they must fit into an entry; see `Appender.entry_bytes_max`. Only while this broker leads.
         """
         self.add(AtomicGroup(group))
+
+    def adds_to(self, tail: NextOffset) -> bool:
+        """Whether a message that is not a client's plain send waits for its round, for the queue of ``tail``."""
+        return any(isinstance(item, AtomicGroup) and item.adds_to(tail) for item in self.pending)
 
     @property
     def may_start(self) -> bool:

@@ -197,6 +197,10 @@ class AtomicGroup:
         self._members = members
         self.nbytes = members[0].nbytes if len(members) == 1 else sum([member.nbytes for member in members])
 
+    def adds_to(self, tail: NextOffset) -> bool:
+        """Whether a message of this group goes to the queue of ``tail``."""
+        return any(not isinstance(member, PendingCommand) and member.tail is tail for member in self._members)
+
     def build(self, draft: EntryDraft) -> None:
         """See `PendingItem`."""
         for member in self._members:

@@ -84,6 +84,10 @@ class QueueOffsets(Service):
         """
         self._deletions: Counter[str] = Counter()
         """Deletions per topic that are in the log but not applied yet."""
+        self.deletions_asked: Counter[str] = Counter()
+        """How often this leader was asked to delete each topic: whoever appends something that must not be in the next
+        topic of its name compares.
+        """
 
     def resign(self) -> None:
         """This replica stopped leading: another one assigns queue offsets."""
@@ -91,6 +95,7 @@ class QueueOffsets(Service):
         self._lite.clear()
         self._names.clear()
         self._deletions.clear()
+        self.deletions_asked.clear()
 
     def reset(self, topic: str) -> None:
         """The topic's deletion is in the log, and its offsets begin at 0 again: messages behind it go to empty queues.

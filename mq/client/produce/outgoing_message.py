@@ -91,8 +91,10 @@ def make_ready(
     body, sys_flag = message.body, 0
     if not isinstance(body, bytes):
         raise MessageRefused(f"the body must be bytes, not {type(body).__name__}")
-    if not 1 <= len(body) <= BODY_BYTES_MAX:
-        raise MessageRefused(f"the body has {len(body)} bytes; 1 to {BODY_BYTES_MAX} are allowed")
+    if not (body or message.keys) or len(body) > BODY_BYTES_MAX:
+        raise MessageRefused(
+            f"the body has {len(body)} bytes; 1 to {BODY_BYTES_MAX} are allowed, and 0 if the message has keys"
+        )
     if compress is not None and len(body) >= compress_bytes_min:
         sys_flag, body = deflate(compress, body)
     if own and props.TRANSACTION_PREPARED in own:

@@ -9,6 +9,7 @@ from mq.console.views.text import matching, paged
 from mq.console.views.topics import age_of_last, chosen, queue_rows, reader_rows, rows, settings_of, total
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
 from mq.protocol.names import NameRefused, check_topic, is_system_topic
+from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY
 from mq.protocol.requests.retention_attributes import RESERVE_TIME
 
 QUEUES_MAX = 1024
@@ -63,7 +64,9 @@ async def topic(visit: Visit) -> Page:
         "fault": fault or fault_of(progress),
         "is_system": is_system_topic(name),
         "attributes": sorted(
-            {MESSAGE_TYPE_ATTRIBUTE, RESERVE_TIME}.union(*(each.attributes for each in configs.values()))
+            {MESSAGE_TYPE_ATTRIBUTE, RESERVE_TIME, CLEANUP_POLICY}.union(
+                *(each.attributes for each in configs.values())
+            )
         ),
     }
     return Page("topic.html", name, values)

@@ -1,0 +1,226 @@
+"""The workload "compacted": a topic keeps the newest message of each key, and lets old ones go after seconds.
+
+What must hold: a message goes only if its queue has a newer one with its key, or if it is a tombstone whose time is
+over; on each replica. A copy that the leader carries forward is that of the newest message of its key, at the place
+where it is stored, and of no former topic of the name. So readers see the values of each key in the order in which they
+were sent, and who reads from the first offset on gets the newest of each. In the end, everything that was stored before
+has gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Final, NamedTuple
+
+from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
+from chaos.broker_sim.process import BrokerProcess
+from chaos.broker_sim.workload import Brokers, Workload
+from chaos.limits import replaced
+from chaos.violation import Violation
+from mq.broker.admin import topic_compaction
+from mq.broker.state.commands import DeleteTopic
+from mq.broker.state.expired_messages import ExpireMessages
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION, DELETE_RETENTION
+from mq.protocol.requests.retention_attributes import RESERVE_TIME
+
+_OLD_MS: Final = 2000
+_TOMBSTONE_MS: Final = 5000
+_KEYS: Final = 12
+_AGAIN, _DELETE, _TOMBSTONE = 0.02, 0.01, 0.2
+"""How often an operation creates the topic again, deletes it, or sends a tombstone."""
+_QUICK: Final = {"_HOUR_MS": _OLD_MS, "_LINGER_SECONDS": 0.5, "_LOOK_SECONDS": 0.3, "_AGAIN_SECONDS": 0.2}
+
+
+class _Newest(NamedTuple):
+    """The newest message of a key: where it is, its unique key, whether it is a tombstone, and when that was sent."""
+
+    offset: int
+    unique_key: str
+    is_tombstone: bool
+    sent_ms: int
+
+
+class Compacted(Workload):
+    """See the module."""
+
+    name = "compacted"
+    topic = "C"
+
+    def __init__(self, cluster: Brokers) -> None:
+        super().__init__(cluster)
+        self._exists = False
+        self._newest: dict[tuple[int, str], _Newest] = {}
+        self._begins: dict[int, int] = {}
+        self._commands: list[ExpireMessages | DeleteTopic] = []
+        self._tombstones = 0
+        self._ends: dict[int, int] = {}
+        """Where queues ended when clients stopped."""
+
+    def surroundings(self) -> AbstractContextManager[None]:
+        """See `Workload.surroundings`: an hour is short, and what is old goes soon."""
+        return _quick()
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        chance = self.rng.random()
+        if not self._exists or chance < _AGAIN:
+            self._create()
+        elif chance < _AGAIN + _DELETE:
+            ext = {"topic": self.topic}
+            self.counts["deletions asked for"] += 1
+            self._ask(RequestCode.DELETE_TOPIC_IN_BROKER, ext)
+        if chance > 1 - _TOMBSTONE:
+            self._send_tombstone()
+        else:
+            self.send(self.new("plain", {props.KEYS: self._key()}))
+
+    def _key(self) -> str:
+        return f"k{min(self.rng.randrange(_KEYS), self.rng.randrange(_KEYS))}"
+
+    def _create(self) -> None:
+        attributes = {CLEANUP_POLICY: COMPACTION, RESERVE_TIME: 1, DELETE_RETENTION: _TOMBSTONE_MS}
+        ext = {
+            "topic": self.topic,
+            "defaultTopic": "TBW102",
+            "readQueueNums": self.queues,
+            "writeQueueNums": self.queues,
+            "perm": 6,
+            "attributes": ",".join(f"+{name}={value}" for name, value in attributes.items()),
+        }
+
+        def done(answer: Answer | Lost) -> None:
+            self._exists |= isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+
+        self._ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext, done)
+
+    def _send_tombstone(self) -> None:
+        self._tombstones += 1
+        ext = self.send_fields(self.topic, {props.UNIQUE_KEY: f"D{self._tombstones}", props.KEYS: self._key()})
+        self._ask(RequestCode.SEND_MESSAGE_V2, ext)
+
+    def _ask(self, code: RequestCode, ext: dict[str, Any], done: Any = None) -> None:
+        self.rng.choice(self.clients).request(self.cluster.some_node(self.rng), code, ext, b"", done)
+
+    def send_fields(self, topic: str, properties: dict[str, str]) -> dict[str, Any]:
+        """See `Workload.send_fields`; nobody creates the topic by a message."""
+        return super().send_fields(topic, properties) | {"c": "none"}
+
+    def stop(self) -> None:
+        """See `Workload.stop`."""
+        if not self.stopped:
+            self._ends = {queue_id: self.ledger.end(self.topic, queue_id) for queue_id in range(self.queues)}
+        super().stop()
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def stored(self, stored: Stored) -> None:
+        """See `Workload.stored`."""
+        record = stored.record
+        if record.topic != self.topic:
+            return
+        place = record.queue_id, record.properties[props.KEYS]
+        unique_key = record.properties[props.UNIQUE_KEY]
+        before = self._newest.get(place)
+        if props.CARRIED in record.properties:
+            self.counts["carried"] += 1
+            if before is None or before.unique_key != unique_key:
+                raise Violation(f"carried: {unique_key} to {stored.place}, behind {before}")
+            self._newest[place] = before._replace(offset=record.queue_offset)
+        else:
+            self._newest[place] = _Newest(record.queue_offset, unique_key, not record.body, record.store_timestamp_ms)
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        if isinstance(command, ExpireMessages | DeleteTopic):
+            self._commands.append(command)
+
+    def entry_ends(self) -> None:
+        """See `Workload.entry_ends`: the messages of an entry come before its commands."""
+        commands, self._commands = self._commands, []
+        for command in commands:
+            if isinstance(command, ExpireMessages):
+                for _, queue_id, first in command.rows:
+                    self._expire(queue_id, min(first, self.ledger.end(self.topic, queue_id)))
+            elif command.name == self.topic:
+                self.counts["deletions"] += 1
+                self._exists = False
+                self.ledger.deleted(self.topic, continued=command.continued)
+                self._newest.clear()
+                if not command.continued:
+                    self._begins.clear()
+                    self._read_to.clear()
+
+    def _expire(self, queue_id: int, first: int) -> None:
+        for place, newest in [*self._newest.items()]:
+            if place[0] == queue_id and newest.offset < first:
+                age_ms = self.cluster.true_ms() - newest.sent_ms
+                if not newest.is_tombstone or age_ms < _TOMBSTONE_MS - 4 * self.cluster.plan.wall_skew_ms:
+                    raise Violation(f"lost value: queue {queue_id} begins at {first}, behind {newest} of {place[1]}")
+                self.counts["tombstones gone"] += 1
+                del self._newest[place]
+        before = self._begins.get(queue_id, 0)
+        self.counts["expired"] += max(first - before, 0)
+        self._begins[queue_id] = max(first, before)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _take(self, queue_id: int, offset: int, answer: Answer) -> None:
+        if offset != self._read_to[queue_id]:
+            return  # the topic was deleted meanwhile
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            moved = int(answer.ext["nextBeginOffset"])
+            self._check_gone(queue_id, offset, moved, "a reader")
+        super()._take(queue_id, offset, answer)
+
+    def check_next(self, topic: str, queue_id: int, offset: int, record: Any) -> None:
+        """See `Workload.check_next`; the topic may have been deleted while the answer was on its way."""
+        if record.queue_offset != offset:
+            raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
+        queue = self.ledger.queues.get((topic, queue_id), [])
+        if offset < len(queue) and queue[offset] is not OF_DELETED_TOPIC:
+            self.ledger.read(topic, queue_id, record)
+
+    def _check_gone(self, queue_id: int, low: int, high: int, who: str) -> None:
+        """The newest message of no key is among these that are gone, but for tombstones that may go."""
+        for place, newest in self._newest.items():
+            if place[0] == queue_id and low <= newest.offset < high:
+                raise Violation(f"lost value: {who} goes on at {queue_id}/{high}, behind {newest} of {place[1]}")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_read_all(self) -> bool:
+        """See `Workload.has_read_all`. A deleted topic cannot be read; what is carried comes again and again."""
+        return not self._exists or all(self._read_to[each] >= end for each, end in self._ends.items())
+
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`: messages from before the end that have not expired."""
+        if not self._exists:
+            return 0
+        first = {
+            each: max(self._begins.get(each, 0), self.ledger.begins.get((self.topic, each), 0)) for each in self._ends
+        }
+        return sum(max(end - first[each], 0) for each, end in self._ends.items())
+
+    def check_replicas(self, running: list[BrokerProcess]) -> None:
+        """See `Workload.check_replicas`: also that each replica has the newest message of each key."""
+        super().check_replicas(running)
+        for process in running:
+            for queue_id in range(self.queues):
+                queue = process.queues.get(self.topic, queue_id)
+                if self._exists and queue is not None:
+                    self._check_gone(queue_id, 0, queue.min_offset, process.node_id)
+
+
+@contextmanager
+def _quick() -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, value in _QUICK.items():
+            stack.enter_context(replaced(topic_compaction, name, value))
+        yield

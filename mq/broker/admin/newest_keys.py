@@ -1,0 +1,62 @@
+"""Where the newest message of each key of a queue is. Pure.
+
+A key is known by a hash of 16 bytes, so that long keys take no more memory than short ones, and nobody finds two keys
+with one hash.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from mq.protocol.messages.records import RawRecord, properties_text
+from mq.protocol.numbers import QueueOffset
+from mq.protocol.requests.compaction_attributes import carried_from_ms, key_of
+
+_HASH_BYTES: Final = 16
+
+
+def hash_of(record: bytes) -> bytes | None:
+    """The hash of the key of a record; None without a key. Raises RecordError."""
+    key = key_of(properties_text(record))
+    return None if key is None else blake2b(key.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
+
+
+class Kept(NamedTuple):
+    """What decides whether the newest message of a key goes."""
+
+    is_tombstone: bool
+    stored_ms: int
+    """Of the original, if this is a copy of one."""
+
+
+def kept(record: RawRecord) -> Kept:
+    """What a record says of that."""
+    original_ms = carried_from_ms(record.properties.decode("utf-8", "replace"))
+    own_ms = record.store_timestamp_ms
+    return Kept(not record.body, own_ms if original_ms is None else min(own_ms, original_ms))
+
+
+class NewestKeys:
+    """The offset of the newest message of each key, of the messages that were learned, in the order of the queue."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[bytes, QueueOffset] = {}
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def learn(self, key: bytes, offset: QueueOffset) -> None:
+        """There is a message with this key; the newest one known, unless it was learned before."""
+        before = self._offsets.get(key)
+        if before is None or before < offset:
+            self._offsets[key] = offset
+
+    def is_newest(self, key: bytes, offset: QueueOffset) -> bool:
+        """Whether no newer message with this key is known."""
+        return self._offsets.get(key) == offset
+
+    def forget(self, key: bytes, offset: QueueOffset) -> None:
+        """The message at this offset goes, and with it its key, unless there is a newer one."""
+        if self._offsets.get(key) == offset:
+            del self._offsets[key]

@@ -1,0 +1,434 @@
+"""Topics that keep the newest message of each key: the leader carries these forward, and lets the old ones expire.
+
+Theory of operation. A queue is compacted from its beginning. When its oldest messages are old enough to go, the leader
+looks at each: if its queue has a newer one with the same key, or it is a tombstone that was kept for long enough, it
+just goes. Otherwise it is *carried*: the leader appends a copy at the end of the queue, as an ordinary message. Some
+time later, `_LINGER_SECONDS`, the queue begins behind the messages that were looked at, by the same command as for
+topics that keep their messages for less time (`mq.broker.state.expired_messages`).
+
+So everything is in the log: replicas, snapshots, backups, archives and readers need to know nothing of it. What a copy
+must never do is to follow a newer message with its key. The leader knows the keys of all messages that are applied; for
+those on their way it *holds* sends to the queue (`mq.broker.produce.compacted_topics`) and appends a command, the
+*barrier*: when that is applied, so is everything before it. If nothing else has come into the queue meanwhile, it
+appends the copies, and serves the held sends behind them.
+
+Messages are old after the hours of their topic. If the log is too large, or the disk too full, those go earlier that
+keep files from being deleted, but none before `_PRESSED_HOURS`: where the newest messages alone are too many, carrying
+them again and again would help nobody.
+
+The files of the log stay, on each replica, from the first message of each compacted queue on; see
+`mq.broker.retention_floor.KeptMessages`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from mq.broker.admin.newest_keys import NewestKeys, hash_of, kept
+from mq.broker.admin.topic_expiry import without_hidden
+from mq.broker.base.periodic_task import Periodic, now_if
+from mq.broker.base.rate_limited_log import RateLimitedLog
+from mq.broker.base.stored_times import old_until
+from mq.broker.context import BrokerContext
+from mq.broker.net.service import Service
+from mq.broker.produce.compacted_topics import CompactedTopics
+from mq.broker.schedule.due_records import DueRecords
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import encode_command
+from mq.broker.state.expired_messages import ExpireMessages
+from mq.broker.state.format_level import LEVEL_OF_COMPACTION
+from mq.broker.write_path.outcome import Outcome, Stored
+from mq.broker.write_path.pending import InternalRecord, PendingGroup
+from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.record_copy import copy_record
+from mq.protocol import properties as props
+from mq.protocol.messages.records import RawRecord, RecordError, split_record
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset, QueueOffset
+from mq.protocol.properties import PROPERTIES_BYTES_MAX
+from mq.protocol.requests.compaction_attributes import delete_retention_ms, is_compacted
+from mq.protocol.requests.retention_attributes import reserve_hours
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.errors import StoreError
+from mq.store.queue_store import QueueKey
+from raftlog.segment import SegmentError
+
+_STEP_SECONDS = 0.02
+_STEP_MESSAGES = 200
+"""Messages that one step reads: some milliseconds."""
+_BARRIER_MESSAGES_MAX = 2000
+"""Messages that may be learned at once when the barrier is applied."""
+_CARRIED_AT_ONCE = 64
+_GROUP_BYTES_MAX = 256 * 1024
+_LOOK_SECONDS = 10.0
+_AGAIN_SECONDS = 5.0
+"""After something could not be read or stored."""
+_LINGER_SECONDS = 600.0
+"""So long a message stays readable after its copy is stored: a reader that comes to it finds the value in its place."""
+_PRESSED_HOURS: Final = 1
+_HOUR_MS = 3_600_000
+_NOT_COPIED: Final = tuple(
+    f"{name}{props.NAME_END}".encode() for name in (props.SEQUENCE, props.PRODUCER_ID, props.OMITTED, props.POP_CK)
+)
+"""Properties that are about another record."""
+_CARRIED: Final = f"{props.CARRIED}{props.NAME_END}".encode()
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """What the leader knows of one queue.
+
+    Attributes:
+        learned: messages before this offset are in ``keys``.
+        looked: messages before this offset are carried, or need not be.
+        lingering: times, and the messages looked at up to then.
+        again_at: nothing is done before this time.
+    """
+
+    key: QueueKey
+    queue: ConsumeQueue
+    learned: QueueOffset
+    looked: QueueOffset
+    keys: NewestKeys = field(default_factory=NewestKeys)
+    lingering: deque[tuple[float, QueueOffset]] = field(default_factory=deque)
+    again_at: float = float("-inf")
+
+
+_Old = list[tuple[QueueOffset, bytes, RawRecord]]
+"""Messages that may have to be carried: offset, hash of the key, and the record."""
+
+
+class TopicCompaction(Service):
+    """See the module's theory of operation.
+
+    Args:
+        sends: holds sends to compacted topics.
+        leased_pos: physical offset from which on readers have leases.
+        now_ms: the time by which messages are old; see `mq.broker.base.retention.Retention.plausible_ms`.
+        wished_pos: the log would be deleted up to here, if there were no compacted topics.
+    """
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        sends: CompactedTopics,
+        leased_pos: Callable[[], PhysicalOffset],
+        now_ms: Callable[[], int],
+        wished_pos: Callable[[], PhysicalOffset],
+    ) -> None:
+        self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
+        self._segment_log, self._tails = context.replica.log, context.queue_offsets
+        self._sends = sends
+        self._leased_pos, self._now_ms, self._wished_pos = leased_pos, now_ms, wished_pos
+        self._wall_clock_ms, self._clock = context.wall_clock_ms, context.clock
+        self._records = DueRecords(context.replica.log, context.environment.in_background)
+        self._log = RateLimitedLog(context.log, context.wall_clock_ms)
+        self._has_tiers = context.settings.has_tiers
+        self._group_bytes_max = min(_GROUP_BYTES_MAX, context.appender.entry_bytes_max)
+        self._queues: dict[QueueKey, _Queue] = {}
+        self._topics: dict[str, int | None] | None = None
+        """Compacted topics, and the hours after which their messages are old; None if that has to be found out."""
+        self._places: dict[int | None, PhysicalOffset] = {}
+        self._look_at = float("-inf")
+        self._in_flight = self._is_busy = False
+        self._leadership = object()
+        self.settings_changed(context.settings)
+        self.carried = self.expired = 0
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions; see `Service`."""
+        yield Periodic(_STEP_SECONDS, self.run, self._rests_until)
+
+    def counters(self) -> dict[str, int]:
+        """Figures: keys of compacted topics, messages carried and expired since this replica leads; see `Service`."""
+        return {
+            "compacted_keys": sum(len(each.keys) for each in self._queues.values()),
+            "compacted_messages_carried": self.carried,
+            "compacted_messages_expired": self.expired,
+            "compacted_messages_unread": sum(
+                max(each.queue.max_offset - each.learned, 0) for each in self._queues.values()
+            ),
+        }
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """See `Service`."""
+        self._retention_hours = settings.retention_hours
+        self._sends.keys_max = settings.compacted_keys_max
+
+    def topic_changed(self, topic: str) -> None:
+        """See `Service`."""
+        self._topics = None
+        self._look_at = float("-inf")
+        for key in [key for key in self._queues if key[0] == topic and not self._is_kept(topic)]:
+            del self._queues[key]
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `Service`."""
+        for key in [key for key in self._queues if key[0] == topic]:
+            del self._queues[key]
+
+    def resign(self) -> None:
+        """See `Service`."""
+        self._leadership = object()
+        self._in_flight = self._is_busy = False
+        self._queues, self._topics, self._places = {}, None, {}
+        self._look_at = float("-inf")
+        self._sends.is_full = False
+
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        if self._appender.is_idle:
+            assert not self._in_flight, "messages are carried, and nothing is pending"
+        for each in self._queues.values():
+            assert each.looked <= each.queue.max_offset, f"{each.key}: looked at {each.looked} messages of {each.queue}"
+
+    def _rests_until(self) -> float:
+        return now_if(self._is_busy and self._appender.is_open)
+
+    def run(self) -> None:
+        """Do the next step of one queue; called by a timer."""
+        if not self._appender.is_open or self._waits():
+            return
+        if self._topics is None:
+            configs = self._metadata.topics.items()
+            self._topics = {name: reserve_hours(config.attributes) for name, config in configs if self._is_kept(name)}
+        self._is_busy = False
+        if not self._topics or not self._appender.has_room:
+            return
+        if self._clock() >= self._look_at:
+            self._look_at = self._clock() + _LOOK_SECONDS
+            self._look()
+        for each in list(self._queues.values()):
+            self._is_busy |= self._step(each)
+            if self._waits():
+                break
+
+    def _waits(self) -> bool:
+        return self._in_flight or self._records.is_loading
+
+    def _is_kept(self, topic: str) -> bool:
+        config = self._metadata.topics.get(topic)
+        return (
+            config is not None
+            and is_compacted(config.attributes)
+            and not self._has_tiers
+            and self._metadata.format_level.level >= LEVEL_OF_COMPACTION
+        )
+
+    def _look(self) -> None:
+        """Find new queues, and what is old enough to go."""
+        topics = self._topics or {}
+        for topic in topics:
+            for queue_id in self._store.ends(topic):
+                self._current((topic, queue_id))
+        now_ms = self._now_ms()
+        for hours in {*topics.values(), _PRESSED_HOURS}:
+            with suppress(SegmentError, OSError):
+                age_ms = self._retention_hours if hours is None else min(hours, self._retention_hours)
+                place = old_until(self._segment_log, now_ms - round(age_ms * _HOUR_MS))
+                self._places[hours] = LOG_BEGIN if place is None else place
+        self._sends.is_full = sum(len(each.keys) for each in self._queues.values()) >= self._sends.keys_max
+
+    def _current(self, key: QueueKey) -> _Queue | None:
+        """What is known of a queue: nothing, if it is another one than before."""
+        queue, known = self._store.get(*key), self._queues.get(key)
+        if queue is None:
+            self._queues.pop(key, None)
+            return None
+        if known is None or known.queue is not queue:
+            known = self._queues[key] = _Queue(key, queue, queue.min_offset, queue.min_offset)
+        known.looked = max(known.looked, queue.min_offset)
+        known.learned = max(known.learned, queue.min_offset)
+        return known
+
+    def _step(self, known: _Queue) -> bool:
+        """Do something for a queue; returns whether there is more to do soon."""
+        if self._clock() < known.again_at or self._current(known.key) is not known:
+            return False
+        try:
+            if known.learned < known.queue.max_offset:
+                return self._learn(known, _STEP_MESSAGES)
+            return self._expire(known) or self._look_at_old(known)
+        except (SegmentError, StoreError, RecordError, OSError) as error:
+            known.again_at = self._clock() + _AGAIN_SECONDS
+            topic, queue_id = known.key
+            self._log.warning("compaction_paused", topic=topic, queue_id=queue_id, error=str(error))
+            return False
+
+    def _read(self, queue: ConsumeQueue, offset: QueueOffset) -> bytes | None:
+        """A record; None if it is being loaded. Raises SegmentError, StoreError, OSError."""
+        position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
+        if self._records.is_loading:
+            return None
+        if not self._records.may_read(queue, offset, position, size):
+            self._records.load(queue, offset, self._loaded)
+            return None
+        return self._segment_log.pread(position, size)
+
+    def _loaded(self) -> None:
+        if self._appender.is_open:
+            self.run()
+
+    def _learn(self, known: _Queue, count_max: int) -> bool:
+        """Learn the keys of the next messages; returns whether there may be more. Raises as `_read`; RecordError."""
+        end = min(known.learned + count_max, known.queue.max_offset)
+        while known.learned < end:
+            record = self._read(known.queue, known.learned)
+            if record is None:
+                return True
+            key = hash_of(record)
+            if key is not None:
+                known.keys.learn(key, known.learned)
+            known.learned = QueueOffset(known.learned + 1)
+        return True
+
+    # -- carrying ------------------------------------------------------------------------------------------------------
+
+    def _look_at_old(self, known: _Queue) -> bool:
+        """Look at the next old messages; returns whether there are any. Raises as `_learn`."""
+        own = self._places.get((self._topics or {}).get(known.key[0]), LOG_BEGIN)
+        place = max(own, min(self._wished_pos(), self._places.get(_PRESSED_HOURS, LOG_BEGIN)))
+        end = known.queue.first_from(place)
+        if known.looked >= end:
+            return False
+        config = self._metadata.topics.get(known.key[0])
+        tombstones_until_ms = self._now_ms() - delete_retention_ms({} if config is None else config.attributes)
+        old: _Old = []
+        offset, nbytes = known.looked, 0
+        for _ in range(_STEP_MESSAGES):
+            if offset >= end or len(old) == _CARRIED_AT_ONCE:
+                break
+            data = self._read(known.queue, offset)
+            if data is None:
+                break
+            key = hash_of(data)
+            if key is not None and known.keys.is_newest(key, offset):
+                record = split_record(data)
+                is_tombstone, stored_ms = kept(record)
+                if is_tombstone and stored_ms < tombstones_until_ms:
+                    known.keys.forget(key, offset)
+                else:
+                    nbytes += len(data) + len(_CARRIED) + 64
+                    if old and nbytes > self._group_bytes_max:
+                        break
+                    old.append((offset, key, record))
+            offset = QueueOffset(offset + 1)
+        if old:
+            self._await_barrier(known, old, offset)
+        else:
+            self._looked_at(known, offset)
+        return True
+
+    def _looked_at(self, known: _Queue, end: QueueOffset) -> None:
+        """Nothing before this offset is needed any more: it goes after a while."""
+        assert known.looked <= end, f"{known.key}: looked at {known.looked} messages before, at {end} now"
+        known.looked = end
+        now = self._clock()
+        if known.lingering and now - known.lingering[-1][0] < _LINGER_SECONDS / 10 and len(known.lingering) > 1:
+            known.lingering[-1] = now, end
+        else:
+            known.lingering.append((now, end))
+
+    def _await_barrier(self, known: _Queue, old: _Old, end: QueueOffset) -> None:
+        leadership, (topic, queue_id) = self._leadership, known.key
+        deletions = self._tails.deletions_asked[topic]
+        self._sends.hold(known.key)
+        self._in_flight = True
+
+        def applied(outcome: Outcome) -> None:
+            if leadership is not self._leadership:
+                return
+            self._in_flight = False
+            try:
+                if isinstance(outcome, Stored) and deletions == self._tails.deletions_asked[topic]:
+                    self._carry(known, old, end)
+                else:
+                    known.again_at = self._clock() + _AGAIN_SECONDS
+            finally:
+                self._sends.release(known.key)
+
+        # This changes nothing.
+        nothing = ExpireMessages(rows=[(topic, queue_id, known.queue.min_offset)])
+        self._appender.add_command(encode_command(nothing), applied)
+
+    def _carry(self, known: _Queue, old: _Old, end: QueueOffset) -> None:
+        """Append copies of those among the old messages that are still the newest of their keys."""
+        if self._current(known.key) is not known or not self._is_kept(known.key[0]) or not self._has_caught_up(known):
+            return
+        tail = self._tails.get(*known.key)
+        if tail.next_offset != known.queue.max_offset or self._appender.adds_to(tail):
+            return  # a delayed message or the like is on its way
+        newest = [(offset, record) for offset, key, record in old if known.keys.is_newest(key, offset)]
+        if not newest:
+            self._looked_at(known, end)
+            return
+        leadership = self._leadership
+
+        def settled(outcome: Outcome) -> None:
+            if leadership is not self._leadership:
+                return
+            self._in_flight = False
+            if isinstance(outcome, Stored):
+                self.carried += len(newest)
+                if self._queues.get(known.key) is known:
+                    self._looked_at(known, end)
+            else:
+                known.again_at = self._clock() + _AGAIN_SECONDS
+
+        group: PendingGroup = [_copy(record, offset, tail) for offset, record in newest]
+        last = group[-1]
+        assert isinstance(last, InternalRecord), f"{last} is the copy of a message"
+        last.on_outcome = settled
+        self._in_flight = True
+        self._appender.add_atomically(group)
+
+    def _has_caught_up(self, known: _Queue) -> bool:
+        """Learn what was applied since; returns false if that would take too long."""
+        if known.queue.max_offset - known.learned > _BARRIER_MESSAGES_MAX:
+            return False
+        with suppress(SegmentError, StoreError, RecordError, OSError):
+            self._learn(known, _BARRIER_MESSAGES_MAX)
+        return known.learned == known.queue.max_offset
+
+    # -- expiry --------------------------------------------------------------------------------------------------------
+
+    def _expire(self, known: _Queue) -> bool:
+        """Let the queue begin behind what nobody needs any more; returns whether it will."""
+        end = known.queue.min_offset
+        while known.lingering and known.lingering[0][0] + _LINGER_SECONDS <= self._clock():
+            end = max(end, known.lingering.popleft()[1])
+        bounded = min(end, known.queue.first_from(self._leased_pos()))
+        rows = without_hidden([(*known.key, bounded)], self._metadata, self._store, self._wall_clock_ms())
+        if not rows or rows[0][2] < end:  # the rest has to wait for readers
+            known.lingering.appendleft((self._clock() - _LINGER_SECONDS + _AGAIN_SECONDS, end))
+        if not rows:
+            return False
+        leadership, count = self._leadership, rows[0][2] - known.queue.min_offset
+
+        def settled(outcome: Outcome) -> None:
+            if leadership is self._leadership:
+                self._in_flight = False
+                if isinstance(outcome, Stored):
+                    self.expired += count
+                elif self._queues.get(known.key) is known:
+                    known.lingering.appendleft((self._clock() - _LINGER_SECONDS + _AGAIN_SECONDS, end))
+
+        self._in_flight = True
+        self._appender.add_command(encode_command(ExpireMessages(rows=rows)), settled)
+        return True
+
+
+def _copy(record: RawRecord, offset: QueueOffset, tail: NextOffset) -> InternalRecord:
+    """A message for the end of its queue, with the properties of the original, and where that was."""
+    each = [part for part in record.properties.split(b"\x02") if part and not part.startswith(_NOT_COPIED)]
+    if not any(part.startswith(_CARRIED) for part in each):
+        each.append(_CARRIED + f"{offset} {record.store_timestamp_ms}".encode())
+    properties = b"".join(part + b"\x02" for part in each)
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        properties = record.properties
+    return copy_record(record, tail, properties, transaction=0)

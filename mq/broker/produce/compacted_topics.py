@@ -1,0 +1,108 @@
+"""Sends to topics that keep the newest message of each key: what they must have, and when they wait for a moment.
+
+While the leader carries old messages of a queue forward (`mq.broker.admin.topic_compaction`), sends to that queue are
+*held*, for the time that one round of the log takes. Otherwise a message that is on its way could come into the log
+before the copy of an older one with the same key, and readers would see the older value last.
+"""
+
+from __future__ import annotations
+
+from mq.broker.net.call import Call
+from mq.broker.net.errors import RequestRefused
+from mq.broker.produce.batch import BatchSends, is_copied
+from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.pending import SendRequest
+from mq.broker.write_path.queue_offsets import NextOffset
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.messages.message_types import PRIORITY_MARK
+from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION, is_compacted, key_of
+from mq.store.queue_store import QueueKey
+
+_NOT_IN_ORDER = props.DELAY, *props.TIMER_PROPERTIES, props.TRANSACTION_PREPARED, props.LITE_TOPIC, props.PRIORITY
+_MARKS = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", "LITE_TOPIC\x01", PRIORITY_MARK
+
+
+class CompactedTopics:
+    """Checks and holds sends to compacted topics; the leader has one.
+
+    Attributes:
+        is_full: whether there are as many keys as the broker may remember; then only messages without a body are taken.
+        keys_max: how many these are, for the error.
+    """
+
+    def __init__(self, metadata: Metadata, appender: Appender) -> None:
+        self._metadata = metadata
+        self._appender = appender
+        self._held: dict[QueueKey, list[tuple[Call[SendRequest], int]]] = {}
+        self.is_full = False
+        self.keys_max = 0
+
+    def takes(self, topic: str) -> bool:
+        """Whether this is a compacted topic."""
+        config = self._metadata.topics.get(topic)
+        return config is not None and is_compacted(config.attributes)
+
+    def check(self, call: Call[SendRequest], batches: BatchSends, tail: NextOffset) -> None:
+        """Raises RequestRefused for a send that such a topic does not take."""
+        ext = call.request.ext
+        text = ext.properties
+        if ext.batch and is_copied(text):
+            return  # they are what the other cluster has
+        if any(mark in text for mark in _MARKS):
+            found = props.decode(text)
+            names = [name for name in _NOT_IN_ORDER if found.get(name, "0") not in ("0", "false")]
+            if names:
+                raise RequestRefused(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"topic {ext.topic} has {CLEANUP_POLICY}={COMPACTION}, which takes no message with {names[0]}: the "
+                    "newest value of a key is the one that was sent last, so messages must be visible in the order in "
+                    "which they were sent",
+                )
+        if key_of(text) is None:
+            number = batches.keyless(call, tail) if ext.batch else 0
+            if number is not None:
+                which = f"message {number} of the batch" if ext.batch else "the message"
+                raise RequestRefused(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"{which} has no key: topic {ext.topic} has {CLEANUP_POLICY}={COMPACTION}, and keeps the newest "
+                    "message of each key; set the key of the message (KEYS)",
+                )
+        if self.is_full and call.body:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY,
+                f"the compacted topics of this broker group have {self.keys_max} keys, and it may not remember more: "
+                "raise its setting compacted_keys_max, or send messages without a body for keys that may go",
+            )
+
+    def waits(self, call: Call[SendRequest], queue_id: int) -> bool:
+        """Whether a send to this queue waits; it is served again by `release`."""
+        if not self._held or (waiting := self._held.get((call.request.ext.topic, queue_id))) is None:
+            return False
+        nbytes = len(call.body) + len(call.request.ext.properties)
+        self._appender.pending_bytes += nbytes
+        waiting.append((call, nbytes))
+        return True
+
+    def hold(self, key: QueueKey) -> None:
+        """Hold further sends to a queue."""
+        assert key not in self._held, f"sends to {key} are held already"
+        self._held[key] = []
+
+    def release(self, key: QueueKey) -> None:
+        """Serve the held sends of a queue, in their order."""
+        for call, nbytes in self._held.pop(key, []):
+            self._appender.pending_bytes -= nbytes
+            assert self._appender.pending_bytes >= 0, f"{self._appender.pending_bytes} bytes pend without held sends"
+            call.dispatch()
+
+    def resign(self) -> None:
+        """This replica stopped leading: the leader serves the held sends."""
+        for key in list(self._held):
+            self.release(key)
+
+    @property
+    def held(self) -> int:
+        """How many queues are held."""
+        return len(self._held)
