@@ -200,11 +200,10 @@ class Admin(Client):
         `perm` is 4 for readable plus 2 for writable; `order` marks a topic for ordered consumption. `message_type`, for
         gRPC clients, is one of `MESSAGE_TYPES`. `retention_hours` from 1 on is for how long messages stay, no longer
         than brokers keep their logs, `retention_bytes` from 1 MiB on how many bytes stay in each broker group; -1: no
-        limit. With `compacted`, the newest message of each key stays for ever.
-        None keeps what is set. `attributes` sets others, and removes those with the value None. Returns the
-        route once the name servers know all the groups. If a group loses its leader meanwhile, the next one is asked
-        again, for up to 10 s. Raises NameRefused, and NoRoute if a group has no leader for 5 s or the route does not
-        appear within 5 s.
+        limit. With `compacted`, the newest message of each key stays. None keeps what is set. `attributes` sets others,
+        and removes those with the value None. Returns the route once the name servers know all the groups. If a group
+        loses its leader meanwhile, the next one is asked again, for up to 10 s. Raises NameRefused, and NoRoute if a
+        group has no leader for 5 s or the route does not appear within 5 s.
         """
         check_topic(topic)
         changes = attribute_changes(message_type, retention_hours, retention_bytes, attributes, compacted=compacted)

@@ -22,10 +22,10 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.records import decode_record
 from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.requests.clients import SubscriptionData
+from mq.protocol.requests.compaction_attributes import is_compacted
 from mq.protocol.requests.offsets import GetEarliestMsgStoretime, OffsetReply, SearchOffsetByTimestamp, TimestampReply
 from mq.protocol.requests.queries import (
     ConsumeQueueView,
-from mq.protocol.requests.compaction_attributes import is_compacted
     QueryConsumeQueue,
     QueryConsumeTimeSpan,
     QueueEntry,

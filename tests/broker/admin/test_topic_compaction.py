@@ -7,15 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from mq.broker.admin import topic_compaction
 from mq.broker.admin.topic_compaction import TopicCompaction
-from mq.broker.base import periodic_task
+from mq.broker.retention_floor import NOTHING
+from mq.broker.state.commands import encode_command
+from mq.broker.state.expired_messages import ExpireMessages
+from mq.client import Admin, JsonCodec, Message, MessageRefused, Producer, PushConsumer, SendRejected, tombstone
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.messages.records import StoredMessage
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION, DELETE_RETENTION
+from tests.support.name_server_and_broker import cluster
 from tests.support.running_broker import Client, note_brokers, properties, running, send_ext
 from tests.support.waiting import until
 
@@ -32,7 +38,7 @@ def short_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_compaction, "_LINGER_SECONDS", 0.0)
     monkeypatch.setattr(topic_compaction, "_STEP_SECONDS", 0.005)
     monkeypatch.setattr(topic_compaction, "_AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(periodic_task, "REST_SECONDS_MAX", 0.02)
+    monkeypatch.setattr(TopicCompaction, "_rests_until", lambda self: float("-inf"))
 
 
 async def put(client: Client, key: str, body: bytes, topic: str = "T", **more: str) -> Any:
@@ -239,3 +245,59 @@ async def test_too_many_keys_are_refused_until_some_are_deleted(tmp_path: Path) 
             assert (await put(client, f"k{number}", b"")).code == 0
         await expires_all(client)
         await until(taken)
+
+
+@pytest.mark.usefixtures("short_hours")
+async def test_the_sdk_builds_a_table_from_a_compacted_topic(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer, Admin(namesrv) as admin:
+        await admin.create_topic("Prices", queues=2, compacted=True)
+        for number in range(3):
+            for key in ("apple", "pear"):
+                await producer.send(Message("Prices", b"%d" % number, keys=[key], sharding_key=key))
+        await producer.send(tombstone("Prices", "pear"))
+        codec = JsonCodec(int)
+        await producer.send(Message("Prices", b"7", keys=["plum"], sharding_key="plum"))
+        await producer.send(Message("Marks", b"the last message of a log is not known to be old"))
+        with pytest.raises(MessageRefused, match="0 if the message has keys"):
+            await producer.send(Message("Prices", b""))
+        with pytest.raises(SendRejected, match="has no key"):
+            await producer.send(Message("Prices", b"1"))
+
+        table: dict[str, int] = {}
+        carried = 0
+        with trio.fail_after(60):
+            async with PushConsumer(namesrv, "G", codec=codec, consume_from="first") as consumer:
+                consumer.subscribe("Prices")
+                async for message in consumer:
+                    [key] = message.keys
+                    if message.is_tombstone:
+                        table.pop(key, None)
+                    else:
+                        table[key] = message.body
+                    carried += message.is_carried
+                    if carried >= 3:
+                        break
+        assert table == {"apple": 2, "plum": 7}
+        config = await admin.topic_config("Prices")
+        assert [each.attributes[CLEANUP_POLICY] for each in config.values()] == [COMPACTION]
+
+
+async def test_files_of_a_compacted_topic_stay_until_its_messages_are_carried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = note_brokers(monkeypatch)
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        kept = started[0].services.kept_messages
+        assert kept.first_pos() == NOTHING
+        assert (await client.create_topic("T", 2, attributes=COMPACTED)).code == 0
+        assert kept.first_pos() == NOTHING
+        first = int((await put(client, "a", b"1")).ext["msgId"][16:32], 16)
+        second = int((await put(client, "a", b"2")).ext["msgId"][16:32], 16)
+        assert kept.first_pos() == kept.first_pos() == first
+        started[0].appender.add_command(encode_command(ExpireMessages(rows=[("T", 0, QueueOffset(1))])))
+        started[0].end_turn()
+        await until(partial(begins_behind, client, 1))
+        assert kept.first_pos() == second
+        assert (await client.create_topic("T", 2, attributes=f"-{CLEANUP_POLICY}")).code == 0
+        assert kept.first_pos() == NOTHING
