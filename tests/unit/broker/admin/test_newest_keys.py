@@ -67,4 +67,3 @@ def test_a_key_takes_less_than_two_hundred_bytes() -> None:
     finally:
         tracemalloc.stop()
     assert nbytes / count < 200, f"a key takes {nbytes / count:.0f} bytes"
-    print(f"{nbytes / count:.0f} bytes for each key")
