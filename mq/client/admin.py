@@ -201,9 +201,8 @@ class Admin(Client):
         gRPC clients, is one of `MESSAGE_TYPES`. `retention_hours` from 1 on is for how long messages stay, no longer
         than brokers keep their logs, `retention_bytes` from 1 MiB on how many bytes stay in each broker group; -1: no
         limit. With `compacted`, the newest message of each key stays. None keeps what is set. `attributes` sets others,
-        and removes those with the value None. Returns the route once the name servers know all the groups. If a group
-        loses its leader meanwhile, the next one is asked again, for up to 10 s. Raises NameRefused, and NoRoute if a
-        group has no leader for 5 s or the route does not appear within 5 s.
+        or removes them (None). Returns the route once the name servers know all the groups. If a group loses its leader
+        meanwhile, the next one is asked again, for 10 s. Raises NameRefused, and NoRoute if there is none after 5 s.
         """
         check_topic(topic)
         changes = attribute_changes(message_type, retention_hours, retention_bytes, attributes, compacted=compacted)
