@@ -18,7 +18,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SHIPPED = frozenset({".py", ".pyi", ".pyx", ".pxi", ".pxd", ".typed", ".html", ".css", ".js", ".svg"})
+SHIPPED = frozenset({".py", ".pyi", ".pyx", ".pxi", ".pxd", ".typed", ".html", ".css", ".js", ".svg", ".java"})
 
 
 class SourcesHook(BuildHookInterface):  # type: ignore[type-arg]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -192,3 +193,13 @@ def test_command_runs_where_the_servers_are() -> None:
         [sys.executable, "-m", "mq.command", "--version"], check=True, capture_output=True, text=True, cwd=ROOT
     )
     assert result.stdout == f"raftmq {project('client')['project']['version']}\n"
+
+
+def test_the_hook_ships_every_kind_of_file_in_its_sources() -> None:
+    """The filter server compiles Java sources that lie beside it; a wheel without them could not."""
+    hook = runpy.run_path(str(ROOT / "distributions" / "server" / "hatch_build.py"))
+    for name in OTHERS:
+        sources = project(name)["tool"]["hatch"]["build"]["hooks"]["custom"]["sources"]
+        listed = subprocess.run(["git", "ls-files", *sources], cwd=ROOT, check=True, capture_output=True, text=True)
+        kinds = {Path(each).suffix for each in listed.stdout.split()} - {".proto"}  # compiled already
+        assert kinds <= hook["SHIPPED"], f"{name} leaves out {sorted(kinds - hook['SHIPPED'])}"
