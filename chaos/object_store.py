@@ -110,11 +110,15 @@ class BucketStore:
             fulfilled = _version(self._bucket.objects.get(MANIFEST_NAME)) == self._version
             if fulfilled:
                 self._bucket.objects[MANIFEST_NAME] = content
+                self.did_replace(content)
 
         self._bucket.does("put", MANIFEST_NAME, replace)
         if not fulfilled and self.load_manifest() != content:
             raise ManifestChanged(self.name, "another run has changed this backup meanwhile")
         self._version = _version(content)
+
+    def did_replace(self, content: bytes) -> None:
+        """The manifest was replaced under its condition."""
 
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
         """See `BackupStore`."""

@@ -6,7 +6,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -22,6 +22,7 @@ from chaos.limits import replaced
 from chaos.log_sim.cluster import Cluster, Outcome
 from chaos.log_sim.node import NewProcess, Node, Process
 from chaos.violation import Violation
+from mq.broker.context import ArchiveAccess
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.format_level import LEVEL_NEWEST, announced_level
 from mq.store.checkpoint import QUEUE_DIRECTORY
@@ -79,6 +80,7 @@ class BrokerCluster(Cluster):
         finally:
             for node in self.nodes.values():
                 if isinstance(process := node.process, BrokerProcess):
+                    self.workload.broker_ended(process)
                     process.queues.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -210,6 +212,22 @@ class BrokerCluster(Cluster):
         if self.trace is not None:
             self.trace(f"{self.now:.6f} {line}")
 
+    def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
+        """See `chaos.broker_sim.process.BrokerWorld`."""
+        self.workload.logged(node, event, values)
+
+    def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
+        """See `chaos.broker_sim.process.BrokerWorld`."""
+        return self.workload.archive_access(process)
+
+    def broker_began(self, process: BrokerProcess) -> None:
+        """See `chaos.broker_sim.process.BrokerWorld`."""
+        self.workload.broker_began(process)
+
+    def broker_ended(self, process: BrokerProcess) -> None:
+        """See `chaos.broker_sim.process.BrokerWorld`."""
+        self.workload.broker_ended(process)
+
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def begin_load(self) -> None:
@@ -279,7 +297,7 @@ class BrokerCluster(Cluster):
                 return
         raise Violation(
             f"liveness: {patience} s after everything healed: settled {self.workload.is_settled()}, "
-            f"all read {self.workload.has_read_all}, "
+            f"unfinished {self.workload.unfinished()}, all read {self.workload.has_read_all}, "
             f"format levels {[process.metadata.format_level.level for process in self.brokers()]}; "
             + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ from chaos.log_sim.node import DIRECTORY, Node, World
 from chaos.log_sim.process import LogProcess
 from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
+from mq.broker.base.archive_tier import QUEUES_FROM, note_queues_from
 from mq.broker.base.periodic_task import REST_SECONDS_MAX
 from mq.broker.base.process_tuning import DescriptorLimits
 from mq.broker.base.retention import encode_early
 from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
-from mq.broker.context import Environment
+from mq.broker.context import ArchiveAccess, Environment
 from mq.broker.limits import BrokerLimits
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.format_level import announced_level
@@ -83,6 +84,18 @@ class BrokerWorld(World, Surroundings, Protocol):
     def trace_line(self, line: str) -> None:
         """A log line of a broker or client, for the trace only."""
 
+    def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
+        """A log line of a broker."""
+
+    def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
+        """How a new process reads the archive; None if it does not."""
+
+    def broker_began(self, process: BrokerProcess) -> None:
+        """A process runs."""
+
+    def broker_ended(self, process: BrokerProcess) -> None:
+        """A process has ended, in whatever way."""
+
 
 class TurnLog:
     """Receives a broker's log lines: they go to the trace, and an error is a violation unless a disk may have
@@ -100,6 +113,7 @@ class TurnLog:
     def info(self, event: str, **values: object) -> None:
         """A line."""
         self._cluster.trace_line(f"{self._node.node_id} {event} {values}")
+        self._cluster.logged(self._node, event, values)
 
     warning = info
 
@@ -159,8 +173,10 @@ class BrokerProcess(LogProcess):
         if "snapshot" in node.disk.names(DIRECTORY):
             with node.disk.faults_withheld():
                 node.disk.unlink(f"{DIRECTORY}/snapshot")
-        while self.queues.expire_some(PhysicalOffset(log.base_pos)):
-            pass
+        note_queues_from(log, has_tiers=self.settings.has_tiers, is_fresh=opened.is_fresh)
+        if QUEUES_FROM not in log.notes:
+            while self.queues.expire_some(PhysicalOffset(log.base_pos)):
+                pass
         self._keep_durable()
         metadata = Metadata(announced_level(self.settings.format_level_max), cluster.limits.state)
         metadata.restore(opened.checkpoint.state)
@@ -189,6 +205,7 @@ class BrokerProcess(LogProcess):
             peer_software=cluster.software_of,
             set_level=lambda level: None,
             receive_into=self.reactor.receive_into,
+            archive=cluster.archive_access(self),
         )
         self.broker = Broker(
             settings=self.settings,
@@ -213,6 +230,7 @@ class BrokerProcess(LogProcess):
         self._rested_since = [now] * len(actions)
         self._checkpoint_at = now + self._rng.uniform(0.0, self.settings.checkpoint_seconds)
         self._next_tick()
+        self._cluster.broker_began(self)
 
     def _in_background(self, job: Job) -> None:
         """Like a worker thread: the job runs some time later, and its result arrives some time after that."""
@@ -283,6 +301,7 @@ class BrokerProcess(LogProcess):
 
     def ended(self, *, power_cut: bool) -> None:
         """See `LogProcess.ended`."""
+        self._cluster.broker_ended(self)
         self.reactor.vanish()
         self.queues.close()
         if power_cut and self._cluster.plan.loses_derived and self._rng.random() < 0.5:

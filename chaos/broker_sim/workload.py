@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
@@ -16,6 +17,7 @@ from chaos.broker_sim.sockets import Surroundings
 from chaos.log_sim.node import Node
 from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
+from mq.broker.context import ArchiveAccess
 from mq.broker.limits import BrokerLimits
 from mq.broker.state.commands import decode_command
 from mq.protocol import properties as props
@@ -108,6 +110,19 @@ class Workload:
 
     def broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
         """A broker sends a request to a client."""
+
+    def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
+        """A log line of a broker."""
+
+    def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
+        """How a new process reads the archive; None if it does not."""
+        return None
+
+    def broker_began(self, process: BrokerProcess) -> None:
+        """A process runs."""
+
+    def broker_ended(self, process: BrokerProcess) -> None:
+        """A process has ended, in whatever way."""
 
     def needed_from(self) -> int:
         """Physical offset from which the log must be kept."""

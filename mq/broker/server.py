@@ -330,7 +330,9 @@ class _Host:
         metadata = _metadata(settings, opened.checkpoint, self.limits)
         archive = None
         if settings.has_tiers:
-            archive, archive_readers = open_archive(settings, metadata.archived, reactor, self.limits)
+            archive, archive_readers = open_archive(
+                settings, metadata.archived, reactor, self.limits, lambda: run.segment_log.beginning
+            )
             undo.callback(partial(archive_readers.close, waits=False))  # the store may not answer
         if self.access is not None:
             self.access.add_users(metadata.users, lambda: run.secrets.current)

@@ -326,9 +326,9 @@ class Services:
             log=context.log,
         )
         addresses = PeerAddresses(context, calls=self.calls, admit=self.authentication.admit)
-        archiving = Archiving(context, calls=self.calls, admit=self.authentication.admit)
+        self.archiving = Archiving(context, calls=self.calls, admit=self.authentication.admit)
         watch = ArchiveWatch(context)
-        return self.authentication, addresses, archiving, watch, self.forwarded, self.forwarder
+        return self.authentication, addresses, self.archiving, watch, self.forwarded, self.forwarder
 
     # -- calls from the broker -----------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from raftlog.segment.backup_layouts import (
     layout_for,
     objects_for,
     quietly_tidy,
+    without_beginning,
 )
 from raftlog.segment.backup_manifest import (
     BackupManifest,
@@ -288,6 +289,7 @@ class BackupTarget:
         snapshot: Snapshot | None,
         now_ms: int,
         new_index: Callable[[Base], FileIndex],
+        state_for: Callable[[LogIndex], Snapshot | None] = lambda last: None,
         may_tidy: bool = True,
         copied: Callable[[int], None] = lambda nbytes: None,
     ) -> BackupManifest:
@@ -299,6 +301,8 @@ class BackupTarget:
         Args:
             conf, snapshot: as for `extend`.
             new_index: called with the log before the file; the result gets all of the file.
+            state_for: called with the last entry of the file; a snapshot from which the log can be restored when the
+                backup begins later, at most of that entry, or None.
             may_tidy: whether old objects that the manifest does not name are left by aborted runs. They are not if
                 somebody has replaced it by an older one: then they may be all that is left of a part of the log.
             copied: called for each piece that was written or read back, with its size; may sleep.
@@ -328,10 +332,36 @@ class BackupTarget:
             layout.put(begin.pos, begin.ref, pieces(file))
         assert last.index < state.commit_hint, f"the file at {begin.pos} ends with entry {last.index}, the last one"
         layout.put_index(index.content())
+        if (stored_state := state_for(last.index)) is not None:
+            assert stored_state.index <= last.index, f"a snapshot after {stored_state.index}, behind entry {last.index}"
+            layout.put_state(stored_state)
         manifest = msgspec.structs.replace(before, last=last, taken_at_ms=now_ms, node_id=state.node_id)
         manifest = layout.complete(manifest, snapshot if first else None, is_complete=True)
         self._replace_manifest(manifest)
         self.not_tidied = quietly_tidy(layout, manifest) if may_tidy else None
+        return manifest
+
+    def begin_at(self, begin: Base, *, now_ms: int, node_id: str) -> BackupManifest | None:
+        """Leave out the files before ``begin``, where one of them begins: first in the manifest, then their objects.
+
+        Objects that were left out by an earlier run go now, those of this one with the next. Only if the manifest has
+        all that the group knows to be archived.
+
+        Returns:
+            The durable manifest; None if there is no snapshot yet with which it could begin there.
+
+        Raises:
+            ManifestChanged: another run has replaced the manifest.
+            StorageFailed, StoreFailed: an error of the store. In both cases the backup is unchanged.
+        """
+        before = self.manifest
+        assert before is not None, f"nothing to shorten at {self.name}"
+        manifest = without_beginning(before, begin)
+        if manifest is None:
+            return None
+        layout = objects_for(self._store, before, first=False, now_ms=now_ms, node_id=node_id)
+        self._replace_manifest(manifest)
+        self.not_tidied = quietly_tidy(layout, manifest)
         return manifest
 
     def verify_objects(self, copied: Callable[[int], None] = lambda nbytes: None) -> BackupManifest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -15,7 +16,14 @@ from typing import Final, Protocol
 import msgspec
 
 from raftlog.log_numbers import LogIndex
-from raftlog.segment.backup_manifest import OBJECTS_FORMAT, BackupManifest, ObjectList, StoredIndex, StoredObject
+from raftlog.segment.backup_manifest import (
+    OBJECTS_FORMAT,
+    BackupManifest,
+    ObjectList,
+    StoredIndex,
+    StoredObject,
+    StoredState,
+)
 from raftlog.segment.backup_store import LOG_FOLDER, BackupDamaged, BackupRefused, BackupStore, GrowingStore, NotStored
 from raftlog.segment.codec import EntryRef
 from raftlog.segment.errors import SegmentError
@@ -164,6 +172,7 @@ class ImmutableObjects:
         self._now_ms = now_ms
         self._last_file = self._before.last_file
         self._new: list[StoredObject] = []
+        self._states = self._before.states
 
     def put(self, start: int, before: EntryRef, pieces: Iterable[bytes]) -> None:
         """Files come complete, since a run begins at the start of the newest one."""
@@ -196,6 +205,19 @@ class ImmutableObjects:
         check_stored(self._store, index)
         self._new[-1] = msgspec.structs.replace(stored, index=index)
 
+    def put_state(self, state: Snapshot) -> None:
+        """Store a snapshot on the way, behind those that are there."""
+        last = self._states[-1].index if self._states else -1
+        assert last < state.index, f"a snapshot after entry {state.index} behind the one after {last}"
+        name = f"{SNAPSHOT_NAME}/{state.index:020d}.{self._run}"
+        self._store.write(name, (state.data,))
+        check_stored(
+            self._store,
+            StoredIndex(name, len(state.data), hashlib.sha256(state.data).hexdigest()),
+            self._verified or _nothing,
+        )
+        self._states += (StoredState(state.index, name, len(state.data), zlib.crc32(state.data)),)
+
     def complete(
         self, manifest: BackupManifest, snapshot: Snapshot | None, *, is_complete: bool = False
     ) -> BackupManifest:
@@ -217,6 +239,7 @@ class ImmutableObjects:
             snapshot=name,
             superseded=tuple(each.name for each in self._before.files if each.start >= start),
             complete=is_complete if self._new else self._before.complete,
+            states=self._states,
         )
         if missing := objects.names - set(self._names()):
             raise BackupDamaged(self._store.path(min(missing)), "the object is missing")
@@ -235,6 +258,41 @@ class ImmutableObjects:
     def _names(self) -> Iterator[str]:
         for folder in (LOG_FOLDER, INDEX_FOLDER, SNAPSHOT_NAME):
             yield from (f"{folder}/{name}" for name in self._store.names(folder))
+
+
+def without_beginning(manifest: BackupManifest, begin: Base) -> BackupManifest | None:
+    """The manifest of a backup without the files before ``begin``, the beginning of one of them; None if there is no
+    snapshot from which a log that begins there could be restored. Their objects go with later runs.
+    """
+    objects = manifest.objects
+    assert objects is not msgspec.UNSET, "a backup in a directory has no objects to leave out"
+    assert manifest.base.pos < begin.pos <= objects.files[-1].start, f"a backup is to begin at {begin.pos}"
+    states = [each for each in objects.states if each.index >= begin.index]
+    snapshot, index = objects.snapshot, manifest.snapshot_index
+    nbytes, crc = manifest.snapshot_bytes, manifest.snapshot_crc
+    if index < begin.index:
+        if not states:
+            return None
+        first = states.pop(0)
+        snapshot, index, nbytes, crc = first.name, first.index, first.nbytes, first.crc
+    else:
+        states = [each for each in states if each.index > index]
+    listed = msgspec.structs.replace(
+        objects,
+        files=tuple(each for each in objects.files if each.start >= begin.pos),
+        states=tuple(states),
+        snapshot=snapshot,
+        superseded=tuple(each.name for each in objects.files if each.start < begin.pos),
+    )
+    return msgspec.structs.replace(
+        manifest,
+        base=begin,
+        conf=b"",
+        objects=listed,
+        snapshot_index=index,
+        snapshot_bytes=nbytes,
+        snapshot_crc=crc,
+    )
 
 
 def check_stored(

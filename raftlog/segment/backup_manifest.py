@@ -50,6 +50,15 @@ class StoredObject(msgspec.Struct, frozen=True, omit_defaults=True):
     index: StoredIndex | None = None
 
 
+class StoredState(msgspec.Struct, frozen=True):
+    """The object with a snapshot that was taken after the entry ``index``, for a log that begins at it or before."""
+
+    index: LogIndex
+    name: str
+    nbytes: int
+    crc: int
+
+
 class ObjectList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The objects of a backup of format 2.
 
@@ -59,6 +68,8 @@ class ObjectList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``complete`` says that the log continues in the next file: then the newest object is never replaced. An older
     version of this software ignores that and replaces it by an equal one.
+
+    ``states`` are snapshots on the way, in ascending order: the backup can begin later only where there is one.
     """
 
     last_file: Base
@@ -66,12 +77,14 @@ class ObjectList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     snapshot: str = ""
     superseded: tuple[str, ...] = ()
     complete: bool = False
+    states: tuple[StoredState, ...] = ()
 
     @property
     def names(self) -> frozenset[str]:
         """Names of all objects of the backup."""
-        indexes = {each.index.name for each in self.files if each.index is not None}
-        return frozenset(each.name for each in self.files) | indexes | ({self.snapshot} if self.snapshot else set())
+        others = {each.index.name for each in self.files if each.index is not None}
+        others |= {each.name for each in self.states} | ({self.snapshot} if self.snapshot else set())
+        return frozenset(each.name for each in self.files) | others
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +201,13 @@ def _why_objects_impossible(manifest: BackupManifest) -> str | None:
         objects.snapshot and not _SNAPSHOT_OBJECT.fullmatch(objects.snapshot)
     ):
         return f"{objects.snapshot!r} is not an object of a snapshot"
+    last = manifest.base.index
+    for state in objects.states:
+        if not _SNAPSHOT_OBJECT.fullmatch(state.name) or state.nbytes <= 0 or not 0 <= state.crc < 2**32:
+            return f"{state.name!r} is not an object of a snapshot"
+        if not last < state.index <= manifest.last.index:
+            return f"its snapshot after entry {state.index} is not behind {last}, or not in it"
+        last = state.index
     if wrong := [name for name in objects.superseded if not _LOG_OBJECT.fullmatch(name)]:
         return f"{wrong[0]!r} is not an object of the log"
     return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from itertools import count
+from typing import Any
 
 from chaos.disk import MemoryDisk
 from chaos.object_store import Bucket, BucketStore
 from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.archive.archiver import archive
-from mq.store.archive.job import ArchiveStep
+from mq.store.archive.job import ArchiveJob, ArchiveStep
 from raftlog.log_numbers import Term
 from raftlog.segment import HEADER_BYTES, NORMAL, InlineWriter, SegmentLog
 from raftlog.segment.running_log import RunningLog
@@ -95,13 +96,18 @@ def new_bucket(seed: int = 0) -> Bucket:
     return Bucket(random.Random(seed))
 
 
+def job(known_index: int = 0, data_dir: str = "/data", **given: Any) -> ArchiveJob:
+    """A job for a log on a disk in memory."""
+    return ArchiveJob(data_dir, DIRECTORY, "s3://bucket", known_index=known_index, **given)
+
+
 def steps(
-    log: MessageLog, bucket: Bucket, *, known_index: int = 0, now_ms: int = BEGIN_MS
+    log: MessageLog, bucket: Bucket, *, known_index: int = 0, now_ms: int = BEGIN_MS, **given: Any
 ) -> Generator[ArchiveStep, None, None]:
     """Archive what the log has."""
     clock = count(now_ms)
     source = log.source()
     try:
-        yield from archive(BucketStore(bucket), source, "/data", known_index=known_index, now_ms=lambda: next(clock))
+        yield from archive(BucketStore(bucket), source, job(known_index, **given), now_ms=lambda: next(clock))
     finally:
         source.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -17,21 +17,27 @@ from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
 from mq.store.archive.disk_cache import DiskCache
 from raftlog import Reactor, Workers, this_machine
 from raftlog.segment.backup_s3 import open_s3
+from raftlog.segment.meta import Base
 
 CACHE_DIRECTORY: Final = "archive-cache"
 
 
 def open_archive(
-    settings: BrokerSettings, archived: ArchiveState, reactor: Reactor, limits: BrokerLimits
+    settings: BrokerSettings,
+    archived: ArchiveState,
+    reactor: Reactor,
+    limits: BrokerLimits,
+    log_begin: Callable[[], Base],
 ) -> tuple[ArchiveAccess, Workers]:
     """How to read the archive, and the threads for it. Sends nothing yet.
 
     Args:
         archived: what the group knows of its archive.
+        log_begin: where the local log begins; for any thread.
     """
     url = settings.archive_url
     assert url is not None, "archived messages are served, and there is no archive"
-    known = KnownLog(settings.identity, settings.segment_bytes, lambda: archived.end_at(url))
+    known = KnownLog(settings.identity, settings.segment_bytes, lambda: archived.end_at(url), log_begin)
     cache = DiskCache(
         str(settings.data_dir / CACHE_DIRECTORY),
         settings.archive_cache_bytes,

@@ -332,9 +332,7 @@ class Pulls(Service):
 
     def _while_loaded(self, pull: HeldPull, offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> bytes | None:
         """Answer a pull of archived messages that could not be loaded in time: its client tries again in a moment."""
-        if not pull.has_waited and self._hold(
-            pull._replace(has_waited=True, is_loaded=False), self._clock() + _ELSEWHERE_SECONDS
-        ):
+        if not pull.has_waited and self._hold(pull._replace(has_waited=True), self._clock() + _ELSEWHERE_SECONDS):
             return None
         return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "BEING_LOADED_FROM_ARCHIVE")
 

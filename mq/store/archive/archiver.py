@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import msgspec
+
 from mq.store.archive.file_index import FileIndexBuilder
-from mq.store.archive.job import ArchiveStep, Trouble
+from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from mq.store.archive.retention import expired_begin
 from mq.store.backup_snapshot import snapshot_between
 from raftlog.forced_members import configuration_at_base
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup import BackupTarget
 from raftlog.segment.backup_layouts import Snapshot
 from raftlog.segment.backup_manifest import BackupManifest
@@ -38,9 +42,8 @@ class ArchiveStore(BackupStore, Protocol):
 def archive(
     store: ArchiveStore,
     source: RunningLog,
-    data_dir: str,
+    job: ArchiveJob,
     *,
-    known_index: int,
     now_ms: Callable[[], int],
     copied: Callable[[int], None] = lambda nbytes: None,
 ) -> Iterator[ArchiveStep]:
@@ -49,7 +52,7 @@ def archive(
     Yields a step for what was there before, one for each file, and one with ``is_last``. ``copied`` is called for each
     piece that was written or read back; it may sleep.
     """
-    assert known_index >= 0, f"the group knows that {known_index} entries are archived"
+    assert job.known_index >= 0, f"the group knows that {job.known_index} entries are archived"
     try:
         target = BackupTarget(store)
     except SegmentError as error:
@@ -57,7 +60,7 @@ def archive(
         return
     try:
         store.check_conditions()
-        yield from _archive(target, source, data_dir, known_index, now_ms, copied)
+        yield from _Run(target, store, source, job, now_ms, copied).steps()
     except SegmentError as error:
         yield _trouble(error)
     except SnapshotNotReady:
@@ -68,59 +71,106 @@ def archive(
         target.close()
 
 
-def _archive(
-    target: BackupTarget,
-    source: RunningLog,
-    data_dir: str,
-    known_index: int,
-    now_ms: Callable[[], int],
-    copied: Callable[[int], None],
-) -> Iterator[ArchiveStep]:
-    known = target.manifest
-    if known is None and known_index:
-        raise BackupRefused(
-            target.name,
-            f"the manifest is missing, and the group has archived its log up to entry {known_index} there: restore the "
-            "manifest, or set archive_url to a new prefix",
+class _Run:
+    """One run; see `archive`."""
+
+    def __init__(
+        self,
+        target: BackupTarget,
+        store: ArchiveStore,
+        source: RunningLog,
+        job: ArchiveJob,
+        now_ms: Callable[[], int],
+        copied: Callable[[int], None],
+    ) -> None:
+        self._target = target
+        self._store = store
+        self._source = source
+        self._job = job
+        self._now_ms = now_ms
+        self._copied = copied
+
+    def steps(self) -> Iterator[ArchiveStep]:
+        """Raises SegmentError, OSError, SnapshotNotReady."""
+        target, known_index = self._target, self._job.known_index
+        known = target.manifest
+        if known is None and known_index:
+            raise BackupRefused(
+                target.name,
+                f"the manifest is missing, and the group has archived its log up to entry {known_index} there: restore "
+                "the manifest, or set archive_url to a new prefix",
+            )
+        if known is not None:
+            if known.archived.index < known_index:
+                yield ArchiveStep(is_older=True)  # also if it cannot be continued: the group must not rely on it
+            target.check_continued(self._source)
+            known = target.verify_objects(self._copied)
+            yield _step(known)
+        while (more := self._next_file()) is not None:
+            begin = more.base.pos if known is None else known.archived.pos
+            assert more.archived.pos > begin, f"a file from {begin} on was archived, up to {more.archived.pos}"
+            yield _step(more, nbytes=more.archived.pos - begin)
+            known = more
+        if known is not None and self._job.has_retention and known.archived.index >= known_index:
+            yield from self._shortened(known)
+        yield ArchiveStep(is_last=True)
+
+    def _next_file(self) -> BackupManifest | None:
+        target, source = self._target, self._source
+        state = source.refresh()
+        size = state.segment_bytes
+        next_file = state.starts_at if target.manifest is None else target.manifest.next_file
+        if not source.goes_on_at(next_file.pos + size):
+            return None
+        known = target.manifest
+        return target.archive_file(
+            source,
+            may_tidy=known is None or known.archived.index >= self._job.known_index,
+            conf=configuration_at_base(state),
+            snapshot=_snapshot(source, self._job.data_dir) if known is None else None,
+            now_ms=self._now_ms(),
+            new_index=lambda begin: FileIndexBuilder(begin, size),
+            state_for=self._state_for(next_file.index),
+            copied=self._copied,
         )
-    is_older = known is not None and known.archived.index < known_index
-    if known is not None:
-        if is_older:
-            yield ArchiveStep(is_older=True)  # also if it cannot be continued: the group must not rely on it
-        target.check_continued(source)
-        known = target.verify_objects(copied)
-        yield _step(known)
-    while (more := _next_file(target, source, data_dir, known_index, now_ms, copied)) is not None:
-        begin = more.base.pos if known is None else known.archived.pos
-        assert more.archived.pos > begin, f"a file from {begin} on was archived, up to {more.archived.pos}"
-        yield _step(more, nbytes=more.archived.pos - begin)
-        known = more
-    yield ArchiveStep(is_last=True)
+
+    def _state_for(self, before: LogIndex) -> Callable[[LogIndex], Snapshot | None]:
+        """What gives the snapshot to store with the file that begins after the entry ``before``."""
+        if not self._job.has_retention:
+            return lambda last: None
+        # Found now: when the file is stored, the checkpoint may be of a later one.
+        first = LogIndex(before + 1)
+        found = snapshot_between(self._job.data_dir, first, self._source.state.commit_hint)
+
+        def state_for(last: LogIndex) -> Snapshot | None:
+            later = snapshot_between(self._job.data_dir, first, last) if found is None or found.index > last else found
+            known = self._target.manifest
+            is_there = known is not None and later is not None and later.index <= known.snapshot_index
+            return None if is_there else later
+
+        return state_for
+
+    def _shortened(self, known: BackupManifest) -> Iterator[ArchiveStep]:
+        """Say what is to be deleted, and delete what nobody serves any more."""
+        job = self._job
+        begin = expired_begin(known, self._store, oldest_ms=job.oldest_ms, bytes_max=job.bytes_max)
+        if begin is None:
+            return
+        assert begin.pos > known.base.pos, f"the archive begins at {known.base.pos}, and is to begin at {begin.pos}"
+        yield ArchiveStep(expired_pos=begin.pos)
+        if begin.pos > job.begin_pos:
+            begin = expired_begin(known, self._store, oldest_ms=None, bytes_max=_bytes_from(known, job.begin_pos))
+        if begin is None or begin.pos > job.begin_pos:
+            return
+        shorter = self._target.begin_at(begin, now_ms=self._now_ms(), node_id=self._source.state.node_id)
+        if shorter is not None:
+            yield _step(shorter)
 
 
-def _next_file(
-    target: BackupTarget,
-    source: RunningLog,
-    data_dir: str,
-    known_index: int,
-    now_ms: Callable[[], int],
-    copied: Callable[[int], None],
-) -> BackupManifest | None:
-    state = source.refresh()
-    size = state.segment_bytes
-    next_file = state.starts_at if target.manifest is None else target.manifest.next_file
-    if not source.goes_on_at(next_file.pos + size):
-        return None
-    known = target.manifest
-    return target.archive_file(
-        source,
-        may_tidy=known is None or known.archived.index >= known_index,
-        conf=configuration_at_base(state),
-        snapshot=_snapshot(source, data_dir) if target.manifest is None else None,
-        now_ms=now_ms(),
-        new_index=lambda begin: FileIndexBuilder(begin, size),
-        copied=copied,
-    )
+def _bytes_from(manifest: BackupManifest, pos: int) -> int:
+    """The bytes of all files from a physical offset on."""
+    assert manifest.objects is not msgspec.UNSET, "an archive without objects"
+    return sum(each.nbytes for each in manifest.objects.files if each.start >= pos)
 
 
 def _snapshot(source: RunningLog, data_dir: str) -> Snapshot | None:

@@ -2,7 +2,8 @@
 
 Nothing is returned that was not verified, wherever it comes from. The manifest must be of this log; it names each index
 with its SHA-256; an index has the chain before each of its blocks, and each entry of a block must continue it up to the
-next one. The archive must also continue the log as the group knows it (`KnownLog`).
+next one. A file is of this log only if the next one begins with the chain with which it ends, and so on up to a place
+that the group or the replica knows (`KnownLog`): the archive of a former group of the same name is sound, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final, Protocol
 
 import msgspec
@@ -44,12 +44,14 @@ class RangeStore(BackupStore, Protocol):
 class KnownLog:
     """What the group knows of its log: the archive of another log is refused.
 
-    ``end`` is how far it is archived, as the group knows it.
+    ``end`` is how far it is archived, as the group knows it, ``begin`` where the local log begins. Both are for any
+    thread.
     """
 
     identity: str
     segment_bytes: int
     end: Callable[[], Base]
+    begin: Callable[[], Base]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,10 @@ class ColdBlocks:
         self._read_at = float("-inf")
         self._read_for = 0
         """How far the group had archived its log when the manifest was read."""
+        self._is_doubtful = False
+        """Something that the manifest names was damaged, or of another log: perhaps it has been mended since."""
+        self._proven: dict[int, Base] = {}
+        """The log at the beginnings of files, by physical offset, as far as it was followed from a known place."""
         self._tables: OrderedDict[str, _Table] = OrderedDict()
         self._blocks = 0
         self.requests = self.hits = 0
@@ -110,16 +116,20 @@ class ColdBlocks:
         assert 0 <= begin <= stop, f"the range from {begin} to {stop}"
         size = self._known.segment_bytes
         found: list[tuple[int, bytes]] = []
-        for start in range(begin - begin % size, stop, size):
-            try:
-                found += self._of_file(start, begin, stop)
-            except NotStored as error:
-                if not self._forget(start):
-                    raise BackupDamaged(error.path, "it is missing") from error
+        try:
+            for start in range(begin - begin % size, stop, size):
                 try:
-                    found += self._of_file(start, begin, stop)  # a run has replaced it
-                except NotStored as again:
-                    raise BackupDamaged(again.path, "it is missing") from again
+                    found += self._of_file(start, begin, stop)
+                except NotStored as error:
+                    if not self._forget(start):
+                        raise BackupDamaged(error.path, "it is missing") from error
+                    try:
+                        found += self._of_file(start, begin, stop)  # a run has replaced it
+                    except NotStored as again:
+                        raise BackupDamaged(again.path, "it is missing") from again
+        except BackupDamaged:
+            self._is_doubtful = True
+            raise
         return found
 
     def _of_file(self, start: int, begin: int, stop: int) -> list[tuple[int, bytes]]:
@@ -194,8 +204,9 @@ class ColdBlocks:
         end = self._known.end()
         with self._lock:
             self._opened()
-            is_old = self._clock() >= self._read_at + MANIFEST_SECONDS or start < end.pos > self._read_for
-            if start not in self._files and is_old:
+            is_old = self._clock() >= self._read_at + MANIFEST_SECONDS
+            is_behind = start not in self._files and (is_old or start < end.pos > self._read_for)
+            if is_behind or (is_old and self._is_doubtful):
                 self._read_manifest()
             if start in self._files:
                 return self._files[start]
@@ -229,7 +240,7 @@ class ColdBlocks:
             raise BackupRefused(store.name, f"it has another entry {end.index} than this group")
         self._manifest = manifest
         self._files = {each.start: each for each in manifest.objects.files if each.start < archived.pos}
-        self._read_at, self._read_for = self._clock(), known_pos
+        self._read_at, self._read_for, self._is_doubtful = self._clock(), known_pos, False
 
     def _forget(self, start: int) -> bool:
         """Read the manifest again, which named an object that is missing; whether it names another one now."""
@@ -239,6 +250,55 @@ class ColdBlocks:
             return self._files.get(start, before) != before
 
     def _table(self, stored: StoredObject) -> _Table:
+        """Where the blocks of a file of this log are. Raises as `fetch`."""
+        assert stored.start % self._known.segment_bytes == 0, f"{stored.name} is the file at {stored.start}"
+        if (known := self._kept(stored)) is not None:
+            return known
+        newer = [self._read_table(stored)]
+        while (proven := self._proven_at(newer[-1].befores[-1].pos)) is None:
+            following = self._stored(newer[-1].befores[-1].pos, is_needed=True)
+            assert following is not None, "a file that is needed is there, or refused"
+            newer.append(self._read_table(following))
+        for table in reversed(newer):
+            if table.befores[-1] != proven:
+                path = self._opened().path(table.stored.name)
+                raise BackupDamaged(
+                    path, f"it ends with another entry {table.befores[-1].index} than this log has there"
+                )
+            proven = table.befores[0]
+            self._keep(table)
+        return newer[0]
+
+    def _kept(self, stored: StoredObject) -> _Table | None:
+        if stored.index is None:
+            return None
+        with self._lock:
+            if (table := self._tables.get(stored.index.name)) is not None:
+                self._tables.move_to_end(stored.index.name)
+            return table
+
+    def _proven_at(self, pos: int) -> Base | None:
+        """The log at the beginning of a file; None if nobody here knows it yet."""
+        for known in (self._known.end(), self._known.begin()):
+            if known.pos == pos:
+                return known
+        return self._proven.get(pos)
+
+    def _keep(self, table: _Table) -> None:
+        """Keep a table that is of this log."""
+        assert table.stored.index is not None, f"{table.stored.name} has no index"
+        begin = table.befores[0]
+        with self._lock:
+            self._proven[begin.pos] = begin
+            if table.stored.index.name not in self._tables:  # another thread may have been faster
+                self._tables[table.stored.index.name] = table
+                self._blocks += len(table.begins)
+            while self._blocks > self._blocks_max and len(self._tables) > 1:
+                _, dropped = self._tables.popitem(last=False)
+                self._blocks -= len(dropped.begins)
+
+    def _read_table(self, stored: StoredObject) -> _Table:
+        """The table of a file as the manifest has it, of whatever log. Raises as `fetch`."""
         index = stored.index
         store = self._opened()
         if index is None:
@@ -246,10 +306,6 @@ class ColdBlocks:
                 store.path(stored.name),
                 "it has no index, since `raftmq backup` has stored it: only `raftmq archive cat` can read it",
             )
-        with self._lock:
-            if (table := self._tables.get(index.name)) is not None:
-                self._tables.move_to_end(index.name)
-                return table
         name, path = f"{index.sha256[:16]}.{stored.start:020d}", store.path(index.name)
         content = self._cache.get(name)
         if content is None or hashlib.sha256(content).hexdigest() != index.sha256:
@@ -261,28 +317,7 @@ class ColdBlocks:
         befores = [before for before, _ in places]
         if befores[0].pos != stored.start or end.pos != stored.start + self._known.segment_bytes:
             raise BackupDamaged(path, f"it is not the index of the file at {stored.start}")
-        known_end = self._known.end()
-        if end.pos == known_end.pos and end != known_end:
-            raise BackupDamaged(path, f"it ends with another entry {end.index} than the group has")
-        table = _Table(stored, [each.pos for each in befores], [nbytes for _, nbytes in places], [*befores, end])
-        with self._lock:
-            self._check_neighbours(table, path)
-            if index.name not in self._tables:  # another thread may have been faster
-                self._tables[index.name] = table
-                self._blocks += len(table.begins)
-            while self._blocks > self._blocks_max and len(self._tables) > 1:
-                _, dropped = self._tables.popitem(last=False)
-                self._blocks -= len(dropped.begins)
-        return table
-
-    def _check_neighbours(self, table: _Table, path: str) -> None:
-        """Files must continue each other, as far as their indexes are known."""
-        size = self._known.segment_bytes
-        by_start = {each.stored.start: each for each in self._tables.values()} | {table.stored.start: table}
-        around = (by_start.get(table.stored.start + step * size) for step in (-1, 0, 1))
-        for older, newer in pairwise(each for each in around if each is not None):
-            if older.befores[-1] != newer.befores[0]:
-                raise BackupDamaged(path, f"the file at {newer.stored.start} does not continue the one before it")
+        return _Table(stored, [each.pos for each in befores], [nbytes for _, nbytes in places], [*befores, end])
 
 
 def _block_name(stored: StoredObject, begin: int) -> str:

@@ -37,15 +37,7 @@ class DiskCache:
         self._sizes: OrderedDict[str, int] = OrderedDict()
         self._writes = 0
         self.nbytes = 0
-        found: list[tuple[float, str, int]] = []
-        with suppress(OSError):
-            for each in os.scandir(directory):
-                if _NAME.fullmatch(each.name):
-                    status = each.stat()
-                    found.append((status.st_mtime, each.name, status.st_size))
-                else:
-                    os.unlink(each.path)  # not finished when the process ended
-        for _, name, nbytes in sorted(found):
+        for _, name, nbytes in sorted(_found(directory)):
             self._sizes[name] = nbytes
             self.nbytes += nbytes
         self._shrink(bytes_max)
@@ -113,3 +105,24 @@ class DiskCache:
 
     def _path(self, name: str) -> str:
         return os.path.join(self._directory, name)
+
+
+def _found(directory: str) -> list[tuple[float, str, int]]:
+    """When each file of the cache was written, its name and its size. What was not finished is removed; nothing else
+    is touched, such as a directory that somebody has made there.
+    """
+    found: list[tuple[float, str, int]] = []
+    try:
+        entries = list(os.scandir(directory))
+    except OSError:
+        return []
+    for each in entries:
+        with suppress(OSError):
+            if not each.is_file(follow_symlinks=False):
+                continue
+            if _NAME.fullmatch(each.name):
+                status = each.stat()
+                found.append((status.st_mtime, each.name, status.st_size))
+            elif each.name.endswith(_UNFINISHED):
+                os.unlink(each.path)
+    return found

@@ -15,6 +15,11 @@ class ArchiveJob(msgspec.Struct, frozen=True):
         url, endpoint_url: where the archive is; see `raftlog.segment.backup_s3.open_s3`.
         known_index: up to this entry the group knows that this archive has its log; 0 if nothing.
         bytes_per_second: maximum rate of what is written and read back; 0 for no limit.
+        has_retention: files are to be deleted in the archive some day: with each file a snapshot is stored, from which
+            the log can be restored when it begins there.
+        oldest_ms: files without a message that was stored at this time or later are to be deleted; None for none.
+        bytes_max: the oldest files are to be deleted until the others have no more bytes; None for no limit.
+        begin_pos: files below this physical offset may be deleted, since nobody serves their messages any more.
     """
 
     data_dir: str
@@ -23,6 +28,10 @@ class ArchiveJob(msgspec.Struct, frozen=True):
     endpoint_url: str | None = None
     known_index: int = 0
     bytes_per_second: int = 0
+    has_retention: bool = False
+    oldest_ms: int | None = None
+    bytes_max: int | None = None
+    begin_pos: int = 0
 
 
 class Trouble(enum.Enum):
@@ -47,7 +56,8 @@ class ArchiveStep(msgspec.Struct, frozen=True, omit_defaults=True):
     if that is not known. Every object below was read back, and the manifest names all of them. ``nbytes`` is how much
     of the log this step has stored. ``is_older`` says that the manifest had less than the group knows to be archived:
     it was replaced by an older one. ``begin_pos`` is the physical offset at which the archive begins; -1 if that is not
-    known. ``is_last`` ends the answer.
+    known. ``expired_pos`` is the one below which its files are to be deleted; -1 without news. ``is_last`` ends the
+    answer.
     """
 
     index: int = 0
@@ -57,6 +67,7 @@ class ArchiveStep(msgspec.Struct, frozen=True, omit_defaults=True):
     nbytes: int = 0
     is_older: bool = False
     begin_pos: int = -1
+    expired_pos: int = -1
     is_last: bool = False
     trouble: Trouble | None = None
     reason: str = ""

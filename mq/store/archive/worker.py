@@ -64,8 +64,7 @@ def run(job: ArchiveJob) -> Iterator[ArchiveStep]:
         yield from archive(
             store,
             source,
-            job.data_dir,
-            known_index=job.known_index,
+            job,
             now_ms=lambda: time.time_ns() // 1_000_000,
             copied=copied,
         )

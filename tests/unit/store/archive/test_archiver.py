@@ -18,7 +18,7 @@ from raftlog.segment.backup import BackupTarget
 from raftlog.segment.backup_layouts import Snapshot
 from raftlog.segment.backup_manifest import BackupManifest, decode_backup_manifest
 from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused
-from tests.support.archived_logs import BEGIN_MS, SEGMENT_BYTES, MessageLog, new_bucket, steps
+from tests.support.archived_logs import BEGIN_MS, SEGMENT_BYTES, MessageLog, job, new_bucket, steps
 
 DAY_MS = 24 * 3_600_000
 
@@ -304,7 +304,7 @@ def test_reading_back_is_as_slow_and_as_visible_as_writing() -> None:
     log.send(100)
     copied: list[int] = []
     source = log.source()
-    run = archive(BucketStore(bucket), source, "/data", known_index=0, now_ms=lambda: BEGIN_MS, copied=copied.append)
+    run = archive(BucketStore(bucket), source, job(), now_ms=lambda: BEGIN_MS, copied=copied.append)
     stored = sum(step.nbytes for step in run)
     source.close()
     files = sum(len(content) for name, content in bucket.objects.items() if name.startswith("log/"))

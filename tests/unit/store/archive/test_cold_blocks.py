@@ -26,12 +26,13 @@ class Archive:
         found = [step for step in steps(self.messages, self.bucket) if step.index]
         self.end = Base(found[-1].index, found[-1].term, found[-1].pos, found[-1].chain)  # type: ignore[arg-type]
         assert self.end.pos >= 5 * SEGMENT_BYTES
+        self.begin = Base(0, 0, 0, 0)  # type: ignore[arg-type]
         self.now = 0.0
         self.cache = DiskCache(str(directory), cache_bytes, lambda: True)
         self.blocks = self.reader(identity)
 
     def reader(self, identity: str = "c") -> ColdBlocks:
-        known = KnownLog(identity, SEGMENT_BYTES, lambda: self.end)
+        known = KnownLog(identity, SEGMENT_BYTES, lambda: self.end, lambda: self.begin)
         return ColdBlocks(lambda: BucketStore(self.bucket), known, self.cache, blocks_max=4, clock=lambda: self.now)
 
     def check(self, begin: int, stop: int) -> None:
@@ -108,6 +109,8 @@ def test_missing_objects_are_named(tmp_path: Path) -> None:
         archive.blocks.fetch(0, 1)
     for name in [name for name in archive.bucket.objects if name.startswith("index/")]:
         del archive.bucket.objects[name]
+    archive.cache.clear()
+    archive.blocks = archive.reader()
     with pytest.raises(BackupDamaged, match=r"index/.*: damaged: it is missing"):
         archive.blocks.fetch(SEGMENT_BYTES, SEGMENT_BYTES + 1)
 

@@ -1,0 +1,414 @@
+"""The workload "archive": log files are archived, deleted locally, and read from a store that is as unkind as S3.
+
+The store is slow, gone, or refuses; it loses answers, and objects rot; its manifest is replaced by an older one, or by
+that of another log. Replicas crash and lose their power meanwhile, at any step of an upload.
+
+What must hold: nothing counts as archived before the manifest that names it was written and every object of it read
+back; no file is deleted locally before the group knows that it is archived; what consumers get from the archive is what
+was committed, whatever the store returns; no queue loses its beginning; the event loop never waits for the store. When
+the store is mended, everything is read, and the archive has the log of the group.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from chaos.broker_sim.archive_bucket import MOODS, ArchiveBucket, ArchiveBucketStore
+from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.former_group import former_archive
+from chaos.broker_sim.workload import Brokers, Workload
+from chaos.limits import replaced
+from chaos.log_sim.node import DIRECTORY, Node
+from chaos.log_sim.process import CLUSTER_ID
+from chaos.object_store import Bucket, BucketStore
+from chaos.strand import Strand, StrandLock
+from chaos.violation import Violation
+from mq.broker import services
+from mq.broker.base import archived_reads
+from mq.broker.context import ArchiveAccess
+from mq.broker.limits import ArchiveLimits, BrokerLimits
+from mq.broker.state.archived_log import NOTHING, NoteArchived
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.records import decode_records
+from mq.store.archive.archiver import archive
+from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
+from mq.store.archive.disk_cache import DiskCache
+from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from mq.store.archive.reader import ArchiveReader
+from raftlog.replica import Job
+from raftlog.segment import entry_runs as entry_runs_module
+from raftlog.segment.errors import SegmentError
+from raftlog.segment.meta import Base
+from raftlog.segment.running_log import RunningLog
+
+if TYPE_CHECKING:
+    from chaos.broker_sim.process import BrokerProcess
+
+URL: Final = "s3://bucket"
+_FREE, _TOTAL = 80, 100
+"""Of each disk, by which retention decides: nothing is deleted because it is full."""
+_LOOK_SECONDS: Final = 0.2
+
+
+class Archive(Workload):
+    """See the module."""
+
+    name = "archive"
+
+    def __init__(self, cluster: Brokers) -> None:
+        super().__init__(cluster)
+        self._bucket_rng = random.Random(f"{cluster.scenario.seed} bucket")
+        self.bucket = ArchiveBucket(cluster, self._bucket_rng, self.counts)
+        self._archived: Base = NOTHING
+        """How much the group knows to be archived, as committed."""
+        self._threads: dict[BrokerProcess, Threads] = {}
+        self._again_to = [0] * self.queues
+        """How far the readers have got that begin at the first message again and again."""
+        self._last_round = False
+        self._has_reread = [False] * self.queues
+        self._is_mended = False
+
+    # -- brokers -------------------------------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        """See `Workload.settings`."""
+        segment_bytes = self.cluster.scenario.segment_bytes
+        return {
+            "archive_url": URL,
+            "archive_bytes_per_second": 0,
+            "archive_cache_bytes": self.rng.choice((0, segment_bytes, 1 << 30)),
+            "local_retention_bytes": segment_bytes * self.rng.choice((1, 2, 4)),
+            "retention_check_seconds": 0.5,
+        }
+
+    def limits(self, drawn: BrokerLimits) -> BrokerLimits:
+        """See `Workload.limits`."""
+        rng = self.rng
+        limits = ArchiveLimits(
+            look_seconds=_LOOK_SECONDS,
+            turn_seconds=rng.choice((0.5, 3.0, 10.0)),
+            silent_seconds=rng.choice((3.0, 20.0)),
+            retry_seconds=0.2,
+            retry_seconds_max=rng.choice((0.2, 2.0)),
+            check_seconds=rng.choice((1.0, 5.0)),
+            read_threads=rng.choice((1, 4)),
+            read_requests_max=rng.choice((4, 64)),
+            read_memory_bytes=rng.choice((100_000, 1 << 26)),
+            read_chunks_seen_max=rng.choice((1, 1024)),
+            read_wait_seconds=rng.choice((0.3, 1.0)),
+            read_retry_seconds=rng.choice((0.1, 1.0)),
+            read_blocks_max=rng.choice((1, 100_000)),
+        )
+        return replace(drawn, archive=limits)
+
+    def surroundings(self) -> AbstractContextManager[None]:
+        """See `Workload.surroundings`: blocks and requests are small, and disks never full."""
+        return self._small()
+
+    @contextmanager
+    def _small(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(replaced(services, "disk_usage", lambda directory: (_FREE, _TOTAL)))
+            chunk_bytes = self.rng.choice((1024, 4096, 16_384))
+            stack.enter_context(replaced(archived_reads, "CHUNK_BYTES", chunk_bytes))
+            stack.enter_context(replaced(entry_runs_module, "RUN_BYTES", self.rng.choice((1024, 8192))))
+            stack.callback(self._end_threads)
+            yield
+
+    def _end_threads(self) -> None:
+        for threads in self._threads.values():
+            threads.kill()
+
+    def needed_from(self) -> int:
+        """See `Workload.needed_from`: only retention deletes files, since the archive has them."""
+        return 0
+
+    def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
+        """See `Workload.archive_access`."""
+        threads = self._threads[process] = Threads(self, process)
+        return threads.access if process.settings.has_tiers else None
+
+    def broker_began(self, process: BrokerProcess) -> None:
+        """See `Workload.broker_began`."""
+        self._threads[process].archive_later()
+
+    def broker_ended(self, process: BrokerProcess) -> None:
+        """See `Workload.broker_ended`: its threads end with it, and the process that archives, too."""
+        if process in self._threads:
+            self._threads.pop(process).kill()
+
+    def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
+        """See `Workload.logged`."""
+        if event == "log_shortened":
+            self.counts["files deleted locally"] += cast("int", values["files"])
+            base_pos = cast("int", values["base_pos"])
+            if base_pos > self._archived.pos:
+                raise Violation(
+                    f"deleted: the log of {node.node_id} begins at {base_pos}, archived is up to {self._archived}"
+                )
+        elif event in ("archive_rolled_back", "archive_failed", "archive_read_failed"):
+            self.counts[f"{event} {values.get('trouble', '')}".strip()] += 1
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Workload.begin`."""
+        super().begin()
+        cluster = self.cluster
+        for queue_id in range(self.queues):
+            cluster.at(self.rng.uniform(1.0, 3.0), self._reread, queue_id)
+        cluster.at(self.rng.uniform(0.5, 3.0), self._change_mood)
+        cluster.at(self.rng.uniform(1.0, 8.0), self._harm)
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        self.send(self.new("plain", {}))
+
+    def _change_mood(self) -> None:
+        if not self._is_mended:
+            self.bucket.mood = self._bucket_rng.choice(MOODS)
+            self.cluster.at(self.cluster.now + self._bucket_rng.uniform(0.3, 4.0), self._change_mood)
+
+    def _harm(self) -> None:
+        if self._is_mended:
+            return
+        chance = self._bucket_rng.random()
+        if chance < 0.5:
+            for _ in range(self._bucket_rng.choice((1, 20))):
+                self.bucket.rot()
+        elif chance < 0.75:
+            self.bucket.roll_back()
+        else:
+            self._put_former()
+        self.cluster.at(self.cluster.now + self._bucket_rng.uniform(0.5, 4.0), self._heal_or_harm)
+
+    def _heal_or_harm(self) -> None:
+        """Somebody repairs the bucket at times; the brokers go on."""
+        if self._bucket_rng.random() < 0.6:
+            self.bucket.mend()
+        self._harm()
+
+    def _put_former(self) -> None:
+        manifest = self.bucket.newest()
+        if manifest is not None and manifest.objects is not msgspec.UNSET:
+            files = self._bucket_rng.randint(1, len(manifest.objects.files))
+            self.bucket.replace_all(former_archive(manifest, self.bucket.written, files))
+
+    def stop(self) -> None:
+        """See `Workload.stop`: the store is mended, and everything is read once more."""
+        if not self.stopped:
+            self._is_mended = True
+            self.bucket.mend()
+            self._last_round = True
+            self._again_to = [0] * self.queues
+        super().stop()
+
+    def _reread(self, queue_id: int) -> None:
+        """A reader that begins at the first message again and again."""
+        offset, last_round = self._again_to[queue_id], self._last_round
+        ext = {
+            "consumerGroup": "G2",
+            "topic": self.topic,
+            "queueId": queue_id,
+            "queueOffset": offset,
+            "maxMsgNums": 32,
+            "sysFlag": 4,
+            "commitOffset": 0,
+            "suspendTimeoutMillis": 1000,
+            "subVersion": 0,
+            "subscription": "*",
+        }
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and last_round == self._last_round:
+                self._take_again(queue_id, offset, answer)
+            self.cluster.at(self.cluster.now + self.rng.uniform(0.02, 0.3), self._reread, queue_id)
+
+        code = RequestCode.PULL_MESSAGE
+        self.clients[1].request(
+            self.cluster.some_node(self.rng), code, ext, b"", done, serialization=self.encoding(code)
+        )
+
+    def _take_again(self, queue_id: int, offset: int, answer: Answer) -> None:
+        if answer.code == ResponseCode.SUCCESS:
+            for record in decode_records(answer.body):
+                self.check_next(self.topic, queue_id, offset, record)
+                offset += 1
+                self.counts["read again"] += 1
+            self._again_to[queue_id] = offset
+        elif answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            raise Violation(f"skipped: the reader of {self.topic}/{queue_id} at {offset} is sent elsewhere: {answer}")
+        if self._again_to[queue_id] >= self.ledger.end(self.topic, queue_id):
+            self._has_reread[queue_id] |= self._last_round
+            self._again_to[queue_id] = 0
+            self.counts["read from the beginning to the end"] += 1
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        if isinstance(command, NoteArchived):
+            end = Base(command.index, command.term, command.pos, command.chain)
+            if end not in self.bucket.ends:
+                raise Violation(f"archived: the group counts on {end}, and no manifest that was written goes so far")
+            if end.index > self._archived.index:
+                self._archived = end
+                self.counts["archived"] += 1
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`: queues that are to be read from their first message on."""
+        return self.queues - sum(self._has_reread)
+
+    def check_end(self) -> None:
+        """See `Workload.check_end`: the archive is sound, and continues up to what the group knows."""
+        if not self._archived.index:
+            return
+        self.bucket.mend()
+        still = Bucket(self._bucket_rng)
+        still.objects = self.bucket.objects
+        archived = ArchiveReader(BucketStore(still))
+        archived.verify()
+        if archived.manifest.archived.index < self._archived.index:
+            raise Violation(f"archive: it ends with {archived.manifest.archived}, the group knows {self._archived}")
+
+
+class Threads:
+    """What runs beside the event loop of one broker: threads that read the archive, and a process that writes it."""
+
+    def __init__(self, workload: Archive, process: BrokerProcess) -> None:
+        self._workload = workload
+        self._cluster = workload.cluster
+        self._process = process
+        self._rng = random.Random(f"{workload.cluster.scenario.seed} threads {len(workload.counts)}")
+        self._strands: list[Strand] = []
+        self._waiting: list[Job] = []
+        self._reading = 0
+        self._archiver: Strand | None = None
+        self._heard_at = 0.0
+        settings = process.settings
+        cache = DiskCache(str(settings.data_dir / "archive-cache"), settings.archive_cache_bytes, self._has_room)
+        self._blocks = ColdBlocks(
+            partial(ArchiveBucketStore, workload.bucket),
+            KnownLog(
+                CLUSTER_ID,
+                settings.segment_bytes,
+                lambda: process.metadata.archived.end_at(URL),
+                lambda: process.log.beginning,
+            ),
+            cache,
+            blocks_max=workload.cluster.limits.archive.read_blocks_max,
+            clock=process.node.clock,
+        )
+        self._blocks._lock = cast("Any", StrandLock())
+        self.access = ArchiveAccess(self._blocks.fetch, self._read_in_background, lambda: cache.nbytes)
+
+    def kill(self) -> None:
+        """End all of them, as they end with their broker."""
+        for strand in self._strands:
+            strand.kill()
+        self._strands.clear()
+        self._waiting.clear()
+
+    def _has_room(self) -> bool:
+        return self._rng.random() < 0.95
+
+    def _begin(self, work: Callable[[], None], over: Callable[[], None]) -> Strand:
+        def later(seconds: float, step: Callable[[], None]) -> None:
+            self._cluster.at(self._cluster.now + seconds, step)
+
+        strand = Strand(work, later, over)
+        self._strands = [each for each in self._strands if not each.is_over]
+        self._strands.append(strand)
+        self._cluster.at(self._cluster.now, strand.go_on)
+        return strand
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _read_in_background(self, job: Job) -> None:
+        self._waiting.append(job)
+        self._read_next()
+
+    def _read_next(self) -> None:
+        if not self._waiting or self._reading >= self._cluster.limits.archive.read_threads:
+            return
+        job = self._waiting.pop(0)
+        self._reading += 1
+        result: list[Callable[[], None]] = []
+
+        def over() -> None:
+            self._reading -= 1
+            self._cluster.in_process(self._process, "has read the archive", result[0])
+            self._read_next()
+
+        self._begin(lambda: result.append(job()), over)
+
+    # -- archiving -----------------------------------------------------------------------------------------------------
+
+    def archive_later(self) -> None:
+        """Look from time to time whether to archive."""
+        self._cluster.later(self._process.node, self._rng.uniform(0.5, 1.0) * _LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        archiving = self._process.broker.services.archiving
+        if self._archiver is None:
+            if (job := archiving.next_job()) is not None:
+                self._heard_at = self._cluster.now
+                self._archiver = self._begin(partial(self._archive, job), self._has_archived)
+        elif self._cluster.now > self._heard_at + self._cluster.limits.archive.silent_seconds or (
+            self._rng.random() < 0.01
+        ):
+            self._archiver.kill()
+            self._archiver = None
+            self._workload.counts["archivers killed"] += 1
+            archiving.take(ArchiveStep(is_last=True, trouble=Trouble.REPLICA, reason="it was killed"))
+        self.archive_later()
+
+    def _has_archived(self) -> None:
+        self._archiver = None
+
+    def _archive(self, job: ArchiveJob) -> None:
+        node = self._process.node
+        try:
+            source = RunningLog(node.disk, DIRECTORY)
+        except SegmentError as error:
+            self._take(ArchiveStep(is_last=True, trouble=Trouble.REPLICA, reason=str(error)))
+            return
+        try:
+            for step in archive(
+                ArchiveBucketStore(self._workload.bucket),
+                source,
+                job,
+                now_ms=partial(self._cluster.true_ms),
+                copied=self._copied,
+            ):
+                self._take(step)
+        finally:
+            with suppress(SegmentError):
+                source.close()
+
+    def _copied(self, nbytes: int) -> None:
+        self._heard_at = self._cluster.now
+        if self._rng.random() < 0.2 and Strand.current is not None:
+            Strand.current.pause(self._rng.choice((0.001, 0.05)))
+
+    def _take(self, step: ArchiveStep) -> None:
+        """The broker hears of a step some time later."""
+        self._heard_at = self._cluster.now
+        take = self._process.broker.services.archiving.take
+        delay = self._rng.choice((0.001, 0.2))
+        self._cluster.at(
+            self._cluster.now + delay,
+            self._cluster.in_process,
+            self._process,
+            "hears of the archive",
+            partial(take, step),
+        )

@@ -1,0 +1,216 @@
+"""Object storage in simulated time, which treats the archive of a group as badly as S3 may, and worse.
+
+A request takes time to get there and back. It may be refused, or its answer be lost after it has taken effect; the
+client of the store then sends it again, so that a write arrives twice, and late. It takes effect also if the process
+that has sent it is killed meanwhile. Objects are stored torn, or rot; the manifest is replaced by an older one, or by
+one of another log.
+
+The bucket keeps book of what a careful archiver may count as archived: see `ArchiveBucket.ends`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from chaos.object_store import REASONS, Bucket, BucketStore
+from chaos.strand import Strand
+from chaos.violation import Violation
+from raftlog.segment.backup_manifest import BackupManifest, StoredIndex, StoredObject, decode_backup_manifest
+from raftlog.segment.backup_store import MANIFEST_NAME, StoreFailed
+from raftlog.segment.meta import Base
+
+
+class Clock(Protocol):
+    """What the bucket needs of the simulation."""
+
+    now: float
+
+    def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
+        """Run ``event`` at that time."""
+
+
+class Mood(msgspec.Struct, frozen=True, kw_only=True):
+    """How the store treats requests for some time.
+
+    ``seconds`` is the longest way there, and the longest way back. ``refuses``, ``loses_answers`` and ``tears`` are
+    probabilities.
+    """
+
+    seconds: float = 0.02
+    refuses: float = 0.0
+    loses_answers: float = 0.0
+    tears: float = 0.0
+
+
+CALM: Final = Mood()
+MOODS: Final = (
+    CALM,
+    Mood(seconds=0.3, refuses=0.2, loses_answers=0.2, tears=0.1),
+    Mood(refuses=1.0),
+    Mood(seconds=8.0, loses_answers=0.1),
+    Mood(seconds=0.1, loses_answers=0.5, tears=0.2),
+)
+
+
+class ArchiveBucket(Bucket):
+    """See the module.
+
+    Attributes:
+        mood: how it treats requests now.
+        ends: how far the manifests went that were written under their condition, all of whose objects were intact, and
+            had been read back after they were written. Nothing else may count as archived.
+        began: where the manifest that was written last begins, in physical offsets.
+        written: objects as they were stored, whatever happened to them later.
+    """
+
+    def __init__(self, cluster: Clock, rng: random.Random, counts: Counter[str]) -> None:
+        super().__init__(rng)
+        self.mood = CALM
+        self.ends: set[Base] = set()
+        self._cluster = cluster
+        self._counts = counts
+        self.written: dict[str, bytes] = {}
+        self._read_back: set[str] = set()
+        self._read: dict[str, int] = {}
+        self._manifests: list[bytes] = []
+        self.began = 0
+
+    def does(self, operation: str, name: str, effect: Callable[[], None]) -> None:
+        """See `Bucket.does`: in simulated time."""
+        strand, rng = Strand.current, self._rng
+        if strand is None:
+            raise Violation(f"the event loop waits for the store: {operation} {name}")
+        self.operations += 1
+        mood = self.mood
+        there, back = rng.uniform(0.0, mood.seconds), rng.uniform(0.0, mood.seconds)
+        if rng.random() < mood.refuses:
+            strand.pause(there + back)
+            self._counts["store: refused"] += 1
+            raise StoreFailed(name, operation, rng.choice(REASONS))
+        self._cluster.at(self._cluster.now + there, effect)
+        if operation in ("put", "delete") and rng.random() < mood.loses_answers:
+            self._counts["store: answer lost"] += 1
+            if rng.random() < 0.5:
+                strand.pause(there + back)
+                raise StoreFailed(name, operation, "connection reset")
+            again = rng.uniform(0.0, mood.seconds)  # perhaps before the first one, which is still on its way
+            self._cluster.at(self._cluster.now + again, effect)
+            there = max(there, again)
+        strand.pause(there + back)
+
+    def put(self, name: str, content: bytes) -> None:
+        """See `Bucket.put`."""
+        if content and self._rng.random() < self.mood.tears:
+            self._counts["store: torn"] += 1
+            content = content[: self._rng.randrange(len(content))]
+        self.objects[name] = content
+        self.written[name] = content
+        self._read[name] = 0
+        self._read_back.discard(name)
+
+    def remove(self, name: str) -> None:
+        """See `Bucket.remove`: nothing goes that the manifest names."""
+        manifest = self.manifest()
+        if manifest is not None and manifest.objects is not msgspec.UNSET and name in manifest.objects.names:
+            raise Violation(f"{name} is deleted while the manifest names it")
+        if name in self.objects:
+            self._counts["store: deleted"] += 1
+        super().remove(name)
+
+    def was_read(self, name: str, offset: int, nbytes: int) -> None:
+        """Bytes of an object were returned."""
+        if offset == self._read.get(name):
+            self._read[name] = offset + nbytes
+        if self._read.get(name, -1) >= len(self.written.get(name, b"")):
+            self._read_back.add(name)
+
+    def manifest(self) -> BackupManifest | None:
+        """The manifest as it is now."""
+        content = self.objects.get(MANIFEST_NAME)
+        return None if content is None else decode_backup_manifest(content)
+
+    def newest(self) -> BackupManifest | None:
+        """The manifest that was written last under its condition."""
+        return decode_backup_manifest(self._manifests[-1]) if self._manifests else None
+
+    def replaced(self, content: bytes) -> None:
+        """The manifest was replaced under its condition: check what it promises."""
+        manifest = decode_backup_manifest(content)
+        assert manifest.objects is not msgspec.UNSET, "an archive without objects"
+        is_sound = True
+        for each in manifest.objects.files:
+            if not each.verified:
+                raise Violation(f"the manifest names {each.name}, which was not read back, they say")
+            stored: list[StoredObject | StoredIndex] = [each]
+            stored += [] if each.index is None else [each.index]
+            for one in stored:
+                if one.name not in self._read_back:
+                    raise Violation(f"the manifest names {one.name}, which was not read back")
+                is_sound &= hashlib.sha256(self.written[one.name]).hexdigest() == one.sha256
+        if not is_sound:
+            raise Violation(f"the manifest up to {manifest.archived} names an object that was stored torn")
+        self.ends.add(manifest.archived)
+        self.began = manifest.base.pos
+        self._manifests.append(content)
+        self._counts["store: manifests"] += 1
+
+    # -- what happens to the bucket ------------------------------------------------------------------------------------
+
+    def rot(self) -> None:
+        """A bit of an object flips."""
+        names = sorted(name for name, content in self.objects.items() if content and name != MANIFEST_NAME)
+        if names:
+            name = self._rng.choice(names)
+            content = bytearray(self.objects[name])
+            content[self._rng.randrange(len(content))] ^= 1 << self._rng.randrange(8)
+            self.objects[name] = bytes(content)
+            self._counts["store: bit flipped"] += 1
+
+    def roll_back(self) -> None:
+        """Somebody replaces the manifest by an older one that is still complete."""
+        older = [each for each in self._manifests[:-1] if self._is_there(each)]
+        if older:
+            self.objects[MANIFEST_NAME] = self._rng.choice(older)
+            self._counts["store: rolled back"] += 1
+
+    def _is_there(self, content: bytes) -> bool:
+        objects = decode_backup_manifest(content).objects
+        return objects is not msgspec.UNSET and objects.names <= self.objects.keys()
+
+    def replace_all(self, objects: dict[str, bytes]) -> None:
+        """Somebody puts other objects into it, such as those of a former group; those that were there stay."""
+        self.objects |= objects
+        self._counts["store: of another log"] += 1
+
+    def mend(self) -> None:
+        """It is as its writers have left it."""
+        self.mood = CALM
+        for name in self.objects:
+            if name in self.written:
+                self.objects[name] = self.written[name]
+        if self._manifests:
+            self.objects[MANIFEST_NAME] = self._manifests[-1]
+
+
+class ArchiveBucketStore(BucketStore):
+    """An `ArchiveBucket` as one process sees it."""
+
+    def __init__(self, bucket: ArchiveBucket) -> None:
+        super().__init__(bucket)
+        self._of = bucket
+
+    def read(self, name: str, length: int, offset: int) -> bytes:
+        """See `BackupStore`."""
+        data = super().read(name, length, offset)
+        self._of.was_read(name, offset, len(data))
+        return data
+
+    def did_replace(self, content: bytes) -> None:
+        """See `BucketStore.did_replace`."""
+        self._of.replaced(content)

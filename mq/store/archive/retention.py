@@ -1,0 +1,69 @@
+"""Which files of an archive are to be deleted: the oldest ones, by the age of their messages, or by the bytes of all.
+
+They go in three steps, and whatever ends one of them, the next run continues. The group agrees on where its messages
+begin from then on, so that nobody serves older ones; the manifest names the files no more; their objects are removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from mq.store.archive.file_index import decode_file_index
+from raftlog.segment.backup_manifest import BackupManifest, StoredObject
+from raftlog.segment.backup_store import BackupDamaged, BackupStore, NotStored
+from raftlog.segment.meta import Base
+
+
+def expired_begin(
+    manifest: BackupManifest, store: BackupStore, *, oldest_ms: int | None, bytes_max: int | None
+) -> Base | None:
+    """Where the archive should begin; None if nothing is to be deleted. The newest file is always kept.
+
+    Args:
+        oldest_ms: a file whose newest message was stored before this time is to be deleted; None for no limit. One
+            without an index, and all behind it, are kept.
+        bytes_max: of all files that are kept; None for no limit.
+
+    Raises:
+        BackupDamaged: an index is missing or damaged. FormatTooNew. StoreFailed: an error of the store.
+    """
+    objects = manifest.objects
+    assert objects is not msgspec.UNSET, "an archive without objects"
+    begin: Base | None = None
+    nbytes = sum(each.nbytes for each in objects.files)
+    for each in objects.files[:-1]:
+        is_surplus = bytes_max is not None and nbytes > bytes_max
+        if not is_surplus and oldest_ms is None:
+            break
+        found = _newest_and_end(each, store)
+        if found is None:
+            break
+        newest_ms, end = found
+        if not is_surplus and not (oldest_ms is not None and newest_ms < oldest_ms):
+            break
+        if end.pos > manifest.archived.pos:
+            break
+        begin = end
+        nbytes -= each.nbytes
+    assert begin is None or manifest.base.pos < begin.pos <= objects.files[-1].start, (
+        f"an archive that begins at {begin}"
+    )
+    return begin
+
+
+def _newest_and_end(stored: StoredObject, store: BackupStore) -> tuple[int, Base] | None:
+    """When the newest message of a file was stored, and the log behind the file; None if it has no index."""
+    index = stored.index
+    if index is None:
+        return None
+    path = store.path(index.name)
+    try:
+        content = store.read(index.name, index.nbytes, 0)
+    except NotStored as error:
+        raise BackupDamaged(path, "it is missing") from error
+    if hashlib.sha256(content).hexdigest() != index.sha256:
+        raise BackupDamaged(path, "its content is not what was written")
+    decoded = decode_file_index(content, path)
+    return max(block.newest_ms for block in decoded.blocks), decoded.end
