@@ -1,12 +1,14 @@
 """The workload "archive": log files are archived, deleted locally, and read from a store that is as unkind as S3.
 
 The store is slow, gone, or refuses; it loses answers, and objects rot; its manifest is replaced by an older one, or by
-that of another log. Replicas crash and lose their power meanwhile, at any step of an upload.
+that of another log. Replicas crash and lose their power meanwhile, at any step of an upload. In some runs the archive
+is limited, too.
 
 What must hold: nothing counts as archived before the manifest that names it was written and every object of it read
 back; no file is deleted locally before the group knows that it is archived; what consumers get from the archive is what
-was committed, whatever the store returns; no queue loses its beginning; the event loop never waits for the store. When
-the store is mended, everything is read, and the archive has the log of the group.
+was committed, whatever the store returns; no queue loses its beginning, apart from what the group has agreed to delete;
+the manifest names every file that anybody serves; the event loop never waits for the store. When the store is mended,
+everything is read, and the archive has the log of the group.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ import msgspec
 from chaos.broker_sim.archive_bucket import MOODS, ArchiveBucket, ArchiveBucketStore
 from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.former_group import former_archive
+from chaos.broker_sim.schedule import BrokerScenario
 from chaos.broker_sim.workload import Brokers, Workload
+from chaos.faults import QueueFlip
 from chaos.limits import replaced
 from chaos.log_sim.node import DIRECTORY, Node
 from chaos.log_sim.process import CLUSTER_ID
@@ -34,7 +38,7 @@ from mq.broker import services
 from mq.broker.base import archived_reads
 from mq.broker.context import ArchiveAccess
 from mq.broker.limits import ArchiveLimits, BrokerLimits
-from mq.broker.state.archived_log import NOTHING, NoteArchived
+from mq.broker.state.archived_log import NOTHING, NoteArchived, NoteTier
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.records import decode_records
 from mq.store.archive.archiver import archive
@@ -62,12 +66,26 @@ class Archive(Workload):
 
     name = "archive"
 
+    @classmethod
+    def adapted(cls, scenario: BrokerScenario) -> BrokerScenario:
+        """See `Workload.adapted`: many small files. Queue files do not rot: their entries of archived messages could
+        not be restored, and a group of one would never serve these again.
+        """
+        return replace(
+            scenario,
+            segment_bytes=min(scenario.segment_bytes, 16 * 1024),
+            proposal_seconds=0.02,
+            faults=tuple(each for each in scenario.faults if not isinstance(each[1], QueueFlip)),
+        )
+
     def __init__(self, cluster: Brokers) -> None:
         super().__init__(cluster)
         self._bucket_rng = random.Random(f"{cluster.scenario.seed} bucket")
         self.bucket = ArchiveBucket(cluster, self._bucket_rng, self.counts)
         self._archived: Base = NOTHING
         """How much the group knows to be archived, as committed."""
+        self._begin = 0
+        """From this physical offset on the group serves archived messages, as committed."""
         self._threads: dict[BrokerProcess, Threads] = {}
         self._again_to = [0] * self.queues
         """How far the readers have got that begin at the first message again and again."""
@@ -83,8 +101,9 @@ class Archive(Workload):
         return {
             "archive_url": URL,
             "archive_bytes_per_second": 0,
-            "archive_cache_bytes": self.rng.choice((0, segment_bytes, 1 << 30)),
+            "archive_cache_bytes": self.rng.choice((0, 1 << 30)),
             "local_retention_bytes": segment_bytes * self.rng.choice((1, 2, 4)),
+            "archive_retention_bytes": self.rng.choice((None, segment_bytes * 5)),
             "retention_check_seconds": 0.5,
         }
 
@@ -244,7 +263,12 @@ class Archive(Workload):
                 self.counts["read again"] += 1
             self._again_to[queue_id] = offset
         elif answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            raise Violation(f"skipped: the reader of {self.topic}/{queue_id} at {offset} is sent elsewhere: {answer}")
+            self._again_to[queue_id] = moved = int(answer.ext["nextBeginOffset"])
+            for stored in self.ledger.queues[self.topic, queue_id][offset:moved]:
+                if stored.record.physical_offset >= self._begin:
+                    raise Violation(
+                        f"skipped: the reader of queue {queue_id} goes on at {moved}, behind {stored.place}"
+                    )
         if self._again_to[queue_id] >= self.ledger.end(self.topic, queue_id):
             self._has_reread[queue_id] |= self._last_round
             self._again_to[queue_id] = 0
@@ -254,6 +278,8 @@ class Archive(Workload):
 
     def command(self, command: Any) -> None:
         """See `Workload.command`."""
+        if isinstance(command, NoteArchived | NoteTier):
+            self.cluster.trace_line(f"the group knows {command}")
         if isinstance(command, NoteArchived):
             end = Base(command.index, command.term, command.pos, command.chain)
             if end not in self.bucket.ends:
@@ -261,6 +287,11 @@ class Archive(Workload):
             if end.index > self._archived.index:
                 self._archived = end
                 self.counts["archived"] += 1
+        elif isinstance(command, NoteTier):
+            if command.begin_pos > self._begin:
+                self.counts["beginnings moved"] += 1
+            self._begin = max(self._begin, command.begin_pos)
+            self.bucket.may_begin_at = self._begin
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,9 @@ class Clock(Protocol):
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
         """Run ``event`` at that time."""
 
+    def trace_line(self, line: str) -> None:
+        """A line for the trace only."""
+
 
 class Mood(msgspec.Struct, frozen=True, kw_only=True):
     """How the store treats requests for some time.
@@ -65,7 +68,7 @@ class ArchiveBucket(Bucket):
         mood: how it treats requests now.
         ends: how far the manifests went that were written under their condition, all of whose objects were intact, and
             had been read back after they were written. Nothing else may count as archived.
-        began: where the manifest that was written last begins, in physical offsets.
+        may_begin_at: up to this physical offset the group has agreed to delete the beginning of the archive.
         written: objects as they were stored, whatever happened to them later.
     """
 
@@ -79,7 +82,8 @@ class ArchiveBucket(Bucket):
         self._read_back: set[str] = set()
         self._read: dict[str, int] = {}
         self._manifests: list[bytes] = []
-        self.began = 0
+        self._furthest = b""
+        self.may_begin_at = 0
 
     def does(self, operation: str, name: str, effect: Callable[[], None]) -> None:
         """See `Bucket.does`: in simulated time."""
@@ -115,9 +119,9 @@ class ArchiveBucket(Bucket):
         self._read_back.discard(name)
 
     def remove(self, name: str) -> None:
-        """See `Bucket.remove`: nothing goes that the manifest names."""
-        manifest = self.manifest()
-        if manifest is not None and manifest.objects is not msgspec.UNSET and name in manifest.objects.names:
+        """See `Bucket.remove`: nothing goes that the last manifest names that was written under its condition."""
+        objects = decode_backup_manifest(self._manifests[-1]).objects if self._manifests else msgspec.UNSET
+        if objects is not msgspec.UNSET and name in objects.names:
             raise Violation(f"{name} is deleted while the manifest names it")
         if name in self.objects:
             self._counts["store: deleted"] += 1
@@ -130,14 +134,9 @@ class ArchiveBucket(Bucket):
         if self._read.get(name, -1) >= len(self.written.get(name, b"")):
             self._read_back.add(name)
 
-    def manifest(self) -> BackupManifest | None:
-        """The manifest as it is now."""
-        content = self.objects.get(MANIFEST_NAME)
-        return None if content is None else decode_backup_manifest(content)
-
     def newest(self) -> BackupManifest | None:
-        """The manifest that was written last under its condition."""
-        return decode_backup_manifest(self._manifests[-1]) if self._manifests else None
+        """Of the manifests that were written under their condition, the last one of those that go furthest."""
+        return decode_backup_manifest(self._furthest) if self._furthest else None
 
     def replaced(self, content: bytes) -> None:
         """The manifest was replaced under its condition: check what it promises."""
@@ -155,9 +154,15 @@ class ArchiveBucket(Bucket):
                 is_sound &= hashlib.sha256(self.written[one.name]).hexdigest() == one.sha256
         if not is_sound:
             raise Violation(f"the manifest up to {manifest.archived} names an object that was stored torn")
+        if manifest.base.pos > self.may_begin_at:
+            raise Violation(f"the manifest begins at {manifest.base.pos}, the group serves from {self.may_begin_at} on")
+        self._counts["store: manifests that begin later"] += manifest.base.pos > 0
+        self._cluster.trace_line(f"the store has a manifest from {manifest.base.pos} to {manifest.archived}")
         self.ends.add(manifest.archived)
-        self.began = manifest.base.pos
         self._manifests.append(content)
+        newest = self.newest()
+        if newest is None or manifest.archived.index >= newest.archived.index:
+            self._furthest = content
         self._counts["store: manifests"] += 1
 
     # -- what happens to the bucket ------------------------------------------------------------------------------------
@@ -178,6 +183,7 @@ class ArchiveBucket(Bucket):
         if older:
             self.objects[MANIFEST_NAME] = self._rng.choice(older)
             self._counts["store: rolled back"] += 1
+            self._cluster.trace_line("somebody rolls the manifest back")
 
     def _is_there(self, content: bytes) -> bool:
         objects = decode_backup_manifest(content).objects
@@ -187,15 +193,17 @@ class ArchiveBucket(Bucket):
         """Somebody puts other objects into it, such as those of a former group; those that were there stay."""
         self.objects |= objects
         self._counts["store: of another log"] += 1
+        self._cluster.trace_line("somebody puts another log there")
 
     def mend(self) -> None:
-        """It is as its writers have left it."""
+        """It is as its writers have left it; of two manifests, the one that goes further."""
+        self._cluster.trace_line("somebody mends the store")
         self.mood = CALM
         for name in self.objects:
             if name in self.written:
                 self.objects[name] = self.written[name]
-        if self._manifests:
-            self.objects[MANIFEST_NAME] = self._manifests[-1]
+        if self._furthest:
+            self.objects[MANIFEST_NAME] = self._furthest
 
 
 class ArchiveBucketStore(BucketStore):

@@ -42,7 +42,7 @@ def former_archive(manifest: BackupManifest, objects: Mapping[str, bytes], files
         sha256 = hashlib.sha256(content).hexdigest()
         stored.append(StoredObject(each.start, name, len(content), sha256, verified=True, index=its_index))
     listed = msgspec.structs.replace(
-        manifest.objects, last_file=begin, files=tuple(stored), superseded=(), complete=True
+        manifest.objects, last_file=begin, files=tuple(stored), superseded=(), states=(), complete=True
     )
     found[MANIFEST_NAME] = encode_backup_manifest(msgspec.structs.replace(manifest, last=last, objects=listed))
     return found

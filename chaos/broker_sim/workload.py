@@ -70,6 +70,11 @@ class Workload:
     topic: ClassVar[str] = "T"
     queues: ClassVar[int] = 3
 
+    @classmethod
+    def adapted(cls, scenario: BrokerScenario) -> BrokerScenario:
+        """The scenario of a run, from the one that was drawn."""
+        return scenario
+
     def __init__(self, cluster: Brokers) -> None:
         self.cluster = cluster
         self.rng = random.Random(f"{cluster.scenario.seed} {self.name}")

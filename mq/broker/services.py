@@ -259,12 +259,13 @@ class Services:
         self.metrics = BrokerMetrics(context, stats=stats, disk_usage=usage)
         self.group_admin = RaftMembers(context)
         self.kept_messages = KeptMessages(context.metadata, context.store)
+        self._waiting = RetentionFloor(context.metadata, context.store, context.wall_clock_ms)
         self.retention = Retention(
             settings=context.settings,
             replica=context.replica,
             store=context.store,
             floor_pos=context.floor_pos,
-            waiting_pos=RetentionFloor(context.metadata, context.store, context.wall_clock_ms).first_pos,
+            waiting_pos=self._waiting.first_pos,
             kept_pos=self.kept_messages.first_pos,
             leased_pos=self.leases.first_pos,
             tier=context.tier,
@@ -326,7 +327,15 @@ class Services:
             log=context.log,
         )
         addresses = PeerAddresses(context, calls=self.calls, admit=self.authentication.admit)
-        self.archiving = Archiving(context, calls=self.calls, admit=self.authentication.admit)
+        self.archiving = Archiving(
+            context,
+            calls=self.calls,
+            admit=self.authentication.admit,
+            now_ms=self.retention.plausible_ms,
+            needed_pos=lambda: min(
+                self._waiting.first_pos(), self.kept_messages.first_pos(), self.leases.first_pos()
+            ),
+        )
         watch = ArchiveWatch(context)
         return self.authentication, addresses, self.archiving, watch, self.forwarded, self.forwarder
 

@@ -413,3 +413,12 @@ class ChangeableSettings(SettingGroup):
         description="throughput of bulk readers; above, they are told when to retry",
     )
     retention_bytes: int | None = Field(None, ge=MIB, le=2**63 - 1, description="maximum size of the log")
+    archive_retention_hours: float | None = Field(
+        None,
+        gt=0,
+        le=1_000_000,
+        description="how long a file is kept in `archive_url` after its newest message; default: for ever",
+    )
+    archive_retention_bytes: int | None = Field(
+        None, ge=MIB, le=2**63 - 1, description="maximum size of the archive; default: no limit"
+    )

@@ -107,6 +107,10 @@ class BrokerSettings(
             raise ValueError(
                 "local_retention_hours and local_retention_bytes need archive_url: it keeps what they delete"
             )
+        if self.has_archive_retention and self.archive_url is None:
+            raise ValueError(
+                "archive_retention_hours and archive_retention_bytes need archive_url: there is no archive"
+            )
         if self.message_bytes_max > self._message_bytes_limit(self.segment_bytes):
             raise ValueError(
                 f"a message of {self.message_bytes_max} bytes does not fit a segment of {self.segment_bytes}"
@@ -139,6 +143,11 @@ class BrokerSettings(
     def has_segment_bytes(self) -> bool:
         """Whether the size of log files is configured."""
         return "segment_bytes" in self.model_fields_set
+
+    @property
+    def has_archive_retention(self) -> bool:
+        """Whether files are deleted in the archive some day."""
+        return self.archive_retention_hours is not None or self.archive_retention_bytes is not None
 
     @property
     def has_tiers(self) -> bool:

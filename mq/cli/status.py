@@ -116,7 +116,10 @@ def _archived(group: GroupStatus) -> Iterator[str]:
             waits = ""
             if replica.archive_lag_bytes:
                 waits = f"; {decimal(replica.archive_lag_bytes)} wait, for {(replica.archive_lag_ms or 0) // 1000:,} s"
-            yield f"archived up to entry {replica.archived_index:,}{waits}"
+            begin = (
+                f", served from {decimal(replica.archive_begin_pos)} of the log on" if replica.archive_begin_pos else ""
+            )
+            yield f"archived up to entry {replica.archived_index:,}{begin}{waits}"
 
 
 def _unguarded(group: GroupStatus) -> Iterator[str]:

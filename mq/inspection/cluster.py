@@ -76,6 +76,8 @@ class ReplicaStatus:
     """Size of uncommitted messages."""
     archived_index: int | None = None
     """Up to this entry the log is archived, as far as it knows; 0 without an archive."""
+    archive_begin_pos: int | None = None
+    """Archived messages are served from this physical offset on; 0 from the first one on, or if none are."""
     archive_lag_bytes: int | None = None
     """Complete log files that wait to be archived."""
     archive_lag_ms: int | None = None
@@ -220,6 +222,7 @@ def _replica_status(
         held_bytes=_number(figures, "heldBytes"),
         pending_bytes=_number(figures, "pendingBytes"),
         archived_index=_number(figures, "archiveIndex"),
+        archive_begin_pos=_number(figures, "archiveBeginPos"),
         archive_lag_bytes=_number(figures, "archiveLagBytes"),
         archive_lag_ms=_number(figures, "archiveLagMs"),
         figures=figures,

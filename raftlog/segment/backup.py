@@ -341,14 +341,14 @@ class BackupTarget:
         self.not_tidied = quietly_tidy(layout, manifest) if may_tidy else None
         return manifest
 
-    def begin_at(self, begin: Base, *, now_ms: int, node_id: str) -> BackupManifest | None:
+    def begin_at(self, begin: Base, *, now_ms: int, node_id: str) -> BackupManifest:
         """Leave out the files before ``begin``, where one of them begins: first in the manifest, then their objects.
 
         Objects that were left out by an earlier run go now, those of this one with the next. Only if the manifest has
-        all that the group knows to be archived.
+        all that the group knows to be archived, and one of its snapshots is not older than ``begin``.
 
         Returns:
-            The durable manifest; None if there is no snapshot yet with which it could begin there.
+            The durable manifest.
 
         Raises:
             ManifestChanged: another run has replaced the manifest.
@@ -357,8 +357,6 @@ class BackupTarget:
         before = self.manifest
         assert before is not None, f"nothing to shorten at {self.name}"
         manifest = without_beginning(before, begin)
-        if manifest is None:
-            return None
         layout = objects_for(self._store, before, first=False, now_ms=now_ms, node_id=node_id)
         self._replace_manifest(manifest)
         self.not_tidied = quietly_tidy(layout, manifest)

@@ -260,9 +260,9 @@ class ImmutableObjects:
             yield from (f"{folder}/{name}" for name in self._store.names(folder))
 
 
-def without_beginning(manifest: BackupManifest, begin: Base) -> BackupManifest | None:
-    """The manifest of a backup without the files before ``begin``, the beginning of one of them; None if there is no
-    snapshot from which a log that begins there could be restored. Their objects go with later runs.
+def without_beginning(manifest: BackupManifest, begin: Base) -> BackupManifest:
+    """The manifest of a backup without the files before ``begin``, where one of them begins. One of its snapshots is
+    not older, so that a log that begins there can be restored. The objects go with later runs.
     """
     objects = manifest.objects
     assert objects is not msgspec.UNSET, "a backup in a directory has no objects to leave out"
@@ -271,8 +271,7 @@ def without_beginning(manifest: BackupManifest, begin: Base) -> BackupManifest |
     snapshot, index = objects.snapshot, manifest.snapshot_index
     nbytes, crc = manifest.snapshot_bytes, manifest.snapshot_crc
     if index < begin.index:
-        if not states:
-            return None
+        assert states, f"no snapshot of {manifest.cluster_id} is behind entry {begin.index}"
         first = states.pop(0)
         snapshot, index, nbytes, crc = first.name, first.index, first.nbytes, first.crc
     else:

@@ -38,6 +38,8 @@ CHANGEABLE: Final = {
     AUTO_CREATE_GROUP: "auto_create_groups",
     MESSAGES_PER_PULL: "pull_messages_max",
     "raftmq.retention_bytes": "retention_bytes",
+    "raftmq.archive_retention_hours": "archive_retention_hours",
+    "raftmq.archive_retention_bytes": "archive_retention_bytes",
     "raftmq.sql_filter": "sql_filter",
     "raftmq.bulk_bytes_per_second": "bulk_bytes_per_second",
 }

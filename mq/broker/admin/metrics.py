@@ -83,6 +83,9 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     "bulk_reads_waiting": _Named("raftmq_bulk_reads_waiting", _G, "Bulk reads in the wait queue."),
     "log_leases": _Named("raftmq_log_leases", _G, "Leases with which readers keep segment files from retention."),
     "archive_index": _Named("raftmq_archive_index", _G, "Up to this entry the log is archived."),
+    "archive_begin_pos": _Named(
+        "raftmq_archive_begin_position", _G, "Archived messages are served from this physical offset on."
+    ),
     "archive_lag_bytes": _Named("raftmq_archive_lag_bytes", _G, "Bytes of complete log files that are not archived."),
     "archive_lag_ms": _Named(
         "raftmq_archive_lag_seconds", _G, "How long complete log files wait since something was last archived.", 1e-3

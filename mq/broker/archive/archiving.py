@@ -21,6 +21,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service, Task
 from mq.broker.replication.peer_calls import PeerCalls
+from mq.broker.settings import BrokerSettings
 from mq.broker.state.archived_log import NOTHING, NoteArchived, NoteTier
 from mq.broker.state.commands import encode_command
 from mq.broker.state.format_level import LEVEL_OF_ARCHIVE, LEVEL_OF_TIERS
@@ -29,6 +30,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.decoding import Response
 from mq.protocol.requests.replicas import ReportArchived, ReportArchivedExt
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from mq.store.errors import StoreError
 from raftlog import SegmentError
 from raftlog.common_step import sleep_to_step
 from raftlog.log_numbers import LogIndex, Term
@@ -37,6 +39,8 @@ from raftlog.segment.meta import Base
 ANSWER_SECONDS: Final = 3.0
 OLDER: Final = "older"
 WHOLE: Final = "whole"
+_HOUR_MS: Final = 3_600_000
+_POS_MAX: Final = 2**63 - 1
 LOG_AGAIN_SECONDS: Final = 600.0
 """The same failure is logged again after this time."""
 
@@ -49,6 +53,8 @@ class Archiving(Service):
 
     Args:
         admit: raises RequestRefused unless the connection is a replica of this group.
+        now_ms: the time by which messages expire, in milliseconds since the epoch.
+        needed_pos: physical offset from which archived messages are needed. Raises StoreError, OSError.
         archive: does a job.
     """
 
@@ -58,6 +64,8 @@ class Archiving(Service):
         *,
         calls: PeerCalls,
         admit: Callable[[ClientConnection, str], None],
+        now_ms: Callable[[], int],
+        needed_pos: Callable[[], int],
         archive: Archive = archive_in_process,
     ) -> None:
         self._context = context
@@ -69,6 +77,8 @@ class Archiving(Service):
         self._appender = context.appender
         self._calls = calls
         self._admit = admit
+        self._now_ms = now_ms
+        self._needed_pos = needed_pos
         self._archive = archive
         self._clock = context.clock
         self._log = context.log
@@ -76,6 +86,12 @@ class Archiving(Service):
         self._begin_pos = -1
         self._is_older: bool | None = None
         """What the last run has found and the group does not know yet: the manifest is older, or not; None: no news."""
+        self._whole_index = 0
+        """The manifest was found to go up to this entry when it was not older. By now the group may know of more."""
+        self._expired_pos = -1
+        """Below this physical offset the archive is to be shortened, as the last run has found; -1 without news."""
+        self._lacking: dict[str, int] = {}
+        """From where on the queues of other replicas have all entries, of those that lack entries of older messages."""
         self._check_at = 0.0
         self._level_logged_at = -LOG_AGAIN_SECONDS
         self._report_at = 0.0
@@ -106,11 +122,17 @@ class Archiving(Service):
         waits = 0.0 if self._waits_since is None else self._clock() - self._waits_since
         return {
             "archive_index": self._end.index,
+            "archive_begin_pos": self._metadata.archived.begin_pos or 0 if self._end.index else 0,
             "archive_lag_bytes": self._waiting_bytes() if self._waits_since is not None else 0,
             "archive_lag_ms": round(waits * 1000),
             "archive_uploaded_bytes": self._uploaded_bytes,
             "archive_failures": self._failures,
         }
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """See `Service.settings_changed`."""
+        self._settings = settings
+        self._check_at = 0.0
 
     # -- what is archived, and what could be ---------------------------------------------------------------------------
 
@@ -144,7 +166,8 @@ class Archiving(Service):
             if self._seen_end != self._end:
                 self._waits_since = self._progress_at = now
         self._seen_end = self._end
-        if self._is_older == self._metadata.archived.is_held:
+        archived = self._metadata.archived
+        if archived.begin_pos is not None and self._is_older == archived.is_held:
             self._is_older = None
         if self._has_news and now >= self._report_at:
             self._report()
@@ -171,13 +194,21 @@ class Archiving(Service):
         if not self._tier.is_wanted or self._metadata.format_level.level < LEVEL_OF_TIERS or not self._end.index:
             return False
         if archived.begin_pos is None:
-            return self._begin_pos >= 0
-        is_later = max(self._begin_pos, self._only_queues_from()) > archived.begin_pos
-        return is_later or self._is_older not in (None, archived.is_held)
+            return self._begin_pos >= 0 and self._older_now is False
+        is_later = max(self._begin_pos, self._expired_pos, self._first_queues()) > archived.begin_pos
+        return is_later or self._tier.lacks_older or self._older_now not in (None, archived.is_held)
 
-    def _only_queues_from(self) -> int:
-        """Where the queues of a group of one begin: nobody has entries of what was before; 0 with other replicas."""
-        return self._tier.queues_from if len(self._replica.core.conf.voters) == 1 else 0
+    @property
+    def _older_now(self) -> bool | None:
+        """As ``_is_older``. A replica that has just started may not have known yet how much is archived."""
+        return None if self._is_older is False and self._whole_index < self._end.index else self._is_older
+
+    def _first_queues(self) -> int:
+        """Where the queues of the group begin: nobody has entries of what was before; 0 if that is not known."""
+        own = self._context.settings.node_id
+        known = self._lacking | {own: self._tier.queues_from}
+        members = self._replica.core.conf.members
+        return min(known[each] for each in members) if set(members) <= known.keys() else 0
 
     # -- archiving -----------------------------------------------------------------------------------------------------
 
@@ -203,6 +234,8 @@ class Archiving(Service):
         settings = self._settings
         if not is_due or settings.archive_url is None:
             return None
+        hours = settings.archive_retention_hours
+        begin_pos = self._metadata.archived.begin_pos or 0 if self._tier.is_wanted else _POS_MAX
         return ArchiveJob(
             data_dir=str(settings.data_dir),
             log_dir=str(settings.log_dir),
@@ -210,12 +243,19 @@ class Archiving(Service):
             endpoint_url=settings.archive_endpoint_url,
             known_index=self._end.index,
             bytes_per_second=settings.archive_bytes_per_second,
+            has_retention=settings.has_archive_retention,
+            oldest_ms=None if hours is None else self._now_ms() - round(hours * _HOUR_MS),
+            bytes_max=settings.archive_retention_bytes,
+            begin_pos=begin_pos,
         )
 
     def _is_to_be_checked(self, now: float) -> bool:
-        """Whether to look at the manifest although nothing waits: what is deleted locally must be in it."""
-        has_level = self._metadata.format_level.level >= LEVEL_OF_TIERS
-        return self._tier.is_wanted and has_level and self._end.index > 0 and now >= self._check_at
+        """Whether to look at the manifest although nothing waits: what is deleted locally must be in it, and what is
+        old must not.
+        """
+        has_tiers = self._tier.is_wanted and self._metadata.format_level.level >= LEVEL_OF_TIERS
+        is_of_use = has_tiers or self._settings.has_archive_retention
+        return is_of_use and self._end.index > 0 and now >= self._check_at
 
     def take(self, step: ArchiveStep) -> None:
         """A step of the process that archives."""
@@ -223,9 +263,12 @@ class Archiving(Service):
             self._log.error("archive_rolled_back", archive_index=step.index, known_index=self._end.index)
         self._uploaded_bytes += step.nbytes
         end = Base(LogIndex(step.index), Term(step.term), step.pos, step.chain)
+        if step.begin_pos > self._begin_pos >= 0:
+            self._log.info("archive_shortened", begin_pos=step.begin_pos)
         self._begin_pos = max(self._begin_pos, step.begin_pos)
+        self._expired_pos = max(self._expired_pos, step.expired_pos)
         if step.is_older or end.index >= max(self._end.index, 1):
-            self._is_older = step.is_older
+            self._is_older, self._whole_index = step.is_older, end.index
         is_further = end.index > max(self._end.index, self._reported.index)
         if is_further:
             self._reported = end
@@ -237,7 +280,10 @@ class Archiving(Service):
             self._failed(step.trouble, step.reason)
         elif step.is_last:
             self._failed_runs, self._logged = 0, None
-            self._check_at = self._clock() + self._limits.check_seconds
+            # What the group agrees to delete can be deleted by the next run.
+            seconds = self._limits.retry_seconds_max if self._expired_pos >= 0 else self._limits.check_seconds
+            self._check_at = self._clock() + min(seconds, self._limits.check_seconds)
+            self._expired_pos = -1
 
     def _failed(self, trouble: Trouble, reason: str) -> None:
         now = self._clock()
@@ -268,7 +314,7 @@ class Archiving(Service):
         self._report_at = self._clock() + ANSWER_SECONDS + self._limits.look_seconds
         if self._appender.is_open:
             try:
-                self._note(url, end, self._begin_pos, is_older=self._is_older)
+                self._note(url, end, self._begin_pos, self._expired_pos, is_older=self._older_now)
             except RequestRefused as refusal:
                 if refusal.code == ResponseCode.INVALID_PARAMETER:
                     self._refused(refusal.remark)
@@ -284,7 +330,10 @@ class Archiving(Service):
             pos=end.pos,
             chain=end.chain,
             begin_pos=self._begin_pos,
-            manifest="" if self._is_older is None else OLDER if self._is_older else WHOLE,
+            manifest={None: "", True: OLDER, False: WHOLE}[self._older_now],
+            expired_pos=self._expired_pos,
+            node_id=self._settings.node_id if self._tier.lacks_older else "",
+            queues_from=self._tier.queues_from,
         )
         self._calls.ask(leader, RequestCode.REPORT_ARCHIVED, ext.fields(), b"", ANSWER_SECONDS, self._answered)
 
@@ -309,10 +358,13 @@ class Archiving(Service):
                 f"archive_url of the leader is {self._settings.archive_url or 'not set'}",
             )
         end = Base(LogIndex(ext.index), Term(ext.term), ext.pos, ext.chain)
-        self._note(ext.url, end, ext.begin_pos, is_older={OLDER: True, WHOLE: False}.get(ext.manifest))
+        if ext.node_id:
+            self._lacking[ext.node_id] = ext.queues_from
+        is_older = {OLDER: True, WHOLE: False}.get(ext.manifest)
+        self._note(ext.url, end, ext.begin_pos, ext.expired_pos, is_older=is_older)
         return call.response()
 
-    def _note(self, url: str, end: Base, begin_pos: int, *, is_older: bool | None) -> None:
+    def _note(self, url: str, end: Base, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:
         """Replicate how far the archive goes, and from where on it is served.
 
         Raises RequestRefused if it is not this log that is archived.
@@ -320,7 +372,9 @@ class Archiving(Service):
         if self._metadata.format_level.level < LEVEL_OF_ARCHIVE:
             raise RequestRefused(ResponseCode.VERSION_NOT_SUPPORTED, "the group is below format level 6")
         if self._end.index >= end.index:
-            self._note_tier(url, begin_pos, is_older=is_older)
+            if is_older is False and self._end.index > end.index:
+                is_older = None  # its sender does not know yet how much is archived
+            self._note_tier(url, begin_pos, expired_pos, is_older=is_older)
             return
         if self._replica.commit_index <= end.index <= self._replica.log.last_index:  # right after an election
             raise RequestRefused(
@@ -334,20 +388,31 @@ class Archiving(Service):
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
 
-    def _note_tier(self, url: str, begin_pos: int, *, is_older: bool | None) -> None:
+    def _note_tier(self, url: str, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:
         """Replicate from where on archived messages are served, and whether nothing may be deleted locally."""
         archived = self._metadata.archived
         if self._metadata.format_level.level < LEVEL_OF_TIERS or not self._tier.is_wanted or archived.url != url:
             return
         known = archived.begin_pos
         if known is None:
-            if begin_pos < 0 or is_older:
+            if begin_pos < 0 or is_older is not False:
                 return  # nothing is deleted yet that would have to be in the archive
             known = self._tier.queues_from  # nobody has entries of what was deleted before that
-        begin_pos = max(begin_pos, known, self._only_queues_from())
+        if expired_pos > known and not is_older and not archived.is_held:
+            begin_pos = max(begin_pos, self._deletable_to(expired_pos))
+        begin_pos = max(begin_pos, known, self._first_queues())
         is_held = archived.is_held if is_older is None else is_older
         if (begin_pos, is_held) != (archived.begin_pos, archived.is_held):
             self._appender.add_command(encode_command(NoteTier(url=url, begin_pos=begin_pos, is_held=is_held)))
+
+    def _deletable_to(self, expired_pos: int) -> int:
+        """Up to where archived messages may be given up, at most ``expired_pos``: the beginning of a file."""
+        try:
+            needed = self._needed_pos()
+        except (StoreError, OSError):
+            return 0
+        pos = min(expired_pos, needed)
+        return pos - pos % self._settings.segment_bytes
 
     def _why_not_own(self, end: Base) -> str | None:
         """Why an archived log is not the beginning of this one; None if it is."""

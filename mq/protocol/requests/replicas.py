@@ -48,6 +48,8 @@ class ReportArchivedExt(Ext):
 
     ``begin_pos`` is where the archive begins; -1 if the sender does not know. ``manifest`` is "older" if the manifest
     has less than the group knows to be archived, "whole" if it has all of that again, and empty without news.
+    Files below ``expired_pos`` are to be deleted in the archive; -1 for none. ``node_id`` is that of a sender whose
+    queues have entries only from the physical offset ``queues_from`` on, while the group serves older messages.
     """
 
     identity: str
@@ -58,6 +60,9 @@ class ReportArchivedExt(Ext):
     chain: int
     begin_pos: int = -1
     manifest: str = ""
+    expired_pos: int = -1
+    node_id: str = ""
+    queues_from: int = -1
 
 
 class ReportArchived(Request, tag=int(Code.REPORT_ARCHIVED)):

@@ -7,6 +7,7 @@ durable and was read back. Two archivers at once are harmless: the manifest is r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -130,47 +131,39 @@ class _Run:
             snapshot=_snapshot(source, self._job.data_dir) if known is None else None,
             now_ms=self._now_ms(),
             new_index=lambda begin: FileIndexBuilder(begin, size),
-            state_for=self._state_for(next_file.index),
+            state_for=self._state_for(),
             copied=self._copied,
         )
 
-    def _state_for(self, before: LogIndex) -> Callable[[LogIndex], Snapshot | None]:
-        """What gives the snapshot to store with the file that begins after the entry ``before``."""
+    def _state_for(self) -> Callable[[LogIndex], Snapshot | None]:
+        """What gives the snapshot to store with the next file: one behind those that are stored."""
         if not self._job.has_retention:
             return lambda last: None
-        # Found now: when the file is stored, the checkpoint may be of a later one.
-        first = LogIndex(before + 1)
+        known = self._target.manifest
+        first = LogIndex(1)
+        if known is not None and known.objects is not msgspec.UNSET:
+            newest = known.objects.states[-1].index if known.objects.states else known.snapshot_index
+            first = LogIndex(max(newest, known.base.index) + 1)
+        # Found now: when the file is stored, the checkpoints may be of later ones.
         found = snapshot_between(self._job.data_dir, first, self._source.state.commit_hint)
 
         def state_for(last: LogIndex) -> Snapshot | None:
-            later = snapshot_between(self._job.data_dir, first, last) if found is None or found.index > last else found
-            known = self._target.manifest
-            is_there = known is not None and later is not None and later.index <= known.snapshot_index
-            return None if is_there else later
+            is_in = found is not None and found.index <= last
+            return found if is_in else snapshot_between(self._job.data_dir, first, last)
 
         return state_for
 
     def _shortened(self, known: BackupManifest) -> Iterator[ArchiveStep]:
         """Say what is to be deleted, and delete what nobody serves any more."""
         job = self._job
-        begin = expired_begin(known, self._store, oldest_ms=job.oldest_ms, bytes_max=job.bytes_max)
-        if begin is None:
+        limits = partial(expired_begin, known, self._store, oldest_ms=job.oldest_ms, bytes_max=job.bytes_max)
+        expired = limits(pos_max=known.archived.pos)
+        if expired is None:
             return
-        assert begin.pos > known.base.pos, f"the archive begins at {known.base.pos}, and is to begin at {begin.pos}"
-        yield ArchiveStep(expired_pos=begin.pos)
-        if begin.pos > job.begin_pos:
-            begin = expired_begin(known, self._store, oldest_ms=None, bytes_max=_bytes_from(known, job.begin_pos))
-        if begin is None or begin.pos > job.begin_pos:
-            return
-        shorter = self._target.begin_at(begin, now_ms=self._now_ms(), node_id=self._source.state.node_id)
-        if shorter is not None:
-            yield _step(shorter)
-
-
-def _bytes_from(manifest: BackupManifest, pos: int) -> int:
-    """The bytes of all files from a physical offset on."""
-    assert manifest.objects is not msgspec.UNSET, "an archive without objects"
-    return sum(each.nbytes for each in manifest.objects.files if each.start >= pos)
+        assert expired.pos > known.base.pos, f"the archive begins at {known.base.pos}, and is to begin at {expired.pos}"
+        yield ArchiveStep(expired_pos=expired.pos)
+        if (begin := expired if expired.pos <= job.begin_pos else limits(pos_max=job.begin_pos)) is not None:
+            yield _step(self._target.begin_at(begin, now_ms=self._now_ms(), node_id=self._source.state.node_id))
 
 
 def _snapshot(source: RunningLog, data_dir: str) -> Snapshot | None:

@@ -8,6 +8,7 @@ chain is verified from there. A file without an index, such as the newest one of
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from mq.store.archive.file_index import Block, FileIndex, FileIndexBuilder, Queu
 from mq.store.dispatch import enters_queue
 from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup import Backup
-from raftlog.segment.backup_manifest import StoredObject
+from raftlog.segment.backup_manifest import StoredObject, StoredState
 from raftlog.segment.backup_store import BackupDamaged, BackupStore, NotStored
 from raftlog.segment.codec import NORMAL, EntryRef
 from raftlog.segment.entry_runs import EntryRun, entry_runs
@@ -162,7 +163,18 @@ class ArchiveReader:
             read(len(run.data))
         finish()
         self.backup.snapshot()
+        for state in self._objects.states:
+            self._check_state(state)
         return len(indexes)
+
+    def _check_state(self, state: StoredState) -> None:
+        path = self._store.path(state.name)
+        try:
+            data = self._store.read(state.name, state.nbytes + 1, 0)
+        except NotStored as error:
+            raise BackupDamaged(path, "it is missing") from error
+        if (len(data), zlib.crc32(data)) != (state.nbytes, state.crc):
+            raise BackupDamaged(path, "its content is not what was written")
 
     def _wanted_runs(self, file: ArchivedFile, wanted: Wanted) -> Iterator[EntryRun]:
         if file.index is None:

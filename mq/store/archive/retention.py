@@ -17,14 +17,16 @@ from raftlog.segment.meta import Base
 
 
 def expired_begin(
-    manifest: BackupManifest, store: BackupStore, *, oldest_ms: int | None, bytes_max: int | None
+    manifest: BackupManifest, store: BackupStore, *, oldest_ms: int | None, bytes_max: int | None, pos_max: int
 ) -> Base | None:
-    """Where the archive should begin; None if nothing is to be deleted. The newest file is always kept.
+    """Where the archive should begin; None if nothing is to be deleted. The newest file is always kept, and so is what
+    is needed to restore from one of the snapshots.
 
     Args:
         oldest_ms: a file whose newest message was stored before this time is to be deleted; None for no limit. One
             without an index, and all behind it, are kept.
         bytes_max: of all files that are kept; None for no limit.
+        pos_max: nothing behind this physical offset is deleted.
 
     Raises:
         BackupDamaged: an index is missing or damaged. FormatTooNew. StoreFailed: an error of the store.
@@ -32,6 +34,7 @@ def expired_begin(
     objects = manifest.objects
     assert objects is not msgspec.UNSET, "an archive without objects"
     begin: Base | None = None
+    newest_state = max(manifest.snapshot_index, *(each.index for each in objects.states), 0)
     nbytes = sum(each.nbytes for each in objects.files)
     for each in objects.files[:-1]:
         is_surplus = bytes_max is not None and nbytes > bytes_max
@@ -43,7 +46,7 @@ def expired_begin(
         newest_ms, end = found
         if not is_surplus and not (oldest_ms is not None and newest_ms < oldest_ms):
             break
-        if end.pos > manifest.archived.pos:
+        if end.pos > min(manifest.archived.pos, pos_max) or end.index > newest_state:
             break
         begin = end
         nbytes -= each.nbytes

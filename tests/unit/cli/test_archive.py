@@ -15,7 +15,7 @@ from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
 from mq.store.archive.archiver import archive
 from mq.store.archive.job import Trouble
 from raftlog.segment.backup_s3 import open_s3
-from tests.support.archived_logs import BEGIN_MS, MessageLog
+from tests.support.archived_logs import BEGIN_MS, MessageLog, job
 from tests.support.object_storage import BUCKET, ObjectStorage
 
 URL = f"s3://{BUCKET}/a/broker"
@@ -54,9 +54,7 @@ def log(storage: ObjectStorage) -> MessageLog:
     """Its complete files are archived."""
     messages, clock = MessageLog(), count(BEGIN_MS)
     messages.send(60)
-    last = list(
-        archive(open_s3(URL, storage.url), messages.source(), "/data", known_index=0, now_ms=lambda: next(clock))
-    )[-1]
+    last = list(archive(open_s3(URL, storage.url), messages.source(), job(), now_ms=lambda: next(clock)))[-1]
     assert last.trouble is None, last
     return messages
 
@@ -113,6 +111,6 @@ def test_store_that_ignores_conditions_is_refused(storage: ObjectStorage, monkey
     messages.send(60)
     put = store._client.put_object
     monkeypatch.setattr(store._client, "put_object", lambda IfNoneMatch="", **given: put(**given))
-    (step,) = archive(store, messages.source(), "/data", known_index=0, now_ms=lambda: BEGIN_MS)
+    (step,) = archive(store, messages.source(), job(), now_ms=lambda: BEGIN_MS)
     assert step.trouble is Trouble.REFUSED
     assert "If-None-Match" in step.reason

@@ -33,6 +33,7 @@ class Replica:
 
     def __init__(self, node_id: str = "n1", *, leader: str = "n0", level: int = 6, url: str | None = URL) -> None:
         self.now = 1000.0
+        self.now_ms, self.needed_pos = 10_000_000, 2**63 - 1
         self.messages = MessageLog()
         self.metadata = Metadata()
         self.metadata.apply(RaiseLevel(level=level, timestamp_ms=1))
@@ -42,7 +43,10 @@ class Replica:
         core = SimpleNamespace(
             node_id=NodeId(node_id),
             leader_id=leader,
-            conf=SimpleNamespace(voters=[NodeId(f"n{number}") for number in range(3)]),
+            conf=SimpleNamespace(
+                voters=[NodeId(f"n{number}") for number in range(3)],
+                members=[NodeId(f"n{number}") for number in range(3)],
+            ),
         )
         self.replica = SimpleNamespace(core=core, log=self.messages.log, commit_index=0)
         self.appender = SimpleNamespace(is_open=node_id == leader, add_command=self.commands.append)
@@ -55,6 +59,10 @@ class Replica:
                 archive_url=url,
                 archive_endpoint_url=None,
                 archive_bytes_per_second=1000,
+                archive_retention_hours=None,
+                archive_retention_bytes=None,
+                has_archive_retention=False,
+                node_id=node_id,
                 data_dir="/data",
                 log_dir="/data/commitlog",
                 identity="c",
@@ -69,7 +77,13 @@ class Replica:
             log__warning=log,
             leader_address=lambda: "leader:1",
         )
-        self.service = Archiving(context, calls=cast("Any", self), admit=lambda connection, identity: None)
+        self.service = Archiving(
+            context,
+            calls=cast("Any", self),
+            admit=lambda connection, identity: None,
+            now_ms=lambda: self.now_ms,
+            needed_pos=lambda: self.needed_pos,
+        )
 
     def ask(self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: Any) -> None:
         assert (address, code) == ("leader:1", RequestCode.REPORT_ARCHIVED)
@@ -98,6 +112,10 @@ class Replica:
         return [event for event, _ in self.logged]
 
 
+def job_of(known_index: int) -> ArchiveJob:
+    return ArchiveJob("/data", "/data/commitlog", URL, None, known_index, 1000, begin_pos=2**63 - 1)
+
+
 def step(end: Base, **more: Any) -> ArchiveStep:
     return ArchiveStep(end.index, end.term, end.pos, end.chain, **more)
 
@@ -116,7 +134,7 @@ def test_follower_archives_complete_files_and_reports_until_that_is_applied() ->
     assert replica.looks() is None
     replica.send(50)
     job = replica.looks()
-    assert job == ArchiveJob("/data", "/data/commitlog", URL, None, 0, 1000)
+    assert job == job_of(0)
     first, *_, last = replica.ends()
     replica.service.take(step(first, nbytes=4096))
     assert [ext["index"] for ext in replica.asked] == [str(first.index)]
@@ -126,7 +144,7 @@ def test_follower_archives_complete_files_and_reports_until_that_is_applied() ->
     replica.metadata.apply(noted(first))
     assert replica.looks(60) is not None
     assert len(replica.asked) == 2
-    assert replica.looks() == ArchiveJob("/data", "/data/commitlog", URL, None, first.index, 1000)
+    assert replica.looks() == job_of(first.index)
     replica.metadata.apply(noted(last))
     assert replica.looks() is None
     assert replica.service.counters()["archive_lag_bytes"] == 0
@@ -404,3 +422,69 @@ def test_missing_format_level_is_reported(level: int, has_tiers: bool, needed: i
     replica.service.look()
     told = [fields["needed_level"] for event, fields in replica.logged if event == "archive_waits_for_level"]
     assert told == ([] if needed is None else [needed])
+
+
+def test_replica_that_has_just_started_calls_no_older_manifest_whole() -> None:
+    leader = tiered(leader="n1")
+    first, end = leader.ends()[0], leader.ends()[-1]
+    leader.service.take(step(first, begin_pos=0))  # it has not applied yet that more is archived
+    leader.metadata.apply(noted(end))
+    leader.now += 60
+    leader.commands.clear()
+    leader.service.look()
+    assert not leader.commands, "nobody knows whether the manifest has all"
+    leader.service.take(step(end, begin_pos=0))
+    assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=0, is_held=False)
+
+
+def with_retention(replica: Replica, **limits: Any) -> Replica:
+    replica.service._settings.has_archive_retention = True  # type: ignore[misc]
+    for name, value in limits.items():
+        setattr(replica.service._settings, name, value)
+    replica.metadata.apply(noted(replica.ends()[-1]))
+    replica.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
+    return replica
+
+
+def test_group_agrees_to_what_is_deleted_in_the_archive() -> None:
+    leader = with_retention(tiered(leader="n1"), archive_retention_hours=1)
+    leader.service.take(ArchiveStep(expired_pos=2 * SEGMENT_BYTES))
+    assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=2 * SEGMENT_BYTES, is_held=False)
+    leader.needed_pos = SEGMENT_BYTES + 7  # a delayed message
+    leader.service.take(ArchiveStep(expired_pos=2 * SEGMENT_BYTES))
+    assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=SEGMENT_BYTES, is_held=False)
+    leader.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=True))
+    leader.service.take(ArchiveStep(expired_pos=2 * SEGMENT_BYTES))
+    assert not leader.commands, "nothing goes while the manifest is an older one"
+
+
+def test_job_says_what_is_too_old_by_the_time_of_retention() -> None:
+    replica = with_retention(tiered(), archive_retention_hours=0.5, archive_retention_bytes=1 << 30)
+    job = replica.looks(LIMITS.check_seconds)
+    assert job is not None
+    assert (job.oldest_ms, job.bytes_max, job.begin_pos) == (replica.now_ms - 1_800_000, 1 << 30, 0)
+    replica.service.take(ArchiveStep(expired_pos=SEGMENT_BYTES))
+    assert (replica.asked[-1]["expiredPos"], replica.asked[-1]["nodeId"]) == (str(SEGMENT_BYTES), "")
+    replica.service.take(ArchiveStep(is_last=True))
+    assert replica.looks(1) is None
+    assert replica.looks(LIMITS.retry_seconds_max) is not None, "what was agreed is deleted soon"
+
+
+def test_readers_go_on_when_no_replica_has_entries_of_old_messages() -> None:
+    leader = with_retention(tiered(leader="n1"))
+    begins = {"n0": 2 * SEGMENT_BYTES, "n2": 3 * SEGMENT_BYTES}
+    leader.service._tier = SimpleNamespace(  # type: ignore[assignment]
+        is_wanted=True, lacks_older=True, queues_from=SEGMENT_BYTES * 3
+    )
+    end = leader.ends()[-1]
+    for node_id, queues_from in begins.items():
+        leader.commands.clear()
+        ext = ReportArchivedExt(
+            identity="c", url=URL, index=end.index, term=end.term, pos=end.pos, chain=end.chain,
+            node_id=node_id, queues_from=queues_from,
+        )  # fmt: skip
+        call = SimpleNamespace(request=ReportArchived(ext=ext), connection=None, response=lambda: b"done")
+        leader.service.handle(cast("Any", call))
+        if node_id == "n0":
+            assert not leader.commands, "another one may have them"
+    assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=2 * SEGMENT_BYTES, is_held=False)

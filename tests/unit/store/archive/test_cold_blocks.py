@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from chaos.broker_sim.former_group import former_archive
 from chaos.object_store import Bucket, BucketStore
 from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
 from mq.store.archive.disk_cache import DiskCache
+from raftlog.segment.backup_manifest import decode_backup_manifest
 from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused, StoreFailed
 from raftlog.segment.meta import Base
 from tests.support.archived_logs import SEGMENT_BYTES, MessageLog, new_bucket, steps
@@ -194,3 +196,49 @@ def test_cache_that_cannot_be_written_is_none(tmp_path: Path) -> None:
     cache.put(f"{0:016x}.{0:020d}", bytes(100))
     assert cache.get(f"{0:016x}.{0:020d}") is None
     assert cache.nbytes == 0
+
+
+def test_sound_archive_of_a_former_group_is_not_read(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "cache", cache_bytes=0)
+    intact = dict(archive.bucket.objects)
+    manifest = decode_backup_manifest(intact[MANIFEST_NAME])
+    archive.bucket.objects |= former_archive(manifest, intact, 3)
+    for begin in (0, SEGMENT_BYTES):
+        with pytest.raises(BackupDamaged, match=r"than this log has there|somebody has replaced it by an older one"):
+            archive.blocks.fetch(begin, begin + 1)
+    archive.bucket.objects[MANIFEST_NAME] = intact[MANIFEST_NAME]
+    archive.now += 5.0
+    archive.check(0, archive.end.pos)
+
+
+def test_files_are_followed_from_where_the_local_log_begins(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "cache", cache_bytes=0)
+    first = archive.source.state
+    assert first.starts_at.pos == 0
+    archive.check(2 * SEGMENT_BYTES, 2 * SEGMENT_BYTES + 1)
+    begin = archive.blocks._proven_at(2 * SEGMENT_BYTES)
+    assert begin is not None
+    archive.begin, archive.blocks = begin, archive.reader()
+    asked: list[str] = []
+    archive.bucket.before = lambda operation, name: asked.append(name)
+    archive.check(SEGMENT_BYTES, SEGMENT_BYTES + 1)
+    assert len([name for name in asked if name.startswith("index/")]) == 1, asked
+
+
+def test_directory_in_the_cache_does_not_hide_its_files(tmp_path: Path) -> None:
+    cache = DiskCache(str(tmp_path / "cache"), 1000, lambda: True)
+    names = [f"{number:016x}.{number:020d}" for number in range(20)]
+    for name in names[:10]:
+        cache.put(name, bytes(100))
+    (tmp_path / "cache" / "000").mkdir()
+    (tmp_path / "cache" / f"{99:016x}.{99:020d}").mkdir()
+    (tmp_path / "cache" / "notes.txt").write_text("somebody's")
+    (tmp_path / "cache" / f"{names[12]}.7.new").write_bytes(bytes(10))
+    again = DiskCache(str(tmp_path / "cache"), 500, lambda: True)
+    assert again.nbytes == 500
+    assert sorted(each.name for each in (tmp_path / "cache").iterdir() if each.is_dir()) == [
+        "000",
+        f"{99:016x}.{99:020d}",
+    ]
+    assert (tmp_path / "cache" / "notes.txt").exists()
+    assert not (tmp_path / "cache" / f"{names[12]}.7.new").exists()

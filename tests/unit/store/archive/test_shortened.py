@@ -1,0 +1,159 @@
+"""Old files are deleted in the archive: first the group agrees, then the manifest changes, then objects go."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from chaos.disk import MemoryDisk
+from chaos.object_store import Bucket, BucketStore, Killed
+from mq.store.archive.job import ArchiveStep, Trouble
+from mq.store.archive.reader import ArchiveReader
+from mq.store.checkpoint import CHECKPOINT_NAME, PREVIOUS_NAME, Checkpoint, encode_checkpoint
+from raftlog import NodeId
+from raftlog.backup_restore import restore
+from raftlog.log_numbers import LogIndex, Term
+from raftlog.segment.backup import Backup
+from raftlog.segment.backup_manifest import BackupManifest, decode_backup_manifest
+from raftlog.segment.backup_store import MANIFEST_NAME
+from tests.support.archived_logs import BEGIN_MS, SEGMENT_BYTES, MessageLog, new_bucket, steps
+
+DAY_MS = 24 * 3_600_000
+KEPT = 3 * SEGMENT_BYTES
+
+
+class Home:
+    """A log that grows a file at a time, with a checkpoint in each, and its archive, which has a limit."""
+
+    def __init__(self, directory: Path, files: int = 6) -> None:
+        self.directory = directory
+        self.log, self.bucket = MessageLog(), new_bucket()
+        self.now_ms = BEGIN_MS
+        while len([each for each in self.log.log.segments() if each.closed]) < files:
+            self.log.send(5)
+            self.checkpoint()
+            self.run(bytes_max=1 << 30)
+
+    def checkpoint(self) -> None:
+        state = Checkpoint(applied_index=LogIndex(self.log.log.last_index), applied_term=Term(1), state=b"state")
+        if (self.directory / CHECKPOINT_NAME).exists():
+            (self.directory / CHECKPOINT_NAME).replace(self.directory / PREVIOUS_NAME)
+        (self.directory / CHECKPOINT_NAME).write_bytes(encode_checkpoint(state))
+
+    def run(self, **given: object) -> list[ArchiveStep]:
+        self.now_ms += DAY_MS * 2
+        known = self.manifest.archived.index if MANIFEST_NAME in self.bucket.objects else 0
+        job = {"has_retention": True, "data_dir": str(self.directory)} | given
+        return list(steps(self.log, self.bucket, known_index=known, now_ms=self.now_ms, **job))
+
+    @property
+    def manifest(self) -> BackupManifest:
+        return decode_backup_manifest(self.bucket.objects[MANIFEST_NAME])
+
+    def check(self) -> None:
+        """The archive is sound, and can be restored."""
+        reader = ArchiveReader(BucketStore(self.bucket))
+        reader.verify()
+        disk, node = MemoryDisk(), NodeId("n9")
+        restored = restore(Backup(BucketStore(self.bucket)), disk, "/new", node_id=node, addresses={node: "a:1"})
+        assert restored.last.index == self.manifest.last.index
+        assert self.manifest.snapshot_index >= self.manifest.base.index
+
+    def files(self) -> list[str]:
+        return sorted(name for name in self.bucket.objects if name.startswith("log/"))
+
+
+def test_manifest_changes_only_when_the_group_has_agreed(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    before, files = home.bucket.objects[MANIFEST_NAME], home.files()
+    found = home.run(bytes_max=KEPT)
+    expired = [step.expired_pos for step in found if step.expired_pos >= 0]
+    assert len(expired) == 1
+    assert 0 < expired[0] < home.manifest.archived.pos
+    assert home.bucket.objects[MANIFEST_NAME] == before
+    found = home.run(bytes_max=KEPT, begin_pos=expired[0])
+    assert found[-2].begin_pos == expired[0] == home.manifest.base.pos
+    assert home.files() == files, "readers of the manifest of before still find the objects"
+    home.check()
+    home.log.send(30)
+    home.run(bytes_max=1 << 30)
+    assert not set(home.files()) & {name for name in files if int(name[4:24]) < expired[0]}
+    home.check()
+    stated = home.manifest.objects
+    assert stated.states, stated  # type: ignore[union-attr]
+
+
+def test_a_part_is_deleted_when_the_group_needs_the_rest(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.run(bytes_max=KEPT, begin_pos=SEGMENT_BYTES + 1)
+    assert home.manifest.base.pos == SEGMENT_BYTES
+    home.check()
+
+
+def test_files_go_by_the_age_of_their_newest_message(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    reader = ArchiveReader(BucketStore(home.bucket))
+    newest = [max(block.newest_ms for block in file.index.blocks) for file in reader.files() if file.index]
+    assert not [step for step in home.run(oldest_ms=newest[0]) if step.expired_pos >= 0]
+    found = home.run(oldest_ms=newest[1] + 1, begin_pos=2**62)
+    assert [step.expired_pos for step in found if step.expired_pos >= 0] == [2 * SEGMENT_BYTES]
+    assert home.manifest.base.pos == 2 * SEGMENT_BYTES
+    home.run(oldest_ms=2**62, begin_pos=2**62)
+    assert len(home.manifest.objects.files) == 1, "the newest file stays"  # type: ignore[union-attr]
+    home.check()
+
+
+def test_without_a_snapshot_nothing_is_deleted(tmp_path: Path) -> None:
+    home = Home(tmp_path, files=0)
+    home.log.send(100)
+    home.run(has_retention=False)  # the limit was set later
+    before = home.manifest
+    home.run(bytes_max=KEPT, begin_pos=2**62)
+    assert home.manifest.base == before.base
+    home.log.send(60)
+    home.checkpoint()
+    home.log.send(60)
+    home.run(bytes_max=KEPT, begin_pos=2**62)
+    home.run(bytes_max=KEPT, begin_pos=2**62)
+    assert 0 < home.manifest.base.index <= 160 == home.manifest.snapshot_index
+    home.check()
+
+
+def test_an_older_manifest_is_not_shortened(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    known = home.manifest.archived.index + 1
+    found = list(steps(home.log, home.bucket, known_index=known, has_retention=True, bytes_max=KEPT, begin_pos=2**62))
+    assert found[0].is_older
+    assert home.manifest.base.pos == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_archive_is_whole_wherever_a_run_is_killed(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    home = Home(tmp_path)
+    for _ in range(30):
+        left = rng.randrange(12)
+        bucket: Bucket = home.bucket
+
+        def kill(operation: str, name: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+
+        bucket.before = kill
+        bucket.fails = rng.choice((0.0, 0.3))
+        try:
+            found = home.run(
+                bytes_max=rng.choice((KEPT, 2 * KEPT)), begin_pos=rng.choice((0, SEGMENT_BYTES * 3, 2**62))
+            )
+            assert found[-1].trouble in (None, Trouble.STORE)
+        except Killed:
+            pass
+        bucket.before, bucket.fails = lambda operation, name: None, 0.0
+        home.check()
+        if rng.random() < 0.3:
+            home.log.send(5)
+            home.checkpoint()
