@@ -40,7 +40,7 @@ from mq.broker.context import ArchiveAccess
 from mq.broker.limits import ArchiveLimits, BrokerLimits
 from mq.broker.state.archived_log import NOTHING, NoteArchived, NoteTier
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.records import decode_records
+from mq.protocol.messages.records import decode_records
 from mq.store.archive.archiver import archive
 from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
 from mq.store.archive.disk_cache import DiskCache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from chaos.broker_sim.compacted import Compacted
 from chaos.broker_sim.archive import Archive
+from chaos.broker_sim.compacted import Compacted
 from chaos.broker_sim.crowded import Crowded
 from chaos.broker_sim.dedup import Dedup
 from chaos.broker_sim.delay import Delay

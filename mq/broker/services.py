@@ -332,9 +332,7 @@ class Services:
             calls=self.calls,
             admit=self.authentication.admit,
             now_ms=self.retention.plausible_ms,
-            needed_pos=lambda: min(
-                self._waiting.first_pos(), self.kept_messages.first_pos(), self.leases.first_pos()
-            ),
+            needed_pos=lambda: min(self._waiting.first_pos(), self.kept_messages.first_pos(), self.leases.first_pos()),
         )
         watch = ArchiveWatch(context)
         return self.authentication, addresses, self.archiving, watch, self.forwarded, self.forwarder
