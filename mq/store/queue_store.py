@@ -8,11 +8,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from mq.protocol.names import is_lite_queue, lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
 from mq.store.annotation import ANNOTATION_FORMAT, RUN_HEAD, decode_runs
+from mq.store.built_runs import BuiltRun
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
 from mq.store.errors import QueueFileDamaged, RunRefused
@@ -25,21 +26,6 @@ QueueKey = tuple[str, int]
 
 QueueTable = Mapping[str, Sequence[QueueRow]]
 """The queues by topic."""
-
-
-class WritingEnd(Protocol):
-    """The writer of a queue, which caches the queue object.
-
-    ``queue`` is set by `QueueStore.append_built`; None before.
-    """
-
-    topic: str
-    queue_id: int
-    queue: ConsumeQueue | None
-
-
-BuiltRun = tuple[WritingEnd, QueueOffset, int, bytes]
-"""A run from the leader's writer: its writing end, first queue offset, number of entries, and the entries."""
 
 _CREATION_COST = 7
 """Writing a queue that needs a new file takes this many times longer: 180 us against 25."""

@@ -42,9 +42,9 @@ from mq.protocol.names import is_lite_queue, pop_retry_topic
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.requests.pop import Notification, PollingInfo, PollingInfoReply, PopExt, PopMessage
 from mq.protocol.requests.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
+from mq.store.built_runs import BuiltRun
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
-from mq.store.queue_store import BuiltRun
 from raftlog.segment import SegmentError
 
 _ANY = -1

@@ -26,7 +26,7 @@ from mq.broker.write_path.pending import AtomicGroup, InternalRecord, PendingCom
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.codes import ResponseCode
 from mq.protocol.wire.encoding import SendReplyTemplate
-from mq.store.queue_store import BuiltRun
+from mq.store.built_runs import BuiltRun
 from raftlog import Refusal
 
 _DISK_FULL = (

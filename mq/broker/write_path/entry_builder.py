@@ -36,8 +36,8 @@ from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOf
 from mq.protocol.properties import PROPERTIES_BYTES_MAX
 from mq.protocol.wire.encoding import SendReplyTemplate
 from mq.store.annotation import ANNOTATION_START, RUN_HEAD, Span, join_annotation
+from mq.store.built_runs import BuiltRun
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES
-from mq.store.queue_store import BuiltRun
 from mq.store.sequenced import SequencedRecord
 
 _PROPERTIES_LENGTHS = [struct.pack(">h", length) for length in range(PROPERTIES_BYTES_MAX + 1)]

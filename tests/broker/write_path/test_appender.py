@@ -24,8 +24,8 @@ from mq.protocol.messages.records import decode_records, encode_host
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.wire.encoding import SendReplyTemplate, encode_request
 from mq.store.annotation import encode_runs, split_commands
+from mq.store.built_runs import BuiltRun
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY_BYTES, QueueRun
-from mq.store.queue_store import BuiltRun
 from raftlog import Refusal
 from tests.support.running_broker import send_ext
 
