@@ -54,6 +54,7 @@ PURE = (
     "mq/broker/recurring/rule.py",
     "mq/broker/schedule/read_backoff.py",
     "mq/broker/base/counters.py",
+    "mq/broker/base/quota_buckets.py",
     "mq/monitoring/event_loop_lag.py",
     "mq/broker/net/client_requests.py",
     "mq/broker/net/flow_control.py",

@@ -9,6 +9,7 @@ from chaos.broker_sim.dedup import Dedup
 from chaos.broker_sim.delay import Delay
 from chaos.broker_sim.expiring import Expiring
 from chaos.broker_sim.filtered import FilteredPulls
+from chaos.broker_sim.limited import Limited
 from chaos.broker_sim.lite import Lite
 from chaos.broker_sim.mixed_workload import Everyday
 from chaos.broker_sim.ordered_pop import OrderedPop
@@ -37,5 +38,6 @@ WORKLOADS: dict[str, type[Workload]] = {
         FilteredPulls,
         Compacted,
         Archive,
+        Limited,
     )
 }

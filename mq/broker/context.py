@@ -15,6 +15,7 @@ from mq.broker.base.archived_reads import ArchivedReads, Fetch, TieredLog
 from mq.broker.base.counters import TrafficCounters
 from mq.broker.base.disk import disk_used
 from mq.broker.base.process_tuning import DescriptorLimits
+from mq.broker.base.quota_buckets import QuotaBuckets
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.limits import BrokerLimits
@@ -130,6 +131,7 @@ class BrokerContext:
         reads: linearizable reads that survive a change of leader.
         slow_answers: builds long answers in steps, some in each turn of the event loop.
         traffic: counts stored and delivered messages.
+        quotas: how much users and topics with quotas may send and consume now.
         applied_index: index of the last applied entry.
         floor_pos: physical offset from which on the log is still needed.
         counters: counters of the whole broker, by name.
@@ -156,6 +158,7 @@ class BrokerContext:
     beginning: LogBeginning
     slow_answers: SlowAnswers
     traffic: TrafficCounters
+    quotas: QuotaBuckets
     applied_index: Callable[[], LogIndex]
     floor_pos: Callable[[], PhysicalOffset]
     counters: Callable[[], dict[str, int]]
@@ -305,6 +308,7 @@ def broker_context(
             wake=environment.reactor.wake, clock=environment.clock, slice_seconds=limits.net.slice_seconds
         ),
         traffic=traffic,
+        quotas=QuotaBuckets(),
         applied_index=applied_index,
         floor_pos=floor_pos,
         counters=counters,

@@ -34,6 +34,17 @@ class NetLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaLimits:
+    """Of requests that wait since their user or topic has a quota."""
+
+    delay_seconds_max: float = 1.0
+    """A send waits this long at most, then it is refused. Stock clients wait for 3 s, with all attempts together."""
+    held_max: int = 10_000
+    held_bytes_max: int = 32 * 1024 * 1024
+    """Waiting requests, and the bytes of waiting sends; further sends are refused at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeLimits:
     """Of pulls, offsets, queue locks and group members."""
 
@@ -256,6 +267,7 @@ class BrokerLimits:
     """All limits of a broker, in groups."""
 
     net: NetLimits = field(default_factory=NetLimits)
+    quota: QuotaLimits = field(default_factory=QuotaLimits)
     consume: ConsumeLimits = field(default_factory=ConsumeLimits)
     pop: PopLimits = field(default_factory=PopLimits)
     lite: LiteLimits = field(default_factory=LiteLimits)
@@ -271,6 +283,7 @@ DEFAULT: Final = BrokerLimits()
 
 TEST_MIN: Final = BrokerLimits(
     net=NetLimits(reads_waiting_max=4, client_requests_max=2, peer_waiting_bytes_max=1024, slice_seconds=0.0),
+    quota=QuotaLimits(delay_seconds_max=0.2, held_max=3, held_bytes_max=4096),
     consume=ConsumeLimits(
         unread_bytes_max=512,
         old_text_bytes_max=16,

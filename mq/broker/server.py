@@ -335,7 +335,7 @@ class _Host:
             )
             undo.callback(partial(archive_readers.close, waits=False))  # the store may not answer
         if self.access is not None:
-            self.access.add_users(metadata.users, lambda: run.secrets.current)
+            self.access.add_users(metadata.users, lambda: run.secrets.current, metadata.user_quotas)
         environment = Environment(
             store_ip=self._store_ip,
             reactor=reactor,

@@ -70,6 +70,8 @@ from mq.broker.produce.send import Sends
 from mq.broker.query.by_key import KeyQueries
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.query.consume_queue_repair import QueueRepair
+from mq.broker.quota.gate import QuotaGate
+from mq.broker.quota.requests import QuotaRequests
 from mq.broker.recurring.requests import ScheduleRequests
 from mq.broker.recurring.ticks import Ticks
 from mq.broker.replication.forwarded_requests import ForwardedRequests
@@ -260,6 +262,7 @@ class Services:
         self.group_admin = RaftMembers(context)
         self.kept_messages = KeptMessages(context.metadata, context.store)
         self._waiting = RetentionFloor(context.metadata, context.store, context.wall_clock_ms)
+        self.quota_gate = QuotaGate(context, requests=self.requests)
         self.retention = Retention(
             settings=context.settings,
             replica=context.replica,
@@ -297,6 +300,8 @@ class Services:
                 errors_logged=LOGGED.errors,
             ),
             UserAdministration(context),
+            self.quota_gate,
+            QuotaRequests(context, gate=self.quota_gate),
             PendingQueries(context),
             Cleanup(context, retention=self.retention),
             TopicCompaction(

@@ -1,4 +1,4 @@
-"""`raftmq user`: create, change, list and delete the users of broker groups."""
+"""`raftmq user`: create, change, list, limit and delete the users of broker groups."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import sys
 from getpass import getpass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from mq.cli.client_errors import client_errors
@@ -16,9 +17,11 @@ from mq.cli.output import Json, print_json
 from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.users import UserAdmin
+from mq.protocol.requests.quota_attributes import EVERYBODY, NO_QUOTA, QUOTA_MAX, Quota
+from mq.protocol.requests.quotas import QuotaList
 from mq.protocol.requests.users import DISABLED, ENABLED, NORMAL, SUPER, UserInfo
 
-app = typer.Typer(help="Create, update, list and delete users.", no_args_is_help=True)
+app = typer.Typer(help="Create, update, list, limit and delete users.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="USER")]
 Kind = Literal["normal", "super"]
@@ -132,6 +135,100 @@ def update(
         print_json({"user": name})
     else:
         print(f"changed user {name}")
+
+
+def _limit(what: str) -> Any:
+    return typer.Option(min=-1, max=QUOTA_MAX, metavar="NUMBER", help=f"{what}; -1: no such limit.")
+
+
+def _fields(quota: Quota) -> dict[str, int | None]:
+    """The limits of a user; None for those that there are not."""
+    return {name: value or None for name, value in msgspec.structs.asdict(quota).items() if name != "stored_bytes"}
+
+
+@app.command("set-quota")
+def set_quota(
+    name: Annotated[str, typer.Argument(metavar="USER", help="A user, or * for each one without a quota of its own.")],
+    produce_messages: Annotated[int | None, _limit("Messages per second that it may send")] = None,
+    produce_bytes: Annotated[int | None, _limit("Bytes per second that it may send")] = None,
+    consume_messages: Annotated[int | None, _limit("Messages per second that it gets")] = None,
+    consume_bytes: Annotated[int | None, _limit("Bytes per second that it gets")] = None,
+    connections: Annotated[int | None, _limit("Connections to one broker")] = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Limit what a user sends and consumes, in every broker group; what you do not give stays as it is.
+
+    Sends above it wait for up to a second and are refused then; pulls wait. Each broker group counts for itself. Topics
+    have quotas, too: raftmq topic update TOPIC --attribute quota.produce.messages=100.
+    """
+    given = {
+        "produce_messages": produce_messages,
+        "produce_bytes": produce_bytes,
+        "consume_messages": consume_messages,
+        "consume_bytes": consume_bytes,
+        "connections": connections,
+    }
+    changes = {field: max(limit, 0) for field, limit in given.items() if limit is not None}
+    if 0 in given.values():
+        raise CommandFailed("a quota is 1 or more, or -1 for no limit; raftmq user update --disable stops a user")
+    if not changes:
+        options = ", ".join(f"--{field.replace('_', '-')}" for field in given)
+        raise CommandFailed(f"nothing to change: pass {options}")
+
+    async def main() -> Quota:
+        async with UserAdmin(namesrv) as admin:
+            known = {each.user: each.quota for found in (await admin.quotas()).values() for each in found.users}
+            quota = msgspec.structs.replace(known.get(name, NO_QUOTA), **changes)
+            await admin.put_quota(name, quota)
+            return quota
+
+    with client_errors():
+        quota = run_trio(main)
+    if as_json:
+        print_json({"user": name, "quota": _fields(quota)})
+    else:
+        print(f"quota of {'each user without its own' if name == EVERYBODY else name}: {quota}")
+
+
+@app.command("quotas")
+def quotas(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+    """Show the quotas of users, and which users and topics were throttled within the last minute."""
+
+    async def main() -> dict[str, QuotaList]:
+        async with UserAdmin(namesrv) as admin:
+            return await admin.quotas()
+
+    with client_errors():
+        found = sorted(run_trio(main).items())
+    if as_json:
+        print_json(
+            {
+                "quotas": [
+                    {"broker": group, "user": each.user, "connections_now": each.connections} | _fields(each.quota)
+                    for group, them in found
+                    for each in them.users
+                ],
+                "throttled": [
+                    {"broker": group, **msgspec.to_builtins(each)} for group, them in found for each in them.throttled
+                ],
+            }
+        )
+        return
+    table = plain_table("user", "broker", "quota", "connections")
+    for group, each in found:
+        for user in each.users:
+            table.add_row(user.user, group, str(user.quota), str(user.connections) if user.quota.connections else "-")
+    print_table(table)
+    table = plain_table("throttled", "name", "broker", "what", "delayed", "refused", "last")
+    for group, each in found:
+        for row in each.throttled:
+            counts = str(row.delayed), str(row.refused)
+            table.add_row(row.kind, row.name, group, row.direction, *counts, f"{row.seconds_ago:.0f} s ago")
+    if any(each.throttled for _, each in found):
+        print_table(table)
+    else:
+        print("nobody is throttled")
 
 
 @app.command("delete")

@@ -1,4 +1,6 @@
-"""Users of broker groups and their policies: request codes 3001 to 3010, sent to the leaders of all groups."""
+"""Users of broker groups, their policies and quotas: request codes 3001 to 3010, 9024 and 9025, sent to the leaders of
+all groups.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from collections.abc import Sequence
 from mq.client.admin import Admin
 from mq.client.net.replies import read_body
 from mq.protocol.codes import RequestCode
+from mq.protocol.requests.quota_attributes import Quota
+from mq.protocol.requests.quotas import QuotaList, UserQuota
 from mq.protocol.requests.users import (
     SUBJECT_PREFIX,
     AclInfo,
@@ -79,6 +83,25 @@ class UserAdmin(Admin):
             _, body = await self._opened().call(address, RequestCode.AUTH_LIST_ACL, ext.fields())
             found[group] = read_body(decode_acls, body)
         return found
+
+    async def put_quota(self, name: str, quota: Quota, *, cluster: str | None = None) -> None:
+        """Replace the quota of a user, or for ``*`` that of each user without one. One without limits removes it.
+
+        Raises BrokerError if the brokers do not authenticate clients, or not all of a group are upgraded.
+        """
+        await self._tell(RequestCode.PUT_USER_QUOTA, UserExt(name=name), UserQuota(quota=quota).encode(), cluster)
+
+    async def quotas(self) -> dict[str, QuotaList]:
+        """By broker group, the quotas of users, and whom its leader throttles."""
+        found: dict[str, QuotaList] = {}
+        for group, address in (await self._leaders(None, None)).items():
+            found[group] = await self.quotas_at(address)
+        return found
+
+    async def quotas_at(self, address: str) -> QuotaList:
+        """The quotas of users, and whom the broker at `address` throttles."""
+        _, body = await self._opened().call(address, RequestCode.LIST_QUOTAS, {})
+        return read_body(QuotaList.decode, body)
 
     async def _tell(self, code: int, ext: Ext, body: bytes, cluster: str | None) -> None:
         for address in (await self._leaders(cluster, None)).values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from rich.filesize import decimal
@@ -14,6 +14,7 @@ from mq.inspection.findings import Finding, Severity
 from mq.inspection.survey import HOUR_MS, Survey
 from mq.inspection.wording import time_of
 from mq.protocol.access.address_patterns import is_loopback
+from mq.protocol.requests.quotas import Throttled
 
 CLOCKS_APART_MS: Final = 1000
 """Replicas whose clocks are further apart deliver delayed messages at different times after a change of the leader."""
@@ -184,6 +185,21 @@ def _archive(group: GroupStatus) -> Iterator[Finding]:
     )
 
 
+def _throttled(subject: str, throttled: Iterable[Throttled]) -> Iterator[Finding]:
+    for each in throttled:
+        what = f"throttles {each.kind} {each.name} ({each.direction}): its quota is used up"
+        if each.refused:
+            what += f"; {each.refused:,} requests were refused"
+        yield Finding(
+            Severity.WARNING if each.refused else Severity.NOTICE,
+            subject,
+            f"{what}; {each.delayed:,} had to wait",
+            "look at what it sends and reads; raftmq user quotas shows quotas, raftmq user set-quota and raftmq topic "
+            "update change them",
+            "docs/quotas.md",
+        )
+
+
 def _replica(group: GroupStatus, replica: ReplicaStatus, survey: Survey) -> Iterator[Finding]:
     subject = f"replica {_name(replica)}"
     if replica.refusal is not None:
@@ -213,6 +229,7 @@ def _replica(group: GroupStatus, replica: ReplicaStatus, survey: Survey) -> Iter
             "set acl_file",
             "docs/security.md#accounts",
         )
+    yield from _throttled(subject, survey.throttled.get(replica.address or "", ()))
     errors: Mapping[str, int] = json.loads(replica.figures.get("raftmq.errorsLogged", "{}"))
     if errors:
         events = ", ".join(f"{name} ({count:,})" for name, count in errors.items())

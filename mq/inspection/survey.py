@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -15,6 +15,7 @@ from mq.client.admin import Admin
 from mq.client.errors import ClientError, NameServersUnavailable
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings, parse_addresses
+from mq.client.users import UserAdmin
 from mq.inspection.catalogue import CatalogueAdmin
 from mq.inspection.cluster import ANSWER_SECONDS, GroupStatus, ask_cluster
 from mq.inspection.dead_letters import DEALT_WITH_BY
@@ -22,6 +23,7 @@ from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, i
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.consumer_groups import ClientConnectionData, SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.quotas import Throttled
 from mq.protocol.requests.retention_attributes import reserve_hours
 from mq.protocol.requests.topics import QueueEnds
 
@@ -80,6 +82,7 @@ class Survey:
         name_servers: of each name server its brokers' addresses, or why it did not answer.
         unresolved: host names of brokers that do not resolve here, and why.
         consumers: None if they could not be asked.
+        throttled: by address of each replica that throttles users or topics.
         consumers_reason: why not.
     """
 
@@ -90,6 +93,7 @@ class Survey:
     consumers: Consumers | None = None
     consumers_reason: str = ""
     now_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    throttled: Mapping[str, Sequence[Throttled]] = field(default_factory=dict)
 
 
 AT_RISK: Final = 0.75
@@ -105,16 +109,19 @@ async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettin
     settings: dict[str, Mapping[str, str]] = {}
     name_servers: dict[str, frozenset[str] | str] = {}
     unresolved: dict[str, str] = {}
+    throttled: dict[str, Sequence[Throttled]] = {}
     answering = [each.address for group in groups for each in group.replicas if each.address and each.figures]
     known = {each.address for group in groups for each in group.replicas if each.address}
-    async with Admin(namesrv, remoting=remoting) as admin, trio.open_nursery() as nursery:
+    async with UserAdmin(namesrv, remoting=remoting) as admin, trio.open_nursery() as nursery:
         for address in answering:
             nursery.start_soon(_ask_settings, admin, address, settings)
+        for address in _throttling(groups):
+            nursery.start_soon(_ask_throttled, admin, address, throttled)
         for address in parse_addresses(namesrv):
             nursery.start_soon(_ask_name_server, address, remoting, name_servers)
         for host in {address.rpartition(":")[0].strip("[]") for address in known}:
             nursery.start_soon(_resolve, host, unresolved)
-    found = Survey(groups, settings, name_servers, unresolved)
+    found = Survey(groups, settings, name_servers, unresolved, throttled=throttled)
     leaderless = [group.group for group in groups if group.leader is None and not group.is_stock]
     if not groups or leaderless:
         is_refused = any(each.refusal is not None for group in groups for each in group.replicas)
@@ -133,6 +140,22 @@ async def _ask_settings(admin: Admin, address: str, found: dict[str, Mapping[str
             found[address] = await admin.broker_settings(address)
         except ClientError:
             return  # a replica that answered nothing is reported by the status already
+
+
+def _throttling(groups: Iterable[GroupStatus]) -> list[str]:
+    """The replicas that say that they throttle somebody: only those are asked whom."""
+    replicas = (each for group in groups for each in group.replicas)
+    return [
+        each.address for each in replicas if each.address and int(each.figures.get("raftmq.quotaThrottled", "0")) > 0
+    ]
+
+
+async def _ask_throttled(admin: UserAdmin, address: str, found: dict[str, Sequence[Throttled]]) -> None:
+    with trio.move_on_after(ANSWER_SECONDS):
+        try:
+            found[address] = (await admin.quotas_at(address)).throttled
+        except ClientError:
+            return  # it is asked again next time
 
 
 async def _ask_name_server(

@@ -187,6 +187,10 @@ class RequestCode(IntEnum):
     """Our own: a filter server asks whether the sender of a request may make it."""
     RESTORE_TOPIC = 9023
     """Our own: bring back a deleted topic."""
+    PUT_USER_QUOTA = 9024
+    """Our own: how much a user may send and consume."""
+    LIST_QUOTAS = 9025
+    """Our own: the quotas of users, and who is throttled."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -22,6 +22,7 @@ from mq.broker.access.needs import (
 from mq.broker.access.policies import UserAccount, rules_of
 from mq.broker.access.sealing import SealBroken, opened
 from mq.broker.base.rate_limited_log import Log
+from mq.broker.state.user_quotas import UserQuotas
 from mq.broker.state.users import User, Users
 from mq.protocol.access.acting import NOT_AUTHENTICATED, ActsFor, acts_for
 from mq.protocol.access.address_patterns import compiled
@@ -31,6 +32,7 @@ from mq.protocol.errors import HeaderError
 from mq.protocol.incoming.chunks import Incoming, headers_of
 from mq.protocol.incoming.decoding import Response, UnknownRequest
 from mq.protocol.names import RETRY_PREFIX
+from mq.protocol.requests.quota_attributes import EVERYBODY
 
 _NOWHERE: Final = compiled("")
 _NOT_REQUESTS: Final = (Response, HeaderError)
@@ -44,6 +46,13 @@ class AccessDenied(msgspec.Struct, frozen=True):
     opaque: int
     flag: int
     remark: str
+
+
+class OfLimitedUser(msgspec.Struct, frozen=True):
+    """Takes the place of a request of a user that has a quota."""
+
+    user: str
+    request: Any
 
 
 class AccessControl:
@@ -60,10 +69,11 @@ class AccessControl:
         self._file = AccountsFile(path, log)
         self._broker_name = broker_name
         self._log = log
-        self._users = Users()
+        self._users, self._quotas = Users(), UserQuotas()
         self._secrets: Callable[[], Sequence[bytes]] = tuple
         self._merged_of: tuple[object, ...] = ()
         self._by_key: Mapping[str, Account] = {}
+        self._unlimited: Mapping[str, Account] = {}
         self._of_users: dict[str, tuple[User, UserAccount]] = {}
         self._unusable: dict[str, str] = {}
 
@@ -71,9 +81,11 @@ class AccessControl:
         """Whether the file has an account of this name. It takes precedence over a user of the same name."""
         return name in self._file.accounts.by_key
 
-    def add_users(self, users: Users, secrets: Callable[[], Sequence[bytes]]) -> None:
-        """Set the users that exist in addition to the accounts of the file; ``secrets`` are the valid group secrets."""
-        self._users, self._secrets = users, secrets
+    def add_users(self, users: Users, secrets: Callable[[], Sequence[bytes]], quotas: UserQuotas) -> None:
+        """Set the users that exist in addition to the accounts of the file, and the quotas of all of them; ``secrets``
+        are the valid group secrets.
+        """
+        self._users, self._secrets, self._quotas = users, secrets, quotas
         self._merged_of = ()
 
     def refresh(self) -> None:
@@ -81,13 +93,15 @@ class AccessControl:
         self._file.refresh()
 
     def checked(self, address: str, incoming: Iterable[Incoming], chunk: bytes) -> list[tuple[Any, bytes, int]]:
-        """The requests at the beginning of ``chunk``, with an `AccessDenied` in place of each denied one.
+        """The requests at the beginning of ``chunk``, with an `AccessDenied` in place of each denied one, and an
+        `OfLimitedUser` in place of those of users that have a quota.
 
         ``address`` is that of the client, without its port.
         """
         if self._file.accounts.white_listed(address):
             return list(incoming)
         by_key, row_of = self._current(), ROWS.get
+        limited = self._quotas.table
         believed: dict[str, bool] = {}  # by access key: whether this address needs no signature
         result: list[tuple[Any, bytes, int]] = []
         for each, header in zip(incoming, headers_of(chunk), strict=False):
@@ -121,6 +135,11 @@ class AccessControl:
                     denied = AccessDenied(request.code, request.opaque, request.flag, reason)
                     result.append((denied, body, serialization))
                     continue
+                if limited:
+                    name = access_key if account is None or (user := acts_for(fields)) is None else user.user
+                    if name in limited or EVERYBODY in limited:
+                        result.append((OfLimitedUser(name, request), body, serialization))
+                        continue
             result.append(each)
         return result
 
@@ -153,11 +172,12 @@ class AccessControl:
 
         It takes the access key and the topic, in ASCII, which must not be a retry topic. It returns the key of the
         HMAC, 64 bytes, if the account may send to the topic. None means that `checked` has to look at the request,
-        which also says why it is denied.
+        which also says why it is denied, and whether a quota holds for its user.
         """
         if self._file.accounts.white_listed(address):
             return None
-        by_key = self._current()
+        self._current()
+        by_key = self._unlimited
 
         def key_of(access_key: bytes, topic: bytes) -> bytes | None:
             account = by_key.get(access_key.decode())
@@ -170,7 +190,7 @@ class AccessControl:
     def _current(self) -> Mapping[str, Account]:
         """Accounts and users by access key, as they are now."""
         accounts, secrets = self._file.accounts, self._secrets()
-        if self._merged_of != (accounts, self._users.version, secrets):
+        if self._merged_of != (accounts, self._users.version, self._quotas.version, secrets):
             self._merge(accounts, secrets)
         return self._by_key
 
@@ -199,7 +219,11 @@ class AccessControl:
         in_all, parts = len(self._users.table), (len(self._of_users), len(self._unusable))
         assert sum(parts) == in_all, f"{parts[0]} users may connect and {parts[1]} may not, of {in_all}"
         self._by_key = by_key | dict(accounts.by_key)
-        self._merged_of = accounts, self._users.version, secrets
+        self._unlimited = self._by_key
+        if limited := self._quotas.table:
+            free = {} if EVERYBODY in limited else self._by_key
+            self._unlimited = {name: account for name, account in free.items() if name not in limited}
+        self._merged_of = accounts, self._users.version, self._quotas.version, secrets
 
 
 def _unknown(access_key: str) -> str:

@@ -30,6 +30,7 @@ from mq.protocol.requests import (
     pop,
     pull,
     queries,
+    quotas,
     raft_group,
     relayed,
     replicas,
@@ -281,6 +282,8 @@ ROWS: Final[Mapping[type[Any], Row]] = {
         relayed.InvokeBrokerToGetConsumerStatus,
         relayed.GetConsumerRunningInfo,
         relayed.ConsumeMessageDirectly,
+        quotas.PutUserQuota,
+        quotas.ListQuotas,
     ),
 }
 

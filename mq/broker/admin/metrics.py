@@ -147,6 +147,10 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     "compacted_messages_expired": _Named(
         "raftmq_compacted_messages_expired", _C, "Messages of compacted topics that went, since this replica leads."
     ),
+    "quota_delayed": _Named("raftmq_quota_requests_delayed", _C, "Requests that waited since a quota was used up."),
+    "quota_refused": _Named("raftmq_quota_requests_refused", _C, "Requests refused since a quota was used up."),
+    "quota_held": _Named("raftmq_quota_requests_waiting", _G, "Requests that wait since a quota is used up."),
+    "quota_throttled": _Named("raftmq_quota_throttled", _G, "Users and topics throttled within the last minute."),
     "lite_pops_forgotten": _Named(
         "raftmq_lite_pops_forgotten", _C, "Open pops of groups without clients that were forgotten to make room."
     ),

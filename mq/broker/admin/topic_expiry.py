@@ -2,7 +2,7 @@
 
 The leader looks at the queues of all these topics in turn. What is too old is a matter of where in the log the time is
 that the topic's hours say, and that is looked up once for all topics with equal hours. What exceeds a limit of bytes is
-counted by `mq.broker.admin.topic_bytes`. The disk is free when the file of the log goes, as for all messages
+counted by `mq.broker.base.topic_bytes`. The disk is free when the file of the log goes, as for all messages
 (`mq.broker.base.retention`).
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
-from mq.broker.admin.topic_bytes import TopicBytes
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.base.stored_times import old_until
+from mq.broker.base.topic_bytes import TopicBytes
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service
 from mq.broker.state.commands import encode_command

@@ -26,6 +26,7 @@ from mq.broker.state.format_level import (
     LEVEL_OF_CONTINUED_OFFSETS,
     LEVEL_OF_DELETED_TOPICS,
     LEVEL_OF_LITE_TOPICS,
+    LEVEL_OF_QUOTAS,
     LEVEL_OF_TOPIC_RETENTION,
 )
 from mq.broker.write_path.replicate import encoded, replicate
@@ -51,6 +52,7 @@ from mq.protocol.requests.compaction_attributes import (
     is_compacted,
 )
 from mq.protocol.requests.lite_attributes import LITE, AttributeRefused, check_topic_attributes, is_lite
+from mq.protocol.requests.quota_attributes import PREFIX, check_quotas
 from mq.protocol.requests.retention_attributes import (
     RESERVE_BYTES,
     RESERVE_TIME,
@@ -237,6 +239,8 @@ class Topics(Service):
         becomes_lite = is_lite(attributes) and not (known is not None and is_lite(known.attributes))
         if sets(wanted.attributes, RESERVE_TIME) or sets(wanted.attributes, RESERVE_BYTES) or becomes_lite:
             self._check_retention(attributes)
+        if any(each.lstrip("+").startswith(PREFIX) for each in wanted.attributes):
+            self._check_quotas(attributes)
         assert known is None or known.name == name, f"the topic {name} is known as {known}"
         return TopicConfig(
             name=name,
@@ -328,6 +332,19 @@ class Topics(Service):
                 ResponseCode.VERSION_NOT_SUPPORTED,
                 f"the group is at format level {level}, {RESERVE_TIME} and {RESERVE_BYTES} need "
                 f"{LEVEL_OF_TOPIC_RETENTION}: not all members are upgraded",
+            )
+
+    def _check_quotas(self, attributes: Mapping[str, str]) -> None:
+        """Raises RequestRefused for quotas that there are not, or that older replicas would ignore."""
+        try:
+            check_quotas(attributes)
+        except AttributeRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        level = self._metadata.format_level.level
+        if level < LEVEL_OF_QUOTAS:
+            raise RequestRefused(
+                ResponseCode.VERSION_NOT_SUPPORTED,
+                f"the group is at format level {level}, quotas need {LEVEL_OF_QUOTAS}: not all members are upgraded",
             )
 
     def _is_system(self, topic: str) -> bool:

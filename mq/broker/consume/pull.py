@@ -123,6 +123,7 @@ class Pulls(Service):
         self._appender = context.appender
         self._beginning = context.beginning
         self._note_got = context.traffic.note_got
+        self._quotas = context.quotas
         self._missed = context.traffic.missed
         self._clock = context.clock
         context.store.watched = self.polling.waiting
@@ -416,6 +417,8 @@ class Pulls(Service):
             self._missed.nums += 1
         else:
             self._note_got(ext.topic, ext.consumer_group, count, nbytes)
+            if self._quotas.on_consumed is not None:
+                self._quotas.on_consumed(pull.call, count, nbytes)
         header = pull_response_header(
             pull.call.request.opaque, code, next_offset, low, high, suggested, status, nbytes, pull.call.serialization
         )

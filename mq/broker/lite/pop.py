@@ -89,6 +89,7 @@ class LitePops(Service):
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
         self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
         self._note_got = context.traffic.note_got
+        self._quotas = context.quotas
         self._pops, self._queues = pops, pops.queues
         self._cold_reads = cold_reads
         self._is_ending = is_ending
@@ -465,7 +466,10 @@ class LitePops(Service):
                 return
             match outcome:
                 case Stored():
-                    self._note_got(ext.topic, ext.consumer_group, sum(each.messages for each in taken), nbytes)
+                    messages = sum(each.messages for each in taken)
+                    self._note_got(ext.topic, ext.consumer_group, messages, nbytes)
+                    if self._quotas.on_consumed is not None:
+                        self._quotas.on_consumed(pop.call, messages, nbytes)
                     self._send(pop, taken, pop_time_ms)
                 case LeadershipLost():
                     self._hand_on(pop)

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from mq.broker.net.call import Call, Handler
 from mq.broker.net.connection import ClientConnection, PlainSends
 from mq.broker.net.service import Route
 from mq.protocol.incoming.chunks import Incoming
+
+
+class Gate(Protocol):
+    """Stands in front of some handlers."""
+
+    @property
+    def types(self) -> frozenset[type[Any]]:
+        """The requests that pass it."""
+        ...
+
+    def serve(self, handler: Handler, is_forwarded: bool, call: Call[Any], /) -> bytes | None:
+        """Serve a request by its handler, now or later, or refuse it; ``is_forwarded``: the handler hands it to the
+        leader.
+        """
+        ...
 
 
 class RequestTable:
@@ -18,7 +34,7 @@ class RequestTable:
     does not.
 
     Attributes:
-        leader_handlers: what serves requests that only the leader can serve.
+        leader_handlers: what serves requests that only the leader can serve, behind the gate if there is one.
         repeatable: requests that may be handed on again when nobody can tell whether a leader has served them.
         sends: serves plain sends, which do not come here.
     """
@@ -29,31 +45,66 @@ class RequestTable:
         self.leader_handlers: dict[type[Any], Handler] = {}
         self.repeatable: set[type[Any]] = set()
         self._handlers: dict[type[Any], Handler] = {}
+        self._of_leader: dict[type[Any], Handler] = {}
+        self._of_all: dict[type[Any], Handler] = {}
+        self._forward: Handler | None = None
+        self._gate: Gate | None = None
 
     def add(self, routes: Iterable[Route]) -> None:
         """Add routes; no two may be for one type of request."""
         for request_type, handler, leader_only, repeatable in routes:
-            known = request_type in self._handlers or request_type in self.leader_handlers
+            known = request_type in self._of_all or request_type in self._of_leader
             assert not known, f"two services serve {request_type.__name__}"
             assert leader_only or not repeatable, f"{request_type.__name__} is never forwarded, nor repeated"
-            (self.leader_handlers if leader_only else self._handlers)[request_type] = handler
+            (self._of_leader if leader_only else self._of_all)[request_type] = handler
             if repeatable:
                 self.repeatable.add(request_type)
+        self._put()
 
     @property
     def types(self) -> set[type[Any]]:
         """The types of requests that are served."""
-        return {*self._handlers, *self.leader_handlers}
+        return {*self._of_all, *self._of_leader}
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether a gate stands in front of some handlers."""
+        return self._gate is not None
+
+    def put_gate(self, gate: Gate | None) -> None:
+        """Let a gate stand in front of some handlers, or none."""
+        if gate is not self._gate:
+            self._gate = gate
+            self._put()
 
     def serve_as_leader(self) -> None:
         """Serve everything here."""
         self.sends.serve_here(True)
-        self._handlers.update(self.leader_handlers)
+        self._forward = None
+        self._put()
 
     def serve_as_follower(self, forward: Handler) -> None:
         """Let ``forward`` hand what needs the leader to it."""
         self.sends.serve_here(False)
-        self._handlers.update(dict.fromkeys(self.leader_handlers, forward))
+        self._forward = forward
+        self._put()
+
+    def _put(self) -> None:
+        """Put the handlers, and the gate in front of them, to where they are looked up."""
+        for request_type, handler in self._of_all.items():
+            self._handlers[request_type] = self._gated(request_type, handler, False)
+        for request_type, handler in self._of_leader.items():
+            self.leader_handlers[request_type] = self._gated(request_type, handler, False)
+            if self._forward is None:
+                self._handlers[request_type] = self.leader_handlers[request_type]
+            else:
+                self._handlers[request_type] = self._gated(request_type, self._forward, True)
+
+    def _gated(self, request_type: type[Any], handler: Handler, is_forwarded: bool) -> Handler:
+        gate = self._gate
+        if gate is None or request_type not in gate.types:
+            return handler
+        return partial(gate.serve, handler, is_forwarded)
 
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None:
         """Serve requests in this order, and answer those whose handlers do so at once."""

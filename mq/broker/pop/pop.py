@@ -86,7 +86,7 @@ class Pops(Service):
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
         self._subscriptions = subscriptions
         self._cold_reads = cold_reads
-        self._note_got = context.traffic.note_got
+        self._note_got, self._quotas = context.traffic.note_got, context.quotas
         self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
         self.polling: LongPolling[HeldPop] = LongPolling(
             held_max=context.settings.held_pulls_max, held_bytes_max=context.settings.held_bytes_max
@@ -528,6 +528,8 @@ class Pops(Service):
         for each in given:
             if each.messages:
                 self._note_got(pop_request.topic, pop_request.group, each.messages, each.nbytes)
+                if self._quotas.on_consumed is not None:
+                    self._quotas.on_consumed(pop.call, each.messages, each.nbytes)
         send_messages(pop.call, ResponseCode.SUCCESS, pop_request, given, self._metadata.pops)
 
     def _hold(self, pop: HeldPop) -> None:

@@ -34,6 +34,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.message_types import PRIORITY_MARK, level_of, lowest_level, takes_priorities
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
 from mq.protocol.requests.compaction_attributes import is_compacted
+from mq.protocol.requests.quota_attributes import quota_of
 from mq.protocol.requests.send import SendBatchMessage, SendExt, SendMessage, SendMessageV2
 from mq.protocol.wire.encoding import SendReplyTemplate
 from raftlog import Begun, Ready
@@ -265,7 +266,8 @@ class Sends(Service):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} has no write queue")
         tails = self._tails.of_topic(topic)
         attributes = config.attributes
-        if not (is_retry or takes_priorities(attributes) or is_compacted(attributes)):  # others are checked each time
+        is_special = takes_priorities(attributes) or is_compacted(attributes) or quota_of(attributes).limits_sends
+        if not (is_retry or is_special):  # others are checked each time
             self._messages.writable[topic] = tails
         return tails
 

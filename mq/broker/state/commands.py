@@ -25,6 +25,7 @@ from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, Defer
 from mq.broker.state.request_modes import PutRequestMode
 from mq.broker.state.schedules import DeleteSchedule, PutSchedule, SettleTick, SwitchSchedule
 from mq.broker.state.table import CommandRefused, CommandUnknown, TableCommand, check_range
+from mq.broker.state.user_quotas import PutUserQuota
 from mq.broker.state.users import CreateUser, DeletePolicies, DeleteUser, PutPolicies, UpdateUser
 from mq.protocol.codes import PERM_READ, PERM_WRITE
 from mq.protocol.messages.delay import LEVEL_MAX
@@ -261,6 +262,7 @@ _AsWritten: TypeAlias = (
     | CreateUser
     | UpdateUser
     | DeleteUser
+    | PutUserQuota
     | PutPolicies
     | DeletePolicies
     | PutSchedule

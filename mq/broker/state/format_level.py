@@ -24,7 +24,8 @@ Levels never go down, and each includes those before it:
    while their messages are read from the archive (`mq.broker.state.archived_log.NoteTier`). Deleted topics can be
    restored (`mq.broker.state.deleted_topics`).
 8. Topics may keep the newest message of each key (`mq.broker.admin.topic_compaction`): each replica keeps the files of
-   the log that have messages of them.
+   the log that have messages of them. Users and topics have quotas
+   (`mq.broker.state.user_quotas`).
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ LEVEL_OF_FILTERS: Final = 7
 LEVEL_OF_TIERS: Final = 7
 LEVEL_OF_DELETED_TOPICS: Final = 7
 LEVEL_OF_COMPACTION: Final = 8
+LEVEL_OF_QUOTAS: Final = 8
 LEVEL_NEWEST: Final = 8
 """Up to which level this version of the software understands the log."""
 FEATURES: Final = {
@@ -62,7 +64,7 @@ FEATURES: Final = {
     5: ("group-attributes", "lite-topics"),
     6: ("topic-retention", "archive"),
     7: ("suspended-messages", "filter-programs", "archive-tier", "deleted-topics"),
-    8: ("compacted-topics",),
+    8: ("compacted-topics", "quotas"),
 }
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1

@@ -58,6 +58,7 @@ from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.schedules import Schedules
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand
 from mq.broker.state.topic_deletion import delete_topic, dropped_by, forget_topic, replace_deleted, restore_topic
+from mq.broker.state.user_quotas import UserQuotas
 from mq.broker.state.users import Users
 from mq.broker.state.younger_queues import YoungerQueues
 from mq.protocol.names import is_lite_queue, split_lite_queue
@@ -73,7 +74,7 @@ def _no_queues(_: str) -> Mapping[int, QueueOffset]:
 
 _PARTS: Final = (
     *("format_level", "marks", "pops", "request_modes", "sequences", "checks", "users"),
-    *("former_topics", "younger_queues", "schedules", "lite", "archived", "filters", "deleted_topics"),
+    *("former_topics", "younger_queues", "schedules", "lite", "archived", "filters", "deleted_topics", "user_quotas"),
 )
 """Tables with their own commands, by the names of their attributes, which they have in snapshots, too."""
 
@@ -125,6 +126,8 @@ class Metadata:
         """Queues that were added after a group had stored offsets in their topic."""
         self.users = Users()
         """Users created by request."""
+        self.user_quotas = UserQuotas()
+        """How much users may send and consume."""
         self.former_topics = FormerTopics(limits)
         """Where queues begin whose topic's name was used before."""
         self.schedules = Schedules(limits)
@@ -437,6 +440,7 @@ class Metadata:
         self.schedules.check_invariants()
         self.checks.check_invariants()
         self.users.check_invariants()
+        self.user_quotas.check_invariants()
         self.request_modes.check_invariants()
         self.lite.check_invariants()
         self.archived.check_invariants()

@@ -35,6 +35,7 @@ from mq.protocol.requests import (
     pop,
     pull,
     queries,
+    quotas,
     raft_group,
     registration,
     relayed,
@@ -221,6 +222,7 @@ def _request_classes() -> Iterator[type[Request]]:
         topics,
         transactions,
         users,
+        quotas,
     ):
         for each in vars(module).values():
             if isinstance(each, type) and issubclass(each, Request) and each is not Request:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.admin.topic_bytes import CHUNK_BYTES, CHUNK_ENTRIES, TopicBytes
+from mq.broker.base.topic_bytes import CHUNK_BYTES, CHUNK_ENTRIES, TopicBytes
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY

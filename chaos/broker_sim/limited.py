@@ -1,0 +1,81 @@
+"""The workload "limited": clients send to a topic with a quota, as fast as they can.
+
+What must hold: no leadership stores more than the rate of the quota gives in its time and a burst, whichever way the
+messages come, by themselves or forwarded by a follower, in Python or compiled, and also after a restart from a
+checkpoint or a snapshot. A refused message is not stored, which the ledger checks. A consumer with a quota of its own
+gets everything in the end.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.log_oracle import Stored
+from chaos.broker_sim.workload import Brokers, Workload
+from chaos.violation import Violation
+from mq.broker.base.quota_buckets import BURST_SECONDS
+from mq.protocol.codes import RequestCode, ResponseCode
+
+_RATE: Final = 4
+"""Messages per second that may be sent."""
+_READ_RATE: Final = 40
+"""Messages per second that may be read."""
+_AT_ONCE: Final = 3
+_CLOCK_RATE: Final = 1.2
+"""How much faster than the true time the clock of a broker may be, and some messages that are on their way."""
+
+
+class Limited(Workload):
+    """See the module."""
+
+    name = "limited"
+
+    def __init__(self, cluster: Brokers) -> None:
+        super().__init__(cluster)
+        self._limited_at = -1.0
+        self._total = 0
+
+    def act(self) -> None:
+        """See `Workload.act`: without a quota, nothing is sent."""
+        if self._limited_at < 0:
+            self._limit()
+            return
+        for _ in range(_AT_ONCE):
+            self.send(self.new("plain", {}))
+
+    def _limit(self) -> None:
+        ext = {
+            "topic": self.topic,
+            "defaultTopic": "TBW102",
+            "readQueueNums": self.queues,
+            "writeQueueNums": self.queues,
+            "perm": 6,
+            "attributes": f"+quota.produce.messages={_RATE},+quota.consume.messages={_READ_RATE}",
+        }
+
+        def done(answer: Answer | Lost) -> None:
+            if self._limited_at < 0 and isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self._limited_at = self.cluster.now
+
+        code = RequestCode.UPDATE_AND_CREATE_TOPIC
+        self.clients[0].request(self.cluster.some_node(self.rng), code, ext, b"", done)
+
+    def stored(self, stored: Stored) -> None:
+        """See `Workload.stored`."""
+        if stored.record.topic != self.topic:
+            return
+        self._total += 1
+        self.counts["stored within the quota"] += 1
+        leaderships = max((process.replica.core.term for process in self.cluster.brokers()), default=1)
+        bursts = (_RATE * BURST_SECONDS + 1) * leaderships
+        allowed = _CLOCK_RATE * _RATE * (self.cluster.now - self._limited_at) + bursts
+        if self._total > allowed:
+            raise Violation(
+                f"quota: {self._total} messages in {self.cluster.now - self._limited_at:.1f} s and {leaderships} "
+                f"leaderships, {allowed:.0f} are allowed"
+            )
+
+    def unfinished(self) -> int:
+        """See `Workload.unfinished`: whether consumers have not got everything."""
+        return int(not self.has_read_all)

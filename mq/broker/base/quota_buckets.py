@@ -1,0 +1,154 @@
+"""How much users and topics may send and consume now: token buckets, with time as an argument. Pure.
+
+A bucket fills at its rate, up to what the rate gives in `BURST_SECONDS`. A request may pass while the bucket owes
+nothing, and takes all that it costs, however much: so a batch that is larger than the burst passes like a small
+message, and those after it wait for what it took. A bucket of a new leader is full, so an election throttles nobody.
+
+What waits has taken its part already. Requests for the same buckets therefore pass in the order in which they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from mq.protocol.requests.quota_attributes import Quota
+
+BURST_SECONDS: Final = 1.0
+RECENT_SECONDS: Final = 60.0
+"""A user or topic counts as throttled for this long after its last request that waited or was refused."""
+USER, TOPIC = "user", "topic"
+PRODUCE, CONSUME, CONNECTIONS, STORED = "produce", "consume", "connections", "stored"
+
+
+class Limited(NamedTuple):
+    """Whom a limit is for, and of what: USER or TOPIC, its name, and PRODUCE, CONSUME, CONNECTIONS or STORED."""
+
+    kind: str
+    name: str
+    direction: str
+
+
+OnConsumed = Callable[[Any, int, int], None]
+
+
+class Bucket:
+    """One rate. Times are monotonic seconds; one that goes back is taken for the last one."""
+
+    __slots__ = ("_at", "level", "rate")
+
+    def __init__(self, rate: int, now: float) -> None:
+        assert rate > 0, f"a bucket fills with {rate} per second"
+        self.rate = rate
+        self.level = rate * BURST_SECONDS
+        self._at = now
+
+    def fill(self, now: float) -> None:
+        """Add what has come since the last call."""
+        if now > self._at:
+            self.level = min(self.rate * BURST_SECONDS, self.level + (now - self._at) * self.rate)
+            self._at = now
+
+    def change(self, rate: int, now: float) -> None:
+        """Fill at another rate. What is owed takes as long to pay as before."""
+        if rate != self.rate:
+            self.fill(now)
+            self.level = self.level * rate / self.rate
+            self.rate = rate
+
+    def wait(self, now: float) -> float:
+        """In how many seconds the next request may pass."""
+        self.fill(now)
+        return max(0.0, -self.level / self.rate)
+
+    def take(self, cost: int) -> None:
+        """Take the cost of a request."""
+        self.level -= cost
+
+
+class Throttling:
+    """How often somebody was throttled: requests that waited, those that were refused, and when the last one came."""
+
+    __slots__ = ("at", "delayed", "refused")
+
+    def __init__(self) -> None:
+        self.delayed = self.refused = 0
+        self.at = float("-inf")
+
+
+class QuotaBuckets:
+    """The buckets of one replica, by whom they are for. They exist while their quota does.
+
+    Attributes:
+        throttled: by whom.
+        on_consumed: counts what a request of a consumer was answered with: the call, messages and bytes. None while
+            nobody has a quota.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[Limited, list[Bucket | None]] = {}
+        self.throttled: dict[Limited, Throttling] = {}
+        self.on_consumed: OnConsumed | None = None
+
+    def wait(self, limits: Iterable[tuple[Limited, Quota]], now: float) -> tuple[float, Limited | None]:
+        """In how many seconds a request may pass that falls under these limits, and which of them is the last."""
+        longest: tuple[float, Limited | None] = (0.0, None)
+        for limited, bucket in self._of(limits, now):
+            seconds = bucket.wait(now)
+            if seconds > longest[0]:
+                longest = seconds, limited
+        return longest
+
+    def take(self, limits: Iterable[tuple[Limited, Quota]], messages: int, nbytes: int, now: float) -> None:
+        """Take what a request costs that passes now, or has its turn."""
+        for limited, quota in limits:
+            for bucket, cost in zip(self._pair(limited, quota, now), (messages, nbytes), strict=True):
+                if bucket is not None:
+                    bucket.fill(now)
+                    bucket.take(cost)
+
+    def note(self, limited: Limited, now: float, *, refused: bool) -> bool:
+        """Count a request that waits or is refused. Returns whether it is the first one for `RECENT_SECONDS`."""
+        throttling = self.throttled.setdefault(limited, Throttling())
+        is_first = now - throttling.at > RECENT_SECONDS
+        throttling.at = max(throttling.at, now)
+        if refused:
+            throttling.refused += 1
+        else:
+            throttling.delayed += 1
+        return is_first
+
+    def recent(self, now: float) -> Iterator[tuple[Limited, Throttling]]:
+        """Who was throttled within `RECENT_SECONDS`."""
+        return ((each, how) for each, how in sorted(self.throttled.items()) if now - how.at <= RECENT_SECONDS)
+
+    def keep(self, is_limited: Callable[[Limited], bool]) -> None:
+        """Forget those that have no such limit any more."""
+        self._buckets = {each: pair for each, pair in self._buckets.items() if is_limited(each)}
+        self.throttled = {each: how for each, how in self.throttled.items() if is_limited(each)}
+
+    def _of(self, limits: Iterable[tuple[Limited, Quota]], now: float) -> Iterator[tuple[Limited, Bucket]]:
+        for limited, quota in limits:
+            for bucket in self._pair(limited, quota, now):
+                if bucket is not None:
+                    yield limited, bucket
+
+    def _pair(self, limited: Limited, quota: Quota, now: float) -> list[Bucket | None]:
+        """The buckets for messages and for bytes, with the rates that the quota has now."""
+        rates = (
+            (quota.produce_messages, quota.produce_bytes)
+            if limited.direction == PRODUCE
+            else (quota.consume_messages, quota.consume_bytes)
+        )
+        pair = self._buckets.get(limited)
+        if pair is None:
+            pair = self._buckets[limited] = [None, None]
+        for at, rate in enumerate(rates):
+            bucket = pair[at]
+            if not rate:
+                pair[at] = None
+            elif bucket is None:
+                pair[at] = Bucket(rate, now)
+            else:
+                bucket.change(rate, now)
+        return pair

@@ -1,0 +1,1 @@
+"""Quotas of users and topics: requests that wait or are refused."""

@@ -1,0 +1,390 @@
+"""The gate in front of sends, pulls and pops of users and topics that have quotas.
+
+Without quotas there is no gate: `RequestTable` calls the handlers themselves. With one, sends to a limited topic and
+those of a limited user do not take the path of plain sends (`Sends.receive`), since they are looked at one by one.
+
+A send that exceeds a quota waits its turn, up to `QuotaLimits.delay_seconds_max`, and is refused if that is too short.
+The refusal waits for as long, so that a client which tries again at once does not do so thousands of times a second. A
+pull or pop waits as long as its client would wait for messages, and is then told to come again. Everything else of a
+client passes: heartbeats, commits and acknowledgements are what ends the work that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import Any, Final, NamedTuple
+
+from mq.broker.access.control import OfLimitedUser
+from mq.broker.base.periodic_task import Periodic
+from mq.broker.base.quota_buckets import CONNECTIONS, CONSUME, PRODUCE, STORED, TOPIC, USER, Limited
+from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call, Handler
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.request_table import RequestTable
+from mq.broker.net.service import Route, Service
+from mq.broker.quota.stored_bytes import StoredBytes
+from mq.protocol.broker_ids import LEADER_ID
+from mq.protocol.codes import ResponseCode
+from mq.protocol.messages.batch import BATCHED_HEAD
+from mq.protocol.requests.lite import PopLiteMessage
+from mq.protocol.requests.pop import PopMessage
+from mq.protocol.requests.pull import LitePullMessage, PullMessage
+from mq.protocol.requests.quota_attributes import Quota, quota_of
+from mq.protocol.requests.send import SendBatchMessage, SendMessage, SendMessageV2
+from mq.protocol.wire.encoding import pull_response_header
+
+_SENDS: Final = (SendMessage, SendMessageV2, SendBatchMessage)
+_PULLS: Final = (PullMessage, LitePullMessage)
+_POPS: Final = (PopMessage, PopLiteMessage)
+_EXPIRE_SECONDS: Final = 0.02
+_COUNT_SECONDS: Final = 1.0
+_SUSPEND: Final = 2
+_WAIT_SECONDS: Final = 1.0
+"""A pull whose client does not say how long it waits is put off for so long."""
+_HOLD_SECONDS_MAX: Final = 20.0
+"""A pull or pop is put off for so long at most: stock clients wait for 30 s."""
+_REJECTED: Final = "[REJECTREQUEST]"
+"""Clients know by it that the message was not stored."""
+Limits = list[tuple[Limited, Quota]]
+
+
+class _Held(NamedTuple):
+    """A request that waits until ``due``, in monotonic seconds. ``refusal``: the answer that it gets then."""
+
+    due: float
+    number: int
+    call: Call[Any]
+    user: str
+    until: float
+    nbytes: int = 0
+    refusal: RequestRefused | None = None
+
+
+class QuotaGate(Service):
+    """See the module.
+
+    Attributes:
+        types: the requests that pass the gate.
+        delayed, refused: requests, since the start.
+    """
+
+    types: frozenset[type[Any]] = frozenset({*_SENDS, *_PULLS, *_POPS})
+
+    def __init__(self, context: BrokerContext, *, requests: RequestTable) -> None:
+        self._requests = requests
+        self._metadata, self._appender = context.metadata, context.appender
+        self._buckets = context.quotas
+        self._clock = context.clock
+        self._wall_clock_ms = context.wall_clock_ms
+        self._limits = context.limits.quota
+        self._log = context.log
+        self._topics: dict[str, Quota] = {}
+        self._stored = StoredBytes(context.store)
+        self._of_user: dict[str, set[ClientConnection]] = {}
+        self._user = ""
+        self._released: object = None
+        self._held: list[_Held] = []
+        self._held_bytes = 0
+        self._number = 0
+        self._seen_version = 0
+        self.delayed = self.refused = 0
+        for topic in context.metadata.topics:
+            self.topic_changed(topic)
+
+    def routes(self) -> Iterator[Route]:
+        """The requests that this service handles; see `Service`."""
+        yield Route(OfLimitedUser, self.handle_of_user)
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions; see `Service`."""
+        yield Periodic(_EXPIRE_SECONDS, self.release, self._next_due)
+        yield Periodic(_COUNT_SECONDS, self.look, self._rests_until)
+
+    def counters(self) -> dict[str, int]:
+        """Figures; see `Service`."""
+        return {
+            "quota_delayed": self.delayed,
+            "quota_refused": self.refused,
+            "quota_held": len(self._held),
+            "quota_throttled": sum(1 for _ in self._buckets.recent(self._clock())) if self._buckets.throttled else 0,
+        }
+
+    def owes_answers(self) -> bool:
+        """See `Service`."""
+        return bool(self._held)
+
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        nbytes = sum(each.nbytes for each in self._held)
+        assert nbytes == self._held_bytes, f"requests of {nbytes} bytes wait, {self._held_bytes} are counted"
+        assert nbytes <= self._limits.held_bytes_max, f"requests of {nbytes} bytes wait"
+        now = self._clock()
+        late = [each for each in self._held if each.due > now + _HOLD_SECONDS_MAX]
+        assert not late, f"a request waits for {late[0].due - now:g} s"
+        wanted = {name for name, config in self._metadata.topics.items() if quota_of(config.attributes) != Quota()}
+        assert wanted == self._topics.keys(), f"topics with quotas: {sorted(wanted)}, known: {sorted(self._topics)}"
+        assert not self._topics or self._requests.is_gated, f"{sorted(self._topics)} have quotas, and there is no gate"
+
+    # -- what has quotas -----------------------------------------------------------------------------------------------
+
+    def topic_changed(self, topic: str) -> None:
+        """See `Service`: the quota of a topic may have changed."""
+        config = self._metadata.topics.get(topic)
+        quota = Quota() if config is None else quota_of(config.attributes)
+        if quota == Quota():
+            if self._topics.pop(topic, None) is not None:
+                self._forget_unlimited()
+        else:
+            self._topics[topic] = quota
+            self._begin()
+        self._stored.limit(topic, quota.stored_bytes)
+
+    def _begin(self) -> None:
+        self._requests.put_gate(self)
+        self._buckets.on_consumed = self.consumed
+
+    def look(self) -> None:
+        """Count what topics store, and forget users whose quota was removed; called by a timer."""
+        if self._appender.is_open:
+            self._stored.count()
+        if self._seen_version != self._metadata.user_quotas.version:
+            self._seen_version = self._metadata.user_quotas.version
+            self._forget_unlimited()
+
+    def _rests_until(self) -> float:
+        is_busy = len(self._stored) or self._seen_version != self._metadata.user_quotas.version
+        return float("-inf") if is_busy else float("inf")
+
+    def _forget_unlimited(self) -> None:
+        users = self._metadata.user_quotas
+        self._buckets.keep(
+            lambda each: each.name in self._topics if each.kind == TOPIC else users.of(each.name) != Quota()
+        )
+        self._of_user = {name: each for name, each in self._of_user.items() if users.of(name).connections}
+        if not self._topics and not users.table:
+            self._requests.put_gate(None)
+            self._buckets.on_consumed = None
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    def handle_of_user(self, call: Call[OfLimitedUser]) -> None:
+        """Serve a request of a user that has a quota."""
+        self._begin()
+        user, request = call.request.user, call.request.request
+        allowed = self._metadata.user_quotas.of(user).connections
+        if allowed and not self._admit(user, call.connection, allowed):
+            self.refused += 1
+            self._note(Limited(USER, user, CONNECTIONS), refused=True)
+            remark = (
+                f"user {user} has {allowed} connections to this broker already, which is its quota: nothing was done; "
+                "close one, or raise it with raftmq user set-quota"
+            )
+            call.connection.refuse(request, call.serialization, RequestRefused(ResponseCode.NO_PERMISSION, remark))
+            return
+        before, self._user = self._user, user
+        try:
+            call.connection.dispatch(request, call.body, call.serialization)
+        finally:
+            self._user = before
+
+    def connections_of(self, user: str) -> int:
+        """The connections of a user whose connections are limited."""
+        return len(self._of_user.get(user, ()))
+
+    def _admit(self, user: str, connection: ClientConnection, allowed: int) -> bool:
+        known = self._of_user.setdefault(user, set())
+        if connection in known:
+            return True
+        if len(known) >= allowed:
+            return False
+        known.add(connection)
+        return True
+
+    def connection_closed(self, connection: ClientConnection) -> None:
+        """See `Service`."""
+        for known in self._of_user.values():
+            known.discard(connection)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def serve(self, handler: Handler, is_forwarded: bool, call: Call[Any]) -> bytes | None:
+        """Let a request pass to its handler, now or later, or refuse it.
+
+        ``is_forwarded`` says that the handler hands it to the leader, which knows the quota of the topic.
+        """
+        request = call.request
+        call.user = self._user
+        if request is self._released:
+            return handler(call)
+        if self._held and self._held[0].due <= self._clock():
+            self.release()  # nobody overtakes those whose time has come
+        topic = None if is_forwarded else self._topics.get(request.ext.topic)
+        if type(request) in _SENDS:
+            return self._send(handler, call, topic)
+        limits = self._limits_of(call, topic, CONSUME)
+        seconds, by = self._buckets.wait(limits, self._clock())
+        if by is None:
+            return handler(call)
+        call.drop_body()
+        return self._put_off(call, by, seconds)
+
+    def _send(self, handler: Handler, call: Call[Any], topic: Quota | None) -> bytes | None:
+        now, name = self._clock(), call.request.ext.topic
+        if topic is not None and topic.stored_bytes and (full := self._stored.excess(name)):
+            self._note(Limited(TOPIC, name, STORED), refused=True)
+            self.refused += 1
+            remark = (
+                f"topic {name} has {full} bytes, and its {STORED} quota is {topic.stored_bytes}: the message was not "
+                "stored. Retention has to delete older ones first, or raise it with raftmq topic update"
+            )
+            raise RequestRefused(ResponseCode.FLOW_CONTROL, remark)
+        limits = self._limits_of(call, topic, PRODUCE)
+        seconds, by = self._buckets.wait(limits, now)
+        nbytes = len(call.body) + len(call.request.ext.properties)
+        if by is None or (seconds <= self._limits.delay_seconds_max and self._has_room(nbytes)):
+            self._buckets.take(limits, _messages_in(call), nbytes, now)
+            self._stored.note(name, nbytes)
+            if by is None:
+                return handler(call)
+            self._hold(call, now + seconds, nbytes, by)
+            return None
+        self.refused += 1
+        self._note(by, refused=True)
+        refusal = RequestRefused(
+            ResponseCode.SYSTEM_BUSY,
+            f"{_REJECTED}{by.kind} {by.name} sends more than its quota: the message was not stored; the quota is paid "
+            f"in {seconds:.1f} s",
+        )
+        call.drop_body()
+        if len(self._held) >= self._limits.held_max:
+            raise refusal
+        self._push(_Held(now + self._limits.delay_seconds_max, 0, call, self._user, 0.0, refusal=refusal))
+        return None
+
+    def _limits_of(self, call: Call[Any], topic: Quota | None, direction: str) -> Limits:
+        limits: Limits = []
+        if call.user:
+            limits.append((Limited(USER, call.user, direction), self._metadata.user_quotas.of(call.user)))
+        if topic is not None:
+            limits.append((Limited(TOPIC, call.request.ext.topic, direction), topic))
+        return limits
+
+    def consumed(self, call: Call[Any], messages: int, nbytes: int) -> None:
+        """Count what a request of a consumer was answered with."""
+        topic = self._topics.get(call.request.ext.topic)
+        if limits := self._limits_of(call, topic, CONSUME):
+            self._buckets.take(limits, messages, nbytes, self._clock())
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def _has_room(self, nbytes: int) -> bool:
+        limits = self._limits
+        return len(self._held) < limits.held_max and self._held_bytes + nbytes <= limits.held_bytes_max
+
+    def _hold(self, call: Call[Any], due: float, nbytes: int, by: Limited, until: float = 0.0) -> None:
+        self.delayed += 1
+        self._note(by, refused=False)
+        self._push(_Held(due, 0, call, self._user, until, nbytes))
+
+    def _push(self, held: _Held) -> None:
+        self._number += 1
+        self._held_bytes += held.nbytes
+        heappush(self._held, held._replace(number=self._number))
+
+    def _put_off(self, call: Call[Any], by: Limited, seconds: float, until: float | None = None) -> bytes | None:
+        """Let a pull or pop wait, or tell its client to come again."""
+        now = self._clock()
+        if until is None:
+            patience = min(_patience(call.request), _HOLD_SECONDS_MAX, call.connection.hold_seconds_max)
+            until = now + patience
+        if until <= now or len(self._held) >= self._limits.held_max:
+            return self._nothing(call)
+        self._hold(call, min(until, now + seconds), 0, by, until)
+        return None
+
+    def _nothing(self, call: Call[Any]) -> bytes:
+        request = call.request
+        if isinstance(request, _PULLS):
+            offset = request.ext.queue_offset
+            code = ResponseCode.PULL_RETRY_IMMEDIATELY
+            return pull_response_header(
+                request.opaque, code, offset, 0, offset, LEADER_ID, "QUOTA_EXCEEDED", 0, call.serialization
+            )
+        return call.response(ResponseCode.POLLING_TIMEOUT, remark="QUOTA_EXCEEDED")
+
+    def _next_due(self) -> float:
+        return self._held[0].due if self._held else float("inf")
+
+    def release(self) -> None:
+        """Let those pass whose time has come; called by a timer."""
+        now = self._clock()
+        while self._held and self._held[0].due <= now:
+            held = heappop(self._held)
+            self._held_bytes -= held.nbytes
+            if not held.call.connection.closed:
+                self._let_pass(held, now)
+
+    def _let_pass(self, held: _Held, now: float) -> None:
+        call = held.call
+        if held.refusal is not None:
+            call.refuse(held.refusal)
+            return
+        if held.until:
+            seconds, by = self._buckets.wait(
+                self._limits_of(call, self._topics.get(call.request.ext.topic), CONSUME), now
+            )
+            if by is not None:
+                before, self._user = self._user, held.user
+                reply = self._put_off(call, by, seconds, held.until)
+                self._user = before
+                if reply is not None:
+                    call.answer(reply)
+                return
+        self._released, self._user = call.request, held.user
+        try:
+            call.dispatch()
+        finally:
+            self._released, self._user = None, ""
+
+    def resign(self) -> None:
+        """This replica stopped leading: hand waiting requests on to the new leader, in their order."""
+        held, self._held, self._held_bytes = sorted(self._held), [], 0
+        for each in held:
+            if not each.call.connection.closed:
+                self._let_pass(each._replace(until=0.0), each.due)
+
+    def _note(self, by: Limited, *, refused: bool) -> None:
+        if self._buckets.note(by, self._clock(), refused=refused):
+            how = self._buckets.throttled[by]
+            self._log.warning(
+                "quota_exceeded",
+                kind=by.kind,
+                name=by.name,
+                direction=by.direction,
+                delayed=how.delayed,
+                refused=how.refused,
+            )
+
+
+def _patience(request: Any) -> float:
+    """For how many seconds the client of a pull or pop waits for messages."""
+    ext = request.ext
+    if isinstance(request, _PULLS):
+        return max(ext.suspend_timeout_ms, 0) / 1000 if ext.sys_flag & _SUSPEND else _WAIT_SECONDS
+    return max(ext.poll_ms, 0) / 1000 or _WAIT_SECONDS
+
+
+def _messages_in(call: Call[Any]) -> int:
+    """How many messages a send has; 1 for a batch that cannot be read, which its handler refuses."""
+    if not (call.request.ext.batch or isinstance(call.request, SendBatchMessage)):
+        return 1
+    body, at, count = call.body, 0, 0
+    while at + BATCHED_HEAD.size <= len(body):
+        size = BATCHED_HEAD.unpack_from(body, at)[0]
+        if size < BATCHED_HEAD.size:
+            break
+        at += size
+        count += 1
+    return max(1, count)

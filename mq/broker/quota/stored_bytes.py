@@ -1,0 +1,60 @@
+"""How many bytes the topics have that may store only so many.
+
+They are counted from the queues in steps, and what was let in since the last step is added.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.broker.base.topic_bytes import TopicBytes
+from mq.store.errors import StoreError
+from mq.store.queue_store import QueueStore
+
+_COUNTED_AT_ONCE: Final = 4096
+
+
+class StoredBytes:
+    """The counted topics."""
+
+    def __init__(self, store: QueueStore) -> None:
+        self._store = store
+        self._topics: dict[str, TopicBytes] = {}
+        self._let_in: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def limit(self, topic: str, bytes_max: int) -> None:
+        """Count a topic from now on, or for 0 no more."""
+        if not bytes_max:
+            self._topics.pop(topic, None)
+            self._let_in.pop(topic, None)
+        elif (known := self._topics.get(topic)) is None:
+            self._topics[topic] = TopicBytes(bytes_max)
+        else:
+            known.bytes_max = bytes_max
+
+    def note(self, topic: str, nbytes: int) -> None:
+        """A message was let in."""
+        if topic in self._topics:
+            self._let_in[topic] = self._let_in.get(topic, 0) + nbytes
+
+    def excess(self, topic: str) -> int:
+        """How many bytes a topic has that has no room left; 0 if it has."""
+        known = self._topics.get(topic)
+        if known is None:
+            return 0
+        nbytes = known.nbytes + self._let_in.get(topic, 0)
+        return nbytes if nbytes >= known.bytes_max else 0
+
+    def count(self) -> None:
+        """Count some entries of each topic."""
+        for topic, size in self._topics.items():
+            queues = [self._store.get(topic, queue_id) for queue_id in sorted(self._store.ends(topic))]
+            try:
+                read = size.count([queue for queue in queues if queue is not None], _COUNTED_AT_ONCE)
+            except (StoreError, OSError):
+                continue  # it is restored from the log first
+            if read < _COUNTED_AT_ONCE:
+                self._let_in.pop(topic, None)

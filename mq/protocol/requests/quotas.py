@@ -1,0 +1,62 @@
+"""Quotas of users, and who is throttled: our own 9024 and 9025."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.requests.quota_attributes import Quota
+from mq.protocol.requests.users import UserExt
+from mq.protocol.wire.json_body import Body
+from mq.protocol.wire.request import Request
+
+
+class PutUserQuota(Request, tag=int(Code.PUT_USER_QUOTA)):
+    """9024, our own: the body is the `UserQuota`, which replaces that of the user; one without limits removes it."""
+
+    ext: UserExt = msgspec.field(name="extFields")
+
+
+class ListQuotas(Request, tag=int(Code.LIST_QUOTAS)):
+    """9025, our own: the quotas of users, and who is throttled by this replica."""
+
+
+class UserQuota(Body, kw_only=True):
+    """The quota of a user; 0 is no limit."""
+
+    quota: Quota
+
+
+class NamedQuota(msgspec.Struct, frozen=True, kw_only=True):
+    """A user's quota; ``connections`` are those to this replica now."""
+
+    user: str
+    quota: Quota
+    connections: int = 0
+
+
+class Throttled(msgspec.Struct, frozen=True, kw_only=True):
+    """A user or topic that this replica has throttled.
+
+    Attributes:
+        kind: user or topic.
+        direction: produce, consume, connections or stored.
+        delayed, refused: requests, since the replica started.
+        seconds_ago: since the last of them.
+    """
+
+    kind: str
+    name: str
+    direction: str
+    delayed: int
+    refused: int
+    seconds_ago: float
+
+
+class QuotaList(Body, kw_only=True):
+    """The quotas of users of a broker group, and who is throttled by one replica."""
+
+    users: Sequence[NamedQuota]
+    throttled: Sequence[Throttled] = ()
