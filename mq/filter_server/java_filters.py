@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,6 +28,8 @@ from mq.filter_server.sandbox import Verdicts
 _SOURCES: Final = Path(__file__).parent / "java"
 _HOST: Final = "FilterHost"
 _CLASS_NAME: Final = re.compile(r"[A-Za-z_$][\w$]*(\.[A-Za-z_$][\w$]*)*", re.ASCII)
+_SIMPLE_NAME_MAX: Final = 200
+"""It is that of files, with an ending."""
 _FIRST_LINE: Final = "// "
 _COMPILE_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 60.0
@@ -54,6 +57,8 @@ def java_program(class_name: str, source: bytes) -> bytes:
     """The bytes of a program: its source, which begins with the name of the class. Raises ProgramRefused."""
     if not _CLASS_NAME.fullmatch(class_name) or len(class_name) > 255:
         raise ProgramRefused(f"{class_name[:80]!r} is neither the name of a Java class nor of a filter program")
+    if len(class_name.rpartition(".")[2]) > _SIMPLE_NAME_MAX:
+        raise ProgramRefused(f"the name of the class {class_name[:80]!r} has more than {_SIMPLE_NAME_MAX} characters")
     return f"{_FIRST_LINE}{class_name}\n".encode() + source
 
 
@@ -105,13 +110,16 @@ class JavaSandbox:
             self._number += 1
             directory = self._directory / str(self._number)
         file = directory / "source" / (name.replace(".", "/") + ".java")
-        file.parent.mkdir(parents=True)
-        file.write_bytes(source)
         classes = directory / "classes"
         try:
+            file.parent.mkdir(parents=True)
+            file.write_bytes(source)
             self._compile([str(file)], classes, self._path_of())
             loaded = JavaFilter(self, directory, [*self._command(classes), name, group, topic])
             loaded.check_start()
+        except OSError as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise ProgramRefused(f"the class cannot be written to {error.filename}: {error.strerror}") from error
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -214,6 +222,8 @@ class JavaFilter:
     def __init__(self, sandbox: JavaSandbox, directory: Path, command: list[str]) -> None:
         self._sandbox = sandbox
         self._directory = directory
+        # Not in `close`: a pull may still have the filter then, and start it again.
+        weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
         self._seconds = sandbox.limits.seconds_per_message
         self._command = [*command, str(max(1, round(1000 * self._seconds)))]
         self._machine: Machine | None = None
@@ -267,6 +277,8 @@ class JavaFilter:
                         failures[number] = next(failed_ones)
                 if answer.stopped is not None:
                     self._stop()
+                    if answer.may_be_earlier_ones:
+                        continue  # that message is tried again with fresh memory
                     failures[len(passes)] = answer.stopped
                     passes.append(False)
             return Verdicts(passes, failures, seconds)
@@ -290,10 +302,9 @@ class JavaFilter:
             machine.kill()
 
     def close(self) -> None:
-        """It will not be used any more."""
+        """End its process. Its files are removed when nobody has the filter any more."""
         with self._lock:
             self._stop()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _started(self) -> Machine:
         """Raises MachineFailed."""

@@ -19,7 +19,7 @@ from mq.filter.blocks import Block
 YES: Final = 1
 FAILED: Final = 2
 """What it says of a message; 0 is no."""
-_FINISHED, _STOPPED = range(2)
+_FINISHED, _STOPPED, _EXHAUSTED = range(3)
 _START_SECONDS: Final = 20.0
 _GRACE_SECONDS: Final = 2.0
 """So much longer than the class may take, its process has to answer."""
@@ -38,6 +38,8 @@ class Answer(NamedTuple):
     reasons: list[str]
     stopped: str | None
     """Why the process ends at the message behind the last verdict."""
+    may_be_earlier_ones: bool = False
+    """It ends for want of memory, which messages before that one may have used up."""
 
 
 class Machine:
@@ -62,6 +64,7 @@ class Machine:
             theirs.close()
         self._seen_cpu = 0.0
         self._is_ready = False
+        self._is_fresh = True
         with contextlib.suppress(ProcessLookupError):
             for limit, value in (
                 (resource.RLIMIT_FSIZE, 0),
@@ -92,13 +95,17 @@ class Machine:
         ending, done = struct.unpack(">Bi", self._receive(5, deadline))
         least = 1 if ending == _FINISHED else 0
         most = end - begin if ending == _FINISHED else end - begin - 1
-        if ending not in (_FINISHED, _STOPPED) or not least <= done <= most:
+        if ending not in (_FINISHED, _STOPPED, _EXHAUSTED) or not least <= done <= most:
             raise MachineFailed(f"its process answered {ending}, {done} for {end - begin} messages")
         verdicts = self._receive(done, deadline)
         if verdicts and max(verdicts) > FAILED:
             raise MachineFailed(f"its process answered {max(verdicts)} for a message")
         reasons = [self._text(deadline) for each in verdicts if each == FAILED]
-        return Answer(verdicts, reasons, self._text(deadline) if ending == _STOPPED else None)
+        if ending == _FINISHED:
+            self._is_fresh = False
+            return Answer(verdicts, reasons, None)
+        is_fresh = self._is_fresh and not done
+        return Answer(verdicts, reasons, self._text(deadline), ending == _EXHAUSTED and not is_fresh)
 
     def unseen_cpu_seconds(self) -> float:
         """What the process used of a processor since `spent_seconds` was called."""

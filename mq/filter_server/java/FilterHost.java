@@ -19,6 +19,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.apache.rocketmq.common.filter.FilterContext;
 import org.apache.rocketmq.common.filter.MessageFilter;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -31,8 +32,9 @@ import org.apache.rocketmq.common.message.MessageExt;
  */
 public final class FilterHost {
     private static final int NO = 0, YES = 1, FAILED = 2;
-    private static final int FINISHED = 0, STOPPED = 1;
+    private static final int FINISHED = 0, STOPPED = 1, EXHAUSTED = 2;
     private static final int REASON_CHARS_MAX = 300;
+    private static final long CREATE_MILLIS_MAX = 2000;
 
     private final MessageFilter filter;
     private final FilterContext context = new FilterContext();
@@ -43,6 +45,8 @@ public final class FilterHost {
     private final Object lock = new Object();
     private final List<String> reasons = new ArrayList<>();
     private byte[] verdicts = new byte[0];
+    /** Given up when the class leaves no memory for an answer. */
+    private byte[] reserve = new byte[1 << 18];
     private int done;
     private long since;
     private boolean isRunning;
@@ -61,14 +65,21 @@ public final class FilterHost {
         DataOutputStream out = new DataOutputStream(new BufferedOutputStream(new FileOutputStream(FileDescriptor.out), 1 << 16));
         System.setIn(InputStream.nullInputStream());
         System.setOut(new PrintStream(OutputStream.nullOutputStream()));
+        AtomicBoolean isDecided = new AtomicBoolean();
+        Thread patience = new Thread(() -> refuseAfter(CREATE_MILLIS_MAX, isDecided, out), "patience");
+        patience.setDaemon(true);
+        patience.start();
         MessageFilter filter;
         try {
             filter = (MessageFilter) Class.forName(arguments[0]).getDeclaredConstructor().newInstance();
         } catch (Throwable error) {
-            out.writeByte(STOPPED);
-            out.writeUTF(shown(error.getCause() == null ? error : error.getCause()));
-            out.flush();
-            Runtime.getRuntime().halt(1);
+            String reason = shown(error.getCause() == null ? error : error.getCause());
+            if (isDecided.compareAndSet(false, true)) {
+                refuse(reason, out);
+            }
+            return;
+        }
+        if (!isDecided.compareAndSet(false, true)) {
             return;
         }
         out.writeByte(FINISHED);
@@ -84,7 +95,28 @@ public final class FilterHost {
             }
         } catch (EOFException end) {
             Runtime.getRuntime().halt(0);
+        } catch (Throwable error) {
+            Runtime.getRuntime().halt(1);
         }
+    }
+
+    /** Ends the process if its class was not created in time: other classes wait to be created. */
+    private static void refuseAfter(long millis, AtomicBoolean isDecided, DataOutputStream out) {
+        try {
+            Thread.sleep(millis);
+            if (isDecided.compareAndSet(false, true)) {
+                refuse("creating it took longer than " + millis + " ms", out);
+            }
+        } catch (InterruptedException | IOException error) {
+            Runtime.getRuntime().halt(1);
+        }
+    }
+
+    private static void refuse(String reason, DataOutputStream out) throws IOException {
+        out.writeByte(STOPPED);
+        out.writeUTF(reason);
+        out.flush();
+        Runtime.getRuntime().halt(1);
     }
 
     /** One block: milliseconds for all of it, the messages' places, and the bytes in which they are. */
@@ -109,6 +141,13 @@ public final class FilterHost {
             String reason = null;
             try {
                 verdict = (byte) (filter.match(message(data, places, 5 * number), context) ? YES : NO);
+            } catch (OutOfMemoryError error) {
+                synchronized (lock) {
+                    reserve = null;
+                    answer(EXHAUSTED, shown(error));
+                    Runtime.getRuntime().halt(1);
+                }
+                return;
             } catch (Throwable error) {
                 verdict = FAILED;
                 reason = shown(error);

@@ -108,6 +108,58 @@ def test_a_class_gets_no_secrets_no_network_and_no_files(
         assert "unreachable" in verdicts.failures[2]
 
 
+def one_line_class(match: str, more: str = "") -> bytes:
+    """A class F whose method has this body."""
+    return java_program(
+        "F",
+        "public class F implements org.apache.rocketmq.common.filter.MessageFilter { "
+        "static java.util.List<byte[]> kept = new java.util.ArrayList<>(); "
+        f"{more} public boolean match(org.apache.rocketmq.common.message.MessageExt m, "
+        f"org.apache.rocketmq.common.filter.FilterContext c) {{ {match} }} }}".encode(),
+    )
+
+
+@needs_jdk
+def test_a_class_that_keeps_memory_goes_on_with_fresh_memory(sandbox: JavaSandbox) -> None:
+    program = one_line_class("kept.add(new byte[8 << 20]); return m.getBody().length == 1;")
+    leaks = sandbox.load(program, "billing", "Orders")
+    for _ in range(5):
+        verdicts = leaks.run(block("a", "bb", "c"))
+        assert (verdicts.passes, verdicts.failures) == ([True, False, True], {})
+    leaks.close()
+
+
+@needs_jdk
+def test_a_message_that_takes_all_memory_fails_alone(sandbox: JavaSandbox) -> None:
+    program = one_line_class("while (m.getBody().length == 2) kept.add(new byte[1 << 20]); return true;")
+    hungry = sandbox.load(program, "billing", "Orders")
+    verdicts = hungry.run(block("a", "bb", "c"))
+    assert verdicts.passes == [True, False, True]
+    assert "OutOfMemoryError" in verdicts.failures[1]
+    hungry.close()
+
+
+@needs_jdk
+def test_a_class_that_is_never_created_is_refused_soon(sandbox: JavaSandbox) -> None:
+    with pytest.raises(ProgramRefused, match="creating it took longer than 2000 ms"):
+        sandbox.load(one_line_class("return true;", "public F() { while (true) {} }"), "billing", "Orders")
+
+
+@needs_jdk
+def test_a_pull_still_filters_with_a_class_closed_for_others(sandbox: JavaSandbox) -> None:
+    closed = sandbox.load(one_line_class("return false;"), "billing", "Orders")
+    closed.close()
+    verdicts = closed.run(block("a"))
+    assert (verdicts.passes, verdicts.failures) == ([False], {})
+    closed.close()
+
+
+@needs_jdk
+def test_a_class_whose_files_cannot_be_written_is_refused(sandbox: JavaSandbox) -> None:
+    with pytest.raises(ProgramRefused, match=r"cannot be written to .*: File name too long"):
+        sandbox.load(b"// " + b"A" * 253 + b"\nclass A {}", "billing", "Orders")
+
+
 @needs_jdk
 def test_the_virtual_machine_used_last_makes_room_for_another(sandbox: JavaSandbox, loaded: JavaFilter) -> None:
     others = [sandbox.load(java_program("demo.Filter", SOURCE.encode()), str(number), "Orders") for number in range(2)]
@@ -138,7 +190,7 @@ def test_a_class_that_cannot_be_used_is_refused(sandbox: JavaSandbox, name: str,
         sandbox.load(java_program(name, source.encode()), "billing", "Orders")
 
 
-@pytest.mark.parametrize("name", ["", "a b", "../../etc/passwd", "a..b", "1a", "wasm:00"])
+@pytest.mark.parametrize("name", ["", "a b", "../../etc/passwd", "a..b", "1a", "wasm:00", "A" * 201])
 def test_a_text_that_names_no_class_is_refused(name: str) -> None:
     with pytest.raises(ProgramRefused):
         java_program(name, b"")
