@@ -1,4 +1,6 @@
-"""The messages of a batch; the reference are `mq.protocol.messages.batch.split_batch` and `mq.broker.produce.batch.BatchSends`.
+"""The messages of a batch.
+
+The reference are `mq.protocol.messages.batch.split_batch` and `mq.broker.produce.batch.BatchSends`.
 
 Each message has a head of 20 bytes (its size, a magic number, a checksum, its flag, the size of its body), the body,
 two bytes with the length of the properties, and the properties.

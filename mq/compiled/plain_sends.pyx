@@ -4,9 +4,9 @@
 A send is *plain* if it is a SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE request (codes 310 and 320) in compact JSON and
 ASCII, to an open topic and one of its queues, whose messages have unique keys and no property that asks for anything
 but being stored. `CompiledReceiver` stops at the first frame that is anything else, or that is malformed:
-`mq.protocol.incoming.chunks.decode_chunk` and `mq.broker.produce.send.Sends` then handle that frame and all behind it. The
-reference is `mq.broker.produce.send_receiver.PythonReceiver`: for every chunk the records, queue entries and replies
-are the same bytes with and without this module.
+`mq.protocol.incoming.chunks.decode_chunk` and `mq.broker.produce.send.Sends` then handle that frame and all behind
+it. The reference is `mq.broker.produce.send_receiver.PythonReceiver`: for every chunk the records, queue entries and
+replies are the same bytes with and without this module.
 
 The included files are parts of this module, each with a subject and a reference of its own; each uses those before it.
 So the C compiler sees one file, and can inline what it likes.

@@ -1,4 +1,6 @@
-"""The header of a plain send; `mq.protocol.incoming.chunks` decodes the reference, `SendMessageV2` and `SendBatchMessage`.
+"""The header of a plain send.
+
+The reference are `SendMessageV2` and `SendBatchMessage`, which `mq.protocol.incoming.chunks` decodes.
 
 Accepted is only what stock clients write: compact JSON with the members of RocketMQ's RemotingCommand, each at most
 once, and ``extFields`` with the one-letter names of SendMessageRequestHeaderV2, and with access key and signature or
