@@ -48,6 +48,8 @@ class NewestKeys:
 
     def learn(self, key: bytes, offset: QueueOffset) -> None:
         """There is a message with this key; the newest one known, unless it was learned before."""
+        assert len(key) == _HASH_BYTES, f"the hash of a key has {len(key)} bytes"
+        assert offset >= 0, f"a message has the queue offset {offset}"
         before = self._offsets.get(key)
         if before is None or before < offset:
             self._offsets[key] = offset
@@ -58,5 +60,6 @@ class NewestKeys:
 
     def forget(self, key: bytes, offset: QueueOffset) -> None:
         """The message at this offset goes, and with it its key, unless there is a newer one."""
+        assert key in self._offsets, f"the message at {offset} was not learned"
         if self._offsets.get(key) == offset:
             del self._offsets[key]

@@ -335,6 +335,8 @@ class TopicCompaction(Service):
             known.lingering.append((now, end))
 
     def _await_barrier(self, known: _Queue, old: _Old, end: QueueOffset) -> None:
+        assert old, f"{known.key}: nothing is to be carried before {end}"
+        assert not self._in_flight, f"{known.key}: something else is carried"
         leadership, (topic, queue_id) = self._leadership, known.key
         deletions = self._tails.deletions_asked[topic]
         self._sends.hold(known.key)
@@ -358,6 +360,7 @@ class TopicCompaction(Service):
 
     def _carry(self, known: _Queue, old: _Old, end: QueueOffset) -> None:
         """Append copies of those among the old messages that are still the newest of their keys."""
+        assert old[-1][0] < end, f"{known.key}: the message at {old[-1][0]} is not before {end}"
         if self._current(known.key) is not known or not self._is_kept(known.key[0]) or not self._has_caught_up(known):
             return
         tail = self._tails.get(*known.key)
@@ -389,6 +392,9 @@ class TopicCompaction(Service):
 
     def _has_caught_up(self, known: _Queue) -> bool:
         """Learn what was applied since; returns false if that would take too long."""
+        assert known.learned <= known.queue.max_offset, (
+            f"{known.key}: {known.learned} messages are learned of {known.queue}"
+        )
         if known.queue.max_offset - known.learned > _BARRIER_MESSAGES_MAX:
             return False
         with suppress(SegmentError, StoreError, RecordError, OSError):
@@ -399,6 +405,7 @@ class TopicCompaction(Service):
 
     def _expire(self, known: _Queue) -> bool:
         """Let the queue begin behind what nobody needs any more; returns whether it will."""
+        assert not self._in_flight, f"{known.key}: something else is carried"
         end = known.queue.min_offset
         while known.lingering and known.lingering[0][0] + _LINGER_SECONDS <= self._clock():
             end = max(end, known.lingering.popleft()[1])

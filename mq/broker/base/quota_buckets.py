@@ -51,6 +51,7 @@ class Bucket:
 
     def change(self, rate: int, now: float) -> None:
         """Fill at another rate. What is owed takes as long to pay as before."""
+        assert rate > 0, f"a bucket of {self.rate} per second is to fill with {rate}"
         if rate != self.rate:
             self.fill(now)
             self.level = self.level * rate / self.rate
@@ -63,6 +64,7 @@ class Bucket:
 
     def take(self, cost: int) -> None:
         """Take the cost of a request."""
+        assert cost >= 0, f"a request costs {cost}"
         self.level -= cost
 
 
@@ -101,6 +103,7 @@ class QuotaBuckets:
 
     def take(self, limits: Iterable[tuple[Limited, Quota]], messages: int, nbytes: int, now: float) -> None:
         """Take what a request costs that passes now, or has its turn."""
+        assert messages >= 0, f"a request has {messages} messages"
         for limited, quota in limits:
             for bucket, cost in zip(self._pair(limited, quota, now), (messages, nbytes), strict=True):
                 if bucket is not None:
@@ -135,6 +138,7 @@ class QuotaBuckets:
 
     def _pair(self, limited: Limited, quota: Quota, now: float) -> list[Bucket | None]:
         """The buckets for messages and for bytes, with the rates that the quota has now."""
+        assert limited.direction in (PRODUCE, CONSUME), f"{limited} has no rate"
         rates = (
             (quota.produce_messages, quota.produce_bytes)
             if limited.direction == PRODUCE

@@ -111,7 +111,7 @@ class QuotaGate(Service):
             "quota_throttled": sum(1 for _ in self._buckets.recent(self._clock())) if self._buckets.throttled else 0,
         }
 
-    def owes_answers(self) -> bool:
+    def has_unsent_replies(self) -> bool:
         """See `Service`."""
         return bool(self._held)
 

@@ -27,6 +27,7 @@ class StoredBytes:
 
     def limit(self, topic: str, bytes_max: int) -> None:
         """Count a topic from now on, or for 0 no more."""
+        assert bytes_max >= 0, f"topic {topic} may store {bytes_max} bytes"
         if not bytes_max:
             self._topics.pop(topic, None)
             self._let_in.pop(topic, None)
@@ -37,6 +38,7 @@ class StoredBytes:
 
     def note(self, topic: str, nbytes: int) -> None:
         """A message was let in."""
+        assert nbytes >= 0, f"a message of {nbytes} bytes was let into topic {topic}"
         if topic in self._topics:
             self._let_in[topic] = self._let_in.get(topic, 0) + nbytes
 
