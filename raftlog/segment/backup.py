@@ -104,7 +104,7 @@ class Backup:
             data = self._store.read(self._name(start), length, offset)
         except NotStored as error:
             if not self._superseded(start):
-                raise BackupDamaged(error.path, "it is missing") from error
+                raise self.missing(error) from error
             return self.read(pos, length)
         if stored := self._objects.get(start):
             if offset == 0 or self._checking.stored != stored:
@@ -151,10 +151,24 @@ class Backup:
         try:
             data = self._read_all(name, manifest.snapshot_bytes + 1)
         except NotStored as error:
-            raise BackupDamaged(error.path, "it is missing") from error
+            raise self.missing(error) from error
         if (len(data), zlib.crc32(data)) != (manifest.snapshot_bytes, manifest.snapshot_crc):
             raise BackupDamaged(self._store.path(name), "its length or checksum is not that of the manifest")
         return data
+
+    def missing(self, error: NotStored) -> BackupDamaged | BackupRefused:
+        """What it means that an object is missing which the manifest named when this was opened.
+
+        Raises BackupDamaged, FormatTooNew, StorageFailed, StoreFailed: the manifest cannot be read again.
+        """
+        now = _load_manifest(self._store)
+        if now is None or now.objects is msgspec.UNSET or now.base.pos <= self.manifest.base.pos:
+            return BackupDamaged(error.path, "it is missing")
+        return BackupRefused(
+            error.path,
+            f"it was deleted while it was to be read, since the backup begins with entry {now.base.index + 1} by now: "
+            "begin again",
+        )
 
     def close(self) -> None:
         """Release what was read last."""

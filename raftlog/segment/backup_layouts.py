@@ -47,7 +47,7 @@ def _nothing(nbytes: int) -> None:
 
 
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
-_RUN = re.compile(r"\d{20}\.(\d+)\..+")
+_RUN = re.compile(r"(\d{20})\.(\d+)\..+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,18 +246,36 @@ class ImmutableObjects:
         return msgspec.structs.replace(manifest, format=OBJECTS_FORMAT, objects=objects)
 
     def tidy(self, manifest: BackupManifest) -> None:
-        """Objects that are not in this manifest: those that the previous run superseded, and old leftovers."""
+        """Remove objects that neither this manifest nor the one before it has: those that the previous run superseded,
+        and old leftovers.
+
+        What is behind the end of this manifest stays, however old it is by this clock: another run may be about to
+        name it, or did so in a newer manifest, which somebody has replaced by this one.
+        """
         assert manifest.objects is not msgspec.UNSET, "objects without a list of them"
-        wanted = manifest.objects.names | set(manifest.objects.superseded)
+        wanted = manifest.objects.names | _with_indexes(manifest.objects.superseded) | self._before.names
+        superseded = _with_indexes(self._before.superseded)
+        newest_state = max(manifest.snapshot_index, *(each.index for each in manifest.objects.states), 0)
         for name in list(self._names()):
-            run = _RUN.fullmatch(name.rpartition("/")[2])
-            old = run is not None and int(run[1]) < self._now_ms - LEFTOVERS_STAY_MS
-            if name not in wanted and (old or name in self._before.superseded):
+            if name in wanted:
+                continue
+            folder, _, its_name = name.rpartition("/")
+            run = _RUN.fullmatch(its_name)
+            old = run is not None and int(run[2]) < self._now_ms - LEFTOVERS_STAY_MS
+            if old and run is not None:
+                number = int(run[1])
+                old = number <= newest_state if folder == SNAPSHOT_NAME else number < manifest.next_file.pos
+            if old or name in superseded:
                 self._store.remove(name)
 
     def _names(self) -> Iterator[str]:
         for folder in (LOG_FOLDER, INDEX_FOLDER, SNAPSHOT_NAME):
             yield from (f"{folder}/{name}" for name in self._store.names(folder))
+
+
+def _with_indexes(names: Iterable[str]) -> set[str]:
+    """Names of log files, and of their indexes, which runs store under the same name in another folder."""
+    return {f"{folder}/{name.rpartition('/')[2]}" for name in names for folder in (LOG_FOLDER, INDEX_FOLDER)}
 
 
 def without_beginning(manifest: BackupManifest, begin: Base) -> BackupManifest:

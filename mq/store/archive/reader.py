@@ -21,7 +21,7 @@ from mq.store.dispatch import enters_queue
 from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup import Backup
 from raftlog.segment.backup_manifest import StoredObject, StoredState
-from raftlog.segment.backup_store import BackupDamaged, BackupStore, NotStored
+from raftlog.segment.backup_store import BackupDamaged, BackupRefused, BackupStore, NotStored
 from raftlog.segment.codec import NORMAL, EntryRef
 from raftlog.segment.entry_runs import EntryRun, entry_runs
 from raftlog.segment.errors import EntryTooNew, FormatTooNew, FrameCorrupt
@@ -172,7 +172,9 @@ class ArchiveReader:
         try:
             data = self._store.read(state.name, state.nbytes + 1, 0)
         except NotStored as error:
-            raise BackupDamaged(path, "it is missing") from error
+            if isinstance(meaning := self.backup.missing(error), BackupRefused):
+                return  # the archive begins later by now, and needs it no more
+            raise meaning from error
         if (len(data), zlib.crc32(data)) != (state.nbytes, state.crc):
             raise BackupDamaged(path, "its content is not what was written")
 
@@ -216,7 +218,7 @@ class ArchiveReader:
                     return self.backup.read(pos, length)
                 return self._store.read(stored.name, length, pos - stored.start).ljust(length, b"\0")
             except NotStored as error:
-                raise BackupDamaged(error.path, "it is missing") from error
+                raise self.backup.missing(error) from error
 
         return read
 
@@ -232,7 +234,7 @@ class ArchiveReader:
         try:
             content = self._store.read(index.name, index.nbytes, 0)
         except NotStored as error:
-            raise BackupDamaged(path, "it is missing") from error
+            raise self.backup.missing(error) from error
         if len(content) != index.nbytes or hashlib.sha256(content).hexdigest() != index.sha256:
             raise BackupDamaged(path, "its content is not what was written")
         return content

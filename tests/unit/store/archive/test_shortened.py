@@ -10,14 +10,15 @@ import pytest
 from chaos.disk import MemoryDisk
 from chaos.object_store import Bucket, BucketStore, Killed
 from mq.store.archive.job import ArchiveStep, Trouble
-from mq.store.archive.reader import ArchiveReader
+from mq.store.archive.reader import ArchiveReader, Wanted
 from mq.store.checkpoint import CHECKPOINT_NAME, PREVIOUS_NAME, Checkpoint, encode_checkpoint
 from raftlog import NodeId
 from raftlog.backup_restore import restore
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment.backup import Backup
+from raftlog.segment.backup_layouts import objects_for
 from raftlog.segment.backup_manifest import BackupManifest, decode_backup_manifest
-from raftlog.segment.backup_store import MANIFEST_NAME
+from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused
 from tests.support.archived_logs import BEGIN_MS, SEGMENT_BYTES, MessageLog, new_bucket, steps
 
 DAY_MS = 24 * 3_600_000
@@ -157,3 +158,71 @@ def test_archive_is_whole_wherever_a_run_is_killed(tmp_path: Path, seed: int) ->
         if rng.random() < 0.3:
             home.log.send(5)
             home.checkpoint()
+
+
+def test_reader_of_the_manifest_before_finds_all_it_names(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.run(bytes_max=KEPT, begin_pos=SEGMENT_BYTES)
+    reader, names = ArchiveReader(BucketStore(home.bucket)), home.manifest.objects.names  # type: ignore[union-attr]
+    home.run(bytes_max=KEPT, begin_pos=2**62)
+    assert home.manifest.base.pos > SEGMENT_BYTES
+    assert names <= set(home.bucket.objects)
+    reader.verify()
+    assert reader.backup.snapshot() is not None
+
+
+def test_reader_that_retention_overtakes_is_refused(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    readers = [ArchiveReader(BucketStore(home.bucket)) for _ in range(2)]
+    for _ in range(3):
+        home.log.send(30)
+        home.checkpoint()
+        home.run(bytes_max=KEPT, begin_pos=2**62)
+    for read in (readers[0].verify, lambda: list(readers[1].messages(Wanted(topic="T")))):
+        with pytest.raises(BackupRefused, match=r"deleted while it was to be read.* begin again"):
+            read()
+    name = home.files()[-1]
+    reader = ArchiveReader(BucketStore(home.bucket))
+    del home.bucket.objects[name]
+    with pytest.raises(BackupDamaged, match="it is missing"):
+        reader.verify()
+
+
+def test_archive_is_verified_while_a_snapshot_goes(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.run(bytes_max=1 << 30)
+    reader = ArchiveReader(BucketStore(home.bucket))
+    newest = home.files()[-1].replace("log/", "index/")
+
+    def shorten(operation: str, name: str) -> None:
+        if (operation, name) == ("get", newest):
+            home.bucket.before = lambda operation, name: None
+            home.run(bytes_max=1, begin_pos=2**62)
+            home.log.send(30)
+            home.run(bytes_max=1 << 30)
+
+    home.bucket.before = shorten
+    reader.verify()
+    states = {each.name for each in reader.manifest.objects.states}  # type: ignore[union-attr]
+    assert states - set(home.bucket.objects), "a snapshot that the reader knew was deleted"
+
+
+def test_clock_ahead_removes_nothing_that_another_archiver_writes(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.log.send(30)
+    home.checkpoint()
+    manifest, before = home.manifest, set(home.bucket.objects)
+    under_way: set[str] = set()
+
+    def tidy(operation: str, name: str) -> None:
+        if (operation, name) == ("put", MANIFEST_NAME):
+            home.bucket.before = lambda operation, name: None
+            under_way.update(set(home.bucket.objects) - before)
+            ahead = home.now_ms + 100 * DAY_MS  # of a replica that has written this manifest, and removes leftovers
+            objects_for(BucketStore(home.bucket), manifest, first=False, now_ms=ahead, node_id="n2").tidy(manifest)
+
+    home.bucket.before = tidy
+    home.run(bytes_max=1 << 30)
+    assert {name.partition("/")[0] for name in under_way} == {"log", "index", "snapshot"}
+    assert under_way <= set(home.bucket.objects)
+    home.check()
