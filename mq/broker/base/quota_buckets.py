@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 from mq.protocol.requests.quota_attributes import Quota
 
 BURST_SECONDS: Final = 1.0
+WAITING_SECONDS: Final = 1.0
+"""No send waits longer than this until it passes."""
 RECENT_SECONDS: Final = 60.0
 """A user or topic counts as throttled for this long after its last request that waited or was refused."""
 USER, TOPIC = "user", "topic"
@@ -50,11 +52,14 @@ class Bucket:
             self._at = now
 
     def change(self, rate: int, now: float) -> None:
-        """Fill at another rate. What is owed takes as long to pay as before."""
+        """Fill at another rate. What is owed takes no longer to pay than before; at a higher rate it is paid sooner,
+        but requests that wait already are not overtaken by new ones.
+        """
         assert rate > 0, f"a bucket of {self.rate} per second is to fill with {rate}"
         if rate != self.rate:
             self.fill(now)
-            self.level = self.level * rate / self.rate
+            seconds = self.level / self.rate
+            self.level = rate * max(seconds, min(self.level / rate, -WAITING_SECONDS))
             self.rate = rate
 
     def wait(self, now: float) -> float:

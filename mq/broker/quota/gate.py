@@ -12,8 +12,10 @@ client passes: heartbeats, commits and acknowledgements are what ends the work t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from mq.broker.access.control import OfLimitedUser
 from mq.broker.base.periodic_task import Periodic
@@ -32,12 +34,15 @@ from mq.protocol.requests.lite import PopLiteMessage
 from mq.protocol.requests.pop import PopMessage
 from mq.protocol.requests.pull import LitePullMessage, PullMessage
 from mq.protocol.requests.quota_attributes import Quota, quota_of
+from mq.protocol.requests.quotas import ListQuotas, PutUserQuota
 from mq.protocol.requests.send import SendBatchMessage, SendMessage, SendMessageV2
-from mq.protocol.wire.encoding import pull_response_header
+from mq.protocol.wire.encoding import ONEWAY_FLAG, pull_response_header
 
 _SENDS: Final = (SendMessage, SendMessageV2, SendBatchMessage)
 _PULLS: Final = (PullMessage, LitePullMessage)
 _POPS: Final = (PopMessage, PopLiteMessage)
+_OF_QUOTAS: Final = (PutUserQuota, ListQuotas)
+"""No quota keeps an administrator from changing it."""
 _EXPIRE_SECONDS: Final = 0.02
 _COUNT_SECONDS: Final = 1.0
 _SUSPEND: Final = 2
@@ -56,7 +61,6 @@ class _Held(NamedTuple):
     due: float
     number: int
     call: Call[Any]
-    user: str
     until: float
     nbytes: int = 0
     refusal: RequestRefused | None = None
@@ -112,8 +116,8 @@ class QuotaGate(Service):
         }
 
     def has_unsent_replies(self) -> bool:
-        """See `Service`."""
-        return bool(self._held)
+        """See `Service`: sends will be answered within a second; pulls and pops are made again elsewhere."""
+        return any(not each.until for each in self._held)
 
     def check_invariants(self) -> None:
         """See `Service.check_invariants`."""
@@ -140,6 +144,7 @@ class QuotaGate(Service):
             self._topics[topic] = quota
             self._begin()
         self._stored.limit(topic, quota.stored_bytes)
+        self._hasten()
 
     def _begin(self) -> None:
         self._requests.put_gate(self)
@@ -152,6 +157,7 @@ class QuotaGate(Service):
         if self._seen_version != self._metadata.user_quotas.version:
             self._seen_version = self._metadata.user_quotas.version
             self._forget_unlimited()
+            self._hasten()
 
     def _rests_until(self) -> float:
         is_busy = len(self._stored) or self._seen_version != self._metadata.user_quotas.version
@@ -167,6 +173,18 @@ class QuotaGate(Service):
             self._requests.put_gate(None)
             self._buckets.on_consumed = None
 
+    def _hasten(self) -> None:
+        """A quota was changed: requests that need not wait any more have their time now, in the order they came in."""
+        if not self._held:
+            return
+        now = self._clock()
+        for at, each in enumerate(self._held):
+            direction = PRODUCE if type(each.call.request) in _SENDS else CONSUME
+            limits = self._limits_of(each.call, self._topics.get(each.call.request.ext.topic), direction)
+            if self._buckets.wait(limits, now)[1] is None:
+                self._held[at] = each._replace(due=min(each.due, now))
+        heapify(self._held)
+
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def handle_of_user(self, call: Call[OfLimitedUser]) -> None:
@@ -174,7 +192,7 @@ class QuotaGate(Service):
         self._begin()
         user, request = call.request.user, call.request.request
         allowed = self._metadata.user_quotas.of(user).connections
-        if allowed and not self._admit(user, call.connection, allowed):
+        if allowed and type(request) not in _OF_QUOTAS and not self._admit(user, call.connection, allowed):
             self.refused += 1
             self._note(Limited(USER, user, CONNECTIONS), refused=True)
             remark = (
@@ -258,9 +276,11 @@ class QuotaGate(Service):
             f"in {seconds:.1f} s",
         )
         call.drop_body()
-        if len(self._held) >= self._limits.held_max:
+        nbytes = _bytes_of_header(call.request)
+        has_room = len(self._held) < self._limits.held_max // 2 and self._has_room(nbytes)
+        if call.request.flag & ONEWAY_FLAG or not has_room:  # refusals leave room for those that will be served
             raise refusal
-        self._push(_Held(now + self._limits.delay_seconds_max, 0, call, self._user, 0.0, refusal=refusal))
+        self._push(_Held(now + self._limits.delay_seconds_max, 0, call, 0.0, nbytes, refusal))
         return None
 
     def _limits_of(self, call: Call[Any], topic: Quota | None, direction: str) -> Limits:
@@ -284,9 +304,11 @@ class QuotaGate(Service):
         return len(self._held) < limits.held_max and self._held_bytes + nbytes <= limits.held_bytes_max
 
     def _hold(self, call: Call[Any], due: float, nbytes: int, by: Limited, until: float = 0.0) -> None:
+        assert nbytes >= 0, f"a request of {nbytes} bytes waits"
+        assert not until or due <= until, f"a request waits until {due}, its client until {until}"
         self.delayed += 1
         self._note(by, refused=False)
-        self._push(_Held(due, 0, call, self._user, until, nbytes))
+        self._push(_Held(due, 0, call, until, nbytes))
 
     def _push(self, held: _Held) -> None:
         self._number += 1
@@ -299,9 +321,10 @@ class QuotaGate(Service):
         if until is None:
             patience = min(_patience(call.request), _HOLD_SECONDS_MAX, call.connection.hold_seconds_max)
             until = now + patience
-        if until <= now or len(self._held) >= self._limits.held_max:
+        nbytes = _bytes_of_header(call.request)
+        if until <= now or not self._has_room(nbytes):
             return self._nothing(call)
-        self._hold(call, min(until, now + seconds), 0, by, until)
+        self._hold(call, min(until, now + seconds), nbytes, by, until)
         return None
 
     def _nothing(self, call: Call[Any]) -> bytes:
@@ -336,17 +359,16 @@ class QuotaGate(Service):
                 self._limits_of(call, self._topics.get(call.request.ext.topic), CONSUME), now
             )
             if by is not None:
-                before, self._user = self._user, held.user
                 reply = self._put_off(call, by, seconds, held.until)
-                self._user = before
                 if reply is not None:
                     call.answer(reply)
                 return
-        self._released, self._user = call.request, held.user
+        before = self._released, self._user  # of the request that is being served, if it let this one pass first
+        self._released, self._user = call.request, call.user
         try:
             call.dispatch()
         finally:
-            self._released, self._user = None, ""
+            self._released, self._user = before
 
     def resign(self) -> None:
         """This replica stopped leading: hand waiting requests on to the new leader, in their order."""
@@ -372,8 +394,13 @@ def _patience(request: Any) -> float:
     """For how many seconds the client of a pull or pop waits for messages."""
     ext = request.ext
     if isinstance(request, _PULLS):
-        return max(ext.suspend_timeout_ms, 0) / 1000 if ext.sys_flag & _SUSPEND else _WAIT_SECONDS
+        return (max(ext.suspend_timeout_ms, 0) / 1000 if ext.sys_flag & _SUSPEND else 0.0) or _WAIT_SECONDS
     return max(ext.poll_ms, 0) / 1000 or _WAIT_SECONDS
+
+
+def _bytes_of_header(request: Any) -> int:
+    """About how many bytes clients have put into the header of a request."""
+    return sum(len(value) for value in msgspec.structs.astuple(request.ext) if isinstance(value, str))
 
 
 def _messages_in(call: Call[Any]) -> int:

@@ -53,6 +53,7 @@ class StoredBytes:
     def count(self) -> None:
         """Count some entries of each topic."""
         for topic, size in self._topics.items():
+            before = size.nbytes
             queues = [self._store.get(topic, queue_id) for queue_id in sorted(self._store.ends(topic))]
             try:
                 read = size.count([queue for queue in queues if queue is not None], _COUNTED_AT_ONCE)
@@ -60,3 +61,5 @@ class StoredBytes:
                 continue  # it is restored from the log first
             if read < _COUNTED_AT_ONCE:
                 self._let_in.pop(topic, None)
+            elif topic in self._let_in:  # what comes in faster than it is counted, is counted once
+                self._let_in[topic] = max(0, self._let_in[topic] - max(0, size.nbytes - before))

@@ -76,3 +76,37 @@ async def test_users_and_what_they_may_do(tmp_path: Path) -> None:
             await commands.run("user", "delete", "orders")
             assert "there is no user" in await commands.run("user", "delete", "orders", code=1)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_quotas_of_users_are_set_listed_and_removed(tmp_path: Path) -> None:
+    names = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None, metrics_listen="off")
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(serve, names)
+        commands = Commands(f"{host}:{port}")
+        async with guarded(tmp_path, level=8, namesrv=f"{host}:{port}"):
+            said = await commands.run("user", "set-quota", "orders", "--produce-messages", "5", "--connections", "9")
+            assert said == "quota of orders: produce 5 messages/s; connections 9\n"
+            said = await commands.run("user", "set-quota", "orders", "--produce-messages", "-1")
+            assert said == "quota of orders: connections 9\n"
+            said = await commands.run("user", "set-quota", "*", "--consume-bytes", "1000")
+            assert said == "quota of each user without its own: consume 1000 bytes/s\n"
+            assert "nothing to change: pass --produce-messages" in await commands.run(
+                "user", "set-quota", "orders", code=2
+            )
+            assert "a quota is 1 or more" in await commands.run(
+                "user", "set-quota", "orders", "--connections", "0", code=2
+            )
+            listed = await commands.json("user", "quotas")
+            assert [(each["user"], each["connections"], each["consume_bytes"]) for each in listed["quotas"]] == [
+                ("*", None, 1000),
+                ("orders", 9, None),
+            ]
+            assert listed["throttled"] == []
+            shown = await commands.run("user", "quotas")
+            assert "connections 9" in shown
+            assert shown.endswith("nobody is throttled\n")
+            await commands.run("user", "set-quota", "orders", "--connections", "-1")
+            await commands.run("user", "set-quota", "*", "--consume-bytes", "-1")
+            assert (await commands.json("user", "quotas"))["quotas"] == []
+        nursery.cancel_scope.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +16,13 @@ import raftmq.celery  # noqa: F401 - makes the URLs known
 from mq.client import BrokerError
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
+from mq.protocol.codes import RequestCode
+from mq.protocol.requests.quota_attributes import Quota
+from mq.protocol.requests.quotas import QuotaList, UserQuota
+from mq.protocol.requests.users import UserInfo
 from tests.support.certificates import Authority
-from tests.support.running_broker import running
+from tests.support.guarded import guarded
+from tests.support.running_broker import Client, running
 
 SECRET = "secret-of-shop"
 ACCOUNTS = f"""accounts:
@@ -82,3 +88,34 @@ def test_wrong_secrets_and_no_tls(address: str) -> None:
     connection = kombu.Connection(f"raftmq://shopadmin:{SECRET}@{plain}", connect_timeout=1)
     with pytest.raises(connection.connection_errors):
         connection.connect()
+
+
+@asynccontextmanager
+async def servers_with_a_limited_user(directory: Path) -> AsyncIterator[tuple[str, Client]]:
+    names = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None, metrics_listen="off")
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(serve, names)
+        async with guarded(directory, level=8, namesrv=f"{host}:{port}") as (_, admin):
+            body = UserInfo(name="shopuser", password=SECRET, user_type="Super").encode()
+            assert (await admin.request(RequestCode.AUTH_CREATE_USER, {"username": "shopuser"}, body)).code == 0
+            quota = UserQuota(quota=Quota(produce_messages=5)).encode()
+            assert (await admin.request(RequestCode.PUT_USER_QUOTA, {"username": "shopuser"}, quota)).code == 0
+            yield f"{host}:{port}", admin
+        nursery.cancel_scope.cancel()
+
+
+def test_the_quota_of_the_user_in_the_url_holds(tmp_path: Path) -> None:
+    with (
+        anyio.from_thread.start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(servers_with_a_limited_user(tmp_path)) as (address, admin),
+        kombu.Connection(f"raftmq://shopuser:{SECRET}@{address}") as connection,
+    ):
+        queue = connection.SimpleQueue("made")
+        start = time.monotonic()
+        for number in range(13):
+            queue.put(number)
+        assert time.monotonic() - start >= 1.0  # 5 at once, one that owes, 5 each second
+        assert [queue.get(timeout=10).payload for _ in range(13)] == [*range(13)]
+        queue.close()
+        found = QuotaList.decode(portal.call(admin.request, RequestCode.LIST_QUOTAS).body)
+        assert [(each.kind, each.name, each.direction) for each in found.throttled] == [("user", "shopuser", "produce")]

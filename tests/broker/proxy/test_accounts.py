@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from mq.client.users import UserAdmin
 from mq.protocol.access.acting import ActsFor
 from mq.protocol.codes import RequestCode
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.requests.quota_attributes import Quota
 from mq.protocol.requests.users import PolicyEntryInfo, UserInfo
 from mq.proxy.mapping.handles import TransactionId
 from mq.proxy.wire import messaging_pb2 as pb
@@ -63,6 +66,30 @@ def test_a_proxy_acts_as_the_user_of_its_client(tmp_path: Path) -> None:
         assert (await proxy.receive("spies", "Orders"))[0].code == pb.FORBIDDEN
         assert (await proxy.receive("billing", "Secrets"))[0].code == pb.FORBIDDEN
         assert kit.messages("Secrets") == []
+
+    run(tmp_path, test)
+
+
+def test_the_quota_of_a_user_holds_through_a_proxy(tmp_path: Path) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        async with UserAdmin(kit.namesrv, remoting=OPERATOR) as users:
+            await users.put_quota("orders-service", Quota(produce_messages=2))
+            proxy.metadata = signed("orders-service", "orders-secret", kit.now())
+            start, codes = trio.current_time(), Counter[int]()
+            for _ in range(12):
+                codes[(await proxy.send("Orders", "one")).status.code] += 1
+            seconds = trio.current_time() - start
+            assert codes.keys() <= {pb.OK, pb.TOO_MANY_REQUESTS}
+            assert len(kit.messages("Orders")) == codes[pb.OK] <= 2 * seconds + 4
+            assert seconds >= 3
+            [found] = (await users.quotas()).values()
+            assert [(each.kind, each.name) for each in found.throttled] == [("user", "orders-service")]
+            own = replace(OPERATOR, credentials=Credentials("another", "another-secret"))
+            async with Producer(kit.namesrv, remoting=own) as another:
+                for _ in range(20):
+                    await another.send(Message("Orders", b"two"))
+            [found] = (await users.quotas()).values()
+            assert [each.name for each in found.throttled] == ["orders-service"]
 
     run(tmp_path, test)
 

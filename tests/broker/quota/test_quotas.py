@@ -280,3 +280,27 @@ async def test_what_is_held_is_bounded(tmp_path: Path) -> None:
         start = trio.current_time()
         codes = await all_codes(client, 100)
         assert 6 <= codes.count(0) <= 7 + 5 * (trio.current_time() - start + 1)
+
+
+async def test_a_quota_belongs_to_the_name_of_a_user(tmp_path: Path) -> None:
+    async with guarded(tmp_path, group="q-l", level=8) as (broker, admin):
+        await user(admin)
+        assert await put_quota(admin, USER[0], produce_messages=5) == 0
+        client = await connect(broker, USER)
+        assert await all_codes(client, 2) == [0, 0]
+        assert (await admin.request(RequestCode.AUTH_DELETE_USER, {"username": USER[0]})).code == 0
+        assert await all_codes(client, 1) == [ResponseCode.NO_PERMISSION]
+        await user(admin)
+        assert ResponseCode.SYSTEM_BUSY in await all_codes(client, 40)
+        assert await put_quota(admin, USER[0]) == 0
+        assert await all_codes(client, 40) == [0] * 40
+
+
+@pytest.mark.parametrize("limits", [{"produce_messages": -1}, {"consume_bytes": 10**15 + 1}, {"stored_bytes": 1}])
+async def test_a_quota_that_no_user_can_have(tmp_path: Path, limits: dict[str, int]) -> None:
+    async with guarded(tmp_path, group="q-m", level=8) as (_, admin):
+        assert await put_quota(admin, USER[0], **limits) == ResponseCode.INVALID_PARAMETER
+        for body in (b"{}", b"", b'{"quota":{"produce_messages":NaN}}', b'{"quota":{"produce_messages":1.5}}'):
+            answer = await admin.request(RequestCode.PUT_USER_QUOTA, {"username": USER[0]}, body)
+            assert answer.code != 0 or body == b"{}", (body, answer)
+        assert not (await quotas(admin)).users

@@ -20,6 +20,7 @@ from mq.inspection.survey import HOUR_MS, Consumers, Survey
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.consumer_groups import ClientConnectionData, SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.quotas import Throttled
 from mq.protocol.requests.topics import QueueEnds
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -304,6 +305,25 @@ def test_dead_letters_are_worse_while_they_are_fresh(age_ms: int, severity: Seve
     was, what = only(found(consumers=replace(IDLE, dead_letters=letters)))
     assert was is severity
     assert "has 3 dead letters, the last one at 2027-01-15T0" in what
+
+
+@pytest.mark.parametrize(
+    ("refused", "severity", "text"),
+    [
+        (0, Severity.NOTICE, "throttles user billing (produce): its quota is used up; 1,200 had to wait"),
+        (3000, Severity.WARNING, "its quota is used up; 3,000 requests were refused; 1,200 had to wait"),
+    ],
+)
+def test_a_throttled_user_is_a_finding(refused: int, severity: Severity, text: str) -> None:
+    status = group(figures("n0", "leader"), figures("n1"), figures("n2"))
+    who = Throttled(kind="user", name="billing", direction="produce", delayed=1200, refused=refused, seconds_ago=2.0)
+    address = next(each.address for each in status.replicas if each.role == "leader")
+    assert address is not None
+    survey = Survey([status], {}, {}, {}, IDLE, "", NOW_MS, throttled={address: [who]})
+    [finding] = [each for each in findings_of(survey) if "quota" in each.what]
+    assert finding.severity is severity
+    assert text in finding.what
+    assert "raftmq user set-quota" in finding.remedy
 
 
 def test_archive_that_does_not_get_on_is_a_finding_of_its_group() -> None:

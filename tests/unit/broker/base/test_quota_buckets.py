@@ -103,6 +103,16 @@ def test_a_debt_takes_as_long_to_pay_at_another_rate() -> None:
     assert bucket.wait(1.0) == 1.0
 
 
+def test_a_raised_rate_pays_a_large_debt_sooner() -> None:
+    """A consumer that had got 30 MB at 1 byte per second waited for a year, although its quota was raised."""
+    bucket = Bucket(1, 0.0)
+    bucket.take(30_000_000)
+    bucket.change(10_000_000, 0.0)
+    assert bucket.wait(0.0) == pytest.approx(3.0, abs=0.01)
+    bucket.change(1_000_000_000, 0.0)
+    assert bucket.wait(0.0) == pytest.approx(1.0)  # those that wait already pass first
+
+
 def test_users_have_buckets_of_their_own_and_share_those_of_the_topic() -> None:
     buckets, each, together = QuotaBuckets(), Quota(produce_messages=10), Quota(produce_messages=15)
     ann, bob = ([(Limited(USER, name, PRODUCE), each), (WHO, together)] for name in ("ann", "bob"))
