@@ -235,7 +235,11 @@ class Archiving(Service):
         if not is_due or settings.archive_url is None:
             return None
         hours = settings.archive_retention_hours
-        begin_pos = self._metadata.archived.begin_pos or 0 if self._tier.is_wanted else _POS_MAX
+        begin_pos = 0
+        if self._tier.is_wanted:
+            begin_pos = self._metadata.archived.begin_pos or 0
+        elif settings.has_archive_retention:  # a group that is restored from the archive needs it, too
+            begin_pos = self._deletable_to(_POS_MAX)
         return ArchiveJob(
             data_dir=str(settings.data_dir),
             log_dir=str(settings.log_dir),

@@ -113,7 +113,7 @@ class Replica:
 
 
 def job_of(known_index: int) -> ArchiveJob:
-    return ArchiveJob("/data", "/data/commitlog", URL, None, known_index, 1000, begin_pos=2**63 - 1)
+    return ArchiveJob("/data", "/data/commitlog", URL, None, known_index, 1000)
 
 
 def step(end: Base, **more: Any) -> ArchiveStep:
@@ -468,6 +468,18 @@ def test_job_says_what_is_too_old_by_the_time_of_retention() -> None:
     replica.service.take(ArchiveStep(is_last=True))
     assert replica.looks(1) is None
     assert replica.looks(LIMITS.retry_seconds_max) is not None, "what was agreed is deleted soon"
+
+
+def test_archive_alone_keeps_delayed_messages_and_compacted_topics() -> None:
+    """They would be missing in a group that is restored from it, also if brokers serve their local messages only."""
+    replica = Replica()
+    replica.send(40)
+    replica.service.look()
+    with_retention(replica, archive_retention_hours=1)
+    replica.needed_pos = 2 * SEGMENT_BYTES + 7
+    job = replica.looks(LIMITS.check_seconds)
+    assert job is not None
+    assert job.begin_pos == 2 * SEGMENT_BYTES
 
 
 def test_readers_go_on_when_no_replica_has_entries_of_old_messages() -> None:
