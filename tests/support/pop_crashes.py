@@ -12,6 +12,7 @@ import structlog
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mq.broker.base.quota_buckets import QuotaBuckets
 from mq.broker.consume.record_reader import RecordSpan
 from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.net.call import Call
@@ -216,6 +217,7 @@ class CrashMachine(RuleBasedStateMachine):
                 environment__in_background=None,
                 replica__log__pread_each=self.log.read_each,
                 traffic__note_got=lambda *_: None,
+                quotas=QuotaBuckets(),
                 rng=random.Random(self.opaque),
                 clock=lambda: (self.now_ms - self.steps_ms) / 1000,
                 wall_clock_ms=lambda: self.now_ms,
