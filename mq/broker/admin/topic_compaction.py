@@ -47,7 +47,7 @@ from mq.broker.write_path.queue_offsets import NextOffset
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.messages.records import RawRecord, RecordError, split_record
-from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset, QueueOffset
+from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
 from mq.protocol.properties import PROPERTIES_BYTES_MAX
 from mq.protocol.requests.compaction_attributes import delete_retention_ms, is_compacted
 from mq.protocol.requests.retention_attributes import reserve_hours
@@ -72,9 +72,10 @@ _LINGER_SECONDS = 600.0
 _PRESSED_HOURS: Final = 1
 _HOUR_MS = 3_600_000
 _NOT_COPIED: Final = tuple(
-    f"{name}{props.NAME_END}".encode() for name in (props.SEQUENCE, props.PRODUCER_ID, props.OMITTED, props.POP_CK)
+    f"{name}{props.NAME_END}".encode()
+    for name in (props.SEQUENCE, props.PRODUCER_ID, props.OMITTED, props.POP_CK, props.CARRIED)
 )
-"""Properties that are about another record."""
+"""Properties that are about another record, or written anew."""
 _CARRIED: Final = f"{props.CARRIED}{props.NAME_END}".encode()
 
 
@@ -86,6 +87,8 @@ class _Queue:
         learned: messages before this offset are in ``keys``.
         looked: messages before this offset are carried, or need not be.
         lingering: times, and the messages looked at up to then.
+        due: messages before this offset have lingered, and go.
+        expires_at: none goes before this time.
         again_at: nothing is done before this time.
     """
 
@@ -95,6 +98,8 @@ class _Queue:
     looked: QueueOffset
     keys: NewestKeys = field(default_factory=NewestKeys)
     lingering: deque[tuple[float, QueueOffset]] = field(default_factory=deque)
+    due: QueueOffset = FIRST_OFFSET
+    expires_at: float = float("-inf")
     again_at: float = float("-inf")
 
 
@@ -194,6 +199,8 @@ class TopicCompaction(Service):
         """Do the next step of one queue; called by a timer."""
         if not self._appender.is_open or self._waits():
             return
+        if self._metadata.format_level.level < LEVEL_OF_COMPACTION:
+            return  # topics may have the attribute already
         if self._topics is None:
             configs = self._metadata.topics.items()
             self._topics = {name: reserve_hours(config.attributes) for name, config in configs if self._is_kept(name)}
@@ -406,13 +413,15 @@ class TopicCompaction(Service):
     def _expire(self, known: _Queue) -> bool:
         """Let the queue begin behind what nobody needs any more; returns whether it will."""
         assert not self._in_flight, f"{known.key}: something else is carried"
-        end = known.queue.min_offset
-        while known.lingering and known.lingering[0][0] + _LINGER_SECONDS <= self._clock():
-            end = max(end, known.lingering.popleft()[1])
-        bounded = min(end, known.queue.first_from(self._leased_pos()))
+        now = self._clock()
+        while known.lingering and known.lingering[0][0] + _LINGER_SECONDS <= now:
+            known.due = max(known.due, known.lingering.popleft()[1])
+        if known.due <= known.queue.min_offset or now < known.expires_at:
+            return False
+        bounded = min(known.due, known.queue.first_from(self._leased_pos()))
         rows = without_hidden([(*known.key, bounded)], self._metadata, self._store, self._wall_clock_ms())
-        if not rows or rows[0][2] < end:  # the rest has to wait for readers
-            known.lingering.appendleft((self._clock() - _LINGER_SECONDS + _AGAIN_SECONDS, end))
+        if not rows or rows[0][2] < known.due:  # the rest has to wait for readers
+            known.expires_at = now + _AGAIN_SECONDS
         if not rows:
             return False
         leadership, count = self._leadership, rows[0][2] - known.queue.min_offset
@@ -422,8 +431,8 @@ class TopicCompaction(Service):
                 self._in_flight = False
                 if isinstance(outcome, Stored):
                     self.expired += count
-                elif self._queues.get(known.key) is known:
-                    known.lingering.appendleft((self._clock() - _LINGER_SECONDS + _AGAIN_SECONDS, end))
+                else:
+                    known.expires_at = self._clock() + _AGAIN_SECONDS
 
         self._in_flight = True
         self._appender.add_command(encode_command(ExpireMessages(rows=rows)), settled)
@@ -432,9 +441,13 @@ class TopicCompaction(Service):
 
 def _copy(record: RawRecord, offset: QueueOffset, tail: NextOffset) -> InternalRecord:
     """A message for the end of its queue, with the properties of the original, and where that was."""
+    # Clients may have sent anything as the place and the time: the time is never later than that of storing.
+    text = props.find(record.properties.decode("utf-8", "replace"), props.CARRIED) or ""
+    original = text.partition(" ")[0]
+    if not (original.isascii() and original.isdigit() and len(original) <= 18):
+        original = str(offset)
     each = [part for part in record.properties.split(b"\x02") if part and not part.startswith(_NOT_COPIED)]
-    if not any(part.startswith(_CARRIED) for part in each):
-        each.append(_CARRIED + f"{offset} {record.store_timestamp_ms}".encode())
+    each.append(_CARRIED + f"{original} {kept(record).stored_ms}".encode())
     properties = b"".join(part + b"\x02" for part in each)
     if len(properties) > PROPERTIES_BYTES_MAX:
         properties = record.properties

@@ -10,6 +10,7 @@ from __future__ import annotations
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.batch import BatchSends, is_copied
+from mq.broker.state.format_level import LEVEL_OF_COMPACTION
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import SendRequest
@@ -40,9 +41,13 @@ class CompactedTopics:
         self.keys_max = 0
 
     def takes(self, topic: str) -> bool:
-        """Whether this is a compacted topic."""
+        """Whether this is a compacted topic; below its format level, topics may have the attribute, and are not."""
         config = self._metadata.topics.get(topic)
-        return config is not None and is_compacted(config.attributes)
+        return (
+            config is not None
+            and is_compacted(config.attributes)
+            and self._metadata.format_level.level >= LEVEL_OF_COMPACTION
+        )
 
     def check(self, call: Call[SendRequest], batches: BatchSends, tail: NextOffset) -> None:
         """Raises RequestRefused for a send that such a topic does not take."""
@@ -50,6 +55,8 @@ class CompactedTopics:
         text = ext.properties
         if ext.batch and is_copied(text):
             return  # they are what the other cluster has
+        if props.CARRIED in text:  # a program forwards what it received: the new message is no copy
+            text = ext.properties = props.without(text, props.CARRIED)
         if any(mark in text for mark in _MARKS):
             found = props.decode(text)
             names = [name for name in _NOT_IN_ORDER if found.get(name, "0") not in ("0", "false")]

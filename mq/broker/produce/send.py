@@ -179,6 +179,7 @@ class Sends(Service):
             queue_id = self._chosen_queue(ext, len(tails))
         if not is_checked_once and self.compacted.takes(ext.topic):
             self.compacted.check(call, self._batches, tails[queue_id])
+            text = ext.properties
             if self.compacted.waits(call, queue_id):
                 return
         queue_id = self._by_priority(call, tails, queue_id)

@@ -21,7 +21,7 @@ from mq.broker.net.service import Route, Service
 from mq.broker.schedule.placement import WaitingQueues, tail_of, wanted_priority
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, encode_command
-from mq.broker.state.format_level import LEVEL_OF_TRANSACTION_SETS
+from mq.broker.state.format_level import LEVEL_OF_COMPACTION, LEVEL_OF_TRANSACTION_SETS
 from mq.broker.state.topic_rules import auto_create, why_not_created
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID
 from mq.broker.write_path.internal_messages import check_sent_bytes
@@ -43,6 +43,7 @@ from mq.protocol.names import (
     check_group,
 )
 from mq.protocol.numbers import PhysicalOffset
+from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION, is_compacted
 from mq.protocol.requests.transactions import StageTransaction, TransactionStaged
 
 _AUTO_CREATE_QUEUES = 4
@@ -187,6 +188,12 @@ class StagedSets(Service):
             if not config.perm & PERM_WRITE or config.write_queues == 0:
                 raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} is not writable")
             queues = max(config.write_queues, config.read_queues)
+            if is_compacted(config.attributes) and self._metadata.format_level.level >= LEVEL_OF_COMPACTION:
+                raise RequestRefused(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"topic {topic} has {CLEANUP_POLICY}={COMPACTION}, which takes no messages of transactions: these "
+                    "become visible in another order than they were sent",
+                )
         if not 0 <= message.queue_id < queues:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"queue id {message.queue_id} is illegal, {topic} has {queues} queues"

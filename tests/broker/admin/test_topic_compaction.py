@@ -12,8 +12,9 @@ import trio
 from mq.broker.admin import topic_compaction
 from mq.broker.admin.topic_compaction import TopicCompaction
 from mq.broker.retention_floor import NOTHING
-from mq.broker.state.commands import encode_command
+from mq.broker.state.commands import PutTopic, TopicConfig, encode_command
 from mq.broker.state.expired_messages import ExpireMessages
+from mq.broker.state.format_level import RaiseLevel
 from mq.client import Admin, JsonCodec, Message, MessageRefused, Producer, PushConsumer, SendRejected, tombstone
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -104,6 +105,21 @@ async def test_the_newest_value_of_each_key_stays(tmp_path: Path) -> None:
         assert values(await read_all(client)) == {"a": b"a2", "b": b"b2", "c": b"c2"}
         await expires_all(client)
         assert values(await read_all(client)) == {"a": b"a2", "b": b"b2", "c": b"c2"}
+
+
+@pytest.mark.usefixtures("short_hours")
+async def test_old_messages_go_though_a_step_comes_before_the_next_retry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps without anything to expire do not put off what is due."""
+    monkeypatch.setattr(topic_compaction, "_LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(topic_compaction, "_AGAIN_SECONDS", 60.0)
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", attributes=COMPACTED)).code == 0
+        assert (await put(client, "a", b"1")).code == 0
+        await expires_all(client)
+        assert values(await read_all(client)) == {"a": b"1"}
 
 
 @pytest.mark.usefixtures("short_hours")
@@ -301,3 +317,74 @@ async def test_files_of_a_compacted_topic_stay_until_its_messages_are_carried(
         assert kept.first_pos() == second
         assert (await client.create_topic("T", 2, attributes=f"-{CLEANUP_POLICY}")).code == 0
         assert kept.first_pos() == NOTHING
+
+
+@pytest.mark.usefixtures("short_hours")
+async def test_a_topic_with_the_attribute_is_compacted_once_the_level_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier release stored the attribute, and did not follow it."""
+    started = note_brokers(monkeypatch)
+    async with running(tmp_path, group="b-a", format_level_max=7) as broker:
+        client = await broker.connect()
+        config = TopicConfig(name="T", read_queues=1, write_queues=1, attributes={CLEANUP_POLICY: COMPACTION})
+        started[0].appender.add_command(encode_command(PutTopic(config=config, timestamp_ms=1)))
+        started[0].end_turn()
+        assert (await put(client, "a", b"1")).code == 0
+        answer = await client.request(
+            RequestCode.SEND_MESSAGE_V2, send_ext("T", i=properties(UNIQ_KEY="u", DELAY="1")), b"without a key"
+        )
+        assert answer.code == 0
+        await trio.sleep(0.05)  # steps of the compaction
+        started[0].appender.add_command(encode_command(RaiseLevel(level=8, timestamp_ms=1)))
+        started[0].end_turn()
+        await expires_all(client)
+        assert values([each for each in await read_all(client) if props.KEYS in each.properties]) == {"a": b"1"}
+
+
+@pytest.mark.usefixtures("short_hours")
+async def test_a_forged_mark_of_a_copy_changes_nothing(tmp_path: Path) -> None:
+    """Programs that forward what they received, and others, may send the property of copies."""
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", attributes=COMPACTED)).code == 0
+        marks = ("0 0", "x", "9 999999999999999999", "-1 -1")
+        for number, mark in enumerate(marks):
+            assert (await put(client, f"k{number}", b"", **{props.CARRIED: mark})).code == 0
+        assert [each.properties.get(props.CARRIED) for each in await read_all(client)] == [None] * 4
+        shared = [BatchedMessage(b"v", properties(KEYS=f"b{n}", **{props.CARRIED: m}), 0) for n, m in enumerate(marks)]
+        ext = send_ext("T", m=True, i="")
+        assert (await client.request(RequestCode.SEND_BATCH_MESSAGE, ext, encode_batch(shared))).code == 0
+        await expires_all(client)
+        found = {each.properties[props.KEYS]: each for each in await read_all(client)}
+        assert {key: each.body for key, each in found.items()} == {
+            **{f"k{number}": b"" for number in range(4)},
+            **{f"b{number}": b"v" for number in range(4)},
+        }
+        for each in found.values():
+            original, _, stored_ms = each.properties[props.CARRIED].partition(" ")
+            assert original.isdigit(), each
+            assert 0 <= int(stored_ms) <= each.store_timestamp_ms
+
+
+@pytest.mark.usefixtures("short_hours")
+async def test_values_in_a_removed_queue_stay(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 2, attributes=COMPACTED)).code == 0
+        ext = send_ext("T", i=properties(KEYS="a", UNIQ_KEY="u")) | {"e": 1}
+        assert (await client.request(RequestCode.SEND_MESSAGE_V2, ext, b"1")).code == 0
+        assert (await client.create_topic("T", 1)).code == 0
+        await client.create_topic("Marks")
+        await client.fill(1, "Marks")
+        end = await client.offset(RequestCode.GET_MAX_OFFSET, "T", 1)
+
+        async def is_carried() -> bool:
+            return await client.offset(RequestCode.GET_MIN_OFFSET, "T", 1) >= end
+
+        await until(is_carried)
+        assert (await client.create_topic("T", 2)).code == 0
+        first = await client.offset(RequestCode.GET_MIN_OFFSET, "T", 1)
+        while (answer := await client.pull("T", 1, first)).code == ResponseCode.PULL_OFFSET_MOVED:
+            first = int(answer.ext["nextBeginOffset"])
+        assert {each.body for each in answer.records} == {b"1"}

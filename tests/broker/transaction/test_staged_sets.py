@@ -201,3 +201,11 @@ async def test_producers_are_asked_about_the_set_as_a_whole(tmp_path: Path) -> N
         refused = await end(client, half, COMMIT)
         assert refused.code == ResponseCode.SYSTEM_ERROR
         assert [each.body for each in await stored(client)] == [b"in0"]
+
+
+async def test_a_set_with_a_message_for_a_compacted_topic_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, group="b-a") as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", attributes="+cleanup.policy=COMPACTION")).code == 0
+        answer = await stage(client, message(b"1"))
+        assert (answer.code, "cleanup.policy" in (answer.remark or "")) == (ResponseCode.MESSAGE_ILLEGAL, True)
