@@ -20,7 +20,7 @@ import weakref
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mq.filter.blocks import Block
+from mq.filter.blocks import BLOCK_MAX, Block
 from mq.filter.programs import ProgramRefused
 from mq.filter_server.java_machine import FAILED, YES, Machine, MachineFailed, clean_environment, without_network
 from mq.filter_server.sandbox import Verdicts
@@ -227,6 +227,8 @@ class JavaFilter:
         self._seconds = sandbox.limits.seconds_per_message
         self._command = [*command, str(max(1, round(1000 * self._seconds)))]
         self._machine: Machine | None = None
+        self._most = BLOCK_MAX
+        """So many messages at a time: few after one has ended the process, so that the next one costs fewer starts."""
         self._lock = threading.Lock()
 
     @property
@@ -248,13 +250,12 @@ class JavaFilter:
             begun, seconds = time.perf_counter(), 0.0
             passes: list[bool] = []
             failures: dict[int, str] = {}
-            most = len(block)
             while len(passes) < len(block):
                 left = seconds_max - (time.perf_counter() - begun)
                 if passes and left <= 0:
                     break
                 at = len(passes)
-                end = min(len(block), at + most)
+                end = min(len(block), at + self._most)
                 machine: Machine | None = None
                 tried = time.perf_counter()
                 try:
@@ -264,12 +265,13 @@ class JavaFilter:
                     self._stop()
                     seconds += time.perf_counter() - tried  # what its process used is not known any more
                     if machine is not None and end - at > 1:
-                        most = (end - at) // 2  # which message it was is known only when it is alone
+                        self._most = (end - at) // 2  # which message it was is known only when it is alone
                         continue
                     failures[at] = str(failed)
                     passes.append(False)
                     continue
                 seconds += machine.spent_seconds()
+                self._most = min(2 * self._most, BLOCK_MAX)
                 failed_ones = iter(answer.reasons)
                 for number, verdict in enumerate(answer.verdicts, at):
                     passes.append(verdict == YES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,9 @@ public class Large implements MessageFilter {
 
 
 @contextmanager
-def filter_server(servers: ServerProcesses, port: int, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+def filter_server(
+    servers: ServerProcesses, directory: Path, port: int, *more: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """The command, beside the only replica."""
     given = ["--broker", servers.address(servers.replicas[0]), "--namesrv", servers.namesrv]
     given += ["--listen", f"127.0.0.1:{port}", "--set", "metrics_listen=off", "--set", "seconds_per_message=2", *more]
@@ -42,6 +45,7 @@ def filter_server(servers: ServerProcesses, port: int, *more: str) -> Iterator[s
         stdin=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(directory)},  # what is killed leaves its classes there
     )
     try:
         yield process
@@ -97,14 +101,14 @@ def test_the_java_client_gets_what_its_class_lets_through(tmp_path: Path) -> Non
                 def has_printed(*amounts: int) -> bool:
                     return sorted(printed.read_text().split()) == sorted(map(str, amounts))
 
-                with filter_server(servers, port):
+                with filter_server(servers, tmp_path, port):
                     wait_until(lambda: log.exists() and "start it with --allow-java" in log.read_text(errors="replace"))
                     assert has_printed()
-                with filter_server(servers, port, "--allow-java") as process:
+                with filter_server(servers, tmp_path, port, "--allow-java") as process:
                     wait_until(lambda: has_printed(700))
                     send(800, 80)
                     wait_until(lambda: has_printed(700, 800))
                     process.kill()  # while pulls are open: the client waits 30 s for their answers
-                with filter_server(servers, port, "--allow-java"):
+                with filter_server(servers, tmp_path, port, "--allow-java"):
                     send(90, 900)
                     wait_until(lambda: has_printed(700, 800, 900))

@@ -10,6 +10,7 @@ import pytest
 from mq.filter.blocks import Block
 from mq.filter.programs import ProgramRefused
 from mq.filter_server.java_filters import JavaFilter, JavaLimits, JavaSandbox, java_program, parse_java_program
+from mq.filter_server.java_machine import Machine
 from mq.filter_server.picking import records_in
 from mq.protocol.messages.records import encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
@@ -137,6 +138,25 @@ def test_a_message_that_takes_all_memory_fails_alone(sandbox: JavaSandbox) -> No
     assert verdicts.passes == [True, False, True]
     assert "OutOfMemoryError" in verdicts.failures[1]
     hungry.close()
+
+
+@needs_jdk
+def test_a_class_that_always_exits_is_started_once_per_message(
+    sandbox: JavaSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exits = sandbox.load(one_line_class("System.exit(0); return true;"), "billing", "Orders")
+    exits.run(block(*"abcdefgh"), seconds_max=0)
+    starts: list[Machine] = []
+    wait_ready = Machine.wait_ready
+
+    def noted(machine: Machine) -> None:
+        starts.append(machine)
+        wait_ready(machine)
+
+    monkeypatch.setattr(Machine, "wait_ready", noted)
+    verdicts = exits.run(block(*"bcdefgh"), seconds_max=0)
+    assert (verdicts.passes, len(starts)) == ([False], 1)
+    exits.close()
 
 
 @needs_jdk
