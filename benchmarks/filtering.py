@@ -139,7 +139,8 @@ async def filter_server(cluster: DevCluster) -> AsyncIterator[tuple[tuple[str, i
         yield (HOST, port), process.pid
     finally:
         process.kill()
-        await process.wait()
+        with trio.CancelScope(shield=True):
+            await process.wait()
 
 
 async def measure_filters(plan: Plan, directory: Path, note: Note) -> None:

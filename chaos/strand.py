@@ -97,7 +97,7 @@ class Strand:
                 self._work()
         except StrandKilled:
             pass
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 - `_switch` gives it to the caller of this strand
             self._failure = None if self._is_killed else error
         self.is_over = True
         self._back.release()
