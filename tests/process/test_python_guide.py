@@ -8,11 +8,23 @@ from typing import Any
 
 import anyio.from_thread
 import pytest
+import trio
 
+from mq.broker.state.format_level import LEVEL_NEWEST
 from mq.cli.dev_cluster import DevCluster, Ports
 from tests.support.guide_examples import GUIDE, ROOT, compiled, examples, expected_output, run
+from tests.support.real_groups import connected
+from tests.support.running_broker import SECONDS_MAX
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+async def level_is_newest(cluster: DevCluster) -> None:
+    """Until the group has the features that examples use: a new one raises its format level within seconds."""
+    with trio.fail_after(SECONDS_MAX):
+        async with connected(cluster, cluster.node_ids[0]) as client:
+            while int((await client.info())["raftmq.formatLevel"]) < LEVEL_NEWEST:  # noqa: ASYNC110
+                await trio.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +33,7 @@ def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with anyio.from_thread.start_blocking_portal("trio") as portal:
         opened = DevCluster.open(directory, ports=Ports.free(3), group="broker-a")
         with portal.wrap_async_context_manager(opened) as cluster:
+            portal.call(level_is_newest, cluster)
             yield cluster.namesrv
 
 
