@@ -286,6 +286,13 @@ async def with_servers(cli: Commands, directory: Path) -> None:
             await run(f"schedule {command}", *(["daily"] if command != "list" else []))
         for arguments in (["create", "orders"], ["update", "orders", "--disable"], ["list"]):
             await run(f"user {arguments[0]}", *arguments[1:])
+        rates = [f"--{kind}-{unit}" for kind in ("produce", "consume") for unit in ("messages", "bytes")]
+        await run("user set-quota", "orders", *(each for rate in rates for each in (rate, "9")))
+        await run("user set-quota", "others", "--connections", "9")
+        await run("topic update", "T", "--attribute", "quota.produce.messages=1")
+        await run("produce", "T", given=b"1\n2\n3\n")  # some of them wait
+        await run("user quotas")
+        await run("topic update", "T", "--attribute", "quota.produce.messages=")
         for arguments in (["put", "orders", "Topic:T*"], ["list"], ["delete", "orders", "Topic:T*"]):
             await run(f"acl {arguments[0]}", *arguments[1:])
         await run("user delete", "orders")
