@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Literal, Self
+import re
+from typing import Final, Literal, Self
 
 import msgspec
 
 from mq.addresses import metrics_address_beside, parse_metrics_address, parse_networks
 
+_UTC_OFFSET: Final = re.compile(r"([+-])(0\d|1[0-4]):([0-5]\d)")
 ProxyTlsMode = Literal["disabled", "permissive", "enforcing"]
 
 
@@ -27,6 +29,7 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     connections_max: int
     calls_max: int
     signature_seconds_max: float
+    signature_utc_offsets: str
     drain_seconds: float
 
     def to_json(self) -> str:
@@ -49,8 +52,25 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return any(address in network for network in parse_networks(self.haproxy_networks))
 
     @property
+    def utc_offsets_ms(self) -> tuple[int, ...]:
+        """Of the zones in ``signature_utc_offsets``."""
+        return parse_utc_offsets(self.signature_utc_offsets)
+
+    @property
     def metrics_address(self) -> tuple[str, int] | None:
         """Address for scrapes of metrics; None to disable them."""
         if self.metrics_listen is not None:
             return parse_metrics_address(self.metrics_listen)
         return metrics_address_beside((self.listen_host, self.listen_port))
+
+
+def parse_utc_offsets(text: str) -> tuple[int, ...]:
+    """Milliseconds of offsets such as +08:00, separated by commas. Raises ValueError."""
+    offsets: list[int] = []
+    for each in filter(None, (part.strip() for part in text.split(","))):
+        found = _UTC_OFFSET.fullmatch(each)
+        if found is None:
+            raise ValueError(f"{each!r} is no offset from UTC such as +08:00")
+        minutes = int(found[2]) * 60 + int(found[3])
+        offsets.append(minutes * 60_000 * (-1 if found[1] == "-" else 1))
+    return tuple(offsets)

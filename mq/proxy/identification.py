@@ -11,7 +11,7 @@ from mq.proxy.brief_cache import BriefCache
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Call, Caller, caller_of
 from mq.proxy.clients import Clients
-from mq.proxy.mapping.authorization import user_of
+from mq.proxy.mapping.authorization import AllowedTimes, user_of
 
 _KNOWN_SECONDS: Final = 60.0
 """A signature that a broker has accepted is not checked again for so long. Brokers check each request all the same."""
@@ -21,26 +21,25 @@ class Identification:
     """The callers of calls.
 
     Args:
-        age_seconds_max: of a signature; None if clients need none, because brokers have no accounts.
+        signed: which times of signatures are accepted; None if clients need none, because brokers have no accounts.
     """
 
     def __init__(
-        self, brokers: Brokers, clients: Clients, wall_clock_ms: Callable[[], int], age_seconds_max: float | None
+        self, brokers: Brokers, clients: Clients, wall_clock_ms: Callable[[], int], signed: AllowedTimes | None
     ) -> None:
         self._clients = clients
         self._wall_clock_ms = wall_clock_ms
-        self._age_seconds_max = age_seconds_max
+        self._signed = signed
         self._known: BriefCache[ActsFor, None] = BriefCache(brokers.authenticate, seconds=_KNOWN_SECONDS)
 
     async def caller_of(self, call: Call) -> Caller:
         """The caller of a call, who is here from now on: nobody who has not proved it. Raises Refused, ClientError."""
         caller = caller_of(call)
-        if self._age_seconds_max is None:
+        if self._signed is None:
             self._clients.heard(caller.client_id)
             return caller  # noqa: ASYNC910 - without accounts nobody is asked
         address = call.peer.rpartition(":")[0].strip("[]")
-        age_ms_max = int(1000 * self._age_seconds_max)
-        user = user_of(call.metadata, address, self._wall_clock_ms(), age_ms_max=age_ms_max)
+        user = user_of(call.metadata, address, self._wall_clock_ms(), self._signed)
         await self._known.get(user)
         # Users have no slash in their names, so a client of another user never is the same one.
         client_id = f"{user.user}/{caller.client_id}"

@@ -21,10 +21,13 @@ from mq.proxy.brokers import Brokers
 from mq.proxy.clients import Clients
 from mq.proxy.configuration import ProxyConfiguration
 from mq.proxy.grpc import GrpcCounters, GrpcLimits, OwnCertificate, SelfSigned, TlsContext, health_methods, serve_grpc
+from mq.proxy.mapping.authorization import AllowedTimes
 from mq.proxy.service_table import SERVICE, ServiceTable
 from mq.tls import Certificate
 
 _LOOK_SECONDS: Final = 1.0
+_GIVE_BACK_SECONDS: Final = 1.0
+"""What calls that have ended did not take may be given back for so long before the process ends."""
 
 Log = structlog.stdlib.BoundLogger
 
@@ -87,7 +90,7 @@ async def serve(
                 draining,
                 wall_clock_ms,
                 log,
-                age_seconds_max=None if remoting.credentials is None else configuration.signature_seconds_max,
+                signed=None if remoting.credentials is None else _allowed_times(configuration),
             )
             services.append(table)
             monitoring_listeners = await _monitoring_listeners(configuration, log)
@@ -99,7 +102,7 @@ async def serve(
                 monitoring = Monitoring(lambda: collect(table, counters, valid_until), _ready(brokers, draining))
                 nursery.start_soon(monitoring.serve, monitoring_listeners)
             nursery.start_soon(brokers.stay_connected)
-            nursery.start_soon(table.renewals.run)
+            nursery.start_soon(table.run)
             if certificate is not None:
                 nursery.start_soon(_look_at_files, certificate)
             serving = partial(
@@ -121,6 +124,8 @@ async def serve(
             async with trio.open_nursery() as calls:
                 await calls.start(serving)
                 task_status.started((host, port))
+            with trio.move_on_after(_GIVE_BACK_SECONDS):
+                await table.gave_back()
             nursery.cancel_scope.cancel()
     finally:
         log.info("stopped", host=host, port=port)
@@ -172,3 +177,7 @@ async def _monitoring_listeners(configuration: ProxyConfiguration, log: Log) -> 
         return []  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
     log.info("metrics_served", host=host, port=listeners[0].socket.getsockname()[1])
     return listeners
+
+
+def _allowed_times(configuration: ProxyConfiguration) -> AllowedTimes:
+    return AllowedTimes(int(1000 * configuration.signature_seconds_max), configuration.utc_offsets_ms)

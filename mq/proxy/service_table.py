@@ -15,6 +15,7 @@ from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Method, unary
 from mq.proxy.clients import Clients
 from mq.proxy.identification import Identification
+from mq.proxy.mapping.authorization import AllowedTimes
 from mq.proxy.renewals import Renewals
 from mq.proxy.services.lite_subscribing import LiteSubscribing
 from mq.proxy.services.pulling import Pulling
@@ -36,7 +37,7 @@ class ServiceTable:
     Args:
         nursery: of the tasks that outlive a call.
         draining: set when the proxy is about to stop.
-        age_seconds_max: of the signatures of clients; None if they need none.
+        signed: which times of signatures are accepted; None if clients need none.
     """
 
     def __init__(
@@ -48,9 +49,9 @@ class ServiceTable:
         wall_clock_ms: Callable[[], int],
         log: Log,
         *,
-        age_seconds_max: float | None,
+        signed: AllowedTimes | None,
     ) -> None:
-        self._identification = Identification(brokers, clients, wall_clock_ms, age_seconds_max)
+        self._identification = Identification(brokers, clients, wall_clock_ms, signed)
         identify = self._identification.caller_of
         popped = PoppedMessages(brokers, wall_clock_ms)
         self.clients = clients
@@ -64,8 +65,18 @@ class ServiceTable:
         self._pulling = Pulling(brokers, identify)
         self._settling = Settling(popped, self.renewals)
         self._receiving = Receiving(
-            brokers, popped, self.renewals, clients, self._lite, identify, nursery, wall_clock_ms, log
+            brokers, popped, self.renewals, clients, self._lite, identify, draining, nursery, wall_clock_ms, log
         )
+
+    async def run(self) -> None:
+        """Keep messages hidden while clients work on them, and end waiting calls when the proxy is about to stop."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.renewals.run)
+            nursery.start_soon(self._receiving.end_waiting_calls)
+
+    async def gave_back(self) -> None:
+        """Wait until no message that did not reach its client is being given back to its broker."""
+        await self._receiving.gave_back()
 
     def methods(self) -> Mapping[str, Method]:
         """By path."""

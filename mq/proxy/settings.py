@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from mq.addresses import parse_metrics_address, parse_networks
 from mq.client.net.client_core import parse_addresses
-from mq.proxy.configuration import ProxyConfiguration, ProxyTlsMode
+from mq.proxy.configuration import ProxyConfiguration, ProxyTlsMode, parse_utc_offsets
 from mq.settings import ProcessSettings
 
 
@@ -52,6 +52,11 @@ class ProxySettings(ProcessSettings):
         gt=0,
         description="age of a client's signature, which covers nothing but its time; older ones are refused",
     )
+    signature_utc_offsets: str = Field(
+        default="",
+        description="zones such as +08:00, separated by commas, whose time clients may sign as if it was UTC; those "
+        "for Java, Go and Python do so. Such a signature can be repeated when the time that it names comes in UTC",
+    )
     drain_seconds: float = Field(
         default=10.0, gt=0, description="time for calls to end after SIGTERM; then they end with UNAVAILABLE"
     )
@@ -67,6 +72,12 @@ class ProxySettings(ProcessSettings):
     @classmethod
     def _has_addresses(cls, value: str) -> str:
         parse_addresses(value)
+        return value
+
+    @field_validator("signature_utc_offsets")
+    @classmethod
+    def _has_offsets(cls, value: str) -> str:
+        parse_utc_offsets(value)
         return value
 
     @field_validator("haproxy_networks")

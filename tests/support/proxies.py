@@ -21,6 +21,7 @@ from mq.protocol.wire.request import Request
 from mq.proxy.brokers import Brokers
 from mq.proxy.clients import Clients
 from mq.proxy.grpc import BrokenCall
+from mq.proxy.mapping.authorization import AllowedTimes
 from mq.proxy.service_table import SERVICE, ServiceTable
 from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit
@@ -98,6 +99,7 @@ class InMemoryProxy:
         self.metadata: dict[str, str] = {}
         """Of every call, in addition to the client's id."""
         self._methods = table.methods()
+        self.gave_back = table.gave_back
 
     async def serve(self, method: str, call: Call) -> None:
         try:
@@ -196,7 +198,9 @@ def receive_request(
 
 
 @asynccontextmanager
-async def open_proxy(kit: Kit, credentials: Credentials | None = None) -> AsyncIterator[InMemoryProxy]:
+async def open_proxy(
+    kit: Kit, credentials: Credentials | None = None, utc_offsets_ms: tuple[int, ...] = ()
+) -> AsyncIterator[InMemoryProxy]:
     """A proxy in front of a kit, on the kit's wall clock; with credentials, clients must sign their calls."""
 
     def wall_clock_ms() -> int:
@@ -228,10 +232,10 @@ async def open_proxy(kit: Kit, credentials: Credentials | None = None) -> AsyncI
             draining,
             wall_clock_ms,
             log,
-            age_seconds_max=None if credentials is None else 300.0,
+            signed=None if credentials is None else AllowedTimes(300_000, utc_offsets_ms),
         )
         tables.append(table)
         nursery.start_soon(brokers.stay_connected)
-        nursery.start_soon(table.renewals.run)
+        nursery.start_soon(table.run)
         yield InMemoryProxy(table, draining)
         nursery.cancel_scope.cancel()

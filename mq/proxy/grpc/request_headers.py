@@ -20,6 +20,8 @@ _NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _FORBIDDEN_IN_VALUE: Final = re.compile(rb"[\x00\r\n]|\A[ \t]|[ \t]\Z")
 _ENCODING_NAMES: Final = re.compile(r"[^\s,]+")
 _PSEUDO: Final = frozenset({":method", ":scheme", ":path", ":authority"})
+_LISTS: Final = frozenset({"grpc-accept-encoding", "te"})
+"""Fields whose values belong together when they come several times."""
 _OF_ONE_CONNECTION: Final = frozenset({"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"})
 _REMEMBERED_BYTES_MAX: Final = 64
 _LENGTH_DIGITS_MAX: Final = 18
@@ -38,7 +40,8 @@ class RequestHead(NamedTuple):
     """What the headers of a call say.
 
     Attributes:
-        metadata: by lower-case key; values of a repeated key are joined by a comma. Without keys that end in ``-bin``.
+        metadata: by lower-case key; of a repeated key the last value, as in gRPC's library for Java, except that those
+            of fields that are lists are joined by a comma. Without keys that end in ``-bin``.
         binary_metadata: those keys, decoded; of a repeated key the last one.
         timeout: seconds until the client gives up; None if it waits for ever.
         encoding: of compressed messages of the client.
@@ -75,7 +78,7 @@ def parse_head(fields: Iterable[tuple[bytes, bytes]]) -> RequestHead:
         elif name[-4:] == "-bin":
             binary[name] = _binary(name, value)
         else:
-            metadata[name] = f"{metadata[name]},{value}" if name in metadata else value
+            metadata[name] = f"{metadata[name]},{value}" if name in _LISTS and name in metadata else value
     if not pseudo.get(":method") or not pseudo.get(":scheme") or not pseudo.get(":path"):
         raise MalformedRequest("a request without method, scheme or path")
     if metadata.get("te", "trailers") != "trailers":

@@ -1,6 +1,7 @@
 """Who a client says it is, in the metadata of a call. Pure.
 
-It signs the time alone: whoever sees the metadata can repeat them until they are too old.
+It signs the time alone: whoever sees the metadata can repeat them until they are too old. The clients for Java, Go and
+Python write the time of their zone as if it was UTC: 20260102T110405Z at 03:04:05 UTC in Shanghai.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from mq.protocol.access.acting import ActsFor
@@ -22,9 +24,34 @@ _HEADER: Final = re.compile(
     re.IGNORECASE,
 )
 _TIME_LENGTH_MAX: Final = 40
+_ZONE_STEP_MS: Final = 15 * 60_000
+"""All time zones differ from UTC by a multiple of it."""
+_ZONE_MS_FROM: Final = 3_600_000
+_ZONE_MS_MIN: Final = -12 * 3_600_000
+_ZONE_MS_MAX: Final = 14 * 3_600_000
 
 
-def user_of(metadata: Mapping[str, str], address: str, now_ms: int, *, age_ms_max: int) -> ActsFor:
+@dataclass(frozen=True, slots=True)
+class AllowedTimes:
+    """Which signed times are accepted.
+
+    Attributes:
+        age_ms_max: the difference from now, before or after it.
+        utc_offsets_ms: of zones whose time clients may write as if it was UTC, besides UTC.
+    """
+
+    age_ms_max: int
+    utc_offsets_ms: tuple[int, ...] = ()
+
+    def age_ms(self, text: str, now_ms: int) -> int:
+        """The age of a signed time, by the zone that makes it least. Raises Refused if it is no time."""
+        age_ms = now_ms - _time_ms(text)
+        if not text.endswith("Z"):
+            return age_ms
+        return min((age_ms + offset for offset in (0, *self.utc_offsets_ms)), key=abs)
+
+
+def user_of(metadata: Mapping[str, str], address: str, now_ms: int, allowed: AllowedTimes) -> ActsFor:
     """The user of a call from `address`, with a signature that is still to be checked. Raises Refused."""
     header, time = metadata.get(AUTHORIZATION, ""), metadata.get(DATE_TIME, "")
     if not header:
@@ -32,18 +59,32 @@ def user_of(metadata: Mapping[str, str], address: str, now_ms: int, *, age_ms_ma
     found = _HEADER.fullmatch(header.strip())
     if found is None:
         raise Refused(pb.UNAUTHORIZED, f"the {AUTHORIZATION} header is not {_ALGORITHM} over {DATE_TIME}")
-    age_ms = now_ms - _time_ms(time)
-    if abs(age_ms) > age_ms_max:
+    age_ms = allowed.age_ms(time, now_ms)
+    if abs(age_ms) > allowed.age_ms_max:
         raise Refused(
             pb.UNAUTHORIZED,
-            f"the call was signed {_distance(age_ms)}; at most {age_ms_max / 1000:.0f} s are allowed: "
-            "is the clock of the client right?",
+            f"the call was signed {_distance(age_ms)}; at most {allowed.age_ms_max / 1000:.0f} s are allowed: "
+            + _remedy(now_ms - _time_ms(time), allowed),
         )
     return ActsFor(found[1], time, found[2], address)
 
 
 def _distance(age_ms: int) -> str:
     return f"{abs(age_ms) / 1000:.0f} s {'ago' if age_ms > 0 else 'from now, by the clock of the client'}"
+
+
+def _remedy(age_ms: int, allowed: AllowedTimes) -> str:
+    """What to do about a time that is `age_ms` old, taken as UTC."""
+    offset_ms = -round(age_ms / _ZONE_STEP_MS) * _ZONE_STEP_MS
+    is_zone = abs(offset_ms) >= _ZONE_MS_FROM and _ZONE_MS_MIN <= offset_ms <= _ZONE_MS_MAX
+    if not is_zone or abs(age_ms + offset_ms) > allowed.age_ms_max:
+        return "is the clock of the client right?"
+    hours, minutes = divmod(abs(offset_ms) // 60_000, 60)
+    zone = f"{'+' if offset_ms > 0 else '-'}{hours:02}:{minutes:02}"
+    return (
+        f"is the client in the time zone {zone}? Those for Java, Go and Python write its time as if it was UTC: "
+        f"set TZ=UTC for the client (for Java -Duser.timezone=UTC), or signature_utc_offsets={zone} for the proxy"
+    )
 
 
 def _time_ms(text: str) -> int:

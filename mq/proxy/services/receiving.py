@@ -145,6 +145,12 @@ class _Delivery:
         self.done = trio.Event()
         self.abandoned = False
 
+    def abandon(self) -> None:
+        """End the wait of the call. Messages that have come already are still for it."""
+        if not self.done.is_set():
+            self.abandoned = True
+            self.done.set()
+
 
 class Receiving:
     """ReceiveMessage.
@@ -153,6 +159,8 @@ class Receiving:
     for nothing.
 
     Args:
+        draining: set when the proxy is about to stop. Waiting calls end then, without messages: a proxy whose clients
+            wait for messages would need the whole time for a stop, during which the clients have none.
         nursery: of the tasks that outlive a call.
     """
 
@@ -164,6 +172,7 @@ class Receiving:
         clients: Clients,
         lite: LiteSubscribing,
         identify: Identify,
+        draining: trio.Event,
         nursery: trio.Nursery,
         wall_clock_ms: Callable[[], int],
         log: Log,
@@ -174,9 +183,26 @@ class Receiving:
         self._clients = clients
         self._lite = lite
         self._identify = identify
+        self._draining = draining
+        self._waiting: set[_Delivery] = set()
+        self._giving_back = 0
+        self._gave_back = trio.Event()
         self._nursery = nursery
         self._wall_clock_ms = wall_clock_ms
         self._log = log
+
+    async def end_waiting_calls(self) -> None:
+        """Wait until the proxy is about to stop, and end the calls that wait for messages."""
+        await self._draining.wait()
+        for delivery in self._waiting:
+            delivery.abandon()
+
+    async def gave_back(self) -> None:
+        """Wait until no message is being given back."""
+        await trio.lowlevel.checkpoint()
+        while self._giving_back:
+            self._gave_back = trio.Event()
+            await self._gave_back.wait()
 
     async def receive(self, call: Call) -> None:
         """The status, the messages, and when the answer was sent."""
@@ -219,7 +245,7 @@ class Receiving:
             # Clients drop all of an answer that breaks off.
             for handle in held:
                 self._renewals.forget(client_id, group, handle)
-            self._nursery.start_soon(self._give_back, wanted, messages)
+            self._start_giving_back(wanted, messages)
             raise
 
     async def _pop(self, wanted: _Wanted) -> list[PoppedMessage[Any]]:
@@ -233,16 +259,23 @@ class Receiving:
         attempts = None if config is None else max_attempts(config)
         deadline = trio.current_time() + wanted.poll_seconds
         while True:
+            if self._draining.is_set():
+                return []
             delivery = _Delivery()
             seconds = max(deadline - trio.current_time(), 0.05)
             self._nursery.start_soon(self._pop_for, delivery, wanted, in_order, seconds)
+            self._waiting.add(delivery)
             try:
                 await delivery.done.wait()
             except BaseException:
+                if delivery.done.is_set() and not delivery.abandoned:
+                    self._start_giving_back(wanted, delivery.messages)
                 delivery.abandoned = True
-                if delivery.done.is_set():
-                    self._nursery.start_soon(self._give_back, wanted, delivery.messages)
                 raise
+            finally:
+                self._waiting.discard(delivery)
+            if delivery.abandoned:
+                return []
             if delivery.error is not None:
                 raise delivery.error
             alive: list[PoppedMessage[Any]] = []
@@ -303,7 +336,7 @@ class Receiving:
         finally:
             delivery.done.set()
         if delivery.abandoned:
-            await self._give_back(wanted, delivery.messages)
+            self._start_giving_back(wanted, delivery.messages)
 
     async def _ask(
         self, wanted: _Wanted, ext_for: Callable[[int], Fields], seconds: float
@@ -336,8 +369,20 @@ class Receiving:
             says_subscriptions=self._lite.knows(wanted.caller, wanted.group, wanted.topic),
         )
 
-    async def _give_back(self, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:  # noqa: ASYNC910 - each message is a question
+    def _start_giving_back(self, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:
         """Messages that did not reach the client."""
+        if messages:
+            self._giving_back += 1
+            self._nursery.start_soon(self._give_back, wanted, messages)
+
+    async def _give_back(self, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:
+        try:
+            await self._give_back_each(wanted, messages)
+        finally:
+            self._giving_back -= 1
+            self._gave_back.set()
+
+    async def _give_back_each(self, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:  # noqa: ASYNC910 - each message is a question
         for message in messages:
             handle = wanted.handle_of(message)
             try:

@@ -151,6 +151,40 @@ def test_a_clock_minutes_off_is_accepted_and_a_refusal_names_the_skew(tmp_path: 
     run(tmp_path, test)
 
 
+def test_a_client_that_signs_the_time_of_its_zone_hears_the_remedy(tmp_path: Path) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        for minutes, zone in ((8 * 60, "+08:00"), (5 * 60 + 30, "+05:30"), (-9 * 60, "-09:00")):
+            local = kit.now() + dt.timedelta(minutes=minutes, seconds=20)
+            proxy.metadata = signed("orders-service", "orders-secret", local)
+            refused = (await proxy.send("Orders", "one")).status
+            assert refused.code == pb.UNAUTHORIZED
+            assert f"signature_utc_offsets={zone} for the proxy" in refused.message
+        for minutes in (-30, 15 * 60, 8 * 60 + 7):
+            proxy.metadata = signed("orders-service", "orders-secret", kit.now() + dt.timedelta(minutes=minutes))
+            refused = (await proxy.send("Orders", "one")).status
+            assert (refused.code, "is the clock of the client right?" in refused.message) == (pb.UNAUTHORIZED, True)
+
+    run(tmp_path, test)
+
+
+def test_clients_may_sign_the_time_of_a_zone_that_is_allowed(tmp_path: Path) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        shanghai = dt.timedelta(hours=8)
+        async with open_proxy(kit, GATEWAY, utc_offsets_ms=(8 * 3_600_000,)) as lenient:
+            for shift, form, accepted in (
+                (shanghai, "%Y%m%dT%H%M%SZ", True),
+                (dt.timedelta(0), "%Y%m%dT%H%M%SZ", True),
+                (shanghai - dt.timedelta(seconds=400), "%Y%m%dT%H%M%SZ", False),
+                (dt.timedelta(hours=7), "%Y%m%dT%H%M%SZ", False),
+                (shanghai, "%Y-%m-%dT%H:%M:%S+00:00", False),  # it says its zone
+            ):
+                lenient.metadata = signed("orders-service", "orders-secret", kit.now() + shift, form)
+                code = (await lenient.send("Orders", "one")).status.code
+                assert code == (pb.OK if accepted else pb.UNAUTHORIZED), (shift, form)
+
+    run(tmp_path, test)
+
+
 def test_routes_and_transaction_ends_require_a_topic_permission(tmp_path: Path) -> None:
     async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
         proxy.metadata = signed("orders-service", "orders-secret", kit.now())

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 import trio.testing
+from google.protobuf.duration_pb2 import Duration
 
 from mq.client import Admin
 from mq.proxy.grpc import CallRefused
@@ -125,6 +126,42 @@ def test_clients_go_on_within_two_seconds_after_a_proxy_restarts() -> None:
             nursery.cancel_scope.cancel()
         bodies = [body for _, body in program.consumed]
         assert len(bodies) == len(set(bodies)) > 80
+
+    run(test)
+
+
+def test_a_stopping_proxy_ends_waiting_receives_and_hides_nothing() -> None:
+    """While it would wait for them, clients could not go on: nobody listens on its port any more."""
+
+    async def test(kit: Kit, admin: Admin) -> None:
+        async with open_proxy(kit) as first, open_proxy(kit) as second:
+            await first.receive(GROUP, TOPIC)  # the group begins here
+            ended: list[tuple[float, pb.Code, int]] = []
+
+            async def receive(renewed: bool) -> None:
+                status, messages = await first.receive(
+                    GROUP, TOPIC, auto_renew=renewed, long_polling_timeout=Duration(seconds=20)
+                )
+                ended.append((trio.current_time() - began, status.code, len(messages)))
+
+            async with trio.open_nursery() as nursery:
+                began = trio.current_time()
+                for renewed in (False, True):
+                    nursery.start_soon(receive, renewed)
+                await trio.sleep(3)  # both wait for messages
+                first.draining.set()
+            assert [(code, count) for _, code, count in ended] == [(pb.MESSAGE_NOT_FOUND, 0)] * 2
+            assert max(seconds for seconds, _, _ in ended) < 3.5
+            await second.send(TOPIC, "one")  # a pop of the first proxy is there before that of the second
+            await trio.sleep(0.5)  # the pop of the first proxy takes the message
+            await first.gave_back()
+            stopped = trio.current_time()
+            bodies: list[bytes] = []
+            while not bodies:
+                _, messages = await second.receive(GROUP, TOPIC)
+                bodies += [each.body for each in messages]
+            assert bodies == [b"one"]
+            assert trio.current_time() - stopped < 3
 
     run(test)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mq.proxy.grpc.framing import COMPRESS_FROM_BYTES, MessageReader, framed
 from mq.proxy.grpc.request_headers import NoGrpc, parse_head, parse_timeout
 from mq.proxy.grpc.status import REASON_BYTES_MAX, CallRefused, Status, percent_encoded
+from mq.proxy.mapping.authorization import AllowedTimes, user_of
 
 LIMIT = 1_000
 HEAD = [
@@ -105,11 +106,27 @@ def test_metadata_is_by_lower_case_key_with_binary_values_apart() -> None:
     more = [(b"x-a", b"1"), (b"x-a", b"2"), (b"x-bin", b"AAE"), (b"y-bin", b"AAE="), (b"grpc-timeout", b"1S")]
     head = parse_head([*HEAD, *more])
     assert (head.path, head.authority, head.timeout, head.encoding) == ("/a.B/C", "h:1", 1, "identity")
-    assert head.metadata["x-a"] == "1,2"
+    assert head.metadata["x-a"] == "2"
     assert head.binary_metadata == {"x-bin": b"\0\1", "y-bin": b"\0\1"}
     assert "x-bin" not in head.metadata
     with pytest.raises(CallRefused, match="base64"):
         parse_head([*HEAD, (b"x-bin", b"*")])
+
+
+def test_a_call_that_is_signed_twice_has_its_last_signature() -> None:
+    """The client for Go signs each further attempt to send, and keeps the fields of the attempts before."""
+    fields: list[tuple[bytes, bytes]] = []
+    for time, digit in ((b"20260102T030405Z", b"a"), (b"20260102T030406Z", b"b")):
+        signature = b"Credential=alice//Rocketmq, SignedHeaders=x-mq-date-time, Signature=" + digit * 40
+        fields += [
+            (b"x-mq-client-id", b"c1"),
+            (b"x-mq-date-time", time),
+            (b"authorization", b"MQv2-HMAC-SHA1 " + signature),
+        ]
+    metadata = parse_head([*HEAD, *fields]).metadata
+    user = user_of(metadata, "127.0.0.1", 1767323046000, AllowedTimes(1000))
+    assert (metadata["x-mq-client-id"], user.user) == ("c1", "alice")
+    assert (user.time, user.signature) == ("20260102T030406Z", "b" * 40)
 
 
 def test_answers_are_compressed_for_clients_that_compress_and_accept_it() -> None:

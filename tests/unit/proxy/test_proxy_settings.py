@@ -29,6 +29,15 @@ def test_an_invalid_network_is_refused() -> None:
         ProxySettings(haproxy_networks="load-balancer")
 
 
+def test_zones_of_clients_are_offsets_from_utc() -> None:
+    settings = ProxySettings(signature_utc_offsets="+08:00, -03:30,").configuration()
+    assert settings.utc_offsets_ms == (8 * 3_600_000, -3 * 3_600_000 - 30 * 60_000)
+    assert ProxySettings().configuration().utc_offsets_ms == ()
+    for wrong in ("8", "Asia/Shanghai", "+15:00", "+08:60", "+08:00;+09:00"):
+        with pytest.raises(ValidationError, match="no offset from UTC"):
+            ProxySettings(signature_utc_offsets=wrong)
+
+
 def test_settings_reach_the_process_that_serves() -> None:
     given = ProxySettings(listen_port=18081, tls_certificate=Path("a.pem"), tls_key=Path("a.key"), drain_seconds=2.5)
     received = ProxyConfiguration.from_json(given.configuration().to_json())
