@@ -194,7 +194,13 @@ class Services:
         rebalance = Rebalance(context, routes=self.routes, note_group=self.groups.note_group)
         corrections = OffsetCorrections(context, offsets=self.offsets)
         self._filter_servers = FilterServers(context)
-        filtering = self._filter_servers, FilterRequests(context)
+        filtering = (
+            self._filter_servers,
+            FilterRequests(
+                context,
+                consumed=lambda user, messages, nbytes: self.quota_gate.consumed_elsewhere(user, messages, nbytes),
+            ),
+        )
         return self.locks, self.offsets, corrections, self.groups, self.subscriptions, self.pulls, rebalance, *filtering
 
     def _waiting_messages(self, context: BrokerContext) -> tuple[Service, ...]:
@@ -329,6 +335,7 @@ class Services:
             held_bytes_max=context.settings.forward_bytes_max,
             admit=self.authentication.admit,
             forward=self.forwarder.handle,
+            limit_users=self.quota_gate.begin,
             log=context.log,
         )
         addresses = PeerAddresses(context, calls=self.calls, admit=self.authentication.admit)

@@ -23,6 +23,7 @@ from mq.protocol.requests.filters import (
     FilterExt,
     FilterServerRegistered,
     FilterVersion,
+    Judged,
     JudgeRequestExt,
     RegisterFilterServerExt,
 )
@@ -104,9 +105,16 @@ class BrokerLink:
         response, content = await self._answer(topic, RequestCode.GET_FILTER, ext.fields(), b"")
         return parse_program_name(fields_of(FilterVersion, response).program), bytes(content)
 
-    async def judge(self, topic: str, address: str, frame: bytes) -> None:
-        """Raises BrokerError with the reason if the sender of a request, at `address`, may not make it, ClientError."""
-        await self._ask(topic, RequestCode.JUDGE_REQUEST, JudgeRequestExt(address=address).fields(), frame)
+    async def judge(self, topic: str, address: str, frame: bytes, given: tuple[int, int] = (0, 0)) -> Judged:
+        """Ask whether the sender of a request, at `address`, may make it.
+
+        A limited user pays for what it was ``given``, in messages and bytes.
+
+        Raises BrokerError with the reason if it may not, ClientError.
+        """
+        ext = JudgeRequestExt(address=address, messages=given[0], record_bytes=given[1]).fields()
+        response, _ = await self._answer(topic, RequestCode.JUDGE_REQUEST, ext, frame)
+        return fields_of(Judged, response)
 
     async def _ask(self, topic: str, code: int, ext: dict[str, str], body: bytes) -> memoryview:
         _, answer = await self._answer(topic, code, ext, body)

@@ -22,7 +22,7 @@ from mq.filter.programs import (
 from mq.filter.subscription import ALL_TAGS
 from mq.filter_server.broker_link import BrokerLink
 from mq.filter_server.figures import Figures
-from mq.filter_server.filtered_pulls import FilteredPulls, refusal
+from mq.filter_server.filtered_pulls import SUSPEND, FilteredPulls, refusal
 from mq.filter_server.java_filters import java_program
 from mq.filter_server.programs import Programs
 from mq.namesrv.tls_streams import Stream, TlsFailed, secured
@@ -48,6 +48,9 @@ _SEND_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 120.0
 _JUDGED_SECONDS: Final = 10.0
 """For so long a consumer that may pull is not asked about again."""
+_QUOTA_SECONDS: Final = 1.0
+"""A consumer that does not say how long it waits, waits so long for its quota."""
+_QUOTA_SECONDS_MAX: Final = 20.0
 _CRC_MASK: Final = 0x7FFFFFFF
 
 Log = structlog.stdlib.BoundLogger
@@ -116,6 +119,19 @@ class Connections:
         raise TlsFailed("no handshake came")
 
 
+class _Judgement:
+    """What the broker has said of a consumer, in trio's time. ``until``: nobody is asked again before that;
+    ``paid_at``: when the quota of a limited user is paid.
+    """
+
+    __slots__ = ("is_limited", "paid_at", "until")
+
+    def __init__(self, until: float, is_limited: bool, paid_at: float) -> None:
+        self.until = until
+        self.is_limited = is_limited
+        self.paid_at = paid_at
+
+
 class _Connection:
     def __init__(self, server: Connections, stream: Stream, address: str) -> None:
         self._server = server
@@ -123,8 +139,8 @@ class _Connection:
         self._address = address
         self._sending = trio.Lock()
         self._room = trio.Semaphore(_IN_FLIGHT_MAX)
-        self._judged: dict[tuple[type[Request], str, str, str, ActsFor | None], float] = {}
-        """Until when nobody is asked again: by kind of request, group, topic, access key, and for whom it acts."""
+        self._judged: dict[tuple[type[Request], str, str, str, ActsFor | None], _Judgement] = {}
+        """By kind of request, group, topic, access key, and for whom it acts."""
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
@@ -212,30 +228,40 @@ class _Connection:
                 remark = f"request code {request.code} is not one of a filter server"
                 return refused(request.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
         try:
-            await self._judge(request, serialization, header, body)
+            judgement = await self._judge(request, serialization, header, body)
             if isinstance(request, RegisterMessageFilterClass):
                 await self._upload(request, body)
                 return [encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)]
-            return await self._pull(request, serialization)
+            if not await _waits_for_quota(request, judgement):
+                return _come_again(request, serialization)
+            reply = await self._pull(request, serialization)
+            if judgement.is_limited and len(reply) > 1 and reply[1]:
+                frame = encode_frame(serialization, header, body)
+                judged = await self._server.link.judge(request.ext.topic, self._address, frame, _given(reply[1]))
+                judgement.paid_at = trio.current_time() + judged.wait_ms / 1000
+            return reply
         except (ClientError, ProgramRefused) as error:
             return refused(request.opaque, *refusal(error))
 
     async def _judge(
         self, request: RegisterMessageFilterClass | Pull, serialization: int, header: bytes, body: bytes
-    ) -> None:
+    ) -> _Judgement:
         """Have the broker check signature and permissions. Raises BrokerError, ClientError."""
         ext = request.ext
         fields = header_fields(serialization, header)
         key = type(request), ext.consumer_group, ext.topic, fields.get(ACCESS_KEY, ""), acts_for(fields)
         now = trio.current_time()
         is_upload = isinstance(request, RegisterMessageFilterClass)
-        if not is_upload and now < self._judged.get(key, 0.0):
+        known = self._judged.get(key)
+        if not is_upload and known is not None and now < known.until:
             await trio.lowlevel.checkpoint()
-            return
-        await self._server.link.judge(ext.topic, self._address, encode_frame(serialization, header, body))
+            return known
+        judged = await self._server.link.judge(ext.topic, self._address, encode_frame(serialization, header, body))
         if len(self._judged) >= _IN_FLIGHT_MAX:
             self._judged.clear()
-        self._judged[key] = now + _JUDGED_SECONDS
+        paid_at = trio.current_time() + judged.wait_ms / 1000
+        judgement = self._judged[key] = _Judgement(now + _JUDGED_SECONDS, judged.is_limited, paid_at)
+        return judgement
 
     async def _upload(self, request: RegisterMessageFilterClass, body: bytes) -> None:
         """Raises ProgramRefused, ClientError."""
@@ -293,3 +319,29 @@ class _Connection:
             await trio.lowlevel.checkpoint()
             return parse_filtered_expression(ext.subscription)
         return await self._server.programs.current(ext.consumer_group, ext.topic), ALL_TAGS
+
+
+async def _waits_for_quota(request: Pull, judgement: _Judgement) -> bool:
+    """Wait until the quota of the consumer is paid, no longer than the consumer waits for messages. Returns whether it
+    is paid.
+    """
+    ext = request.ext
+    patience = max(ext.suspend_timeout_ms, 0) / 1000 if ext.sys_flag & SUSPEND else 0.0
+    until = trio.current_time() + min(patience or _QUOTA_SECONDS, _QUOTA_SECONDS_MAX)
+    await trio.sleep_until(min(until, judgement.paid_at))
+    return judgement.paid_at <= trio.current_time()
+
+
+def _come_again(request: Pull, serialization: int) -> list[bytes]:
+    offset = request.ext.queue_offset
+    code = ResponseCode.PULL_RETRY_IMMEDIATELY
+    return [pull_response_header(request.opaque, code, offset, 0, offset, 0, "QUOTA_EXCEEDED", 0, serialization)]
+
+
+def _given(body: bytes) -> tuple[int, int]:
+    """How many messages an answer has, and their bytes."""
+    count = at = 0
+    while at < len(body):
+        at += int.from_bytes(body[at : at + 4], "big")
+        count += 1
+    return count, len(body)

@@ -48,12 +48,14 @@ async def pushed(client: Client) -> tuple[PushReplyMessageToClient, bytes]:
 
 
 @asynccontextmanager
-async def three_replicas(directory: Path, limits: Any = FAST, **given: Any) -> AsyncIterator[list[RunningBroker]]:
-    """A group; the first one leads."""
+async def three_replicas(
+    directory: Path, limits: Any = FAST, *, keys: Any = None, **given: Any
+) -> AsyncIterator[list[RunningBroker]]:
+    """A group; the first one leads. ``keys`` are those of one of its accounts."""
     ports = free_ports(3)
     peers = ",".join(f"n{number}@127.0.0.1:{port}" for number, port in enumerate(ports))
     brokers = [
-        RunningBroker(broker_settings(directory / f"n{number}", node_id=f"n{number}", peers=peers, **given))
+        RunningBroker(broker_settings(directory / f"n{number}", node_id=f"n{number}", peers=peers, **given), keys)
         for number in range(3)
     ]
     with interpreter_as_before():
@@ -62,6 +64,8 @@ async def three_replicas(directory: Path, limits: Any = FAST, **given: Any) -> A
                 await nursery.start(serve, broker.settings, limits)
             try:
                 clients = [await broker.connect() for broker in brokers]
+                for client in clients:
+                    client.keys = keys
                 leader: list[int] = []
 
                 async def leads() -> bool:

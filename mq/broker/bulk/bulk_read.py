@@ -93,6 +93,7 @@ class BulkReads(Service):
         archive = context.environment.archive
         self._in_archive_background = self._in_background if archive is None else archive.in_background
         self._clock = context.clock
+        self._quotas = context.quotas
         self._running = 0
         self._queue: deque[_Read] = deque()
         self._held: deque[_Read] = deque()
@@ -258,7 +259,10 @@ class BulkReads(Service):
         if self._replica.is_leader and not read.call.request.ext.allow_leader:
             head, records = self._not_follower(), []  # it became the leader in the meantime
         else:
-            self._count(read, len(selection.sizes), sum(map(len, records)))
+            nbytes = sum(map(len, records))
+            self._count(read, len(selection.sizes), nbytes)
+            if self._quotas.on_consumed is not None:
+                self._quotas.on_consumed(read.call, len(selection.sizes), nbytes)
         rate = self._settings.bulk_bytes_per_second
         self._free_at = max(self._free_at, self._clock() - 1.0) + sum(selection.sizes) / rate
         self._send(read, head, records)

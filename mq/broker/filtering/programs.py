@@ -4,9 +4,10 @@ whether the sender of a request may make it (9022).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
-from mq.broker.access.control import AccessDenied
+from mq.broker.access.control import AccessDenied, OfLimitedUser
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
@@ -18,13 +19,19 @@ from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError
 from mq.protocol.incoming.chunks import decode_chunk
-from mq.protocol.requests.filters import FilterVersion, GetFilter, JudgeRequest, PutFilter
+from mq.protocol.requests.filters import FilterVersion, GetFilter, Judged, JudgeRequest, PutFilter
 
 
 class FilterRequests(Service):
-    """The handlers; see the module."""
+    """The handlers; see the module.
 
-    def __init__(self, context: BrokerContext) -> None:
+    Args:
+        consumed: counts what a limited user was given, in messages and bytes, and returns in how many seconds it may
+            be given more.
+    """
+
+    def __init__(self, context: BrokerContext, *, consumed: Callable[[str, int, int], float]) -> None:
+        self._consumed = consumed
         self._metadata = context.metadata
         self._filters = context.metadata.filters
         self._appender = context.appender
@@ -119,4 +126,11 @@ class FilterRequests(Service):
             ((judged, _, _),) = self._access.checked(call.request.ext.address, incoming, call.body)
             if isinstance(judged, AccessDenied):
                 raise RequestRefused(ResponseCode.NO_PERMISSION, judged.remark)
+            if isinstance(judged, OfLimitedUser):
+                ext = call.request.ext
+                if ext.messages < 0 or ext.record_bytes < 0:
+                    remark = f"{ext.messages} messages of {ext.record_bytes} bytes cannot have been given"
+                    raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
+                seconds = self._consumed(judged.user, ext.messages, ext.record_bytes)
+                return call.response(ext=Judged(is_limited=True, wait_ms=math.ceil(1000 * seconds)).fields())
         return call.response()

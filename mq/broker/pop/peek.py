@@ -32,6 +32,7 @@ class Peeks:
         self._metadata = context.metadata
         self._appender = context.appender
         self._wall_clock_ms = context.wall_clock_ms
+        self._quotas = context.quotas
         self._selection = selection
         self._cold_reads = cold_reads
 
@@ -73,6 +74,8 @@ class Peeks:
             self._load(call, old, loads + 1)
             return
         code = ResponseCode.SUCCESS if any(each.messages for each in taken) else ResponseCode.PULL_NOT_FOUND
+        if self._quotas.on_consumed is not None:
+            self._quotas.on_consumed(call, sum(each.messages for each in taken), sum(each.nbytes for each in taken))
         send_messages(call, code, pop_request, taken, self._metadata.pops)
 
     def _load(self, call: Call[PeekMessage], old: RecordsOnDisk, loads: int) -> None:

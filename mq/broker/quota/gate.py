@@ -1,17 +1,22 @@
-"""The gate in front of sends, pulls and pops of users and topics that have quotas.
+"""The gate in front of what users and topics that have quotas send and are given.
 
 Without quotas there is no gate: `RequestTable` calls the handlers themselves. With one, sends to a limited topic and
 those of a limited user do not take the path of plain sends (`Sends.receive`), since they are looked at one by one.
 
 A send that exceeds a quota waits its turn, up to `QuotaLimits.delay_seconds_max`, and is refused if that is too short.
 The refusal waits for as long, so that a client which tries again at once does not do so thousands of times a second. A
-pull or pop waits as long as its client would wait for messages, and is then told to come again. Everything else of a
+transaction of several messages is a send to each of their topics. A pull or pop waits as long as its client would wait
+for messages, and is then told to come again. A bulk read is told at once when to come again. A peek waits for up to
+`_WAIT_SECONDS` and is refused then: an answer without messages would say that there are none. Everything else of a
 client passes: heartbeats, commits and acknowledgements are what ends the work that it has.
+
+A replica that hands a request on to the leader names its user (`ForwardExt.user`), and the leader counts it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, NamedTuple
 
@@ -28,31 +33,48 @@ from mq.broker.net.request_table import RequestTable
 from mq.broker.net.service import Route, Service
 from mq.broker.quota.stored_bytes import StoredBytes
 from mq.protocol.broker_ids import LEADER_ID
+from mq.protocol.bulk import BulkStatus, encode_no_records
 from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import BodyError
 from mq.protocol.messages.batch import BATCHED_HEAD
+from mq.protocol.messages.transaction_sets import TransactionSet, set_bytes
+from mq.protocol.requests.bulk import BulkRead
 from mq.protocol.requests.lite import PopLiteMessage
-from mq.protocol.requests.pop import PopMessage
+from mq.protocol.requests.pop import PeekMessage, PopMessage
 from mq.protocol.requests.pull import LitePullMessage, PullMessage
 from mq.protocol.requests.quota_attributes import Quota, quota_of
 from mq.protocol.requests.quotas import ListQuotas, PutUserQuota
+from mq.protocol.requests.request_reply import SendReplyMessage, SendReplyMessageV2
 from mq.protocol.requests.send import SendBatchMessage, SendMessage, SendMessageV2
+from mq.protocol.requests.transactions import StageTransaction
 from mq.protocol.wire.encoding import ONEWAY_FLAG, pull_response_header
 
-_SENDS: Final = (SendMessage, SendMessageV2, SendBatchMessage)
+_SENDS: Final = (
+    SendMessage, SendMessageV2, SendBatchMessage, SendReplyMessage, SendReplyMessageV2, StageTransaction,
+)  # fmt: skip
 _PULLS: Final = (PullMessage, LitePullMessage)
 _POPS: Final = (PopMessage, PopLiteMessage)
+_LOOKS: Final = (PeekMessage, BulkRead)
 _OF_QUOTAS: Final = (PutUserQuota, ListQuotas)
 """No quota keeps an administrator from changing it."""
 _EXPIRE_SECONDS: Final = 0.02
 _COUNT_SECONDS: Final = 1.0
 _SUSPEND: Final = 2
 _WAIT_SECONDS: Final = 1.0
-"""A pull whose client does not say how long it waits is put off for so long."""
+"""A pull whose client does not say how long it waits is put off for so long; so is a peek, and a bulk read at most."""
 _HOLD_SECONDS_MAX: Final = 20.0
 """A pull or pop is put off for so long at most: stock clients wait for 30 s."""
 _REJECTED: Final = "[REJECTREQUEST]"
 """Clients know by it that the message was not stored."""
 Limits = list[tuple[Limited, Quota]]
+
+
+class _Part(NamedTuple):
+    """What a send costs a topic."""
+
+    topic: str
+    messages: int
+    nbytes: int
 
 
 class _Held(NamedTuple):
@@ -74,7 +96,7 @@ class QuotaGate(Service):
         delayed, refused: requests, since the start.
     """
 
-    types: frozenset[type[Any]] = frozenset({*_SENDS, *_PULLS, *_POPS})
+    types: frozenset[type[Any]] = frozenset({*_SENDS, *_PULLS, *_POPS, *_LOOKS})
 
     def __init__(self, context: BrokerContext, *, requests: RequestTable) -> None:
         self._requests = requests
@@ -142,11 +164,12 @@ class QuotaGate(Service):
                 self._forget_unlimited()
         else:
             self._topics[topic] = quota
-            self._begin()
+            self.begin()
         self._stored.limit(topic, quota.stored_bytes)
         self._hasten()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Look at requests from now on: a topic has a quota, or a user that has one makes a request."""
         self._requests.put_gate(self)
         self._buckets.on_consumed = self.consumed
 
@@ -179,8 +202,11 @@ class QuotaGate(Service):
             return
         now = self._clock()
         for at, each in enumerate(self._held):
-            direction = PRODUCE if type(each.call.request) in _SENDS else CONSUME
-            limits = self._limits_of(each.call, self._topics.get(each.call.request.ext.topic), direction)
+            call = each.call
+            if type(call.request) in _SENDS:
+                limits = [limit for limit, _, _ in self._costs(call.user, _parts_of(call))]
+            else:
+                limits = self._limits_of(call)
             if self._buckets.wait(limits, now)[1] is None:
                 self._held[at] = each._replace(due=min(each.due, now))
         heapify(self._held)
@@ -189,7 +215,7 @@ class QuotaGate(Service):
 
     def handle_of_user(self, call: Call[OfLimitedUser]) -> None:
         """Serve a request of a user that has a quota."""
-        self._begin()
+        self.begin()
         user, request = call.request.user, call.request.request
         allowed = self._metadata.user_quotas.of(user).connections
         if allowed and type(request) not in _OF_QUOTAS and not self._admit(user, call.connection, allowed):
@@ -230,40 +256,34 @@ class QuotaGate(Service):
     def serve(self, handler: Handler, is_forwarded: bool, call: Call[Any]) -> bytes | None:
         """Let a request pass to its handler, now or later, or refuse it.
 
-        ``is_forwarded`` says that the handler hands it to the leader, which knows the quota of the topic.
+        ``is_forwarded`` says that the handler hands it to the leader, which counts it.
         """
         request = call.request
-        call.user = self._user
-        if request is self._released:
+        call.user = self._user or call.user
+        if is_forwarded or request is self._released:
             return handler(call)
         if self._held and self._held[0].due <= self._clock():
             self.release()  # nobody overtakes those whose time has come
-        topic = None if is_forwarded else self._topics.get(request.ext.topic)
         if type(request) in _SENDS:
-            return self._send(handler, call, topic)
-        limits = self._limits_of(call, topic, CONSUME)
-        seconds, by = self._buckets.wait(limits, self._clock())
+            return self._send(handler, call)
+        seconds, by = self._buckets.wait(self._limits_of(call), self._clock())
         if by is None:
             return handler(call)
         call.drop_body()
         return self._put_off(call, by, seconds)
 
-    def _send(self, handler: Handler, call: Call[Any], topic: Quota | None) -> bytes | None:
-        now, name = self._clock(), call.request.ext.topic
-        if topic is not None and topic.stored_bytes and (full := self._stored.excess(name)):
-            self._note(Limited(TOPIC, name, STORED), refused=True)
-            self.refused += 1
-            remark = (
-                f"topic {name} has {full} bytes, and its {STORED} quota is {topic.stored_bytes}: the message was not "
-                "stored. Retention has to delete older ones first, or raise it with raftmq topic update"
-            )
-            raise RequestRefused(ResponseCode.FLOW_CONTROL, remark)
-        limits = self._limits_of(call, topic, PRODUCE)
-        seconds, by = self._buckets.wait(limits, now)
-        nbytes = len(call.body) + len(call.request.ext.properties)
+    def _send(self, handler: Handler, call: Call[Any]) -> bytes | None:
+        now, parts = self._clock(), _parts_of(call)
+        for name, _, _ in parts:
+            self._check_full(name)
+        costs = self._costs(call.user, parts)
+        seconds, by = self._buckets.wait([limit for limit, _, _ in costs], now)
+        nbytes = sum(part.nbytes for part in parts)
         if by is None or (seconds <= self._limits.delay_seconds_max and self._has_room(nbytes)):
-            self._buckets.take(limits, _messages_in(call), nbytes, now)
-            self._stored.note(name, nbytes)
+            for limit, messages, part_bytes in costs:
+                self._buckets.take([limit], messages, part_bytes, now)
+            for part in parts:
+                self._stored.note(part.topic, part.nbytes)
             if by is None:
                 return handler(call)
             self._hold(call, now + seconds, nbytes, by)
@@ -283,19 +303,53 @@ class QuotaGate(Service):
         self._push(_Held(now + self._limits.delay_seconds_max, 0, call, 0.0, nbytes, refusal))
         return None
 
-    def _limits_of(self, call: Call[Any], topic: Quota | None, direction: str) -> Limits:
+    def _check_full(self, topic: str) -> None:
+        """Raises RequestRefused if a topic stores as much as it may."""
+        quota = self._topics.get(topic)
+        if quota is not None and quota.stored_bytes and (full := self._stored.excess(topic)):
+            self._note(Limited(TOPIC, topic, STORED), refused=True)
+            self.refused += 1
+            remark = (
+                f"topic {topic} has {full} bytes, and its {STORED} quota is {quota.stored_bytes}: the message was not "
+                "stored. Retention has to delete older ones first, or raise it with raftmq topic update"
+            )
+            raise RequestRefused(ResponseCode.FLOW_CONTROL, remark)
+
+    def _costs(self, user: str, parts: Sequence[_Part]) -> list[tuple[tuple[Limited, Quota], int, int]]:
+        """The limits that a send of these parts falls under, each with messages and bytes."""
+        costs: list[tuple[tuple[Limited, Quota], int, int]] = []
+        if user:
+            limit = Limited(USER, user, PRODUCE), self._metadata.user_quotas.of(user)
+            costs.append((limit, sum(part.messages for part in parts), sum(part.nbytes for part in parts)))
+        for topic, messages, nbytes in parts:
+            if (quota := self._topics.get(topic)) is not None:
+                costs.append(((Limited(TOPIC, topic, PRODUCE), quota), messages, nbytes))
+        return costs
+
+    def _limits_of(self, call: Call[Any]) -> Limits:
+        """The limits that a request of a consumer falls under."""
         limits: Limits = []
+        topic = call.request.ext.topic
         if call.user:
-            limits.append((Limited(USER, call.user, direction), self._metadata.user_quotas.of(call.user)))
-        if topic is not None:
-            limits.append((Limited(TOPIC, call.request.ext.topic, direction), topic))
+            limits.append((Limited(USER, call.user, CONSUME), self._metadata.user_quotas.of(call.user)))
+        if (quota := self._topics.get(topic)) is not None:
+            limits.append((Limited(TOPIC, topic, CONSUME), quota))
         return limits
 
     def consumed(self, call: Call[Any], messages: int, nbytes: int) -> None:
         """Count what a request of a consumer was answered with."""
-        topic = self._topics.get(call.request.ext.topic)
-        if limits := self._limits_of(call, topic, CONSUME):
+        if limits := self._limits_of(call):
             self._buckets.take(limits, messages, nbytes, self._clock())
+
+    def consumed_elsewhere(self, user: str, messages: int, nbytes: int) -> float:
+        """Count what a filter server gave to a limited user. Returns in how many seconds it may give the next ones."""
+        now, limit = self._clock(), (Limited(USER, user, CONSUME), self._metadata.user_quotas.of(user))
+        self._buckets.take([limit], messages, nbytes, now)
+        seconds, by = self._buckets.wait([limit], now)
+        if by is not None:
+            self.delayed += 1
+            self._note(by, refused=False)
+        return seconds
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -318,17 +372,27 @@ class QuotaGate(Service):
     def _put_off(self, call: Call[Any], by: Limited, seconds: float, until: float | None = None) -> bytes | None:
         """Let a pull or pop wait, or tell its client to come again."""
         now = self._clock()
+        if isinstance(call.request, BulkRead):
+            self.delayed += 1
+            self._note(by, refused=False)
+            pause_ms = math.ceil(1000 * min(seconds, _WAIT_SECONDS))
+            return call.response(body=encode_no_records(BulkStatus.BUSY, pause_ms=pause_ms))
         if until is None:
             patience = min(_patience(call.request), _HOLD_SECONDS_MAX, call.connection.hold_seconds_max)
             until = now + patience
         nbytes = _bytes_of_header(call.request)
         if until <= now or not self._has_room(nbytes):
-            return self._nothing(call)
+            return self._nothing(call, by)
         self._hold(call, min(until, now + seconds), nbytes, by, until)
         return None
 
-    def _nothing(self, call: Call[Any]) -> bytes:
+    def _nothing(self, call: Call[Any], by: Limited) -> bytes:
         request = call.request
+        if isinstance(request, PeekMessage):
+            self.refused += 1
+            self._note(by, refused=True)
+            remark = f"{_REJECTED}{by.kind} {by.name} reads more than its quota: look again later"
+            return call.response(ResponseCode.SYSTEM_BUSY, remark=remark)
         if isinstance(request, _PULLS):
             offset = request.ext.queue_offset
             code = ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -355,9 +419,7 @@ class QuotaGate(Service):
             call.refuse(held.refusal)
             return
         if held.until:
-            seconds, by = self._buckets.wait(
-                self._limits_of(call, self._topics.get(call.request.ext.topic), CONSUME), now
-            )
+            seconds, by = self._buckets.wait(self._limits_of(call), now)
             if by is not None:
                 reply = self._put_off(call, by, seconds, held.until)
                 if reply is not None:
@@ -395,12 +457,31 @@ def _patience(request: Any) -> float:
     ext = request.ext
     if isinstance(request, _PULLS):
         return (max(ext.suspend_timeout_ms, 0) / 1000 if ext.sys_flag & _SUSPEND else 0.0) or _WAIT_SECONDS
+    if isinstance(request, PeekMessage):
+        return _WAIT_SECONDS
     return max(ext.poll_ms, 0) / 1000 or _WAIT_SECONDS
 
 
 def _bytes_of_header(request: Any) -> int:
     """About how many bytes clients have put into the header of a request."""
     return sum(len(value) for value in msgspec.structs.astuple(request.ext) if isinstance(value, str))
+
+
+def _parts_of(call: Call[Any]) -> list[_Part]:
+    """What a send costs each of its topics; nothing if it is a transaction that cannot be read, which its handler
+    refuses.
+    """
+    request, body = call.request, call.body
+    if not isinstance(request, StageTransaction):
+        return [_Part(request.ext.topic, _messages_in(call), len(body) + len(request.ext.properties))]
+    try:
+        messages = TransactionSet.decode(body).messages
+    except BodyError:
+        return []
+    by_topic: dict[str, list[int]] = {}
+    for each in messages:
+        by_topic.setdefault(each.topic, []).append(set_bytes([each]))
+    return [_Part(topic, len(sizes), sum(sizes)) for topic, sizes in by_topic.items()]
 
 
 def _messages_in(call: Call[Any]) -> int:

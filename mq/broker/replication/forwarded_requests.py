@@ -33,6 +33,7 @@ class ForwardedRequests(Service):
         admit: raises RequestRefused for a connection that is not a replica's, or for another log. A replica is trusted
             about the client's identity.
         forward: forwards a request that came too late.
+        limit_users: called before a request of a limited user is served.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class ForwardedRequests(Service):
         held_bytes_max: int,
         admit: Callable[[ClientConnection, str], None],
         forward: Handler,
+        limit_users: Callable[[], None],
         log: Log,
     ) -> None:
         self._leader_handlers = leader_handlers
@@ -54,6 +56,7 @@ class ForwardedRequests(Service):
         self._held_bytes_max = held_bytes_max
         self._admit = admit
         self._forward = forward
+        self._limit_users = limit_users
         self._wrap = WrapEncoder().encode
         self._log = log
         self.taken = 0
@@ -96,13 +99,15 @@ class ForwardedRequests(Service):
         if ext.serialization not in (JSON, BINARY):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no header is encoded in the way {ext.serialization}")
         inner, inner_body, _ = incoming[0]
+        if ext.user:
+            self._limit_users()
         handler = self._leader_handlers.get(type(inner))
         if handler is None:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"a {type(inner).__name__} of code {inner.code} cannot be forwarded"
             )
         self.taken += 1
-        sender = ForwardedSender(self, call.connection, call.request.opaque, host, ext.client_id or None)
+        sender = ForwardedSender(self, call.connection, call.request.opaque, host, ext.client_id or None, ext.user)
         sender.serve(handler, inner, inner_body, ext.serialization)
 
     def lead(self) -> None:
@@ -141,13 +146,13 @@ class ForwardedRequests(Service):
 class ForwardedSender:
     """Represents the client of another replica for one request: the part of `ClientConnection` that handlers need.
 
-    ``client_id`` is its id in the consumer group of the request, None if unknown.
+    ``client_id`` is its id in the consumer group of the request, None if unknown. ``user`` is who it is, if limited.
     """
 
     hold_seconds_max = 5.0
     """How long the request may be held: the other replica waits for twice that."""
 
-    __slots__ = ("_connection", "_opaque", "_requests", "client_id", "held_pulls", "host")
+    __slots__ = ("_connection", "_opaque", "_requests", "client_id", "held_pulls", "host", "user")
 
     def __init__(
         self,
@@ -156,12 +161,14 @@ class ForwardedSender:
         opaque: int,
         host: bytes,
         client_id: str | None,
+        user: str = "",
     ) -> None:
         self._requests = requests
         self._connection = connection
         self._opaque = opaque
         self.host = host
         self.client_id = client_id
+        self.user = user
         self.held_pulls = 0
 
     @property
@@ -212,7 +219,7 @@ class ForwardedSender:
         oneway = request.flag & ONEWAY_FLAG
         try:
             # Handlers of forwarded requests use no other part of a connection.
-            reply = handler(Call(cast("ClientConnection", self), request, body, serialization))
+            reply = handler(Call(cast("ClientConnection", self), request, body, serialization, self.user))
         except Exception as error:
             reply = self._requests.failed(error, self, request, serialization)
         if oneway:

@@ -150,7 +150,7 @@ class Forwarder(Service):
         sequence = next(self._sequence) & _OPAQUE_MASK
         try:
             frame, inner_at = self._encoder.encode(
-                sequence, call.connection.host, call.request, call.body, call.serialization, client_id
+                sequence, call.connection.host, call.request, call.body, call.serialization, client_id, call.user
             )
         except TooLarge as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error

@@ -78,9 +78,21 @@ class FilterVersion(Reply):
 
 
 class JudgeRequestExt(Ext):
-    """The address, without the port, of the sender of the request whose frame is in the body."""
+    """The address, without the port, of the sender of the request whose frame is in the body.
+
+    ``messages`` and ``record_bytes`` are what the sender was given by this request: a limited user pays for them.
+    """
 
     address: str
+    messages: I32 = 0
+    record_bytes: I64 = 0
+
+
+class Judged(Reply):
+    """The request is allowed (9022): whether its user has a quota, and when that is paid."""
+
+    is_limited: bool = False
+    wait_ms: I64 = 0
 
 
 class JudgeRequest(Request, tag=int(Code.JUDGE_REQUEST)):

@@ -37,17 +37,35 @@ class ForwardEncoder:
     __slots__ = ("_header",)
 
     def __init__(self, identity: str) -> None:
-        ext = {"bornHost": "BORN", "serialization": "ENCODING", "clientId": "CLIENT", "identity": identity}
+        ext = {
+            "bornHost": "BORN",
+            "serialization": "ENCODING",
+            "clientId": "CLIENT",
+            "user": "USER",
+            "identity": identity,
+        }
         header = encode_header(RequestCode.FORWARD, 0, 0, ext=ext, version=0)
         assert b'"opaque":0,' in header, f"no opaque in {header!r}"
         text = header.replace(b"%", b"%%")
-        for placeholder, conversion in ((b"BORN", b"%s"), (b"ENCODING", b"%d"), (b'"CLIENT"', b"%s")):
+        for placeholder, conversion in (
+            (b"BORN", b"%s"),
+            (b"ENCODING", b"%d"),
+            (b'"CLIENT"', b"%s"),
+            (b'"USER"', b"%s"),
+        ):
             text = text.replace(placeholder, conversion, 1)
         before, _, behind = text.rpartition(b'"opaque":0,')
         self._header = before + b'"opaque":%d,' + behind
 
     def encode(
-        self, opaque: int, born_host: bytes, request: Any, body: bytes, serialization: int, client_id: str = ""
+        self,
+        opaque: int,
+        born_host: bytes,
+        request: Any,
+        body: bytes,
+        serialization: int,
+        client_id: str = "",
+        user: str = "",
     ) -> tuple[bytes, int]:
         """The frame, and the position of the client's request in it.
 
@@ -60,6 +78,7 @@ class ForwardEncoder:
             born_host.hex().encode(),
             serialization,
             _encode(client_id) if client_id else b'""',
+            _encode(user) if user else b'""',
             opaque,
         )
         inner = _encode(request)

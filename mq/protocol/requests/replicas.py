@@ -13,13 +13,14 @@ from mq.protocol.wire.request import Ext, Request
 class ForwardExt(Ext):
     """The origin of the request. ``identity`` is that of the replicated log; ``born_host`` the client's IPv4 address
     and port in the format of records, in hexadecimal; ``serialization`` the client's header encoding; ``client_id`` its
-    id in the consumer group of the request, if known and relevant.
+    id in the consumer group of the request, if known and relevant; ``user`` who has sent it, if that user has a quota.
     """
 
     identity: str
     born_host: str
     serialization: I32
     client_id: str = ""
+    user: str = ""
 
 
 class Forward(Request, tag=int(Code.FORWARD)):

@@ -49,21 +49,27 @@ def requests(draw: st.DrawFn) -> Any:
 
 
 @given(
-    request=requests(), body=st.binary(max_size=50), client_id=TEXTS, identity=TEXTS, encoding=st.sampled_from([0, 1])
+    request=requests(),
+    body=st.binary(max_size=50),
+    client_id=TEXTS,
+    user=TEXTS,
+    identity=TEXTS,
+    encoding=st.sampled_from([0, 1]),
 )
 def test_every_request_comes_out_as_it_went_in(
-    request: Any, body: bytes, client_id: str, identity: str, encoding: int
+    request: Any, body: bytes, client_id: str, user: str, identity: str, encoding: int
 ) -> None:
-    frame, at = ForwardEncoder(identity).encode(5, HOST, request, body, encoding, client_id)
+    frame, at = ForwardEncoder(identity).encode(5, HOST, request, body, encoding, client_id, user)
     [(outer, outer_body, _)], consumed = decode_chunk(frame)
     assert consumed == len(frame)
     assert isinstance(outer, Forward)
     ext = outer.ext
-    assert (outer.opaque, ext.born_host, ext.serialization, ext.client_id, ext.identity) == (
+    assert (outer.opaque, ext.born_host, ext.serialization, ext.client_id, ext.user, ext.identity) == (
         5,
         HOST.hex(),
         encoding,
         client_id,
+        user,
         identity,
     )
     assert frame[at:] == outer_body
