@@ -55,6 +55,20 @@ async def test_every_counter_has_a_metric_of_its_own(tmp_path: Path, monkeypatch
         assert b"raftmq_raft_term" in result_of(render(families, accept))[1]
 
 
+async def test_popped_messages_are_counted_by_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = note_brokers(monkeypatch)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 12, attributes="+message.type=PRIORITY")
+        for priority in (0, 3, 3, 10, 11, 900):
+            sent = await client.send(i=properties(_SYS_MSG_PRIORITY_=str(priority), UNIQ_KEY="K"))
+            assert sent.code == 0
+        assert len(await popped(client, maxMsgNums=32)) == 6
+        families = result_of(brokers[0].services.metrics.collect())
+        counted = values(families, "raftmq_priority_messages_popped", "level")
+    assert {level: count for (level,), count in counted.items() if count} == {"0": 1, "3": 2, "10+": 3}
+
+
 async def test_lag_is_that_of_consumer_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = note_brokers(monkeypatch)
     async with running(tmp_path) as broker:
