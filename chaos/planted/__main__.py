@@ -2,14 +2,15 @@
 
 A patch whose second line names a workload is for simulated brokers, one whose second line names a test is found by that
 test ("Test: tests/unit/..."), the others are for the log. ``python -m chaos.planted`` tries all, ``python -m
-chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes the table, ``--note`` notes
-the seeds that found them. The runs use a patched copy of the production code. A bug in Cython is compiled there; the
+chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes the table, ``--note`` looks for the shortest run
+that finds each and notes it. The runs use a patched copy of the production code. A bug in Cython is compiled there; the
 copy of a bug in Python has no compiled modules, which would serve in its place.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -17,13 +18,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from chaos.__main__ import LOG
+from chaos.planted.warm import WarmPython
 from raftlog.compiled.building import compile_package
 from raftlog.compiled.sources import PURE_PYTHON
 
@@ -31,14 +35,20 @@ PATCHES = Path(__file__).parent
 PROJECT = PATCHES.parent.parent
 PACKAGES = ("raftlog", "mq", "chaos")
 FINDING_SEEDS = PATCHES / "finding_seeds.txt"
-"""The first seed that finds a bug, of those that seed 0 does not find: a line is the name of a bug and a seed."""
+"""A run that finds a bug, of those that a whole run of seed 0 does not find at once.
+
+A line is the name of a bug, a seed, and, for a run that is shorter than usual, its seconds of faults.
+"""
 SEEDS_MAX = 200
+_SHORT_RUNS = ((2.0, 4), (4.0, 4), (8.0, 3))
+"""Seconds of faults and how many seeds: what is tried before whole runs, to find a short one that can be noted."""
 UNIT_TEST = "unit test"
 _TEST = "Test: "
 _UNFINISHED = "*.pyc.*"
 """Bytecode that another process writes at the moment; such a file gets another name before it could be copied."""
 _UNINTENDED = re.compile(r"\b(Type|Name|Attribute|Import|Syntax)Error\b")
 """Errors that no patch intends: the code under it has changed."""
+_CHANGED = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)
 _CYTHON = re.compile(r"^\+\+\+ b/((?:mq|raftlog)/compiled)/\S+\.p(?:yx|xi|xd)$", re.MULTILINE)
 
 
@@ -48,12 +58,23 @@ class PatchRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``seeds`` is how many it takes from 0 on to detect ``how``; None if it was not found."""
+    """``seeds`` is how many it takes from 0 on to detect ``how``; None if it was not found.
+
+    ``seconds`` is how long each of them has faults; None for as long as usual.
+    """
 
     name: str
     what: str
     seeds: int | None
     how: str
+    seconds: float | None = None
+
+
+class Noted(NamedTuple):
+    """A run that finds a bug; ``seconds`` as in `Finding`."""
+
+    seed: int
+    seconds: float | None = None
 
 
 def names() -> list[str]:
@@ -88,6 +109,11 @@ def compiled_packages(name: str, patches: Path = PATCHES) -> list[str]:
     return sorted(set(_CYTHON.findall((patches / f"{name}.patch").read_text())))
 
 
+def changed_files(name: str, patches: Path = PATCHES) -> list[str]:
+    """The files that a patch changes."""
+    return _CHANGED.findall((patches / f"{name}.patch").read_text())
+
+
 def check(name: str, patches: Path = PATCHES) -> None:
     """Whether the patch applies to the production code, which stays as it is. Raises `PatchRefused`."""
     _apply(patches / f"{name}.patch", PROJECT, "--dry-run")
@@ -114,11 +140,24 @@ def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, pat
     # which belongs to the time and the size of a source; a copy keeps both.
     ignored = shutil.ignore_patterns("build-*", _UNFINISHED, *([] if changed else ["*.so"]))
     for package in packages:
-        shutil.copytree(PROJECT / package, directory / package, ignore=ignored)
+        shutil.copytree(PROJECT / package, directory / package, ignore=ignored, copy_function=_link)
+    for path in changed_files(name, patches):
+        (directory / path).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # the patch is refused
+            shutil.copy2(PROJECT / path, directory / path)
     _apply(patches / f"{name}.patch", directory)
     for package in changed:
         # Such a copy runs for seconds, and to optimize it would take longer.
         compile_package(package.replace("/", "."), directory / package, optimization="-O0")
+
+
+def _link(source: str, target: str) -> None:
+    """Like a copy, at a tenth of the time. What changes in one of them has to be copied: a patch, a compiled module."""
+    if not source.endswith(".so"):
+        with contextlib.suppress(OSError):  # another file system
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
 
 
 def _environment(name: str, directory: Path) -> dict[str, str]:
@@ -128,67 +167,126 @@ def _environment(name: str, directory: Path) -> dict[str, str]:
     return environment if compiled_packages(name) else {**environment, PURE_PYTHON: "1"}
 
 
-def finding_seeds(noted: Path = FINDING_SEEDS) -> dict[str, int]:
-    """The noted seeds by name of the bug."""
+def finding_seeds(noted: Path = FINDING_SEEDS) -> dict[str, Noted]:
+    """The noted runs by name of the bug."""
     lines = (line.split() for line in noted.read_text().splitlines())
-    return {name: int(seed) for name, seed in lines}
+    return {name: Noted(int(seed), *map(float, seconds)) for name, seed, *seconds in lines}
 
 
 def note_finding_seeds(findings: Sequence[Finding], noted: Path = FINDING_SEEDS) -> None:
-    """Note the seeds that found these bugs; the others keep theirs, and what is no bug any more goes."""
-    found = {each.name: each.seeds - 1 for each in findings if each.seeds and workload(each.name) != UNIT_TEST}
-    kept = sorted((name, seed) for name, seed in {**finding_seeds(noted), **found}.items() if seed and name in names())
-    noted.write_text("".join(f"{name} {seed}\n" for name, seed in kept))
+    """Note the runs that found these bugs; the others keep theirs, and what is no bug any more goes."""
+    found = {
+        each.name: Noted(each.seeds - 1, each.seconds)
+        for each in findings
+        if each.seeds and workload(each.name) != UNIT_TEST
+    }
+    kept = sorted({**finding_seeds(noted), **found}.items())
+    lines = [
+        f"{name} {seed}" + ("" if seconds is None else f" {seconds:g}")
+        for name, (seed, seconds) in kept
+        if name in names() and (seed or seconds)
+    ]
+    noted.write_text("".join(f"{line}\n" for line in lines))
 
 
-def hunt(name: str, seeds_max: int = SEEDS_MAX, *, first_seed: int | None = None) -> Finding:
-    """Run ``first_seed``, if there is one, then seeds from 0 on until the bug is found. Raises `PatchRefused`.
+def hunt(
+    name: str,
+    seeds_max: int = SEEDS_MAX,
+    *,
+    python: WarmPython,
+    first: Noted | None = None,
+    short_runs: Sequence[tuple[float, int]] = (),
+) -> Finding:
+    """Try the run ``first``, if there is one, then whole runs of seeds from 0 on until the bug is found.
 
-    If ``first_seed`` does not find it, a warning says which one does: the code or the simulation has changed.
+    Before the whole runs, it tries ``short_runs``: seconds, and how many seeds from 0 on. If ``first`` does not find
+    the bug, a warning says which seed does: the code or the simulation has changed. Raises `PatchRefused`.
     """
-    with tempfile.TemporaryDirectory(prefix="planted-") as directory:
-        plant(name, Path(directory))
+    with tempfile.TemporaryDirectory(prefix="planted-") as created:
+        directory = Path(created)
+        plant(name, directory)
         if workload(name) == UNIT_TEST:
-            return _hunt_by_test(name, Path(directory))
-        if first_seed is not None and (seen := _hunt_by_seeds(name, Path(directory), first_seed, first_seed)).seeds:
-            return seen
-        finding = _hunt_by_seeds(name, Path(directory), 0, seeds_max - 1)
-    if first_seed is not None and finding.seeds:
+            return _hunt_by_test(python, name, directory)
+        if first is not None:
+            seen = _hunt_by_seeds(python, name, directory, first.seed, first.seed, first.seconds)
+            if seen.seeds:
+                return seen
+        for seconds, seeds in short_runs:
+            seen = _hunt_by_seeds(python, name, directory, 0, seeds - 1, seconds)
+            if seen.seeds:
+                return seen
+        finding = _hunt_by_seeds(python, name, directory, 0, seeds_max - 1, None)
+    if first is not None and finding.seeds:
         warnings.warn(
-            f"{name} is found by seed {finding.seeds - 1} and no longer by {first_seed}, which costs time:"
+            f"{name} is found by seed {finding.seeds - 1} and no longer by {first.seed}, which costs time:"
             f" python -m chaos.planted {name} --note",
             stacklevel=2,
         )
     return finding
 
 
-def _hunt_by_seeds(name: str, directory: Path, first: int, last: int) -> Finding:
-    command = [sys.executable, "-m", "chaos", "--workload", workload(name)]
-    command += ["--seeds", f"{first}-{last}", "--first", "--jobs", "1"]
-    environment = _environment(name, directory)
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+class Hunters:
+    """Hunt several bugs at once, each hunter with an interpreter of its own; a context manager that ends them."""
+
+    def __init__(self, count: int) -> None:
+        self._own = threading.local()
+        self._warm: list[WarmPython] = []
+        self._pool = ThreadPoolExecutor(count, initializer=self._begin)
+
+    def _begin(self) -> None:
+        self._own.python = WarmPython()
+        self._warm.append(self._own.python)
+
+    def hunt(
+        self,
+        name: str,
+        seeds_max: int,
+        first: Noted | None = None,
+        short_runs: Sequence[tuple[float, int]] = (),
+    ) -> Future[Finding]:
+        """See `hunt`."""
+
+        def begin() -> Finding:
+            return hunt(name, seeds_max, python=self._own.python, first=first, short_runs=short_runs)
+
+        return self._pool.submit(begin)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Begin no further hunt, and wait for those that have begun."""
+        self._pool.shutdown(cancel_futures=True)
+        for python in self._warm:
+            python.close()
+
+
+def _hunt_by_seeds(
+    python: WarmPython, name: str, directory: Path, first: int, last: int, seconds: float | None
+) -> Finding:
+    arguments = ["--workload", workload(name), "--seeds", f"{first}-{last}", "--first", "--jobs", "1"]
+    if seconds is not None:
+        arguments += ["--seconds", f"{seconds:g}"]
+    done = python.run("chaos", arguments, directory, _environment(name, directory))
     found = re.search(r"^seed (\d+): (.*)$", done.stdout, re.MULTILINE)
     if found is None:
         assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
         return Finding(name, what(name), None, "")
     if _UNINTENDED.search(found[2]):
         raise PatchRefused(f"{name}: the code does not fit the production code any more: {found[2]}")
-    return Finding(name, what(name), int(found[1]) + 1, found[2])
+    return Finding(name, what(name), int(found[1]) + 1, found[2], seconds)
 
 
-def _hunt_by_test(name: str, directory: Path) -> Finding:
+def _hunt_by_test(python: WarmPython, name: str, directory: Path) -> Finding:
     """Run the one test that must fail; it counts as a single seed."""
-    shutil.copytree(PROJECT / "tests", directory / "tests", ignore=shutil.ignore_patterns(_UNFINISHED))
+    shutil.copytree(
+        PROJECT / "tests", directory / "tests", ignore=shutil.ignore_patterns(_UNFINISHED), copy_function=_link
+    )
     shutil.copy(PROJECT / "pyproject.toml", directory)
     test = unit_test(name)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
-        cwd=directory,
-        env=_environment(name, directory),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    arguments = ["-q", "-p", "no:cacheprovider", test]
+    done = python.run("pytest", arguments, directory, _environment(name, directory))
     # A bug in Cython may also end the process by a signal.
     is_judged = done.returncode in (0, 1) or (done.returncode < 0 and compiled_packages(name))
     assert is_judged, f"{name}: {done.stdout}{done.stderr}"
@@ -229,13 +327,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS_MAX, metavar="N", help="give up after so many")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="how many at once")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the table to this file")
-    parser.add_argument("--note", action="store_true", help="note the seeds that find them, which tests try first")
+    parser.add_argument("--note", action="store_true", help="note short runs that find them, which tests try first")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.names) - set(names())):
         parser.error(f"no such mistake: {', '.join(unknown)}")
-    with ThreadPoolExecutor(options.jobs) as pool:
-        findings = []
-        for finding in pool.map(lambda name: hunt(name, options.seeds), options.names or names()):
+    short_runs = _SHORT_RUNS if options.note else ()
+    findings = []
+    with Hunters(options.jobs) as hunters:
+        hunts = [hunters.hunt(name, options.seeds, short_runs=short_runs) for name in options.names or names()]
+        for under_way in hunts:
+            finding = under_way.result()
             findings.append(finding)
             sys.stdout.write(f"{finding.name}: {finding.seeds or 'not found'} {finding.how[:150]}\n")
             sys.stdout.flush()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +16,10 @@ from chaos.planted.__main__ import (
     PROJECT,
     UNIT_TEST,
     Finding,
+    Hunters,
+    Noted,
     PatchRefused,
+    changed_files,
     check,
     compiled_packages,
     finding_seeds,
@@ -28,6 +32,7 @@ from chaos.planted.__main__ import (
     unit_test,
     workload,
 )
+from chaos.planted.warm import WarmPython
 
 SEEDS_MAX = 120
 QUICKLY_FOUND = (
@@ -111,56 +116,106 @@ def test_patch_whose_surroundings_have_changed_is_refused(tmp_path: Path) -> Non
 def test_noted_seeds_are_of_simulated_mistakes() -> None:
     noted = finding_seeds()
     assert noted.keys() <= {name for name in names() if workload(name) != UNIT_TEST}
-    assert all(0 < seed < SEEDS_MAX for seed in noted.values())
+    assert all(0 <= seed < SEEDS_MAX and (seed or seconds) for seed, seconds in noted.values())
 
 
-def hunted_seeds(monkeypatch: pytest.MonkeyPatch, finding: int) -> list[tuple[int, int]]:
-    """The ranges of seeds that hunts run from now on, for a mistake that one seed finds."""
-    ran: list[tuple[int, int]] = []
+COLD = cast("WarmPython", None)
+"""For hunts that run nothing."""
 
-    def hunt_by_seeds(name: str, directory: Path, first: int, last: int) -> Finding:
-        ran.append((first, last))
-        return Finding(name, "", finding + 1 if first <= finding <= last else None, "")
+
+def hunted_seeds(monkeypatch: pytest.MonkeyPatch, finding: int, shortly: float = inf) -> list[tuple[Any, ...]]:
+    """The ranges of seeds that hunts run from now on, with their seconds, for a mistake that one seed finds in whole
+    runs, and in others that take at least so long.
+    """
+    ran: list[tuple[Any, ...]] = []
+
+    def hunt_by_seeds(
+        python: WarmPython, name: str, directory: Path, first: int, last: int, seconds: float | None
+    ) -> Finding:
+        ran.append((first, last, seconds))
+        finds = first <= finding <= last and (seconds is None or seconds >= shortly)
+        return Finding(name, "", finding + 1 if finds else None, "", seconds)
 
     monkeypatch.setattr("chaos.planted.__main__.plant", lambda name, directory: None)
     monkeypatch.setattr("chaos.planted.__main__._hunt_by_seeds", hunt_by_seeds)
     return ran
 
 
-def test_a_hunt_begins_with_the_seed_that_found_the_mistake_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = hunted_seeds(monkeypatch, 5)
-    assert hunt("double-vote", 20, first_seed=5).seeds == 6
-    assert ran == [(5, 5)]
+def test_a_hunt_begins_with_the_run_that_found_the_mistake_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = hunted_seeds(monkeypatch, 5, 2.0)
+    assert hunt("double-vote", 20, python=COLD, first=Noted(5, 2.0)).seeds == 6
+    assert hunt("double-vote", 20, python=COLD, first=Noted(5)).seeds == 6
+    assert ran == [(5, 5, 2.0), (5, 5, None)]
 
 
 def test_a_mistake_its_seed_no_longer_finds_is_hunted_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = hunted_seeds(monkeypatch, 9)
     with pytest.warns(UserWarning, match="double-vote is found by seed 9 and no longer by 5"):
-        assert hunt("double-vote", 20, first_seed=5).seeds == 10
-    assert hunt("double-vote", 8, first_seed=5).seeds is None
-    assert ran == [(5, 5), (0, 19), (5, 5), (0, 7)]
+        assert hunt("double-vote", 20, python=COLD, first=Noted(5)).seeds == 10
+    assert hunt("double-vote", 8, python=COLD, first=Noted(5, 4.0)).seeds is None
+    assert ran == [(5, 5, None), (0, 19, None), (5, 5, 4.0), (0, 7, None)]
 
 
-def test_seeds_are_noted_for_what_was_found(tmp_path: Path) -> None:
+def test_the_shortest_run_that_finds_a_mistake_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = hunted_seeds(monkeypatch, 2, 4.0)
+    found = hunt("double-vote", 20, python=COLD, short_runs=((2.0, 4), (4.0, 4), (8.0, 3)))
+    assert (found.seeds, found.seconds) == (3, 4.0)
+    assert ran == [(0, 3, 2.0), (0, 3, 4.0)]
+
+
+def test_runs_are_noted_for_what_was_found(tmp_path: Path) -> None:
     noted = tmp_path / "seeds"
-    noted.write_text("double-vote 3\nis-no-mistake-any-more 1\nstale-read 2\nlearner-counts 4\n")
-    found_anew = [("double-vote", 8), ("stale-read", None), ("learner-counts", 1)]
-    note_finding_seeds([Finding(name, "", seeds, "") for name, seeds in found_anew], noted)
-    assert finding_seeds(noted) == {"double-vote": 7, "stale-read": 2}
+    noted.write_text("double-vote 3\nis-no-mistake-any-more 1\nstale-read 2\nlearner-counts 4\nlease-too-long 9 4\n")
+    found_anew = [("double-vote", 8, 2.5), ("stale-read", None, None), ("learner-counts", 1, None)]
+    note_finding_seeds([Finding(name, "", seeds, "", seconds) for name, seeds, seconds in found_anew], noted)
+    expected = {"double-vote": Noted(7, 2.5), "lease-too-long": Noted(9, 4.0), "stale-read": Noted(2)}
+    assert finding_seeds(noted) == expected
+
+
+def test_a_planted_mistake_stays_in_its_copy(tmp_path: Path) -> None:
+    """The copy shares files with the project where it can."""
+    before = {name: (PROJECT / name).read_bytes() for name in changed_files("double-vote")}
+    plant("double-vote", tmp_path)
+    assert before
+    for name, content in before.items():
+        assert (PROJECT / name).read_bytes() == content
+        assert (tmp_path / name).read_bytes() != content
+
+
+def test_a_warm_interpreter_runs_each_copy_with_its_own_modules(tmp_path: Path) -> None:
+    with WarmPython() as python:
+        for number in (1, 2):
+            copy = tmp_path / str(number)
+            copy.mkdir()
+            (copy / "planted_here.py").write_text(
+                f"import os, sys\nprint({number}, sys.argv[1:], os.environ['KEPT'], os.getcwd())\nsys.exit({number})\n"
+            )
+            environment = {"PYTHONPATH": str(copy), "KEPT": f"kept {number}"}
+            done = python.run("planted_here", ["--option", "x"], copy, environment)
+            assert done.returncode == number, done.stderr
+            assert done.stdout == f"{number} ['--option', 'x'] kept {number} {copy}\n"
+        failed = python.run("no_such_module", [], tmp_path, {"PYTHONPATH": ""})
+        assert failed.returncode == 1
+        assert "no_such_module" in failed.stderr
+
+
+def test_a_warm_interpreter_tells_the_signal_that_ended_a_run(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    with WarmPython() as python:
+        assert python.run("killed", [], tmp_path, {"PYTHONPATH": str(tmp_path)}).returncode == -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
 def hunted(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Finding]]:
     """What became of a mistake; all that tests of this session ask for are hunted at once, one on each processor.
 
-    Each hunt begins with the seed that found the mistake before.
+    Each hunt begins with the run that found the mistake before.
     """
-    seeds = finding_seeds()
+    noted = finding_seeds()
     wanted = [item.callspec.params["name"] for item in request.session.items if "hunted" in _fixtures(item)]  # type: ignore[attr-defined]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        findings = {name: pool.submit(hunt, name, SEEDS_MAX, first_seed=seeds.get(name)) for name in wanted}
+    with Hunters(os.cpu_count() or 1) as hunters:
+        findings = {name: hunters.hunt(name, SEEDS_MAX, noted.get(name)) for name in wanted}
         yield lambda name: findings[name].result()
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _fixtures(item: pytest.Item) -> list[str]:
