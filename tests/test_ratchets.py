@@ -24,13 +24,13 @@ rests of a broker's timers, in a fixture for brokers of any limits.
 
 ASSERTED: dict[str, float] = {
     "mq/broker": 0.22,
-    "mq/broker/access": 0.15,
+    "mq/broker/access": 0.2,
     "mq/broker/admin": 0.2,
-    "mq/broker/base": 0.15,
+    "mq/broker/base": 0.2,
     "mq/broker/bulk": 0.27,
     "mq/broker/consume": 0.26,
     "mq/broker/lite": 0.2,
-    "mq/broker/net": 0.17,
+    "mq/broker/net": 0.2,
     "mq/broker/pop": 0.29,
     "mq/broker/produce": 0.2,
     "mq/broker/query": 0.21,

@@ -223,6 +223,8 @@ class AccessControl:
         if limited := self._quotas.table:
             free = {} if EVERYBODY in limited else self._by_key
             self._unlimited = {name: account for name, account in free.items() if name not in limited}
+        unchecked = self._unlimited.keys() & self._quotas.table.keys()
+        assert not unchecked, f"{len(unchecked)} of {len(self._by_key)} users would send without their quotas"
         self._merged_of = accounts, self._users.version, self._quotas.version, secrets
 
 

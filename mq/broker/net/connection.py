@@ -204,6 +204,7 @@ class ClientConnection:
 
     def admitted(self) -> None:
         """The request whose beginning is here has room in memory: read the rest."""
+        assert self._waits_for_room, f"{self.peer} did not wait for memory, {self.unfinished_bytes} bytes are here"
         self._waits_for_room = False
         self._read_or_wait()
 
@@ -290,6 +291,7 @@ class ClientConnection:
 
         The connection is not read until the rest is served.
         """
+        assert not self._unserved, f"{len(self._unserved)} deferred requests before {len(incoming)} others"
         at, stretch = 0, 1
         while at < len(incoming):
             if at and not self.trusted and (self._waits_for_reader or self._reactor.share_used()):

@@ -68,6 +68,8 @@ class UnreadReplies(Generic[ConnectionT]):
 
     def grown(self, connection: ConnectionT) -> None:
         """A connection has more than `MUCH_BYTES` of unread replies."""
+        waiting = connection.waiting_bytes
+        assert waiting >= MUCH_BYTES, f"{waiting} bytes of replies wait, which is less than {MUCH_BYTES}"
         nbytes = self._unsent()
         if nbytes > self.bytes_max:
             self.drop_some()

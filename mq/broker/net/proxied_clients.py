@@ -49,11 +49,14 @@ class ProxiedClients(Generic[ConnectionT]):
         self._count += len(kept)
         for each in kept:
             self._groups.setdefault(each.group, {})[connection, each.client_id] = each
+        count_max = self._limits.proxied_clients_max
+        assert self._count <= count_max, f"{self._count} clients behind proxies; maximum: {count_max}"
 
     def connection_closed(self, connection: ConnectionT) -> None:
         """A proxy has gone, and its clients with it."""
         _, gone = self._of.pop(connection, (0.0, ()))
         self._count -= len(gone)
+        assert self._count >= 0, f"{self._count} clients are left, after {len(gone)} behind one proxy"
         for each in gone:
             members = self._groups[each.group]
             del members[connection, each.client_id]
