@@ -67,6 +67,7 @@ class BrokerCluster(Cluster):
         self._is_upgraded = not scenario.spares and self._upgrades.random() < _UPGRADES
         """Whether the group begins with older software on some nodes, and gets the newest on the way."""
         self._levels: dict[str, int] = {}
+        self._settings: dict[tuple[NodeId, int], BrokerSettings] = {}
         self.dropped_pos = 0
         """Some log may have been dropped up to this physical offset."""
         self.workload = workload(self)
@@ -88,27 +89,33 @@ class BrokerCluster(Cluster):
 
     def settings_of(self, node: Node) -> BrokerSettings:
         """The settings that a broker starts with."""
-        scenario, config = self.plan, self.plan.config
-        peers = ",".join(f"{name}@10.0.0.{number}:{PEER_PORT}" for name, number in self._numbers.items())
-        chosen: dict[str, Any] = {
-            "node_id": node.node_id,
-            "peers": peers,
-            "listen": f"10.0.0.{self._numbers[node.node_id]}:{CLIENT_PORT}",
-            "data_dir": self._directory / node.node_id,
-            "entry_bytes_max": scenario.entry_bytes_max,
-            "checkpoint_seconds": scenario.checkpoint_seconds,
-            "retention_check_seconds": 10.0**9,  # the schedule says when the log is dropped
-            "message_bytes_max": 1024,
-            "format_level_max": self._level_of(node.node_id),
-        }
+        config = self.plan.config
         # Smaller than users may set them.
         small: dict[str, Any] = {
-            "segment_bytes": scenario.segment_bytes,
+            "segment_bytes": self.plan.segment_bytes,
             "heartbeat_seconds": config.heartbeat_seconds,
             "election_timeout_seconds_min": config.election_timeout_seconds_min,
             "election_timeout_seconds_max": config.election_timeout_seconds_max,
         }
-        return BrokerSettings(**chosen).model_copy(update=small | self.workload.settings())
+        key = node.node_id, self._level_of(node.node_id)
+        if (chosen := self._settings.get(key)) is None:
+            chosen = self._settings[key] = self._read_settings(*key)
+        return chosen.model_copy(update=small | self.workload.settings())
+
+    def _read_settings(self, node_id: NodeId, level: int) -> BrokerSettings:
+        """As from a file. That takes as long as a hundred turns of a broker, so a node does so once for each level."""
+        peers = ",".join(f"{name}@10.0.0.{number}:{PEER_PORT}" for name, number in self._numbers.items())
+        return BrokerSettings(
+            node_id=node_id,
+            peers=peers,
+            listen=f"10.0.0.{self._numbers[node_id]}:{CLIENT_PORT}",
+            data_dir=self._directory / node_id,
+            entry_bytes_max=self.plan.entry_bytes_max,
+            checkpoint_seconds=self.plan.checkpoint_seconds,
+            retention_check_seconds=10.0**9,  # the schedule says when the log is dropped
+            message_bytes_max=1024,
+            format_level_max=level,
+        )
 
     def _level_of(self, node_id: str) -> int:
         """The format level that a node supports: in some groups, nodes start with older software, and are upgraded at a
@@ -294,6 +301,8 @@ class BrokerCluster(Cluster):
             if all(self.workload.has_whole_queues(process) for process in running):
                 self._check_end(cast("list[Process]", running))
                 self.workload.check_replicas(running)
+                for process in running:
+                    process.broker.check_invariants()
                 return
         raise Violation(
             f"liveness: {patience} s after everything healed: settled {self.workload.is_settled()}, "

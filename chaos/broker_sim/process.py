@@ -50,11 +50,12 @@ _DESCRIPTORS_MAX = 1 << 30
 _SECRETS = (bytes(32),)
 EARLY_NOTE = encode_early(0, 0)
 """Half of the deletions come before their time, as on a full disk."""
-_CHECK_TURNS = 16
-"""The state of a broker is checked once in so many turns, since that looks at all of it: after each turn, it would take
-half as long as everything else. One seed in as many checks it after every turn, none of those that run each time.
+_CHECK_TURNS = 48
+"""The state of a broker is checked once in so many turns, and when everything has settled: a check looks at all of it,
+and after each turn it would take half as long as everything else.
 """
-_EACH_TURN_SEED = 8
+_EACH_TURN_SEEDS, _EACH_TURN_SEED = 16, 8
+"""One seed in sixteen checks it after every turn, none of those that run each time."""
 _QUEUES_AT_ONCE = 3
 """Small, so that entries are applied between two parts of a checkpoint."""
 
@@ -132,7 +133,7 @@ class BrokerProcess(LogProcess):
         self, node: Node, world: World, scenario: Scenario, rng: random.Random, core_class: type[RaftCore]
     ) -> None:
         self._cluster = cast("BrokerWorld", world)
-        self._check_turns = 1 if scenario.seed % _CHECK_TURNS == _EACH_TURN_SEED else _CHECK_TURNS
+        self._check_turns = 1 if scenario.seed % _EACH_TURN_SEEDS == _EACH_TURN_SEED else _CHECK_TURNS
         with ExitStack() as opened:
             self._opened = opened
             super().__init__(node, world, scenario, rng, core_class)
