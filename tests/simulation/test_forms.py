@@ -63,7 +63,7 @@ def test_both_forms_have_the_same_events() -> None:
 def long_runs(request: pytest.FixtureRequest) -> dict[str, str]:
     """What a process with the references says of the workloads that this session compares, all in one process."""
     wanted = [
-        item.callspec.params["workload"]  # type: ignore[attr-defined]
+        str(item.callspec.params["workload"])
         for item in request.session.items
         if isinstance(item, pytest.Function) and "long_runs" in item.fixturenames
     ]

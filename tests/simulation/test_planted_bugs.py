@@ -199,7 +199,7 @@ def test_a_warm_interpreter_runs_each_copy_with_its_own_modules(tmp_path: Path) 
         assert "no_such_module" in failed.stderr
 
 
-def test_a_warm_interpreter_tells_the_signal_that_ended_a_run(tmp_path: Path) -> None:
+def test_a_warm_interpreter_reports_signals_of_its_runs(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     with WarmPython() as python:
         assert python.run("killed", [], tmp_path, {"PYTHONPATH": str(tmp_path)}).returncode == -signal.SIGKILL
