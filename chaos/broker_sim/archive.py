@@ -1,8 +1,9 @@
 """The workload "archive": log files are archived, deleted locally, and read from a store that is as unkind as S3.
 
 The store is slow, gone, or refuses; it loses answers, and objects rot; its manifest is replaced by an older one, or by
-that of another log. Replicas crash and lose their power meanwhile, at any step of an upload. In some runs the archive
-is limited, too.
+that of another log. Replicas crash and lose their power meanwhile, at any step of an upload. They lose queue files, or
+are filled again by others, and get the queue entries of old messages from the archive. In some runs the archive is
+limited, too.
 
 What must hold: nothing counts as archived before the manifest that names it was written and every object of it read
 back; no file is deleted locally before the group knows that it is archived; what consumers get from the archive is what
@@ -14,6 +15,7 @@ everything is read, and the archive has the log of the group.
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -27,7 +29,6 @@ from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.former_group import former_archive
 from chaos.broker_sim.schedule import BrokerScenario
 from chaos.broker_sim.workload import Brokers, Workload
-from chaos.faults import QueueFlip
 from chaos.limits import replaced
 from chaos.log_sim.node import DIRECTORY, Node
 from chaos.log_sim.process import CLUSTER_ID
@@ -46,6 +47,7 @@ from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
 from mq.store.archive.disk_cache import DiskCache
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
 from mq.store.archive.reader import ArchiveReader
+from mq.store.checkpoint import QUEUE_DIRECTORY
 from raftlog.replica import Job
 from raftlog.segment import entry_runs as entry_runs_module
 from raftlog.segment.errors import SegmentError
@@ -68,15 +70,8 @@ class Archive(Workload):
 
     @classmethod
     def adapted(cls, scenario: BrokerScenario) -> BrokerScenario:
-        """See `Workload.adapted`: many small files. Queue files do not rot: their entries of archived messages could
-        not be restored, and a group of one would never serve these again.
-        """
-        return replace(
-            scenario,
-            segment_bytes=min(scenario.segment_bytes, 16 * 1024),
-            proposal_seconds=0.02,
-            faults=tuple(each for each in scenario.faults if not isinstance(each[1], QueueFlip)),
-        )
+        """See `Workload.adapted`: many small files."""
+        return replace(scenario, segment_bytes=min(scenario.segment_bytes, 16 * 1024), proposal_seconds=0.02)
 
     def __init__(self, cluster: Brokers) -> None:
         super().__init__(cluster)
@@ -162,6 +157,9 @@ class Archive(Workload):
         """See `Workload.broker_ended`: its threads end with it, and the process that archives, too."""
         if process in self._threads:
             self._threads.pop(process).kill()
+            if not self._is_mended and self._bucket_rng.random() < 0.2:
+                shutil.rmtree(process.settings.data_dir / QUEUE_DIRECTORY, ignore_errors=True)
+                self.counts["queue files lost"] += 1
 
     def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
         """See `Workload.logged`."""
@@ -172,6 +170,8 @@ class Archive(Workload):
                 raise Violation(
                     f"deleted: the log of {node.node_id} begins at {base_pos}, archived is up to {self._archived}"
                 )
+        elif event == "queue_refill_done":
+            self.counts["queues refilled"] += 1
         elif event in ("archive_rolled_back", "archive_failed", "archive_read_failed"):
             self.counts[f"{event} {values.get('trouble', '')}".strip()] += 1
 
@@ -296,8 +296,11 @@ class Archive(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: queues that are to be read from their first message on."""
-        return self.queues - sum(self._has_reread)
+        """See `Workload.unfinished`: queues that are to be read from their first message on, and replicas that lack
+        entries of old messages.
+        """
+        lacking = sum(process.broker.context.tier.lacks_older for process in self._threads)
+        return self.queues - sum(self._has_reread) + lacking
 
     def check_end(self) -> None:
         """See `Workload.check_end`: the archive is sound, and continues up to what the group knows."""

@@ -36,7 +36,7 @@ from mq.protocol.numbers import PhysicalOffset
 from mq.store.checkpoint import Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.errors import QueueFileDamaged
-from mq.store.opening import LogBounds, open_store
+from mq.store.opening import LogBounds, begin_to_note_floors, open_store
 from mq.store.queue_store import QueueStoreSettings
 from raftlog import Software
 from raftlog.consensus.raft import RaftCore
@@ -175,6 +175,8 @@ class BrokerProcess(LogProcess):
             with node.disk.faults_withheld():
                 node.disk.unlink(f"{DIRECTORY}/snapshot")
         note_queues_from(log, has_tiers=self.settings.has_tiers, is_fresh=opened.is_fresh)
+        if self.settings.has_tiers and opened.is_fresh:
+            begin_to_note_floors(str(directory), opened.queues)
         if QUEUES_FROM not in log.notes:
             while self.queues.expire_some(PhysicalOffset(log.base_pos)):
                 pass

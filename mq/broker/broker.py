@@ -152,6 +152,8 @@ class Broker:
             ),
             applied_index=lambda: self._applied_index,
             floor_pos=lambda: LOG_BEGIN if self._filling is not None else self._checkpointer.floor_pos,
+            is_filling=lambda: self._filling is not None,
+            refilled_pos=lambda: self._checkpointer.refilled_pos,
             counters=self._counters,
         )
         self.context = context
@@ -399,10 +401,7 @@ class Broker:
             for topic in changed.hidden_topics:
                 self.services.topic_deleted(topic)
             for topic, queue_id, first in changed.begun_queues:
-                if self._store.get(topic, queue_id) is None:  # a message may have come before
-                    self._store.add_empty(topic, queue_id, first)
-                else:
-                    self._store.begin_at(topic, queue_id, first)  # what is before it was of a deleted topic
+                self._store.begin_queue(topic, queue_id, first)
             for topic, queue_id, first in changed.expired:
                 self._store.begin_at(topic, queue_id, first)
             for topic in changed.topics:
@@ -501,7 +500,8 @@ class Broker:
         assert before <= index, f"a checkpoint of entry {index} follows one of entry {before}"
         if last is not None and last.committed and last.checkpoint.applied_index == index:
             file_start = last.checkpoint.applied_pos // self._settings.segment_bytes * self._settings.segment_bytes
-            if self._checkpointer.floor_pos >= file_start:
+            is_refilled = self._store.refilled_pos != self._checkpointer.refilled_pos
+            if self._checkpointer.floor_pos >= file_start and not is_refilled:
                 return None
         ref = self._replica.log.locate(index)
         self._last_checkpoint = self._checkpointer.prepare(

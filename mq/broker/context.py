@@ -134,6 +134,8 @@ class BrokerContext:
         quotas: how much users and topics with quotas may send and consume now.
         applied_index: index of the last applied entry.
         floor_pos: physical offset from which on the log is still needed.
+        is_filling: whether the queues lack entries of the local log.
+        refilled_pos: `QueueStore.refilled_pos` in the last durable checkpoint.
         counters: counters of the whole broker, by name.
     """
 
@@ -161,6 +163,8 @@ class BrokerContext:
     quotas: QuotaBuckets
     applied_index: Callable[[], LogIndex]
     floor_pos: Callable[[], PhysicalOffset]
+    is_filling: Callable[[], bool]
+    refilled_pos: Callable[[], PhysicalOffset | None]
     counters: Callable[[], dict[str, int]]
 
     @property
@@ -242,6 +246,8 @@ def broker_context(
     traffic: TrafficCounters,
     applied_index: Callable[[], LogIndex],
     floor_pos: Callable[[], PhysicalOffset],
+    is_filling: Callable[[], bool],
+    refilled_pos: Callable[[], PhysicalOffset | None],
     counters: Callable[[], dict[str, int]],
 ) -> BrokerContext:
     """The context of a broker, with the write path built."""
@@ -311,5 +317,7 @@ def broker_context(
         quotas=QuotaBuckets(),
         applied_index=applied_index,
         floor_pos=floor_pos,
+        is_filling=is_filling,
+        refilled_pos=refilled_pos,
         counters=counters,
     )

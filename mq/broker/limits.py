@@ -258,6 +258,8 @@ class ArchiveLimits:
     """Interval at which such readers are looked for."""
     read_retry_seconds: float = 1.0
     """What could not be read is not tried again for this long."""
+    refill_look_seconds: float = 0.1
+    """Interval at which a replica looks whether its queues lack entries of archived messages."""
     read_blocks_max: int = 131_072
     """Places of blocks in memory, of all archived files whose indexes were read: about 20 MiB."""
 

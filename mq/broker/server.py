@@ -51,7 +51,7 @@ from mq.protocol.numbers import PhysicalOffset
 from mq.store.checkpoint import Checkpoint, Checkpointer, seconds_between_checkpoints
 from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost
-from mq.store.opening import LogBounds, OpenedStore, open_store, refuse_newer_formats
+from mq.store.opening import LogBounds, OpenedStore, begin_to_note_floors, open_store, refuse_newer_formats
 from mq.store.queue_store import QueueStore
 from mq.tls import Certificate
 from raftlog import (
@@ -476,6 +476,8 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
     if opened.rebuild_reason is not None:
         log.warning("queues_rebuilt", reason=opened.rebuild_reason)
     note_queues_from(segment_log, has_tiers=settings.has_tiers, is_fresh=opened.is_fresh)
+    if settings.has_tiers and opened.is_fresh:
+        begin_to_note_floors(directory, opened.queues)
     if QUEUES_FROM not in segment_log.notes:  # otherwise older messages may be in the archive
         while opened.queues.expire_some(PhysicalOffset(segment_log.base_pos)):
             pass

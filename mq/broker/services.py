@@ -33,6 +33,7 @@ from mq.broker.admin.topics import Topics
 from mq.broker.admin.users import UserAdministration
 from mq.broker.archive.access import ArchiveWatch
 from mq.broker.archive.archiving import Archiving
+from mq.broker.archive.queue_refill import QueueRefill
 from mq.broker.base.disk import disk_usage
 from mq.broker.base.retention import Retention
 from mq.broker.bulk.bulk_read import BulkReads
@@ -346,8 +347,8 @@ class Services:
             now_ms=self.retention.plausible_ms,
             needed_pos=lambda: min(self._waiting.first_pos(), self.kept_messages.first_pos(), self.leases.first_pos()),
         )
-        watch = ArchiveWatch(context)
-        return self.authentication, addresses, self.archiving, watch, self.forwarded, self.forwarder
+        archive = self.archiving, ArchiveWatch(context), QueueRefill(context)
+        return self.authentication, addresses, *archive, self.forwarded, self.forwarder
 
     # -- calls from the broker -----------------------------------------------------------------------------------------
 

@@ -120,6 +120,10 @@ def _archived(group: GroupStatus) -> Iterator[str]:
                 f", served from {decimal(replica.archive_begin_pos)} of the log on" if replica.archive_begin_pos else ""
             )
             yield f"archived up to entry {replica.archived_index:,}{begin}{waits}"
+    for replica in group.replicas:
+        if replica.archive_refill_bytes_left:
+            left = decimal(replica.archive_refill_bytes_left)
+            yield f"{replica.node_id} reads queue entries of old messages from the archive: {left} left"
 
 
 def _unguarded(group: GroupStatus) -> Iterator[str]:

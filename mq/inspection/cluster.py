@@ -82,6 +82,8 @@ class ReplicaStatus:
     """Complete log files that wait to be archived."""
     archive_lag_ms: int | None = None
     """How long some wait since something was last archived."""
+    archive_refill_bytes_left: int | None = None
+    """Bytes of the archive whose messages its queues still lack."""
     clock_ahead_ms: int | None = None
     """How far its clock is ahead of that of this machine; negative if behind. Accurate to `clock_error_ms`."""
     clock_error_ms: int | None = None
@@ -225,6 +227,7 @@ def _replica_status(
         archive_begin_pos=_number(figures, "archiveBeginPos"),
         archive_lag_bytes=_number(figures, "archiveLagBytes"),
         archive_lag_ms=_number(figures, "archiveLagMs"),
+        archive_refill_bytes_left=_number(figures, "archiveRefillBytesLeft"),
         figures=figures,
     )
 

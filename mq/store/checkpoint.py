@@ -30,10 +30,12 @@ from msgspec import Meta
 from mq.protocol.names import NameRefused, check_queue_name
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QUEUE_OFFSET_MAX
+from mq.store.dropped_queues import remove_dropped
 from mq.store.errors import CheckpointDamaged, CheckpointImpossible
 from mq.store.queue_capture import QueueCapture, QueueRow
 from mq.store.queue_files import Changes, sync
-from mq.store.queue_store import QueueStore, QueueStoreSettings, remove_dropped
+from mq.store.queue_floors import write_floors
+from mq.store.queue_store import QueueStore, QueueStoreSettings
 from raftlog import RealDisk
 from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex, Term
 from raftlog.plain_cbor import decode_plain
@@ -245,6 +247,9 @@ class PendingCheckpoint:
         self.committed = False
         """Whether it is durable: then restarts no longer need the log before ``checkpoint.applied_pos``."""
         self.sync_failure: OSError | None = None
+        self.refilled_pos = queues.refilled_pos
+        """Of the queue store, at that moment."""
+        self._floors = None if queues.floors is None else queues.floors.copy()
         self._directory = directory
         self._queues = queues
         self._queues_at_once = queues_at_once
@@ -279,6 +284,8 @@ class PendingCheckpoint:
         if self._is_overtaken():
             return False
         whole = msgspec.structs.replace(self.checkpoint, state=self._state())
+        if self._floors is not None:
+            write_floors(self._directory, self._floors)
         _keep_previous(self._directory)
         _write_durably(self._directory, CHECKPOINT_NAME, _payload(whole, *capture.rows()))
         self.committed = True
@@ -307,6 +314,7 @@ class Checkpointer:
         self._last: PendingCheckpoint | None = None
         self._durable = [_applied_pos(directory, PREVIOUS_NAME), _applied_pos(directory, CHECKPOINT_NAME)]
         self._noted: PendingCheckpoint | None = None
+        self._refilled_pos: PhysicalOffset | None = None
 
     @property
     def floor_pos(self) -> PhysicalOffset:
@@ -315,7 +323,14 @@ class Checkpointer:
         if last is not None and last.committed and last is not self._noted:
             self._durable = [self._durable[1], last.checkpoint.applied_pos]
             self._noted = last
+            self._refilled_pos = last.refilled_pos
         return min(self._durable)
+
+    @property
+    def refilled_pos(self) -> PhysicalOffset | None:
+        """`QueueStore.refilled_pos` in the last durable checkpoint of this process."""
+        _ = self.floor_pos
+        return self._refilled_pos
 
     def prepare(
         self, *, applied_index: LogIndex, applied_term: Term, applied_pos: PhysicalOffset, state: Callable[[], bytes]

@@ -225,6 +225,35 @@ class ConsumeQueue:
             left = self.max_offset - end
             assert len(self._tail) == left * QUEUE_ENTRY_BYTES, f"{self}: {len(self._tail)} bytes behind {end}"
 
+    def prepend(self, entries: bytes) -> None:
+        """Add entries of older messages right before ``min_offset``, and write them to files.
+
+        Until a checkpoint with them is durable, a restart goes back to the former beginning. Raises QueueFileDamaged
+        if the block that they complete is damaged, and OSError; then the queue is as before.
+        """
+        count, rest = divmod(len(entries), QUEUE_ENTRY_BYTES)
+        assert 0 < count <= self.min_offset, f"{self}: {count} entries are put in front"
+        assert rest == 0, f"{self}: entries of {len(entries)} bytes are put in front"
+        offset, end, per_block = self.min_offset - count, self.min_offset, self._entries_per_block
+        if end % per_block and end < self._flushed_offset:
+            stop = min(end - end % per_block + per_block, self._flushed_offset)
+            entries += self.read(end, stop - end)
+            end = stop
+        first, at, checksum = offset, 0, 0
+        while offset < end:
+            start = offset - offset % per_block
+            stop = min(start + per_block, end)
+            size = (stop - offset) * QUEUE_ENTRY_BYTES
+            # What is before the first one cannot be read: zeros, so that the checksum is known.
+            piece = bytes((offset - start) * QUEUE_ENTRY_BYTES) + entries[at : at + size]
+            block, checksum = seal(piece, start, self._seed(start), per_block)
+            self._files.write(self._path(start), self._position(start), block)
+            self._files.restored(self, start)
+            offset, at = stop, at + size
+        if end == self._flushed_offset:
+            self._checksum = checksum
+        self.min_offset = first
+
     def damaged_entries(self, start: QueueOffset) -> tuple[QueueOffset, QueueOffset] | None:
         """The entries to restore in the damaged block at queue offset ``start``, as [first, end).
 

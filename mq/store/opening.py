@@ -34,6 +34,7 @@ from mq.store.checkpoint import (
 )
 from mq.store.errors import CheckpointDamaged, QueueFileDamaged, RunRefused, StoreLost
 from mq.store.queue_capture import QueueRow
+from mq.store.queue_floors import load_floors, write_floors
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from raftlog import RealDisk
 from raftlog.log_numbers import INDEX_MAX, NO_INDEX, LogIndex, Term
@@ -143,6 +144,7 @@ def open_store(
             index, low, high = checkpoint.applied_index, log.base_index, log.last_index
             assert low <= index <= high, f"entry {index} is applied, of a log from {low} to {high}"
             _remove(incoming)
+            queues.floors = load_floors(directory)
             return OpenedStore(checkpoint, queues, is_fresh=False)
     reason = "; ".join(faults) or None
     if log.base_index == 0 and received is None:
@@ -166,6 +168,15 @@ def open_store(
         return OpenedStore(begin, queues, filling, reason)
     filling.settle(queues)
     return OpenedStore(begin, queues, rebuild_reason=reason)
+
+
+def begin_to_note_floors(directory: str, queues: QueueStore) -> None:
+    """Note from now on which messages expire: entries of older ones may be put in front of these fresh queues later.
+
+    Raises OSError.
+    """
+    queues.floors = {}
+    write_floors(directory, queues.floors)
 
 
 def refuse_newer_formats(directory: str, incoming: str) -> None:

@@ -1,4 +1,4 @@
-"""Rebuilds the entries of a damaged consume queue block from the log.
+"""Rebuilds the entries of a damaged consume queue block from the log, and from its archive.
 
 The log is read in small steps, each in a worker thread, so that nothing else waits for long. Only bytes with a correct
 checksum are used.
@@ -7,11 +7,11 @@ checksum are used.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from mq.protocol.messages.records import RecordError
-from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
+from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, scan_runs
 from mq.store.errors import RunRefused
 from raftlog.segment.codec import BLANK, HEADER, HEADER_BYTES, NORMAL
@@ -22,6 +22,9 @@ STEP_BYTES: Final = 256 * 1024
 Read = Callable[[PhysicalOffset, int], bytes]
 """``read(physical_offset, nbytes)`` of the log, from any thread."""
 
+Fetch = Callable[[int, int], Sequence[tuple[int, bytes]]]
+"""``fetch(begin, stop)`` returns the blocks of the archive that overlap this range, from a thread for the archive."""
+
 
 class RebuildFailed(Exception):
     """The log lacks the entries, or they are damaged. Retry after the log was repaired."""
@@ -30,8 +33,8 @@ class RebuildFailed(Exception):
 class WantedEntries(NamedTuple):
     """Entries [first, end) of a queue, and the range [begin_pos, end_pos) of the log that contains them.
 
-    ``begin_pos`` is the beginning of a log entry. ``from_base`` says that it is the first one of the log: then the
-    first of the wanted entries may be deleted.
+    ``begin_pos`` is the beginning of a log entry, unless it is before ``local_pos``, where the local log begins.
+    ``from_base`` says that it is the first one of the log: then the first of the wanted entries may be deleted.
     """
 
     topic: str
@@ -41,15 +44,24 @@ class WantedEntries(NamedTuple):
     begin_pos: PhysicalOffset
     end_pos: PhysicalOffset
     from_base: bool
+    local_pos: PhysicalOffset = LOG_BEGIN
 
 
 class BlockRebuild:
-    """Finds `WantedEntries`: call `step` until it returns True, then `result`."""
+    """Finds `WantedEntries`: call `step` until it returns True, then `result`.
 
-    def __init__(self, wanted: WantedEntries, read: Read, segment_bytes: int) -> None:
+    Args:
+        fetch: reads the archive, which has what is before ``wanted.local_pos``.
+    """
+
+    def __init__(self, wanted: WantedEntries, read: Read, segment_bytes: int, fetch: Fetch | None = None) -> None:
+        assert fetch is not None or wanted.begin_pos >= wanted.local_pos, (
+            f"entries from {wanted.begin_pos} on are wanted, the log begins at {wanted.local_pos}"
+        )
         assert wanted.first < wanted.end, f"entries {wanted.first} to {wanted.end} of {wanted.topic} are wanted"
         self.wanted = wanted
         self._read = read
+        self._fetch = fetch
         self._segment_bytes = segment_bytes
         self._topic = wanted.topic.encode()
         self._pos = wanted.begin_pos
@@ -58,8 +70,15 @@ class BlockRebuild:
         self._first = wanted.first
         self._queue_end = FIRST_OFFSET
 
+    @property
+    def is_archived(self) -> bool:
+        """Whether the next step reads the archive."""
+        return self._pos < self.wanted.local_pos
+
     def step(self) -> bool:
         """Read the next step of the log; returns whether all was read. Raises RebuildFailed, SegmentError."""
+        if self.is_archived:
+            return self._step_in_archive()
         segment_end = self._pos - self._pos % self._segment_bytes + self._segment_bytes
         end = min(segment_end, self.wanted.end_pos)
         if self._pos >= end:
@@ -86,6 +105,23 @@ class BlockRebuild:
             self._step_bytes = STEP_BYTES
         self._pos += at
         assert self._pos <= segment_end, f"entries up to {self._pos} of a segment that ends at {segment_end}"
+        return self._pos >= self.wanted.end_pos
+
+    def _step_in_archive(self) -> bool:
+        """Read the block with the next place, or go on behind the last block of a file."""
+        assert self._fetch is not None, "archived entries are wanted without an archive"
+        blocks = self._fetch(self._pos, self._pos + 1)
+        begin, data = blocks[0]
+        behind = begin + len(data)
+        at = 0 if behind > self._pos else len(data)
+        while at < len(data):
+            kind, size, _, _, pos, _, _, body_crc, _ = HEADER.unpack_from(data, at)
+            if kind == NORMAL and data.find(self._topic, at, at + size) >= 0:
+                self._take(data[at + HEADER_BYTES : at + size], body_crc, pos)
+            at += size
+        if behind <= self._pos:
+            behind = self._pos - self._pos % self._segment_bytes + self._segment_bytes
+        self._pos = PhysicalOffset(behind)
         return self._pos >= self.wanted.end_pos
 
     def result(self) -> tuple[QueueOffset, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from mq.store.annotation import ANNOTATION_FORMAT, RUN_HEAD, decode_runs
 from mq.store.built_runs import BuiltRun
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
+from mq.store.dropped_queues import DROPPED, remove_unknown, settle_dropped
 from mq.store.errors import QueueFileDamaged, RunRefused
 from mq.store.queue_blocks import ENTRIES_PER_BLOCK
 from mq.store.queue_capture import QueueCapture, QueueRow
@@ -34,9 +34,6 @@ _GONE: Final = QueueOffset(-1)
 """The end of a dropped queue: no run begins there."""
 
 _LITE_PREFIX: Final = lite_queue("", "")[:-1].encode()
-
-_DROPPED = ".dropped"
-"""Not a possible topic name: names contain no dots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +84,10 @@ class QueueStore:
     Attributes:
         lite_count: how many queues of lite topics there are.
         grown: new entries of watched queues that `take_grown` has not returned yet.
+        floors: the first offsets of queues of which older messages have expired, as far as this has been noted since
+            the queues were derived; None if it was not. Needed by `prepend`.
+        refilled_pos: the queues have all entries from this physical offset on, as far as this process has put older
+            ones in front of them; None before.
     """
 
     def __init__(self, root: str, settings: QueueStoreSettings, *, dropped_count: int = 0) -> None:
@@ -101,6 +102,8 @@ class QueueStore:
         self._queues_of: Counter[str] = Counter()
         self._by_name: dict[tuple[bytes, int], ConsumeQueue] = {}
         self.lite_count = 0
+        self.floors: dict[QueueKey, QueueOffset] | None = None
+        self.refilled_pos: PhysicalOffset | None = None
         # Queues with entries in memory, with the flush call before which the first entry arrived, oldest first.
         self._dirty: dict[QueueKey, int] = {}
         self._full: dict[QueueKey, None] = {}
@@ -131,8 +134,8 @@ class QueueStore:
         derive all from the log), OSError.
         """
         os.makedirs(root, exist_ok=True)
-        _settle_dropped(root, queues, dropped_count)
-        _remove_unknown(root, queues)
+        settle_dropped(root, queues, dropped_count)
+        remove_unknown(root, queues)
         store = cls(root, settings, dropped_count=dropped_count)
         try:
             for topic, rows in queues.items():
@@ -263,6 +266,42 @@ class QueueStore:
         assert (topic, queue_id) not in self._queues, f"{topic}/{queue_id} exists"
         return self._add(topic, queue_id, offset, offset, b"")
 
+    def begin_queue(self, topic: str, queue_id: int, offset: QueueOffset) -> None:
+        """A queue begins at ``offset``: what is before it was of a deleted topic. Raises OSError."""
+        if (topic, queue_id) not in self._queues:  # a message may have come before
+            self.add_empty(topic, queue_id, offset)
+        self.begin_at(topic, queue_id, offset)
+
+    def raise_floor(self, topic: str, queue_id: int, offset: QueueOffset) -> None:
+        """Nothing before ``offset`` may be put in front of a queue any more; see `prepend`."""
+        if self.floors is not None and offset > self.floors.get((topic, queue_id), FIRST_OFFSET):
+            self.floors[topic, queue_id] = offset
+
+    def begin_refill(self, pos: PhysicalOffset) -> None:
+        """Entries of records from the physical offset ``pos`` on will be put in front of queues: they do not expire."""
+        self._expire_before = min(self._expire_before, pos)
+
+    def prepend(self, run: QueueRun) -> int:
+        """Put entries of older messages in front of a queue, as far as they continue it there; returns how many.
+
+        Those of queues that do not exist any more, and of messages that have expired, are left out. Raises
+        QueueFileDamaged, OSError, as `ConsumeQueue.prepend`.
+        """
+        assert self.floors is not None, f"{run.topic}: it is not known which messages have expired"
+        key = run.topic, run.queue_id
+        queue = self._queues.get(key)
+        if queue is None:
+            return 0
+        first = max(run.first_offset, self.floors.get(key, FIRST_OFFSET))
+        end = queue.min_offset
+        if not first < end <= run.end_offset:
+            return 0
+        if self._capture is not None:
+            self._capture.take(queue)
+        skipped = first - run.first_offset
+        queue.prepend(run.entries[skipped * QUEUE_ENTRY_BYTES : (end - run.first_offset) * QUEUE_ENTRY_BYTES])
+        return end - first
+
     def take_grown(self) -> list[tuple[str, int, bytearray]]:
         """Watched queues with new entries since the last call, as (topic, queue id, the new entries).
 
@@ -327,7 +366,7 @@ class QueueStore:
                 del self._by_name[key[0].encode(), key[1]]
             queue.max_offset = _GONE
             self._files.forget_queue(queue)
-            for table in (self._dirty, self._full, self.grown):
+            for table in (self._dirty, self._full, self.grown, self.floors or {}):
                 table.pop(key, None)
         moved = [self._move_aside(name) for name in dict.fromkeys(name for name, _ in doomed)]
         if any(moved) or not is_lite_queue(topic):
@@ -340,7 +379,7 @@ class QueueStore:
         if not os.path.isdir(source):
             return False
         self._files.forget(directory)
-        aside = os.path.join(self.root, _DROPPED, f"{self.dropped_count:020d}")
+        aside = os.path.join(self.root, DROPPED, f"{self.dropped_count:020d}")
         os.makedirs(aside, exist_ok=True)
         os.rename(source, os.path.join(aside, directory))
         # Before the next checkpoint syncs the root, which may already have a new topic of this name.
@@ -349,6 +388,7 @@ class QueueStore:
 
     def begin_at(self, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Remove the entries of a queue before ``offset``, as far as it has them. Raises OSError."""
+        self.raise_floor(topic, queue_id, offset)
         if (queue := self._queues.get((topic, queue_id))) is not None:
             queue.begin_at(offset)
 
@@ -537,55 +577,3 @@ class QueueStore:
         assert key in self._dirty, f"{queue} was written, and was not due"
         del self._dirty[key]
         self._full.pop(key, None)
-
-
-def remove_dropped(root: str, dropped_count: int) -> None:
-    """Remove the files of all topics dropped before the count was ``dropped_count``. Blocks. Raises OSError."""
-    for number, directory in _dropped(root):
-        if number < dropped_count:
-            shutil.rmtree(directory)
-
-
-def _dropped(root: str) -> list[tuple[int, str]]:
-    directory = os.path.join(root, _DROPPED)
-    if not os.path.isdir(directory):
-        return []
-    return [(int(name), os.path.join(directory, name)) for name in sorted(os.listdir(directory)) if name.isdigit()]
-
-
-def _settle_dropped(root: str, queues: QueueTable, dropped_count: int) -> None:
-    """Move back what was dropped after the checkpoint: the log's replay drops it again at its place."""
-    remove_dropped(root, dropped_count)
-    restored: set[str] = set()
-    for _, directory in _dropped(root):
-        for topic in os.listdir(directory):
-            if topic in queues and topic not in restored:
-                # Only the oldest belongs to the checkpoint; the others were created after it.
-                restored.add(topic)
-                target = os.path.join(root, topic)
-                if os.path.isdir(target):
-                    shutil.rmtree(target)
-                os.rename(os.path.join(directory, topic), target)
-        shutil.rmtree(directory)
-
-
-def _remove_unknown(root: str, queues: QueueTable) -> None:
-    for name in os.listdir(root):
-        if name == _DROPPED:
-            continue
-        directory = os.path.join(root, name)
-        rows = queues.get(name)
-        if rows is None:
-            _remove(directory)
-            continue
-        known = {str(queue_id) for queue_id, *_ in rows}
-        for child in os.listdir(directory):
-            if child not in known:
-                _remove(os.path.join(directory, child))
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)

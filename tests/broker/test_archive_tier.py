@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from mq.broker.archive.access import CACHE_DIRECTORY
+from mq.broker.base.archive_tier import QUEUES_FROM
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
 from tests.support.popping import popped
@@ -105,6 +107,62 @@ async def test_consumers_get_what_was_deleted_locally(tmp_path: Path, storage: O
     async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
         client = await broker.connect()
         assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
+        assert await everything(client) == [body(number) for number in range(COUNT)]
+
+
+async def refilled(client: Client) -> None:
+    """Wait until the queues have the entries of all archived messages."""
+    await client.wait_for(lambda info: info["raftmq.archiveRefillBytesLeft"] == "0")
+
+
+async def test_lost_queue_files_come_back_from_the_archive(
+    tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers = note_brokers(monkeypatch)
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        await fill(client)
+        await deleted_locally(client)
+    shutil.rmtree(tmp_path / "queues")
+    storage.fault = lambda method, path: 503
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        assert (await client.pull(offset=COUNT - 1)).records[0].body == body(COUNT - 1)
+        refused = await client.request(RequestCode.GET_MIN_OFFSET, {"topic": "T", "queueId": 0})
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE, "nobody may go on behind the older messages"
+        assert int((await client.info())["raftmq.archiveRefillBytesLeft"]) > 0
+        storage.come_back()
+        await refilled(client)
+        assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
+        assert await everything(client) == [body(number) for number in range(COUNT)]
+        # A checkpoint has them, so a restart reads nothing again.
+        await client.wait_for(lambda info: brokers[-1].context.replica.log.notes[QUEUES_FROM] == b"0")
+    storage.fault = lambda method, path: 503
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
+        assert (await client.info())["raftmq.archiveRefilledEntries"] == "0"
+
+
+async def test_damaged_queue_file_comes_back_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        await fill(client)
+        await deleted_locally(client)
+    path = tmp_path / "queues" / "T" / "0" / f"{0:020d}"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        assert (await client.pull(offset=3)).code != ResponseCode.SUCCESS
+
+        async def is_served() -> bool:
+            return (await client.pull(offset=3)).code == ResponseCode.SUCCESS
+
+        await until(is_served)
         assert await everything(client) == [body(number) for number in range(COUNT)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from chaos.disk import MemoryDisk
@@ -12,9 +13,12 @@ from chaos.object_store import Bucket, BucketStore
 from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.archive.archiver import archive
+from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
+from mq.store.archive.disk_cache import DiskCache
 from mq.store.archive.job import ArchiveJob, ArchiveStep
 from raftlog.log_numbers import Term
 from raftlog.segment import HEADER_BYTES, NORMAL, InlineWriter, SegmentLog
+from raftlog.segment.meta import Base
 from raftlog.segment.running_log import RunningLog
 
 DIRECTORY = "/data/commitlog"
@@ -111,3 +115,38 @@ def steps(
         yield from archive(BucketStore(bucket), source, job(known_index, **given), now_ms=lambda: next(clock))
     finally:
         source.close()
+
+
+class ReadArchive:
+    """An archive of a log of messages, and a reader of it."""
+
+    def __init__(self, directory: Path, *, cache_bytes: int = 1 << 20, identity: str = "c") -> None:
+        self.messages = MessageLog()
+        self.messages.send(120)
+        self.source = self.messages.source()
+        self.bucket: Bucket = new_bucket()
+        found = [step for step in steps(self.messages, self.bucket) if step.index]
+        self.end = Base(found[-1].index, found[-1].term, found[-1].pos, found[-1].chain)  # type: ignore[arg-type]
+        assert self.end.pos >= 5 * SEGMENT_BYTES
+        self.begin = Base(0, 0, 0, 0)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.cache = DiskCache(str(directory), cache_bytes, lambda: True)
+        self.blocks = self.reader(identity)
+
+    def reader(self, identity: str = "c") -> ColdBlocks:
+        known = KnownLog(identity, SEGMENT_BYTES, lambda: self.end, lambda: self.begin)
+        return ColdBlocks(lambda: BucketStore(self.bucket), known, self.cache, blocks_max=4, clock=lambda: self.now)
+
+    def check(self, begin: int, stop: int) -> None:
+        """What is read is what the log has."""
+        found = self.blocks.fetch(begin, stop)
+        assert found
+        for at, data in found:
+            assert data == self.source.read(at, len(data))
+        first, (last, data) = found[0][0], found[-1]
+        assert first <= begin
+        assert last + len(data) >= min(stop, self.end.pos) - SEGMENT_BYTES // 4, "apart from the blank of a file"
+
+    def object_of(self, pos: int) -> str:
+        prefix = f"log/{pos - pos % SEGMENT_BYTES:020d}"
+        return next(name for name in self.bucket.objects if name.startswith(prefix))

@@ -94,6 +94,14 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
         "raftmq_archive_uploaded_bytes", _C, "Bytes of the log that this replica has archived."
     ),
     "archive_failures": _Named("raftmq_archive_failures", _C, "Failed attempts of this replica to archive."),
+    "archive_refill_bytes_left": _Named(
+        "raftmq_archive_refill_bytes_left",
+        _G,
+        "Bytes of the archive whose messages the queues of this replica still lack; it reads them in the background.",
+    ),
+    "archive_refilled_entries": _Named(
+        "raftmq_archive_refilled_entries", _C, "Queue entries that this replica has read from the archive."
+    ),
     "archive_reads_waiting": _Named(
         "raftmq_archive_reads_waiting", _G, "Requests of clients that wait for messages from the archive."
     ),

@@ -91,7 +91,7 @@ class Archiving(Service):
         self._expired_pos = -1
         """Below this physical offset the archive is to be shortened, as the last run has found; -1 without news."""
         self._lacking: dict[str, int] = {}
-        """From where on the queues of other replicas have all entries, of those that lack entries of older messages."""
+        """From where on the queues of other replicas have all entries, of those that cannot get older ones."""
         self._check_at = 0.0
         self._level_logged_at = -LOG_AGAIN_SECONDS
         self._report_at = 0.0
@@ -196,7 +196,7 @@ class Archiving(Service):
         if archived.begin_pos is None:
             return self._begin_pos >= 0 and self._older_now is False
         is_later = max(self._begin_pos, self._expired_pos, self._first_queues()) > archived.begin_pos
-        return is_later or self._tier.lacks_older or self._older_now not in (None, archived.is_held)
+        return is_later or self._tier.lacks_older_for_good or self._older_now not in (None, archived.is_held)
 
     @property
     def _older_now(self) -> bool | None:
@@ -204,9 +204,9 @@ class Archiving(Service):
         return None if self._is_older is False and self._whole_index < self._end.index else self._is_older
 
     def _first_queues(self) -> int:
-        """Where the queues of the group begin: nobody has entries of what was before; 0 if that is not known."""
+        """Where the queues of the group begin: nobody can get entries of what was before; 0 if that is not known."""
         own = self._context.settings.node_id
-        known = self._lacking | {own: self._tier.queues_from}
+        known = self._lacking | {own: self._tier.queues_from if self._tier.lacks_older_for_good else 0}
         members = self._replica.core.conf.members
         return min(known[each] for each in members) if set(members) <= known.keys() else 0
 
@@ -336,7 +336,7 @@ class Archiving(Service):
             begin_pos=self._begin_pos,
             manifest={None: "", True: OLDER, False: WHOLE}[self._older_now],
             expired_pos=self._expired_pos,
-            node_id=self._settings.node_id if self._tier.lacks_older else "",
+            node_id=self._settings.node_id if self._tier.lacks_older_for_good else "",
             queues_from=self._tier.queues_from,
         )
         self._calls.ask(leader, RequestCode.REPORT_ARCHIVED, ext.fields(), b"", ANSWER_SECONDS, self._answered)

@@ -3,7 +3,8 @@
 The group knows up to where its log is archived, and from where on archived messages are served
 (`mq.broker.state.archived_log`). The consume queues keep their entries of archived messages, so that everything that
 needs no message works as before. A replica whose queues were derived again, such as a new one, has entries only from
-the beginning of its log on: it notes where, and does not say that older messages are gone.
+the beginning of its log on: it notes where, and does not say that older messages are gone. It reads the archive
+backward, and puts the missing entries in front of its queues (`mq.broker.archive.queue_refill`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final, Protocol
 
 from raftlog.segment.meta import Base
 
+POS_MAX: Final = 2**63 - 1
 QUEUES_FROM: Final = "queues_from"
 """The note of the log: from this physical offset on, the queues have all entries."""
 
@@ -66,6 +68,7 @@ class Tier:
         self._url = url
         self._log = log
         self._archived = archived
+        self._refilled = self._opened = POS_MAX
 
     @property
     def is_wanted(self) -> bool:
@@ -82,19 +85,41 @@ class Tier:
     def queues_from(self) -> int:
         """From this physical offset on, the queues of this replica have all entries."""
         noted = self._log.notes.get(QUEUES_FROM)
-        return self._log.base_pos if noted is None else min(int(noted), self._log.base_pos)
+        known = self._log.base_pos if noted is None else min(int(noted), self._log.base_pos)
+        return min(known, self._refilled)
 
     @property
     def visible_pos(self) -> int:
         """From this physical offset on, this replica serves messages: from its log, or from the archive."""
         if self._url is None or QUEUES_FROM not in self._log.notes:
             return self._log.base_pos
-        return min(max(self.queues_from, self._archived.begin_pos or 0), self._log.base_pos)
+        return min(max(min(self.queues_from, self._opened), self._archived.begin_pos or 0), self._log.base_pos)
 
     @property
     def lacks_older(self) -> bool:
         """Whether the group serves archived messages from before the queues of this replica."""
         return self.begin_pos is not None and self.queues_from > self.begin_pos
+
+    @property
+    def lacks_older_for_good(self) -> bool:
+        """The same, and the archive ends before them: nobody has what was in between, so nothing leads back there."""
+        return self.lacks_older and self._archived.end_at(self._url).pos < self.queues_from
+
+    def open_from(self, pos: int) -> None:
+        """Queues are about to get entries from the physical offset ``pos`` on: their messages are served."""
+        self._opened = min(self._opened, pos)
+        if QUEUES_FROM not in self._log.notes:
+            self._log.set_note(QUEUES_FROM, b"%d" % self._log.base_pos)
+
+    def refilled_from(self, pos: int) -> None:
+        """The queues have all entries from the physical offset ``pos`` on, in this process."""
+        assert self._opened <= pos < self.queues_from, f"entries from {pos} on, opened are those from {self._opened} on"
+        self._refilled = pos
+
+    @property
+    def noted_pos(self) -> int:
+        """From this physical offset on, the queues have all entries after a restart, too, as far as it is noted."""
+        return int(self._log.notes.get(QUEUES_FROM, POS_MAX))
 
     def deletable_pos(self) -> int:
         """Files below this physical offset may be deleted here, because the archive has them; 0 for none."""

@@ -73,7 +73,7 @@ class LogBeginning:
             return RequestRefused(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
                 f"the queues of this replica begin at {self._tier.queues_from} of the log, and archived messages from "
-                f"{self._tier.begin_pos} on are served: ask another replica",
+                f"{self._tier.begin_pos} on are served: ask another replica, or try again later",
             )
         state, holder = self._replica.beginning()
         assert state is not Beginning.FIRST, f"messages are said to be with {holder}, and no log begins earlier"

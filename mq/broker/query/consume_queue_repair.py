@@ -1,4 +1,4 @@
-"""Restores damaged blocks of consume queue files from the log, one at a time, in a worker thread.
+"""Restores damaged blocks of consume queue files from the log or its archive, one at a time, in a worker thread.
 
 Reads of such a block are refused with QueueFileDamaged, and the client retries or uses another replica; the rest of the
 queue, and all other queues, are not affected.
@@ -21,12 +21,6 @@ from raftlog import SegmentError
 
 _PAUSE_SECONDS = 1.0
 """Pause after a failure before the same block is retried."""
-_ARCHIVED_PAUSE_SECONDS = 600.0
-"""The same for a block that the local log cannot restore: each attempt reads much of it."""
-
-
-class OnlyArchived(RebuildFailed):
-    """The local log lacks the entries, which are of messages in the archive. Other replicas have them."""
 
 
 class QueueRepair(Service):
@@ -44,6 +38,7 @@ class QueueRepair(Service):
         self._segment_bytes = context.replica.log.files.segment_bytes
         self._applied_index = context.applied_index
         self._in_background = context.environment.in_background
+        self._archive = context.environment.archive
         self._clock = context.clock
         self._lines = context.log
         self._at_work = False
@@ -80,17 +75,19 @@ class QueueRepair(Service):
             if wanted is None:
                 self._restore(block, start, b"")
                 return
-            rebuild = BlockRebuild(self._place(block, *wanted), self._log.read_range, self._segment_bytes)
+            fetch = None if self._archive is None else self._archive.fetch
+            rebuild = BlockRebuild(self._place(block, *wanted), self._log.read_range, self._segment_bytes, fetch)
         except (SegmentError, OSError) as error:
             self._failed(block, error)
             return
         self._at_work = True
-        self._in_background(partial(self._step, block, rebuild))
+        self._go_on(block, rebuild)
 
     def _place(self, block: DamagedBlock, first: QueueOffset, end: QueueOffset) -> WantedEntries:
         """The range of the log that contains the entries: between the readable entries before and behind them."""
         queue, log = block.queue, self._log
-        begin_pos, from_base = PhysicalOffset(log.base_pos), True
+        local_pos = PhysicalOffset(log.base_pos)
+        begin_pos, from_base = PhysicalOffset(self._tier.visible_pos), True
         before = block.start - 1
         while before >= queue.min_offset:
             try:
@@ -98,7 +95,9 @@ class QueueRepair(Service):
             except QueueFileDamaged:
                 before -= queue.entries_per_block
                 continue
-            if (entry := log.entry_at(position)) is not None:
+            if begin_pos <= position < local_pos:
+                begin_pos, from_base = PhysicalOffset(position), False
+            elif (entry := log.entry_at(position)) is not None:
                 begin_pos, from_base = PhysicalOffset(entry.pos), False
             break
         last = log.locate(min(self._applied_index(), log.durable_index))
@@ -110,12 +109,22 @@ class QueueRepair(Service):
             except QueueFileDamaged:
                 behind += queue.entries_per_block
                 continue
-            if (entry := log.entry_at(position)) is not None:
+            if position < local_pos:
+                end_pos = min(end_pos, PhysicalOffset(position + 1))  # the block of the archive with it is read
+            elif (entry := log.entry_at(position)) is not None:
                 end_pos = min(
                     end_pos, PhysicalOffset(entry.pos + entry.size)
                 )  # the last wanted ones may be in the same log entry
             break
-        return WantedEntries(queue.topic, queue.queue_id, first, end, begin_pos, end_pos, from_base)
+        return WantedEntries(queue.topic, queue.queue_id, first, end, begin_pos, end_pos, from_base, local_pos)
+
+    def _go_on(self, block: DamagedBlock, rebuild: BlockRebuild) -> None:
+        step = partial(self._step, block, rebuild)
+        if rebuild.is_archived:
+            assert self._archive is not None, f"{block.queue.key} is restored from an archive that is not read"
+            self._archive.in_background(step)
+        else:
+            self._in_background(step)
 
     def _step(self, block: DamagedBlock, rebuild: BlockRebuild) -> Callable[[], None]:
         """Runs in a worker thread."""
@@ -128,14 +137,12 @@ class QueueRepair(Service):
     def _stepped(self, block: DamagedBlock, rebuild: BlockRebuild, is_done: bool) -> None:
         assert self._at_work, f"{block.queue.key}: a block is restored that nobody began"
         if not is_done:
-            self._in_background(partial(self._step, block, rebuild))
+            self._go_on(block, rebuild)
             return
         try:
             first, entries = rebuild.result()
             if first > rebuild.wanted.first:
-                if self._tier.visible_pos < self._log.base_pos:
-                    raise OnlyArchived("some of its messages are only in the archive; other replicas serve them")
-                block.queue.begin_at(first)  # the log no longer has the earlier ones
+                block.queue.begin_at(first)  # neither the log nor its archive has the earlier ones any more
             self._restore(block, first, entries)
         except (RebuildFailed, OSError) as error:
             self._failed(block, error)
@@ -151,9 +158,7 @@ class QueueRepair(Service):
     def _failed(self, block: DamagedBlock, error: Exception) -> None:
         queue = block.queue
         self._at_work = False
-        is_archived = isinstance(error, OnlyArchived)
-        pause_seconds = _ARCHIVED_PAUSE_SECONDS if is_archived else _PAUSE_SECONDS
-        self._wait_until[_key(block)] = self._clock() + pause_seconds
+        self._wait_until[_key(block)] = self._clock() + _PAUSE_SECONDS
         self._lines.warning(
             "queue_block_not_restored",
             topic=queue.topic,

@@ -315,3 +315,41 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 QueueAgainstList.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestQueueAgainstList = QueueAgainstList.TestCase
+
+
+@pytest.mark.parametrize("low", range(3, 12))
+@pytest.mark.parametrize("pieces", [(1,), (3,), (1, 2), (50,)])
+def test_older_entries_are_put_in_front_wherever_files_end(tmp_path: Path, low: int, pieces: tuple[int, ...]) -> None:
+    queue = make_queue(tmp_path)
+    queue.append(QueueOffset(low), entries(low, 13))
+    if low % 2:
+        queue.flush()
+    queue.append(QueueOffset(13), entries(13, 14))
+    for number in range(100):
+        count = min(pieces[number % len(pieces)], queue.min_offset)
+        if not count:
+            break
+        before = queue.min_offset
+        queue.prepend(entries(before - count, before))
+        assert queue.read(queue.min_offset, 20) == entries(before - count, 14)
+    assert queue.min_offset == 0
+    queue.flush()
+    queue.append(QueueOffset(14), entries(14, 15))
+    queue.flush()
+    queue.check_invariants()
+    reopened = make_queue(tmp_path, min_offset=0, max_offset=15)
+    reopened.check_files(PhysicalOffset(LOG_END))
+    assert reopened.read(QueueOffset(0), 20) == entries(0, 15)
+
+
+def test_restart_without_checkpoint_goes_back_to_the_former_beginning(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.append(QueueOffset(7), entries(7, 12))
+    queue.flush()
+    queue.prepend(entries(0, 7))
+    reopened = make_queue(tmp_path, min_offset=7, max_offset=12)
+    reopened.check_files(PhysicalOffset(LOG_END))
+    assert reopened.read(QueueOffset(7), 20) == entries(7, 12)
+    assert reopened.read(QueueOffset(6), 20) == b""
+    reopened.prepend(entries(2, 7))
+    assert reopened.read(QueueOffset(2), 20) == entries(2, 12)

@@ -386,3 +386,46 @@ def test_only_watched_queues_are_reported(tmp_path: Path) -> None:
     for first in (0, 2):
         store.append_shipped(encode_runs([run_of("A", 0, first, first + 2), run_of("B", 0, first, first + 2)]))
         assert store.take_grown() == [("B", 0, bytearray(run_of("B", 0, first, first + 2).entries))]
+
+
+def test_older_entries_go_in_front_down_to_what_has_expired(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.floors = {}
+    for queue_id in range(3):
+        store.append_run(run_of("A", queue_id, 20, 25))
+    store.begin_at("A", 1, QueueOffset(14))
+    assert store.prepend(run_of("A", 0, 10, 20)) == 10
+    assert store.prepend(run_of("A", 0, 10, 20)) == 0, "once more after a restart"
+    assert store.prepend(run_of("A", 0, 5, 12)) == 5
+    assert store.prepend(run_of("A", 1, 10, 20)) == 6
+    assert store.prepend(run_of("A", 1, 0, 14)) == 0
+    assert store.prepend(run_of("A", 2, 10, 19)) == 0, "they do not end where the queue begins"
+    assert store.prepend(run_of("B", 0, 0, 9)) == 0, "its topic was deleted"
+    begins = {queue.key: queue.min_offset for queue in store.queues()}
+    assert begins == {("A", 0): 5, ("A", 1): 14, ("A", 2): 20}
+    store.check_invariants()
+
+
+def test_entries_in_front_do_not_expire_with_an_earlier_pass(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.floors = {}
+    store.append_run(run_of("A", 0, 20, 25))
+    assert store.expire_some(PhysicalOffset(20 * 50)) == 0
+    store.begin_refill(PhysicalOffset(10 * 50))
+    store.prepend(run_of("A", 0, 10, 20))
+    assert store.expire_some(PhysicalOffset(10 * 50)) == 0
+    queue = store.get("A", 0)
+    assert queue is not None
+    assert queue.min_offset == 10
+    store.expire_some(PhysicalOffset(15 * 50))
+    assert queue.min_offset == 15
+
+
+def test_floors_of_a_dropped_queue_are_forgotten(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.floors = {}
+    store.append_run(run_of("A", 0, 0, 5))
+    store.begin_at("A", 0, QueueOffset(3))
+    assert store.floors == {("A", 0): 3}
+    store.drop_topic("A")
+    assert store.floors == {}

@@ -486,7 +486,7 @@ def test_readers_go_on_when_no_replica_has_entries_of_old_messages() -> None:
     leader = with_retention(tiered(leader="n1"))
     begins = {"n0": 2 * SEGMENT_BYTES, "n2": 3 * SEGMENT_BYTES}
     leader.service._tier = SimpleNamespace(  # type: ignore[assignment]
-        is_wanted=True, lacks_older=True, queues_from=SEGMENT_BYTES * 3
+        is_wanted=True, lacks_older_for_good=True, queues_from=SEGMENT_BYTES * 3
     )
     end = leader.ends()[-1]
     for node_id, queues_from in begins.items():

@@ -8,59 +8,22 @@ from pathlib import Path
 import pytest
 
 from chaos.broker_sim.former_group import former_archive
-from chaos.object_store import Bucket, BucketStore
-from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
 from mq.store.archive.disk_cache import DiskCache
 from raftlog.segment.backup_manifest import decode_backup_manifest
 from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused, StoreFailed
 from raftlog.segment.meta import Base
-from tests.support.archived_logs import SEGMENT_BYTES, MessageLog, new_bucket, steps
-
-
-class Archive:
-    """An archive of a log of messages, and a reader of it."""
-
-    def __init__(self, directory: Path, *, cache_bytes: int = 1 << 20, identity: str = "c") -> None:
-        self.messages = MessageLog()
-        self.messages.send(120)
-        self.source = self.messages.source()
-        self.bucket: Bucket = new_bucket()
-        found = [step for step in steps(self.messages, self.bucket) if step.index]
-        self.end = Base(found[-1].index, found[-1].term, found[-1].pos, found[-1].chain)  # type: ignore[arg-type]
-        assert self.end.pos >= 5 * SEGMENT_BYTES
-        self.begin = Base(0, 0, 0, 0)  # type: ignore[arg-type]
-        self.now = 0.0
-        self.cache = DiskCache(str(directory), cache_bytes, lambda: True)
-        self.blocks = self.reader(identity)
-
-    def reader(self, identity: str = "c") -> ColdBlocks:
-        known = KnownLog(identity, SEGMENT_BYTES, lambda: self.end, lambda: self.begin)
-        return ColdBlocks(lambda: BucketStore(self.bucket), known, self.cache, blocks_max=4, clock=lambda: self.now)
-
-    def check(self, begin: int, stop: int) -> None:
-        """What is read is what the log has."""
-        found = self.blocks.fetch(begin, stop)
-        assert found
-        for at, data in found:
-            assert data == self.source.read(at, len(data))
-        first, (last, data) = found[0][0], found[-1]
-        assert first <= begin
-        assert last + len(data) >= min(stop, self.end.pos) - SEGMENT_BYTES // 4, "apart from the blank of a file"
-
-    def object_of(self, pos: int) -> str:
-        prefix = f"log/{pos - pos % SEGMENT_BYTES:020d}"
-        return next(name for name in self.bucket.objects if name.startswith(prefix))
+from tests.support.archived_logs import SEGMENT_BYTES, MessageLog, ReadArchive, new_bucket, steps
 
 
 def test_any_range_is_what_the_log_has(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "cache")
+    archive = ReadArchive(tmp_path / "cache")
     for begin in range(0, archive.end.pos - 1000, 997):
         archive.check(begin, begin + 1)
         archive.check(begin, begin + SEGMENT_BYTES)
 
 
 def test_cache_answers_without_the_store(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "cache")
+    archive = ReadArchive(tmp_path / "cache")
     archive.check(0, archive.end.pos)
     requests = archive.blocks.requests
     archive.check(0, archive.end.pos)
@@ -74,7 +37,7 @@ def test_cache_answers_without_the_store(tmp_path: Path) -> None:
 
 
 def test_damaged_cache_is_read_again_from_the_store(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "cache")
+    archive = ReadArchive(tmp_path / "cache")
     archive.check(0, SEGMENT_BYTES)
     for path in (tmp_path / "cache").iterdir():
         content = bytearray(path.read_bytes())
@@ -87,7 +50,7 @@ def test_damaged_cache_is_read_again_from_the_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
 def test_damaged_object_is_not_returned(tmp_path: Path, at: float) -> None:
-    archive = Archive(tmp_path / "cache")
+    archive = ReadArchive(tmp_path / "cache")
     name = archive.object_of(SEGMENT_BYTES)
     intact = archive.bucket.objects[name]
     content = bytearray(intact)
@@ -104,7 +67,7 @@ def test_damaged_object_is_not_returned(tmp_path: Path, at: float) -> None:
 
 
 def test_missing_objects_are_named(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "cache")
+    archive = ReadArchive(tmp_path / "cache")
     for name in [name for name in archive.bucket.objects if name.startswith("log/")]:
         del archive.bucket.objects[name]
     with pytest.raises(BackupDamaged, match="it is missing"):
@@ -118,7 +81,7 @@ def test_missing_objects_are_named(tmp_path: Path) -> None:
 
 
 def test_manifest_replaced_by_an_older_one_is_reported(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "cache")
+    archive = ReadArchive(tmp_path / "cache")
     newest = archive.bucket.objects[MANIFEST_NAME]
     small = MessageLog()
     small.send(30)
@@ -133,7 +96,7 @@ def test_manifest_replaced_by_an_older_one_is_reported(tmp_path: Path) -> None:
 
 
 def test_file_that_was_archived_a_moment_ago_is_found(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "cache")
+    archive = ReadArchive(tmp_path / "cache")
     archive.check(0, 1)  # reads the manifest
     before = archive.end
     archive.messages.send(60)
@@ -145,7 +108,7 @@ def test_file_that_was_archived_a_moment_ago_is_found(tmp_path: Path) -> None:
 
 
 def test_archive_of_another_log_is_refused(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "cache", identity="another")
+    archive = ReadArchive(tmp_path / "cache", identity="another")
     with pytest.raises(BackupRefused, match=r"it is of the log c .* this is another"):
         archive.blocks.fetch(0, 1)
     archive.blocks = archive.reader()
@@ -155,7 +118,7 @@ def test_archive_of_another_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_store_that_fails_now_and_then_never_returns_anything_wrong(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "cache")
+    archive = ReadArchive(tmp_path / "cache")
     archive.bucket.fails = 0.3
     failed = 0
     for begin in range(0, archive.end.pos - 1000, 1009):
@@ -199,7 +162,7 @@ def test_cache_that_cannot_be_written_is_none(tmp_path: Path) -> None:
 
 
 def test_sound_archive_of_a_former_group_is_not_read(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "cache", cache_bytes=0)
+    archive = ReadArchive(tmp_path / "cache", cache_bytes=0)
     intact = dict(archive.bucket.objects)
     manifest = decode_backup_manifest(intact[MANIFEST_NAME])
     archive.bucket.objects |= former_archive(manifest, intact, 3)
@@ -212,7 +175,7 @@ def test_sound_archive_of_a_former_group_is_not_read(tmp_path: Path) -> None:
 
 
 def test_files_are_followed_from_where_the_local_log_begins(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "cache", cache_bytes=0)
+    archive = ReadArchive(tmp_path / "cache", cache_bytes=0)
     first = archive.source.state
     assert first.starts_at.pos == 0
     archive.check(2 * SEGMENT_BYTES, 2 * SEGMENT_BYTES + 1)

@@ -1,0 +1,196 @@
+"""Gives a replica the queue entries of messages that only the archive has: a new one, or one that has lost queue files.
+
+The archive is read backward from where the queues begin, a step of about a megabyte at a time, in the threads for the
+archive. The entries of each step are put in front of the queues, some in each turn of the event loop. So this replica
+serves more and more, and refuses to say that a queue begins where its own entries do, until it has all.
+
+A restart goes on behind the last step that a durable checkpoint has. A step may be done again: entries that a queue has
+are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+from mq.broker.base.archive_tier import QUEUES_FROM
+from mq.broker.base.periodic_task import Periodic, now_if
+from mq.broker.context import BrokerContext
+from mq.broker.net.service import Service
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import decode_command
+from mq.broker.state.table import CommandUnknown
+from mq.broker.state.topic_deletion import queue_effects
+from mq.store.archive.older_entries import OlderEntries, read_older
+from mq.store.errors import QueueFileDamaged
+from raftlog import SegmentError
+from raftlog.segment import REFILLED
+
+GO_ON_SECONDS: Final = 0.01
+RUNS_AT_ONCE: Final = 64
+"""Queues that get entries in one turn: some milliseconds with new files for all of them."""
+LOG_AGAIN_SECONDS: Final = 60.0
+
+
+class QueueRefill(Service):
+    """See the module."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._limits = context.limits.archive
+        self._tier = context.tier
+        self._replica = context.replica
+        self._store = context.store
+        self._metadata = context.metadata
+        self._access = context.environment.archive
+        self._segment_bytes = context.replica.log.files.segment_bytes
+        self._clock = context.clock
+        self._log = context.log
+        self._is_reading = False
+        self._step: OlderEntries | None = None
+        self._next_run = 0
+        self._wait_until = 0.0
+        self._began_at: float | None = None
+        self._failed_at = self._told_at = -LOG_AGAIN_SECONDS
+        self._is_done = False
+        self._entries = 0
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions; see `Service`."""
+        if self._access is not None:
+            yield Periodic(self._limits.refill_look_seconds, self.look)
+            yield Periodic(GO_ON_SECONDS, self.go_on, lambda: now_if(self._step is not None))
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """See `Service.settings_changed`."""
+        self._settings = settings
+
+    def counters(self) -> dict[str, int]:
+        """See `Service`."""
+        begin_pos = self._tier.begin_pos
+        left = 0 if begin_pos is None else max(0, self._tier.queues_from - begin_pos)
+        return {"archive_refill_bytes_left": left, "archive_refilled_entries": self._entries}
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Begin with the next step if something is missing; called by a timer."""
+        if (durable := self._context.refilled_pos()) is not None and durable < self._tier.noted_pos:
+            self._replica.remember(QUEUES_FROM, b"%d" % durable)
+        if self._is_reading or self._step is not None or self._context.is_filling():
+            return
+        if not self._tier.lacks_older:
+            self._complete()
+            return
+        if self._tier.lacks_older_for_good or self._clock() < self._wait_until:
+            return
+        if self._store.floors is None:
+            self._wait_for_restart()
+            return
+        if self._began_at is None:
+            self._began_at = self._clock()
+            self._log.info("queue_refill_begun", begin_pos=self._tier.begin_pos, queues_from=self._tier.queues_from)
+        self._read()
+
+    def _read(self) -> None:
+        access, begin_pos = self._access, self._tier.begin_pos
+        assert access is not None, "queues are refilled, and no archive is read"
+        assert begin_pos is not None, "queues are refilled, and no archive is served"
+        end, fetch, size = self._tier.queues_from, access.fetch, self._segment_bytes
+
+        def job() -> Callable[[], None]:
+            try:
+                return partial(self._has_read, read_older(fetch, end, begin_pos, size))
+            except SegmentError as error:
+                return partial(self._failed, error)
+
+        self._is_reading = True
+        access.in_background(job)
+
+    def _has_read(self, step: OlderEntries) -> None:
+        self._is_reading = False
+        begin_pos = self._tier.begin_pos
+        if begin_pos is None or step.begin < begin_pos or step.end != self._tier.queues_from:
+            return  # the archive begins later by now
+        for body in step.commands:
+            try:
+                changed = queue_effects(decode_command(body), self._metadata, self._store.ends)
+            except CommandUnknown as error:
+                self._failed(error)
+                return
+            for row in changed.expired:
+                self._store.raise_floor(*row)
+        self._store.begin_refill(step.begin)
+        self._tier.open_from(step.begin)
+        self._step, self._next_run = step, 0
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Put some of the entries of the step in front of their queues; called by a timer. Raises OSError."""
+        step = self._step
+        if step is None or self._clock() < self._wait_until:
+            return
+        begin_pos = self._tier.begin_pos
+        if begin_pos is None or step.begin < begin_pos:
+            self._step = None  # what was added expires
+            return
+        stop = min(self._next_run + RUNS_AT_ONCE, len(step.runs))
+        while self._next_run < stop:
+            try:
+                self._entries += self._store.prepend(step.runs[self._next_run])
+            except (QueueFileDamaged, OSError) as error:
+                self._failed(error)  # a damaged block is restored meanwhile
+                return
+            self._next_run += 1
+        if stop == len(step.runs):
+            self._step = None
+            self._tier.refilled_from(step.begin)
+            self._store.refilled_pos = step.begin
+            self._pause(step.end - step.begin)
+            self._tell()
+            self.look()
+
+    def _pause(self, nbytes: int) -> None:
+        """As archiving does, so that a new replica has something left for its clients."""
+        if rate := self._settings.archive_bytes_per_second:
+            self._wait_until = max(self._wait_until, self._clock()) + nbytes / rate
+
+    def _complete(self) -> None:
+        if self._is_done or self._began_at is None or self._tier.begin_pos is None:
+            return
+        self._is_done = True
+        self._log.info("queue_refill_done", entries=self._entries, seconds=round(self._clock() - self._began_at, 1))
+
+    def _tell(self) -> None:
+        now = self._clock()
+        if now >= self._told_at + LOG_AGAIN_SECONDS:
+            self._told_at = now
+            self._log.info(
+                "queue_refill_progress",
+                queues_from=self._tier.queues_from,
+                bytes_left=self.counters()["archive_refill_bytes_left"],
+                entries=self._entries,
+            )
+
+    def _failed(self, error: Exception) -> None:
+        self._is_reading = False
+        now = self._clock()
+        self._wait_until = now + self._limits.read_retry_seconds
+        if now >= self._failed_at + LOG_AGAIN_SECONDS:
+            self._failed_at = now
+            self._log.error("queue_refill_failed", queues_from=self._tier.queues_from, reason=str(error))
+
+    def _wait_for_restart(self) -> None:
+        """It is not known which messages have expired: the queues have to be derived from the log once more."""
+        if not self._is_done:
+            self._is_done = True
+            self._replica.remember(REFILLED, b"1")
+            self._log.warning("queue_refill_needs_restart", queues_from=self._tier.queues_from)
+
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        step = self._step
+        assert step is None or not self._is_reading, "two steps are under way"
+        assert step is None or self._next_run <= len(step.runs), f"run {self._next_run} of {len(step.runs)}"

@@ -1,0 +1,51 @@
+"""Which messages of queues have expired, for a replica that puts entries of archived messages in front of its queues.
+
+Commands in the log let messages expire, and queues begin later from then on. A replica that derives its queues from
+the end of an archived log backward has to know that before it comes to these messages, also after a restart. So it
+notes the first offsets that such commands name, from the moment at which its queues were derived, in a file of its own.
+That is written before each checkpoint, so it has at least what the checkpoint has applied.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from mq.protocol.numbers import QueueOffset
+from raftlog import RealDisk
+
+FLOORS_NAME: Final = "queue-floors"
+_HEAD: Final = Struct(">8sI")
+_MAGIC: Final = b"RAFTMQF1"
+_Row = tuple[str, int, QueueOffset]
+
+
+def write_floors(directory: str, floors: Mapping[tuple[str, int], QueueOffset]) -> None:
+    """Replace the file durably. Blocks. Raises OSError; then the former one is still there."""
+    content = msgspec.msgpack.encode([(*key, offset) for key, offset in floors.items()])
+    path = os.path.join(directory, FLOORS_NAME)
+    with open(path + ".tmp", "wb") as file:
+        file.write(_HEAD.pack(_MAGIC, zlib.crc32(content)) + content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(path + ".tmp", path)
+    RealDisk().sync_directory(directory)
+
+
+def load_floors(directory: str) -> dict[tuple[str, int], QueueOffset] | None:
+    """What `write_floors` has written; None if there is no such file, or it is damaged. Raises OSError."""
+    try:
+        with open(os.path.join(directory, FLOORS_NAME), "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return None
+    content = data[_HEAD.size :]
+    if len(data) < _HEAD.size or _HEAD.unpack_from(data) != (_MAGIC, zlib.crc32(content)):
+        return None
+    rows = msgspec.msgpack.decode(content, type=list[_Row])
+    return {(topic, queue_id): offset for topic, queue_id, offset in rows}
