@@ -295,7 +295,7 @@ def broker_context(
         store=store,
         clients=clients,
         appender=appender,
-        queue_offsets=QueueOffsets(metadata, store.max_offset, len(store_host)),
+        queue_offsets=QueueOffsets(metadata, store.max_offset, len(store_host), store.get),
         unique_keys=unique_keys,
         internal_messages=InternalMessages(
             appender=appender,

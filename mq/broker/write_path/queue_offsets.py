@@ -60,6 +60,22 @@ class NextOffset:
         self.turn_ms = TURNS_MS.get(name.text)
         """For internal queues: computes the tag code from store time, queue id and properties; else None."""
 
+    @classmethod
+    def of_lite(cls, queue: str, next_offset: QueueOffset, known: ConsumeQueue | None) -> NextOffset:
+        """The tail of a lite topic: without what only records need, since these are in the queue of its parent.
+
+        Most sends to very many lite topics make one, and this takes less than half the time.
+        """
+        tail = cls.__new__(cls)
+        tail.topic = queue
+        tail.topic_bytes = queue.encode()
+        tail.queue_id = 0
+        tail.next_offset = next_offset
+        tail.run = None
+        tail.queue = known
+        tail.turn_ms = None
+        return tail
+
 
 class QueueOffsets(Service):
     """All tails of this leadership. They live as long as the leadership, since pending messages refer to them.
@@ -67,14 +83,20 @@ class QueueOffsets(Service):
     Args:
         next_offset: the end of a queue that was not written to since this replica leads.
         host_bytes: size of this broker's address in records.
+        queue_of: finds the consume queue of a lite topic, so that a message searches for it once.
     """
 
     def __init__(
-        self, metadata: Metadata, next_offset: Callable[[str, int], QueueOffset], host_bytes: int = IPV4_HOST_BYTES
+        self,
+        metadata: Metadata,
+        next_offset: Callable[[str, int], QueueOffset],
+        host_bytes: int = IPV4_HOST_BYTES,
+        queue_of: Callable[[str, int], ConsumeQueue | None] | None = None,
     ) -> None:
         self._host_bytes = host_bytes
         self._metadata = metadata
         self._next_offset = next_offset
+        self._queue_of = queue_of
         self._names: dict[str, TopicName] = {}
         self._tails: dict[tuple[str, int], NextOffset] = {}
         self._lite: OrderedDict[str, NextOffset] = OrderedDict()
@@ -126,7 +148,9 @@ class QueueOffsets(Service):
         """
         tail = self._lite.get(queue)
         if tail is None:
-            tail = NextOffset(TopicName(queue, self._host_bytes), 0, self._next_offset(queue, 0))
+            known = None if self._queue_of is None else self._queue_of(queue, 0)
+            end = self._next_offset(queue, 0) if known is None else known.max_offset
+            tail = NextOffset.of_lite(queue, end, known)
             self._forget_some_lite()
             self._lite[queue] = tail
         else:

@@ -9,7 +9,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.queue_offsets import LITE_TAILS_MAX, NextOffset, QueueOffsets
 from mq.protocol.names import lite_queue
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.store.dispatch import QUEUE_ENTRY_BYTES
+from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 
 LITE = lite_queue("P", "a")
@@ -114,7 +114,7 @@ def test_messages_behind_the_end_of_a_lite_topic_keep_their_offsets() -> None:
 
 def test_tails_of_lite_topics_are_forgotten_once_their_messages_are_applied(tmp_path: Path) -> None:
     store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
-    tails = QueueOffsets(Metadata(), store.max_offset)
+    tails = QueueOffsets(Metadata(), store.max_offset, queue_of=store.get)
 
     def send(name: str) -> NextOffset:
         tail = tails.of_lite(lite_queue("P", name))
@@ -135,4 +135,23 @@ def test_tails_of_lite_topics_are_forgotten_once_their_messages_are_applied(tmp_
     assert (again is oldest, again.next_offset) == (False, 1)
     apply(send("oldest"))
     assert store.max_offset(lite_queue("P", "oldest"), 0) == 2
+    store.close()
+
+
+def test_a_message_behind_the_end_of_a_lite_topic_goes_to_its_next_queue(tmp_path: Path) -> None:
+    store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
+    store.append_run(QueueRun(LITE, 0, QueueOffset(0), b"e" * 3 * QUEUE_ENTRY_BYTES))
+    former = store.get(LITE, 0)
+    tails = QueueOffsets(Metadata(), store.max_offset, queue_of=store.get)
+    tail = tails.of_lite(LITE)
+    assert (tail.next_offset, tail.queue) == (3, former)
+    tail.next_offset = QueueOffset(4)  # a message is on its way
+    tails.deletion_applied(LITE)
+    store.drop_topic(LITE)
+    store.append_built([(tail, QueueOffset(3), 1, b"m" * QUEUE_ENTRY_BYTES)])
+    queue = store.get(LITE, 0)
+    assert queue is not None
+    assert queue is not former
+    assert queue is tail.queue
+    assert (queue.min_offset, queue.max_offset, tails.of_lite(LITE).next_offset) == (3, 4, 4)
     store.close()
