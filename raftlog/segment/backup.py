@@ -401,6 +401,22 @@ class BackupTarget:
         assert self.manifest is not None, "a manifest was replaced by none"
         return self.manifest
 
+    def add_index(self, stored: StoredObject, content: bytes, *, now_ms: int, node_id: str) -> BackupManifest:
+        """Store the index of a complete file that has none, read it back, then replace the manifest. Raises as
+        `verify_objects`.
+        """
+        before = self.manifest
+        assert before is not None, f"no file at {self.name} lacks an index"
+        assert before.objects is not msgspec.UNSET, f"{self.name} is a copy of a directory"
+        assert stored.index is None, f"{stored.name} has an index"
+        layout = objects_for(self._store, before, first=False, now_ms=now_ms, node_id=node_id)
+        indexed = msgspec.structs.replace(stored, index=layout.write_index(stored.start, content))
+        files = tuple(indexed if each == stored else each for each in before.objects.files)
+        assert indexed in files, f"{stored.name} is not an object of {self.name}"
+        manifest = msgspec.structs.replace(before, objects=msgspec.structs.replace(before.objects, files=files))
+        self._replace_manifest(manifest)
+        return manifest
+
     def _replace_manifest(self, manifest: BackupManifest) -> None:
         """Replace the manifest, and read it back: a store may ignore the condition of another writer."""
         content = encode_backup_manifest(manifest)

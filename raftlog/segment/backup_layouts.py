@@ -199,11 +199,15 @@ class ImmutableObjects:
         """Store the index of the file that was put last."""
         assert self._new, f"an index of {len(content)} bytes, and no file was stored"
         stored = self._new[-1]
-        name = f"{INDEX_FOLDER}/{stored.start:020d}.{self._run}"
+        self._new[-1] = msgspec.structs.replace(stored, index=self.write_index(stored.start, content))
+
+    def write_index(self, start: int, content: bytes) -> StoredIndex:
+        """Store the index of the file that begins at a physical offset, and read it back."""
+        name = f"{INDEX_FOLDER}/{start:020d}.{self._run}"
         self._store.write(name, (content,))
         index = StoredIndex(name, len(content), hashlib.sha256(content).hexdigest())
         check_stored(self._store, index)
-        self._new[-1] = msgspec.structs.replace(stored, index=index)
+        return index
 
     def put_state(self, state: Snapshot) -> None:
         """Store a snapshot on the way, behind those that are there."""
@@ -333,6 +337,12 @@ def check_stored(
         raise BackupDamaged(
             store.path(stored.name), f"{nbytes:,} bytes were read back, and {stored.nbytes:,} written, or they differ"
         )
+
+
+def stored_at_ms(stored: StoredObject) -> int | None:
+    """When the run began that has stored an object, by its clock; None if the name does not say it."""
+    run = _RUN.fullmatch(stored.name.rpartition("/")[2])
+    return None if run is None else int(run[2])
 
 
 def file_name(start: int) -> str:

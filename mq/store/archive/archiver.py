@@ -14,6 +14,7 @@ import msgspec
 
 from mq.store.archive.file_index import FileIndexBuilder
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from mq.store.archive.reader import ArchiveReader
 from mq.store.archive.retention import expired_begin
 from mq.store.backup_snapshot import snapshot_between
 from raftlog.forced_members import configuration_at_base
@@ -106,6 +107,8 @@ class _Run:
                 yield ArchiveStep(is_older=True)  # also if it cannot be continued: the group must not rely on it
             target.check_continued(self._source)
             known = target.verify_objects(self._copied)
+            if known.archived.index >= known_index:
+                known = self._indexed(known)
             yield _step(known)
         while (more := self._next_file()) is not None:
             begin = more.base.pos if known is None else known.archived.pos
@@ -115,6 +118,21 @@ class _Run:
         if known is not None and self._job.has_retention and known.archived.index >= known_index:
             yield from self._shortened(known)
         yield ArchiveStep(is_last=True)
+
+    def _indexed(self, known: BackupManifest) -> BackupManifest:
+        """Files that `raftmq backup` has stored get an index: brokers read messages by it, and retention needs it."""
+        objects, end = known.objects, known.next_file.pos
+        assert objects is not msgspec.UNSET, "an archive without objects"
+        if all(each.index is not None for each in objects.files if each.start < end):
+            return known
+        reader = ArchiveReader(self._store)
+        for file in reader.files():
+            if file.index is None and file.stored.start < end:
+                content = reader.derived_index(file, self._copied)
+                known = self._target.add_index(
+                    file.stored, content, now_ms=self._now_ms(), node_id=self._source.state.node_id
+                )
+        return known
 
     def _next_file(self) -> BackupManifest | None:
         target, source = self._target, self._source
@@ -156,7 +174,14 @@ class _Run:
     def _shortened(self, known: BackupManifest) -> Iterator[ArchiveStep]:
         """Say what is to be deleted, and delete what nobody serves any more."""
         job = self._job
-        limits = partial(expired_begin, known, self._store, oldest_ms=job.oldest_ms, bytes_max=job.bytes_max)
+        limits = partial(
+            expired_begin,
+            known,
+            self._store,
+            now_ms=self._now_ms(),
+            oldest_ms=job.oldest_ms,
+            bytes_max=job.bytes_max,
+        )
         expired = limits(pos_max=known.archived.pos)
         if expired is None:
             return

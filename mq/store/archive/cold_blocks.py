@@ -304,7 +304,7 @@ class ColdBlocks:
         if index is None:
             raise BackupRefused(
                 store.path(stored.name),
-                "it has no index, since `raftmq backup` has stored it: only `raftmq archive cat` can read it",
+                "it has no index yet, since `raftmq backup` has stored it: the replica that archives derives it",
             )
         name, path = f"{index.sha256[:16]}.{stored.start:020d}", store.path(index.name)
         content = self._cache.get(name)

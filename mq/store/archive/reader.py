@@ -123,6 +123,17 @@ class ArchiveReader:
                     if entry.kind == NORMAL:
                         yield from _messages(run.body(entry), name, wanted)
 
+    def derived_index(self, file: ArchivedFile, read: Callable[[int], None] = lambda nbytes: None) -> bytes:
+        """The index of a complete file that has none, from its verified content. Raises as `files`.
+
+        ``read`` is called with the bytes of each piece.
+        """
+        builder = FileIndexBuilder(file.begin, self.manifest.segment_bytes)
+        for run in self._runs(file.stored, file.begin):
+            builder.add(run)
+            read(len(run.data))
+        return builder.content()
+
     def queue_ranges(self) -> Iterator[QueueRange]:
         """Which messages there are, in the order of the log, block by block. Raises as `files`."""
         for file in self.files():

@@ -11,18 +11,27 @@ import hashlib
 import msgspec
 
 from mq.store.archive.file_index import decode_file_index
+from raftlog.segment.backup_layouts import stored_at_ms
 from raftlog.segment.backup_manifest import BackupManifest, StoredObject
 from raftlog.segment.backup_store import BackupDamaged, BackupStore, NotStored
 from raftlog.segment.meta import Base
 
 
 def expired_begin(
-    manifest: BackupManifest, store: BackupStore, *, oldest_ms: int | None, bytes_max: int | None, pos_max: int
+    manifest: BackupManifest,
+    store: BackupStore,
+    *,
+    now_ms: int,
+    oldest_ms: int | None,
+    bytes_max: int | None,
+    pos_max: int,
 ) -> Base | None:
     """Where the archive should begin; None if nothing is to be deleted. The newest file is always kept, and so is what
     is needed to restore from one of the snapshots.
 
     Args:
+        now_ms: the time. A message that was stored later, by the clock of its leader, does not hold its file for ever:
+            it is as old as the file in the archive.
         oldest_ms: a file whose newest message was stored before this time is to be deleted; None for no limit. One
             without an index, and all behind it, are kept.
         bytes_max: of all files that are kept; None for no limit.
@@ -44,6 +53,8 @@ def expired_begin(
         if found is None:
             break
         newest_ms, end = found
+        if newest_ms > now_ms and (archived_ms := stored_at_ms(each)) is not None:
+            newest_ms = min(newest_ms, archived_ms)
         if not is_surplus and not (oldest_ms is not None and newest_ms < oldest_ms):
             break
         if end.pos > min(manifest.archived.pos, pos_max) or end.index > newest_state:

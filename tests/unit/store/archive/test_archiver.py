@@ -149,9 +149,8 @@ def test_backup_is_taken_over_after_its_objects_were_read_back() -> None:
     assert found[-2].index == log.complete_index
     files = manifest_of(bucket).objects
     assert files
-    assert [each.index is None for each in files.files] == [True] * taken_over + [False] * (
-        len(files.files) - taken_over
-    )
+    assert taken_over
+    assert all(each.index is not None for each in files.files), "brokers read by the index"
     assert archived(bucket) == log.sent[: log.complete_index]
     backup_run(log, bucket, BEGIN_MS + 3)
     assert archived(bucket) == log.sent
@@ -350,3 +349,33 @@ def test_a_group_restored_from_an_archive_does_not_continue_that_archive(more: i
     with pytest.raises(BackupRefused, match="restored from it"):
         backup_run(restored, bucket, BEGIN_MS)
     assert dict(bucket.objects) == before
+
+
+def test_files_of_a_backup_get_their_index_whenever_a_run_is_killed() -> None:
+    log, bucket = MessageLog(), new_bucket()
+    log.send(60)
+    backup_run(log, bucket, BEGIN_MS)
+    complete = len([each for each in log.log.segments() if each.closed])
+    assert complete > 2
+    left = 0
+
+    def dies(operation: str, name: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+
+    for number in range(40):
+        left, bucket.before = number, dies
+        try:
+            list(steps(log, bucket, now_ms=BEGIN_MS + 1 + 10 * number))
+        except Killed:
+            continue
+        finally:
+            bucket.before = lambda operation, name: None
+    list(steps(log, bucket, now_ms=BEGIN_MS + 999))
+    files = manifest_of(bucket).objects
+    assert files
+    assert all(each.index is not None for each in files.files[:complete])
+    assert ArchiveReader(BucketStore(bucket)).verify() >= complete
+    assert archived(bucket)[: log.complete_index] == log.sent[: log.complete_index]

@@ -16,7 +16,7 @@ from raftlog import NodeId
 from raftlog.backup_restore import restore
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment.backup import Backup
-from raftlog.segment.backup_layouts import objects_for
+from raftlog.segment.backup_layouts import objects_for, stored_at_ms
 from raftlog.segment.backup_manifest import BackupManifest, decode_backup_manifest
 from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused
 from tests.support.archived_logs import BEGIN_MS, SEGMENT_BYTES, MessageLog, new_bucket, steps
@@ -28,10 +28,10 @@ KEPT = 3 * SEGMENT_BYTES
 class Home:
     """A log that grows a file at a time, with a checkpoint in each, and its archive, which has a limit."""
 
-    def __init__(self, directory: Path, files: int = 6) -> None:
+    def __init__(self, directory: Path, files: int = 6, now_ms: int = BEGIN_MS) -> None:
         self.directory = directory
         self.log, self.bucket = MessageLog(), new_bucket()
-        self.now_ms = BEGIN_MS
+        self.now_ms = now_ms
         while len([each for each in self.log.log.segments() if each.closed]) < files:
             self.log.send(5)
             self.checkpoint()
@@ -103,6 +103,17 @@ def test_files_go_by_the_age_of_their_newest_message(tmp_path: Path) -> None:
     assert home.manifest.base.pos == 2 * SEGMENT_BYTES
     home.run(oldest_ms=2**62, begin_pos=2**62)
     assert len(home.manifest.objects.files) == 1, "the newest file stays"  # type: ignore[union-attr]
+    home.check()
+
+
+def test_messages_with_a_time_in_the_future_do_not_hold_their_files(tmp_path: Path) -> None:
+    home = Home(tmp_path, now_ms=BEGIN_MS - 1000 * DAY_MS)
+    files = home.manifest.objects.files  # type: ignore[union-attr]
+    archived = [stored_at_ms(each) or 0 for each in files]
+    assert 0 < archived[0] < archived[1] < archived[2] < home.now_ms < BEGIN_MS
+    assert not [step for step in home.run(oldest_ms=archived[0]) if step.expired_pos >= 0]
+    home.run(oldest_ms=archived[1] + 1, begin_pos=2**62)
+    assert home.manifest.base.pos == 2 * SEGMENT_BYTES
     home.check()
 
 
