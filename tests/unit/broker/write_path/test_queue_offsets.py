@@ -138,7 +138,7 @@ def test_tails_of_lite_topics_are_forgotten_once_their_messages_are_applied(tmp_
     store.close()
 
 
-def test_a_message_behind_the_end_of_a_lite_topic_goes_to_its_next_queue(tmp_path: Path) -> None:
+def test_a_message_behind_a_lite_topics_end_goes_to_its_next_queue(tmp_path: Path) -> None:
     store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
     store.append_run(QueueRun(LITE, 0, QueueOffset(0), b"e" * 3 * QUEUE_ENTRY_BYTES))
     former = store.get(LITE, 0)
