@@ -42,6 +42,36 @@ settings.load_profile("steady")
 
 
 STARTED = pytest.StashKey[float]()
+CPU_SECONDS = pytest.StashKey[dict[str, float]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Durations depend on what else runs, and waiting costs nothing: see `pytest_terminal_summary`."""
+    parser.addoption("--most-cpu", type=int, default=0, metavar="N", help="show the N tests that need most CPU seconds")
+
+
+def cpu_seconds() -> float:
+    """What this process has used so far, and children that have ended."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Note the CPU seconds of a test, its fixtures, and the processes that it has waited for."""
+    before = cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        item.config.stash.setdefault(CPU_SECONDS, {})[item.nodeid] = cpu_seconds() - before
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """With ``--most-cpu N``, list the tests that another look at would save most."""
+    count, used = config.getoption("--most-cpu"), config.stash.get(CPU_SECONDS, {})
+    if count and used:
+        terminalreporter.section(f"{sum(used.values()):.0f} CPU seconds of {len(used)} tests; those with most")
+        for name, seconds in sorted(used.items(), key=lambda each: -each[1])[:count]:
+            terminalreporter.write_line(f"{seconds:7.1f} s {name}")
 
 
 @pytest.hookimpl(tryfirst=True)
