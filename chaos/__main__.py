@@ -101,7 +101,7 @@ def _run_all(
         return
     waiting = iter(seeds)
     running: set[Future[tuple[Outcome, float]]] = set()
-    # The collector need not look at modules again and again: 7 % of a processor's time.
+    # The collector need not look at modules again and again.
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork"), initializer=gc.freeze)
     try:
         while True:

@@ -103,7 +103,7 @@ class BrokerCluster(Cluster):
         return chosen.model_copy(update=small | self.workload.settings())
 
     def _read_settings(self, node_id: NodeId, level: int) -> BrokerSettings:
-        """As from a file. That takes as long as a hundred turns of a broker, so a node does so once for each level."""
+        """As from a file. That takes as long as many turns of a broker, so a node does it once for each level."""
         peers = ",".join(f"{name}@10.0.0.{number}:{PEER_PORT}" for name, number in self._numbers.items())
         return BrokerSettings(
             node_id=node_id,
