@@ -157,7 +157,7 @@ class Archive(Workload):
         """See `Workload.broker_ended`: its threads end with it, and the process that archives, too."""
         if process in self._threads:
             self._threads.pop(process).kill()
-            if not self._is_mended and self._bucket_rng.random() < 0.2:
+            if not self._is_mended and self._bucket_rng.random() < 0.5:
                 shutil.rmtree(process.settings.data_dir / QUEUE_DIRECTORY, ignore_errors=True)
                 self.counts["queue files lost"] += 1
 
