@@ -18,7 +18,7 @@ IN_LOGS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "a candidate gave way to another one": ("role_changed", {"cause": "other_candidate"}),
     "leadership was handed over": ("role_changed", {"cause": "handed_over"}),
     "a follower lost its leader with forwarded requests under way": ("forwarding_broken", {}),
-    "a replica fetched whole files, since its log was too far behind": ("reset_begun", {}),
+    "a replica fetched whole files, since its log was too far behind": ("install_begun", {}),
     "a damaged log was noticed": ("log_damaged", {}),
     "damaged entries came back from peers": ("log_repaired", {}),
     "a broker stopped because its disk failed": ("disk_failed", {}),

@@ -23,7 +23,7 @@ from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.log_numbers import LogIndex
 from raftlog.net import frames
-from raftlog.net.frames import RANGE_BYTES_MAX, RangeReq, RangeResp, ResetOffer, WireError
+from raftlog.net.frames import RANGE_BYTES_MAX, InstallOffer, RangeReq, RangeResp, WireError
 from raftlog.net.received_entries import CheckBody, check_configuration, check_entry
 from raftlog.net.transport import Lane, Transport
 from raftlog.node_limits import DEFAULT
@@ -106,7 +106,7 @@ class Offers:
         """Make ``peer`` an offer; called repeatedly while it needs one."""
         if self._replica.log.base[0] == 0 and self._manifest().end_index == 0:
             # Committing may depend on this very peer.
-            self._replica.decline_reset(peer)
+            self._replica.decline_install(peer)
             return
         try:
             self._peers_in.send_nowait(peer)
@@ -129,7 +129,7 @@ class Offers:
                 if (offer := await self._current()) is None:
                     continue
                 offer.used_at = trio.current_time()
-                value = ResetOffer(self._replica.core.term, encode_manifest(offer.manifest))
+                value = InstallOffer(self._replica.core.term, encode_manifest(offer.manifest))
                 frame = frames.encode_cold(value)
                 self._transport.send(peer, Lane.CONTROL, [frame], len(frame))
                 self._replica.wake()
@@ -157,7 +157,7 @@ class Offers:
             manifest = msgspec.structs.replace(manifest, snapshot_bytes=len(data), snapshot_crc=zlib.crc32(data))
         self._offer = _Offer(manifest, data, trio.current_time())
         self._log.info(
-            "reset_offered",
+            "install_offered",
             base=manifest.base.index,
             last=manifest.end_index,
             snapshot=index,
@@ -211,7 +211,7 @@ class Puller:
         self._offered = trio.Event()
         self._answers_in, self._answers = trio.open_memory_channel[RangeResp](2 * REQUESTS_MAX)
 
-    def offered(self, source: NodeId, offer: ResetOffer) -> None:
+    def offered(self, source: NodeId, offer: InstallOffer) -> None:
         """Accept an offer if there is none yet, if it comes from another leader, or if the old one is void.
 
         Raises:
@@ -283,7 +283,7 @@ class Puller:
             if free < staging.missing_bytes:
                 await self._wait_for_room(f"{staging.missing_bytes} bytes are missing, only {free} are free")
                 return False
-            self._log.info("reset_begun", source=self._source, missing_bytes=staging.missing_bytes)
+            self._log.info("install_begun", source=self._source, missing_bytes=staging.missing_bytes)
             await self._fetch(staging)
             if staging.complete:
                 await hear_beginnings(self._replica, source, base)
@@ -296,7 +296,7 @@ class Puller:
             staging.close()
 
     async def _wait_for_room(self, reason: str) -> None:
-        self._log.warning("reset_waits", source=self._source, reason=reason)
+        self._log.warning("install_waits", source=self._source, reason=reason)
         await trio.sleep(self._room_seconds)
         self._gone = True  # so that a repeated offer is accepted
 
@@ -314,7 +314,7 @@ class Puller:
                 self._ask(RangeReq(what, pos, nbytes, staging.manifest.snapshot_crc))
             if now > logged_at + _PROGRESS_SECONDS:
                 logged_at = now
-                self._log.info("reset_progress", source=self._source, missing_bytes=staging.missing_bytes)
+                self._log.info("install_progress", source=self._source, missing_bytes=staging.missing_bytes)
             with trio.move_on_after(ANSWER_SECONDS_MAX / 4) as silence:
                 answer = await self._answers.receive()
             if silence.cancelled_caught:
@@ -325,7 +325,7 @@ class Puller:
             if answer.refusal is None:
                 asked.pop((what, pos), None)
                 if not await trio.to_thread.run_sync(staging.take, what, pos, answer.data):
-                    self._log.warning("reset_misfit", source=self._source, what=what, pos=pos)
+                    self._log.warning("install_rejected", source=self._source, what=what, pos=pos)
                     await trio.sleep(ANSWER_SECONDS_MAX / 4)
             elif answer.refusal in (GONE, NO_SNAPSHOT):
                 # The source will make another offer.

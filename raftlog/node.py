@@ -42,7 +42,7 @@ from raftlog.net.transport import Transport
 from raftlog.node_settings import NodeSettings
 from raftlog.prefix_refill import PrefixRefill
 from raftlog.range_server import DAMAGED_HERE, GONE, RangeRefused, RangeServer, read_log
-from raftlog.repair_mode import Repairing, encode_members, stores_in
+from raftlog.repair_mode import RepairMode, encode_members, stores_in
 from raftlog.replica import Application, Replica
 from raftlog.scrub_task import scrub_log
 from raftlog.segment.errors import SegmentError, StorageCorrupt, StorageFailed
@@ -395,7 +395,7 @@ class Run:
                 response = frames.decode_cold(kind, payload)
                 self._puller.answered(source, response)
                 self._refill.answered(response)
-            case Kind.RESET_OFFER:
+            case Kind.INSTALL_OFFER:
                 offer = frames.decode_cold(kind, payload)
                 core = self.replica.core
                 # Only the leader knows what is committed. It repeats its offer, so an early one is not missed.
@@ -481,7 +481,7 @@ async def serve_node(
             continue
         except LogDamaged as damaged:
             with contextlib.ExitStack() as undo:
-                repairing = Repairing(
+                repairing = RepairMode(
                     damaged,
                     disk=this_machine().open_disk(),
                     identity=settings.identity,

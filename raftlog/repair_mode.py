@@ -45,7 +45,7 @@ Log = structlog.stdlib.BoundLogger
 _RETRY_SECONDS: Final = 0.2
 
 
-class Repairing:
+class RepairMode:
     """Repairs one damaged directory.
 
     Args:

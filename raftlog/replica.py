@@ -288,9 +288,9 @@ class Replica:
         self.core.began_early = note is not None
         self.remember(EARLY, note)
 
-    def decline_reset(self, peer: NodeId) -> None:
+    def decline_install(self, peer: NodeId) -> None:
         """There are no files for ``peer`` to fetch: send it entries."""
-        self.core.decline_reset(peer, self._clock())
+        self.core.decline_install(peer, self._clock())
         self._wake()
 
     def wake(self) -> None:
@@ -372,7 +372,7 @@ class Replica:
         late = now - self._turn_at - self._turn_seconds
         if late > self._late_seconds:
             self._stalls.append((now, late))
-            self.core.overslept(late, now)
+            self.core.note_stall(late, now)
             self._turn_at = now
 
     def _disk_age(self, now: float) -> float:
@@ -423,7 +423,7 @@ class Replica:
             self._fetch(fetch)
         for ctx, index in effects.reads:
             self._barriers.answered(ctx, index)
-        for peer in effects.reset:
+        for peer in effects.install:
             self._on_reset(peer)
         if effects.conf is not None:
             self._on_conf(*self._confs[-1], self._removed)

@@ -21,7 +21,7 @@ from benchmarks.gate.whole_broker import count_whole_broker
 from mq.broker.net.call import Call
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.entry_builder import QueuedMessage
-from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.broker.write_path.queue_offsets import QueueTail, TopicName
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol.incoming.chunks import decode_chunk
 from mq.protocol.messages.records import encode_host
@@ -97,7 +97,7 @@ def count_append(counting: Counting) -> None:
         pending_bytes_max=1 << 30,
     )
     appender.open()
-    queues = [NextOffset(TopicName(TOPIC), queue_id, FIRST_OFFSET) for queue_id in range(QUEUES)]
+    queues = [QueueTail(TopicName(TOPIC), queue_id, FIRST_OFFSET) for queue_id in range(QUEUES)]
     properties = b"UNIQ_KEY\x01%b\x02WAIT\x01true\x02TAGS\x01TagA\x02" % UNIQUE_KEY
     connection: Any = client
     calls: list[Call[Any]] = [

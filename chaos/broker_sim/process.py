@@ -215,7 +215,7 @@ class BrokerProcess(LogProcess):
             environment=environment,
             metadata=metadata,
             store=self.queues,
-            filling=opened.filling,
+            catch_up=opened.catch_up,
             checkpointer=self.checkpointer,
             limits=cluster.limits,
         )

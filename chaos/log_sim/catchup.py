@@ -31,7 +31,7 @@ class CatchUp:
         replica, log, cluster = process.replica, process.log, self._cluster
         manifest = log.manifest(replica.commit_index, conf=encode_conf(process.core.conf_at(log.base[0])))
         if log.base[0] == 0 and manifest.end_index == 0:
-            replica.decline_reset(peer)
+            replica.decline_install(peer)
             return
         taken = process.snapshot() if replica.applied_index >= max(1, log.base[0]) else None
         snapshot = taken or b""

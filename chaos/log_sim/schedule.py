@@ -201,7 +201,7 @@ def draw_config(
         tail_bytes_max=rng.choice((1, 1000, 64 * 1024 * 1024)),
         tail_spans_max=rng.choice((1, 10, 65_536)),
         catch_up_bytes_max=catch_up_bytes_max,
-        reset_entries_min=rng.choice((4096, 4096, 20, 3)),
+        install_entries_min=rng.choice((4096, 4096, 20, 3)),
     )
 
 

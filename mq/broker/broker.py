@@ -42,7 +42,7 @@ from mq.store.annotation import split_annotation
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import scan_runs
 from mq.store.errors import AnnotationDamaged, RunRefused
-from mq.store.opening import Filling
+from mq.store.opening import QueueCatchUp
 from mq.store.queue_store import QueueStore
 from mq.store.sequenced import SequencedRecord, scan_sequenced
 from raftlog import (
@@ -75,7 +75,7 @@ class Broker:
         environment: of the process.
         metadata, store: as loaded from the checkpoint; the replica applies every later entry.
         limits: of everything but the metadata, which has its own.
-        filling: set if the metadata comes from a snapshot and the queues have yet to catch up with it.
+        catch_up: set if the metadata comes from a snapshot and the queues have yet to catch up with it.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Broker:
         environment: Environment,
         metadata: Metadata,
         store: QueueStore,
-        filling: Filling | None,
+        catch_up: QueueCatchUp | None,
         checkpointer: Checkpointer,
         limits: BrokerLimits = DEFAULT,
     ) -> None:
@@ -95,7 +95,7 @@ class Broker:
         self._reactor = environment.reactor
         self._metadata = metadata
         self._store = store
-        self._filling = filling
+        self._catch_up = catch_up
         self._checkpointer = checkpointer
         self._address = settings.advertise or settings.listen
         self._clock = environment.clock
@@ -151,8 +151,8 @@ class Broker:
                 self._limits.upkeep.traffic_series_max,
             ),
             applied_index=lambda: self._applied_index,
-            floor_pos=lambda: LOG_BEGIN if self._filling is not None else self._checkpointer.floor_pos,
-            is_filling=lambda: self._filling is not None,
+            floor_pos=lambda: LOG_BEGIN if self._catch_up is not None else self._checkpointer.floor_pos,
+            is_filling=lambda: self._catch_up is not None,
             refilled_pos=lambda: self._checkpointer.refilled_pos,
             counters=self._counters,
         )
@@ -281,12 +281,12 @@ class Broker:
             elif entry.kind == EntryKind.CONFIG:
                 self.services.configured(entry.index, decode_conf(entry.body), self._connections)
             self._applied_index = entry.index
-            if self._filling is not None and entry.index == self._filling.until_index:
+            if self._catch_up is not None and entry.index == self._catch_up.until_index:
                 try:
-                    self._filling.settle(self._store)
+                    self._catch_up.settle(self._store)
                 except RunRefused as error:
                     raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
-                self._filling = None
+                self._catch_up = None
         self.appender.committed(self._applied_index)
         if self._store.grown:
             self.services.grown(self._store.take_grown())
@@ -383,11 +383,11 @@ class Broker:
             # skipped.
             self._limited_log.warning("annotation_damaged", index=entry.index, error=str(error))
             commands, sequenced = self._derive(entry, b"")
-        if sequenced and self._filling is None:
+        if sequenced and self._catch_up is None:
             for record in sequenced:
                 self._metadata.sequences.note(*record)
         for decoded in commands:
-            if self._filling is not None:
+            if self._catch_up is not None:
                 # The metadata is ahead of the queues; only the effect on queues is still missing.
                 changed = queue_effects(decoded, self._metadata, self._store.ends)
             else:
@@ -494,7 +494,7 @@ class Broker:
         """
         index = self._applied_index
         last = self._last_checkpoint
-        if index > self._replica.core.durable or index == 0 or self._filling is not None:
+        if index > self._replica.core.durable or index == 0 or self._catch_up is not None:
             return None
         before = NO_INDEX if last is None else last.checkpoint.applied_index
         assert before <= index, f"a checkpoint of entry {index} follows one of entry {before}"
@@ -518,7 +518,7 @@ class Broker:
         Returns the index of that entry and a function that encodes the snapshot; it is slow and may run in a worker
         thread. None while metadata is ahead of the queues, which is the case for a while after loading such a snapshot.
         """
-        if self._filling is not None:
+        if self._catch_up is not None:
             return None
         index = self._applied_index
         ref = self._replica.log.locate(index)

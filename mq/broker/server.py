@@ -366,7 +366,7 @@ class _Host:
             environment=environment,
             metadata=metadata,
             store=opened.queues,
-            filling=opened.filling,
+            catch_up=opened.catch_up,
             checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
             limits=self.limits,
         )

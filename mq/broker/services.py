@@ -223,8 +223,8 @@ class Services:
     def _production(self, context: BrokerContext) -> tuple[Service, ...]:
         self.dedup = Dedup(context)
         self.retries = retries = Retries(context, places=self.waiting_queues, locks=self.locks)
-        placement = Placement(context, places=self.waiting_queues, repeats=self.dedup, transactions=self.transactions)
-        self.sends = Sends(context, special=placement, repeats=self.dedup, retries=retries)
+        placement = Placement(context, places=self.waiting_queues, dedup=self.dedup, transactions=self.transactions)
+        self.sends = Sends(context, placement=placement, dedup=self.dedup, retries=retries)
         self.replies = Replies(context, sends=self.sends, calls=self.calls, admit=self.authentication.admit)
         return self.dedup, retries, self.sends, self.replies
 

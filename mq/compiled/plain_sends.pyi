@@ -4,7 +4,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.produce.send_receiver import ReceiveInto, Unserved
 from mq.broker.write_path.entry_builder import EntryDraft, PendingItem
 from mq.broker.write_path.outcome import LeadershipLost, Refused
-from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.queue_offsets import QueueTail
 from raftlog import Ready
 
 COMPILED_FROM: str
@@ -29,7 +29,7 @@ class CompiledReceiver:
         *,
         is_signed: bool,
         receive_into: ReceiveInto | None,
-        writable: dict[str, list[NextOffset]],
+        writable: dict[str, list[QueueTail]],
         tag_codes: Mapping[bytes, int],
         suffix: bytes,
         store_host: bytes,
@@ -40,7 +40,7 @@ class CompiledReceiver:
         give_back: Callable[[ClientConnection, bytes, Refused | LeadershipLost], None],
     ) -> None: ...
     @property
-    def producing(self) -> frozenset[int]: ...
+    def fast_senders(self) -> frozenset[int]: ...
     @property
     def compiled_messages(self) -> int: ...
     def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], Unserved, Ready]: ...

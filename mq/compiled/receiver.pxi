@@ -64,7 +64,7 @@ cdef class CompiledReceiver:
         PyMem_Free(self.buffer)
 
     @property
-    def producing(self):
+    def fast_senders(self):
         """See `SendReceiver`."""
         return frozenset(self.senders)
 

@@ -61,7 +61,7 @@ class LogBounds:
         return None
 
 
-class Filling:
+class QueueCatchUp:
     """The phase until the log's entries have caught up with the snapshot from which a replica started."""
 
     __slots__ = ("_ends", "until_index")
@@ -94,7 +94,7 @@ class OpenedStore:
     checkpoint: Checkpoint
     """Apply the log from the entry after ``checkpoint.applied_index`` on, starting with the metadata in ``state``."""
     queues: QueueStore
-    filling: Filling | None = None
+    catch_up: QueueCatchUp | None = None
     """Set while the metadata is ahead of the queues."""
     rebuild_reason: str | None = None
     """Why existing files are rebuilt from the log; None normally."""
@@ -163,10 +163,10 @@ def open_store(
     queues = reset_store(directory, settings)
     _remove(incoming)
     begin = Checkpoint(applied_index=log.base_index, applied_pos=log.base_pos, state=snapshot.state)
-    filling = Filling(snapshot)
+    catch_up = QueueCatchUp(snapshot)
     if snapshot.applied_index > log.base_index:
-        return OpenedStore(begin, queues, filling, reason)
-    filling.settle(queues)
+        return OpenedStore(begin, queues, catch_up, reason)
+    catch_up.settle(queues)
     return OpenedStore(begin, queues, rebuild_reason=reason)
 
 

@@ -48,7 +48,7 @@ class Effects:
     - ``fetch``: spans that a peer needs and the core no longer caches.
     - ``reads``: the numbers given to `RaftCore.read`, each with the index to apply before answering, or None if it
       could not be confirmed; the caller may retry.
-    - ``reset``: peers that need entries which are gone from the log; offer them segments and a snapshot.
+    - ``install``: peers that need entries which are gone from the log; offer them segments and a snapshot.
     - ``conf``: another configuration is in force. It may be replaced again before it is committed.
     """
 
@@ -58,8 +58,8 @@ class Effects:
         "conf",
         "failed_from",
         "fetch",
+        "install",
         "reads",
-        "reset",
         "role",
         "send",
         "storage",
@@ -74,5 +74,5 @@ class Effects:
         self.failed_from: LogIndex | None = None
         self.fetch: Sequence[Fetch] = ()
         self.reads: Sequence[tuple[int, LogIndex | None]] = ()
-        self.reset: Sequence[NodeId] = ()
+        self.install: Sequence[NodeId] = ()
         self.conf: ConfState | None = None

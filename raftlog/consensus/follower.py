@@ -9,7 +9,7 @@ from raftlog.consensus.types import NodeId, Role, Span
 from raftlog.log_numbers import LogIndex, Term
 
 
-class Following(CoreState):
+class FollowerRole(CoreState):
     """Handling of a leader's messages."""
 
     def _follow(self, leader_id: NodeId) -> None:

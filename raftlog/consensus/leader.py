@@ -10,21 +10,21 @@ from raftlog.consensus.leadership_transfer import LeadershipTransfer
 from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp
 from raftlog.consensus.progress import Progress
 from raftlog.consensus.quorum import agreed
-from raftlog.consensus.read_index import Reading
+from raftlog.consensus.read_index import ReadIndex
 from raftlog.consensus.types import NOOP_BYTES, EntryKind, LogId, PeerState, Role, Span
 from raftlog.log_numbers import LogIndex
 
 _OFFER_SECONDS = 2.0
-"""Minimum interval of offers to a peer that needs a reset."""
+"""Minimum interval of offers to a peer that needs whole segments."""
 
 _OLDER_LOG_SECONDS = 30.0
 """For so long a new leader that deleted entries early offers nothing if another log begins earlier."""
 
 _BEATS_PER_QUESTION = 2
-"""Heartbeats to a peer in reset before it is asked for its progress."""
+"""Heartbeats to a peer that fetches segments before it is asked for its progress."""
 
 
-class Leading(LeadershipTransfer, Reading):
+class LeaderRole(LeadershipTransfer, ReadIndex):
     """What a core does as a leader, and how that begins and ends."""
 
     # -- begin and end -------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Leading(LeadershipTransfer, Reading):
 
     def _reset(self, progress: Progress) -> None:
         """The peer needs deleted entries, or everything: it has to fetch segments instead."""
-        progress.become_reset(max(progress.match, self._log.base.index) + 1)
+        progress.become_snapshot(max(progress.match, self._log.base.index) + 1)
         self._offer_reset(progress)
         self.has_effects = True
 
@@ -142,13 +142,13 @@ class Leading(LeadershipTransfer, Reading):
     def _has_older_voter(self) -> bool:
         """Whether a voter in reach may have entries that were deleted here, and follows well enough to lead soon."""
         _, voters = self._quorums[0]
-        near = [peer for peer in voters if peer.state is not PeerState.RESET and self._is_active(peer)]
+        near = [peer for peer in voters if peer.state is not PeerState.SNAPSHOT and self._is_active(peer)]
         return any(peer.base is None or peer.base < self._log.base.index for peer in near)
 
     def _restart_at_base(self, progress: Progress) -> None:
         """The peer's next entries were deleted; it must tell whether it has the entry before the remaining ones."""
         first = self._log.base.index + 1
-        if progress.state is PeerState.RESET:
+        if progress.state is PeerState.SNAPSHOT:
             progress.next = first
         else:
             progress.become_probe(first)
@@ -158,7 +158,7 @@ class Leading(LeadershipTransfer, Reading):
         """Whether entries cannot help a peer whose log agrees with this one at most up to ``hint``."""
         base, last_index = self._log.base, self._log.last_index
         if hint.index == 0:
-            return base.index > 0 or (last_index > self.config.reset_entries_min and not progress.by_entries)
+            return base.index > 0 or (last_index > self.config.install_entries_min and not progress.by_entries)
         return hint.index < base.index or hint.term < base.term
 
     def _fetch(self, progress: Progress) -> None:
@@ -214,7 +214,7 @@ class Leading(LeadershipTransfer, Reading):
             # A peer that returned with less than it had gets entries again.
             if self._needs_reset(progress, message.hint):
                 progress.lost(message.hint.index)
-                if progress.state is not PeerState.RESET:
+                if progress.state is not PeerState.SNAPSHOT:
                     self._reset(progress)
                 return
             agreed_at_most = self._log.last_at_most(message.hint)
@@ -236,7 +236,7 @@ class Leading(LeadershipTransfer, Reading):
             self._confirm_reads()
         progress.priority = message.priority
         progress.has_answered, progress.base, progress.began_early = True, message.base, message.began_early
-        if message.seq < progress.trusted_from or progress.state is PeerState.RESET:
+        if message.seq < progress.trusted_from or progress.state is PeerState.SNAPSHOT:
             return
         self._raise_match(progress, message.durable)
         if progress.next > self._log.last_index and message.durable == progress.next - 1 and not progress.awaiting:
@@ -303,7 +303,7 @@ class Leading(LeadershipTransfer, Reading):
             elif progress.awaiting and progress.append_seq + 2 <= progress.seq:
                 # Two heartbeats without an answer to the probe: probe again, without entries.
                 self._send_append(progress, ())
-            elif progress.state is PeerState.RESET:
+            elif progress.state is PeerState.SNAPSHOT:
                 self._offer_reset(progress)
                 progress.beats += 1
                 if progress.beats % _BEATS_PER_QUESTION == 0:

@@ -109,7 +109,7 @@ class LeadershipTransfer(CoreState):
     def _hand_over(self) -> None:
         """Stop leading, after asking the best peer to take over."""
         _, voters = self._quorums[0]
-        near = [peer for peer in voters if peer.state is not PeerState.RESET]
+        near = [peer for peer in voters if peer.state is not PeerState.SNAPSHOT]
         if healthy := [peer for peer in near if peer.disk_ok and self._is_active(peer)]:
             self._tell_to_lead(max(healthy, key=lambda p: (not self._begins_later(p), p.match, p.priority or 0)))
         self._become_follower(self._term, None)

@@ -15,7 +15,7 @@ from raftlog.consensus.confchange import (
     settled,
     why_invalid,
 )
-from raftlog.consensus.leader import Leading
+from raftlog.consensus.leader import LeaderRole
 from raftlog.consensus.types import (
     NOOP_BYTES,
     ConfChange,
@@ -30,7 +30,7 @@ from raftlog.consensus.types import (
 from raftlog.log_numbers import LogIndex
 
 
-class Membership(Leading):
+class Membership(LeaderRole):
     """The leader's part of membership changes."""
 
     def propose_conf(self, change: ConfChange, now: float) -> LogIndex | Refusal:

@@ -2,7 +2,7 @@
 
 ``PROBE``: the logs may differ. One request is outstanding; its answer says where to continue. ``REPLICATE``: the logs
 agree up to ``next - 1`` as far as is known. Requests are pipelined, within a window of messages and bytes that the
-peer's ``accepted`` frees. ``RESET``: the peer's next entry is gone from the log, or it lacks so much that it should
+peer's ``accepted`` frees. ``SNAPSHOT``: the peer's next entry is gone from the log, or it lacks so much that it should
 fetch whole segments. No entries are sent; now and then an empty request asks whether the log can serve the peer again.
 
 Every change of state begins a new *epoch* of request numbers. Rejections of earlier requests are obsolete and dropped.
@@ -21,9 +21,9 @@ class Progress:
 
     ``match`` is the last index that counts for commit there; ``next`` the first one not sent yet. ``contact_at`` is the
     send time of the newest message that the peer has certainly received; ``silent_since`` is the same time, moved
-    forward by every stall of this process since then (`overslept`). ``read_round`` is the newest round of reads that
-    the peer has answered; ``offered_at`` the time of the last reset offer, ``beats`` the heartbeats sent since its
-    reset began. ``by_entries`` says that there are no files for it to fetch. Answers to messages before
+    forward by every stall of this process since then (`note_stall`). ``read_round`` is the newest round of reads that
+    the peer has answered; ``offered_at`` the time of the last offer of segments, ``beats`` the heartbeats since its
+    fetching began. ``by_entries`` says that there are no files for it to fetch. Answers to messages before
     ``trusted_from`` do not tell what it has. ``has_answered`` says that it has answered a heartbeat of this leader, and
     ``base`` and ``began_early`` what it said about the beginning of its log.
     """
@@ -100,9 +100,9 @@ class Progress:
         self.awaiting = False
         self._begin_epoch()
 
-    def become_reset(self, next_index: LogIndex) -> None:
+    def become_snapshot(self, next_index: LogIndex) -> None:
         """Send no entries before the peer has everything before ``next_index`` from elsewhere."""
-        self.state = PeerState.RESET
+        self.state = PeerState.SNAPSHOT
         self.next = next_index
         self.awaiting = False
         self.beats = 0
@@ -125,7 +125,7 @@ class Progress:
         """Whether the window has room."""
         if self.state is PeerState.PROBE:
             return not self.awaiting
-        if self.state is PeerState.RESET:
+        if self.state is PeerState.SNAPSHOT:
             return False
         return self.inflight_bytes < config.inflight_bytes_max and len(self._inflight) < config.inflight_messages_max
 
@@ -144,7 +144,7 @@ class Progress:
             self.silent_since = self._stamp_silent_since
             self._stamp_seq = 0
 
-    def overslept(self, seconds: float, now: float) -> None:
+    def note_stall(self, seconds: float, now: float) -> None:
         """This process read no messages for ``seconds`` until ``now``: the peer does not count as silent for
         that time.
         """

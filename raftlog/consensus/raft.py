@@ -14,7 +14,7 @@ from __future__ import annotations
 from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.consensus.effects import Effects
 from raftlog.consensus.election import Election
-from raftlog.consensus.follower import Following
+from raftlog.consensus.follower import FollowerRole
 from raftlog.consensus.invariants import check_core
 from raftlog.consensus.messages import (
     AppendReq,
@@ -52,7 +52,7 @@ _OF_STRANGERS = (AppendReq, Heartbeat, PreVoteReq, VoteReq, TimeoutNow)
 """Messages accepted from unknown nodes: the sender may know a newer configuration."""
 
 
-class RaftCore(Election, Following):
+class RaftCore(Election, FollowerRole):
     """One replica of a group.
 
     Args:
@@ -344,7 +344,7 @@ class RaftCore(Election, Following):
         if now >= self._leading.heartbeat_at:
             self._beat()
 
-    def overslept(self, seconds: float, now: float) -> None:
+    def note_stall(self, seconds: float, now: float) -> None:
         """This process did not run, and read no messages, for ``seconds`` until ``now``.
 
         No peer counts as silent because of that time: their messages wait to be read, and they get another round of
@@ -356,7 +356,7 @@ class RaftCore(Election, Following):
         self._election.waiting_since = min(self._election.waiting_since + seconds, now)
         self._following.heard_at = min(self._following.heard_at + seconds, now)
         for progress in self._peers.values():
-            progress.overslept(seconds, now)
+            progress.note_stall(seconds, now)
 
     def next_deadline(self) -> float:
         """When `tick` must be called at the latest."""
@@ -427,8 +427,8 @@ class RaftCore(Election, Following):
         if self._role is Role.LEADER and (progress := self._peers.get(peer)) is not None:
             self._take_fetched(progress, tuple(spans))
 
-    def decline_reset(self, peer: NodeId, now: float) -> None:
-        """`Effects.reset` named a peer, but there is nothing to fetch: it gets all entries instead."""
+    def decline_install(self, peer: NodeId, now: float) -> None:
+        """`Effects.install` named a peer, but there is nothing to fetch: it gets all entries instead."""
         self._now = now
         progress = self._peers.get(peer)
         if self._role is Role.LEADER and progress is not None and self._log.base.index == 0:
@@ -459,8 +459,8 @@ class RaftCore(Election, Following):
         if self._role is Role.LEADER:
             for progress in self._peers.values():
                 if self._is_active(progress):
-                    resets = progress.state is PeerState.RESET
-                    needed.append(self._log.base.index + 1 if resets else progress.match + 1)
+                    fetches_segments = progress.state is PeerState.SNAPSHOT
+                    needed.append(self._log.base.index + 1 if fetches_segments else progress.match + 1)
         return min(needed)
 
     def take_effects(self) -> Effects:
@@ -487,7 +487,7 @@ class RaftCore(Election, Following):
         if output.outbox or output.released:
             effects.send = self._leaving()
         if output.offers:
-            effects.reset = output.offers
+            effects.install = output.offers
             output.offers = []
         if output.fetches:
             effects.fetch = output.fetches

@@ -11,7 +11,7 @@ _LEASE_SHARE = 0.8
 """Fraction of the shortest election timeout for which a lease is valid; the rest allows for differing clock speeds."""
 
 
-class Reading(CoreState):
+class ReadIndex(CoreState):
     """Determines the index to apply before answering a read."""
 
     # -- requests ------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class PeerState(enum.Enum):
 
     PROBE = "probe"
     REPLICATE = "replicate"
-    RESET = "reset"
+    SNAPSHOT = "reset"  # the word that released versions send to operators
 
 
 class Beginning(enum.Enum):
@@ -210,7 +210,7 @@ class CoreConfig:
 
     A window (``inflight_*``) is per peer. ``tail_*`` limits the core's cache of the end of the log; `Effects.fetch`
     requests older parts, of which at most ``catch_up_bytes_max`` are in flight per peer. An empty peer gets whole
-    segments instead of entries if the log has more than ``reset_entries_min`` of them. A new commit index travels with
+    segments instead of entries if the log has more than ``install_entries_min`` of them. A new commit index travels with
     the next entries; without any it is announced after ``announce_seconds``, so that a steady trickle of entries needs
     no extra messages. ``durable_commit`` commits what is on the disks of a majority; without it, receipt by a majority
     is enough. A replica with a higher ``priority`` is preferred as the leader, if its log allows it. ``lease_reads``
@@ -235,7 +235,7 @@ class CoreConfig:
     tail_bytes_max: int = 24 * 1024 * 1024
     tail_spans_max: int = 65_536
     catch_up_bytes_max: int = 2 * 1024 * 1024
-    reset_entries_min: int = 4096
+    install_entries_min: int = 4096
     durable_commit: bool = True
     priority: int = 0
     lease_reads: bool = False

@@ -31,7 +31,7 @@ class PeerRefused(Exception):
     """The peer refused the connection, with its reason."""
 
 
-class CallerKeys(NamedTuple):
+class HandshakeKeys(NamedTuple):
     """The caller's keys of an authenticated connection."""
 
     secret_id: bytes
@@ -40,7 +40,7 @@ class CallerKeys(NamedTuple):
 
 async def shake_hands(
     sock: socket.socket | TlsSocket, hello: Hello, secrets: tuple[bytes, ...]
-) -> tuple[CallerKeys, Welcome]:
+) -> tuple[HandshakeKeys, Welcome]:
     """Authenticate both sides, then say hello. The socket is as it was afterwards, and of no use if this is cancelled.
 
     Authenticate both sides, then send hello. The socket's mode is unchanged afterwards; if cancelled, it is unusable.
@@ -61,7 +61,7 @@ async def shake_hands(
     welcome = wire.decode_cold(kind, frame[8:])
     if not isinstance(welcome, Welcome):
         raise WireError(f"a {type(welcome).__name__} instead of a welcome")
-    return CallerKeys(keys.secret_id, seal), welcome
+    return HandshakeKeys(keys.secret_id, seal), welcome
 
 
 def _plain_stream(sock: socket.socket) -> trio.SocketStream:

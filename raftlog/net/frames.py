@@ -100,7 +100,7 @@ class Kind(enum.IntEnum):
     PING = 12
     READ_INDEX = 13
     READ_INDEX_RESPONSE = 14
-    RESET_OFFER = 15
+    INSTALL_OFFER = 15
     RANGE = 16
     RANGE_RESPONSE = 17
     CALL = 18
@@ -145,7 +145,7 @@ class Welcome(msgspec.Struct, frozen=True):
     version: int = HANDSHAKE_VERSION
 
 
-class ResetOffer(msgspec.Struct, frozen=True):
+class InstallOffer(msgspec.Struct, frozen=True):
     """A leader tells a peer that it needs more than the log still has; ``manifest`` says what to fetch instead."""
 
     term: Number
@@ -207,7 +207,7 @@ _COLD: dict[Kind, type[Any]] = {
     Kind.TIMEOUT_NOW: TimeoutNow,
     Kind.READ_INDEX: ReadIndexReq,
     Kind.READ_INDEX_RESPONSE: ReadIndexResp,
-    Kind.RESET_OFFER: ResetOffer,
+    Kind.INSTALL_OFFER: InstallOffer,
     Kind.RANGE: RangeReq,
     Kind.RANGE_RESPONSE: RangeResp,
 }

@@ -42,7 +42,7 @@ from raftlog.net.caller_handshake import (
     PLAIN_BYTES_MAX,
     PURPOSE,
     STRANGER_BYTES_MAX,
-    CallerKeys,
+    HandshakeKeys,
     PeerRefused,
     failure_in_words,
     shake_hands,
@@ -333,7 +333,7 @@ class Transport:
 
     async def _dial(
         self, peer: NodeId, address: Address, lane: Lane, *, use_tls: bool
-    ) -> tuple[socket.socket | TlsSocket, CallerKeys, Welcome]:
+    ) -> tuple[socket.socket | TlsSocket, HandshakeKeys, Welcome]:
         with trio.fail_after(CONNECT_SECONDS_MAX):
             plain = await this_machine().connect(address)
         sock: socket.socket | TlsSocket = plain
@@ -358,7 +358,7 @@ class Transport:
         return sock, keys, welcome
 
     async def _hold(
-        self, peer: NodeId, lane: Lane, sock: socket.socket | TlsSocket, keys: CallerKeys, version: int
+        self, peer: NodeId, lane: Lane, sock: socket.socket | TlsSocket, keys: HandshakeKeys, version: int
     ) -> None:
         """Serve one open lane until it closes."""
         closed = trio.Event()
@@ -482,7 +482,7 @@ class _Inbound:
 
         def failed(reason: str) -> None:
             self._transport._refusal_log.warning(
-                "peer_sent_garbage", source=source, peer=source, error=f"TLS: {reason.replace('_', ' ').lower()}"
+                "peer_message_invalid", source=source, peer=source, error=f"TLS: {reason.replace('_', ' ').lower()}"
             )
 
         kind = TlsSocket if tls.required else SniffingSocket
@@ -504,7 +504,7 @@ class _Inbound:
             caller = self.source or self.stream.peer
             # With its port, each new connection of an unknown host would count as a new source.
             source = self.source or self.stream.peer[0]
-            self._transport._refusal_log.warning("peer_sent_garbage", source=source, peer=caller, error=str(error))
+            self._transport._refusal_log.warning("peer_message_invalid", source=source, peer=caller, error=str(error))
             self.stream.close("garbage")
             return 0
         return 0 if self.stream.closed else consumed

@@ -426,7 +426,7 @@ def _outcome(core: RaftCore, effects: Effects) -> Iterator[str]:
         yield f"outcome unknown from {effects.failed_from} on"
     for ctx, index in effects.reads:
         yield f"read {ctx} " + ("failed" if index is None else f"may be answered at {index}")
-    for peer in effects.reset:
+    for peer in effects.install:
         yield f"offers {peer} its segments"
 
 

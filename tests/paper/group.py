@@ -212,7 +212,7 @@ class Group:
         self._committed = max(self._committed, core.commit)
         if effects.failed_from is not None:
             self.failed_from[node] = effects.failed_from
-        self.offers += [(self.now, node, peer) for peer in effects.reset]
+        self.offers += [(self.now, node, peer) for peer in effects.install]
         for ctx, index in effects.reads:
             floor = self._reads.pop(ctx)
             assert index is None or index >= floor, f"read {ctx} may be answered at {index}, {floor} was committed"

@@ -128,7 +128,7 @@ class Walk:
         leaders = [node for node in group.nodes if group[node].ready]
         assert len(leaders) == 1
         for peer in group[leaders[0]].status().peers:
-            if peer.state is PeerState.RESET:
+            if peer.state is PeerState.SNAPSHOT:
                 group.install(peer.peer, leaders[0], group[leaders[0]].commit)
         group.pass_time(5.0)
         ends = {group[node].last for node in group.nodes}
@@ -143,7 +143,7 @@ class Walk:
 def test_random_walk(kind: str, seed: int) -> None:
     config = CoreConfig(
         lease_reads=kind == "leases",
-        reset_entries_min=8 if kind == "segments" else 4096,
+        install_entries_min=8 if kind == "segments" else 4096,
         tail_spans_max=20,
         inflight_messages_max=4,
     )

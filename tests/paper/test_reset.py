@@ -12,7 +12,7 @@ from raftlog.log_numbers import LogIndex, Term
 from tests.paper.group import A, B, C, Group
 from tests.support.log_values import log_id
 
-SMALL = CoreConfig(reset_entries_min=20)
+SMALL = CoreConfig(install_entries_min=20)
 
 
 def state_of(group: Group, leader: NodeId, peer: NodeId) -> PeerState:
@@ -39,7 +39,7 @@ def test_follower_below_base() -> None:
     """It is offered a reset every two seconds, gets no entries, and does not keep the others from committing."""
     group = below_base()
     group.pass_time(9.0)
-    assert state_of(group, A, C) is PeerState.RESET
+    assert state_of(group, A, C) is PeerState.SNAPSHOT
     assert {(leader, peer) for _, leader, peer in group.offers} == {(A, C)}
     times = [time for time, _, _ in group.offers]
     assert len(times) >= 4
@@ -82,7 +82,7 @@ def test_a_peer_behind_the_base_during_its_reset_gets_the_next_offer() -> None:
     group.compact(A, 25)
     group.offers.clear()
     group.pass_time(3.0)
-    assert state_of(group, A, C) is PeerState.RESET
+    assert state_of(group, A, C) is PeerState.SNAPSHOT
     assert group.offers
     group.install(C, A, 28)
     group.pass_time(1.0)
@@ -122,7 +122,7 @@ def test_consent_is_not_lent_to_a_question_that_was_rejected() -> None:
     group[A].receive(HeartbeatResp(C, A, Term(1), rejection.seq + 1, 0, LogIndex(5)), group.now)
     group.pump()
     group.pass_time(3.0)
-    assert state_of(group, A, C) is PeerState.RESET
+    assert state_of(group, A, C) is PeerState.SNAPSHOT
 
 
 def test_base_moves_while_a_peer_agrees_to_the_old_one() -> None:
@@ -138,7 +138,7 @@ def test_base_moves_while_a_peer_agrees_to_the_old_one() -> None:
     group[A].receive(HeartbeatResp(C, A, Term(1), consent.seq + 1, 0, LogIndex(8)), group.now)
     group.pump()
     group.pass_time(3.0)
-    assert state_of(group, A, C) is PeerState.RESET
+    assert state_of(group, A, C) is PeerState.SNAPSHOT
 
 
 def test_retention_races_replication() -> None:
@@ -153,7 +153,7 @@ def test_retention_races_replication() -> None:
     group.disks[A].drop_prefix(40)
     group.heal()
     group.pass_time(3.0)
-    assert state_of(group, A, C) is PeerState.RESET
+    assert state_of(group, A, C) is PeerState.SNAPSHOT
     assert 1 <= len(group.offers) <= 2
     group[A].compact(LogIndex(40), group.now)
     group.pump()
@@ -186,7 +186,7 @@ def test_log_that_left_the_leaders_before_its_base_is_reset() -> None:
     group.compact(A, 5)
     group.heal()
     group.pass_time(5.0)
-    assert state_of(group, A, C) is PeerState.RESET
+    assert state_of(group, A, C) is PeerState.SNAPSHOT
     assert group.offers
     group.install(C, A, 8)
     group.pass_time(1.0)
@@ -211,7 +211,7 @@ def test_empty_log_gets_segments_when_there_are_many(entries: int, resets: bool,
     group.heal()
     group.pass_time(3.0)
     assert bool(group.offers) is resets
-    assert (state_of(group, A, C) is PeerState.RESET) is resets
+    assert (state_of(group, A, C) is PeerState.SNAPSHOT) is resets
     assert (group.terms(C) == group.terms(A)) is not resets
     if resets:
         group.install(C, A, 25)
@@ -240,7 +240,7 @@ def test_a_new_leader_finds_out_which_peers_need_a_reset() -> None:
     group.elect(B)
     group.pass_time(1.0, alive=[B, C])
     assert (B, C) in {(leader, peer) for _, leader, peer in group.offers}
-    assert state_of(group, B, C) is PeerState.RESET
+    assert state_of(group, B, C) is PeerState.SNAPSHOT
 
 
 def test_retention_keeps_what_an_active_peer_needs() -> None:

@@ -23,7 +23,7 @@ def test_leader_that_overslept_reads_the_answers_before_it_judges(seconds: float
     term = leader.term
     # The answers lie in its sockets while it does not run; the timer comes before they are read.
     group.now += seconds
-    leader.overslept(seconds, group.now)
+    leader.note_stall(seconds, group.now)
     leader.tick(group.now)
     assert leader.role is Role.LEADER
     group.pump()
@@ -39,7 +39,7 @@ def test_leader_that_overslept_gives_up_if_nobody_answers_afterwards(seconds: fl
     group.pass_time(1.0)
     group.cut = {(B, A), (C, A)}
     group.now += seconds
-    leader.overslept(seconds, group.now)
+    leader.note_stall(seconds, group.now)
     group.pass_time(2.0, alive=(A,))
     assert leader.role is Role.FOLLOWER
 
@@ -50,7 +50,7 @@ def test_follower_that_overslept_waits_for_what_its_leader_sent_meanwhile(second
     group.elect(A)
     group.pass_time(1.0)
     group.now += seconds
-    group[B].overslept(seconds, group.now)
+    group[B].note_stall(seconds, group.now)
     group[B].tick(group.now)
     assert group[B].role is Role.FOLLOWER
     assert group[B].leader_id == A
@@ -63,7 +63,7 @@ def test_a_stalled_leader_does_not_consider_lagging_peers_silent() -> None:
     leader = group.elect(A)
     group.pass_time(1.0)
     group.now += 5.0
-    leader.overslept(5.0, group.now)
+    leader.note_stall(5.0, group.now)
     assert [peer.active for peer in leader.status().peers] == [True, True]
 
 
@@ -73,7 +73,7 @@ def test_stall_prolongs_no_lease() -> None:
     leader = group.elect(A)
     group.pass_time(1.0)
     group.now += 1.3
-    leader.overslept(1.3, group.now)
+    leader.note_stall(1.3, group.now)
     ctx = group.read(A)
     assert ctx not in group.answers
     group.deliver()
@@ -88,7 +88,7 @@ def test_stall_shortens_no_promise_of_a_voter() -> None:
     heard_at = group.now
     for _ in range(6):
         group.now += 0.2
-        group[B].overslept(0.2, group.now)
+        group[B].note_stall(0.2, group.now)
         assert group[B]._follows_another(C)
     assert group.now < heard_at + group.config.election_timeout_seconds_min
 
@@ -99,5 +99,5 @@ def test_what_was_sent_during_a_turn_is_not_heard_later_than_now() -> None:
     group.elect(A)
     group.pass_time(1.0)
     before = group[B].next_deadline() - group.now
-    group[B].overslept(30.0, group.now)
+    group[B].note_stall(30.0, group.now)
     assert group[B].next_deadline() <= group.now + max(before, group.config.election_timeout_seconds_max)

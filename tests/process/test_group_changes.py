@@ -147,7 +147,7 @@ async def test_a_node_joins_a_log_whose_beginning_is_gone_and_leads(tmp_path: Pa
         assert said.splitlines()[-1] == "n3 is a voter now"
         assert "n3 leads in term" in await group.command("transfer", "n3")
         await group.grown(30)
-        assert "reset_offered" in "".join(group.cluster.log_path(n).read_text() for n in group.cluster.node_ids)
+        assert "install_offered" in "".join(group.cluster.log_path(n).read_text() for n in group.cluster.node_ids)
         # The new leader was never shown an entry of this queue, and still goes on counting where it was. Only a send
         # tells: followers answer questions about queues as well, and they know it from the log.
         async with Producer(group.cluster.namesrv) as producer:

@@ -124,7 +124,7 @@ async def test_lite_topics_survive_absence_and_restore_and_mirrors_copy_the_pare
         await transfer(cluster, away)
         await cluster.wait_ready()
         told = "".join(cluster.log_path(node).read_text() for node in cluster.node_ids)
-        assert "reset_offered" in told, "it got no snapshot"
+        assert "install_offered" in told, "it got no snapshot"
         assert await ends(admin) == {"read": (3, 5), "unread": (1, 2), "old": (1, 1), "late": (0, 1)}
         assert await lag(admin, "read") == 2
         assert await received(cluster.namesrv, ["read"], 2) == {"read": [b"4", b"5"]}

@@ -19,7 +19,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.send import Sends
 from mq.broker.produce.send_receiver import PythonReceiver, send_receiver
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.broker.write_path.queue_offsets import QueueTail, TopicName
 from mq.protocol.errors import FrameError
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.incoming.chunks import decode_chunk
@@ -67,7 +67,7 @@ class Connection:
 class HandlesAll:
     """A receiver that takes nothing."""
 
-    producing: frozenset[int] = frozenset()
+    fast_senders: frozenset[int] = frozenset()
     compiled_messages = 0
 
     def __init__(self, *given: object) -> None:
@@ -126,9 +126,9 @@ class Broker:
         )
         self.appender.open()
         self.elsewhere = Elsewhere()
-        special: Any = self.elsewhere
+        placement: Any = self.elsewhere
         self.tails = {
-            name: [NextOffset(TopicName(name), n, QueueOffset(7 * n)) for n in range(TOPICS[name])] for name in TOPICS
+            name: [QueueTail(TopicName(name), n, QueueOffset(7 * n)) for n in range(TOPICS[name])] for name in TOPICS
         }
         context = context_of(
             settings__message_bytes_max=body_bytes_max,
@@ -150,7 +150,11 @@ class Broker:
             wall_clock_ms=lambda: NOW_MS,
         )
         self.sends = Sends(
-            context, special=special, repeats=special, retries=special, make_receiver=self._make_receiver(FORMS[form])
+            context,
+            placement=placement,
+            dedup=placement,
+            retries=placement,
+            make_receiver=self._make_receiver(FORMS[form]),
         )
         self.sends.serve_here(True)
         self.writable.update(self.tails)

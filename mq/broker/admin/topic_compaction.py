@@ -43,7 +43,7 @@ from mq.broker.state.expired_messages import ExpireMessages
 from mq.broker.state.format_level import LEVEL_OF_COMPACTION
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingGroup
-from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.queue_offsets import QueueTail
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.messages.records import RawRecord, RecordError, split_record
@@ -439,7 +439,7 @@ class TopicCompaction(Service):
         return True
 
 
-def _copy(record: RawRecord, offset: QueueOffset, tail: NextOffset) -> InternalRecord:
+def _copy(record: RawRecord, offset: QueueOffset, tail: QueueTail) -> InternalRecord:
     """A message for the end of its queue, with the properties of the original, and where that was."""
     # Clients may have sent anything as the place and the time: the time is never later than that of storing.
     text = props.find(record.properties.decode("utf-8", "replace"), props.CARRIED) or ""

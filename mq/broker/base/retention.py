@@ -320,13 +320,13 @@ class Retention:
         )
         if deletion != candidate and not self._is_held:
             self._is_held = True
-            self._log.warning("log_kept_for_waiting", waiting_pos=waiting_pos, wished_pos=candidate.base_pos)
+            self._log.warning("retention_held_by_pending", waiting_pos=waiting_pos, wished_pos=candidate.base_pos)
         return deletion
 
     def _wanted_pos(self) -> PhysicalOffset:
         """Below this position no peer needs the log, unless it lags too far to be waited for."""
         log, core = self._replica.log, self._replica.core
-        if any(peer.active and peer.state is PeerState.RESET for peer in core.status().peers):
+        if any(peer.active and peer.state is PeerState.SNAPSHOT for peer in core.status().peers):
             return PhysicalOffset(log.base_pos)  # the peer is fetching these files
         index = max(core.retain_from(), log.first_index)
         if index > log.last_index:

@@ -19,7 +19,7 @@ from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.requests.bulk import AskTopicEnds, TopicEndsReply
 from mq.protocol.topic_ends import TopicEnds, decode_topics, encode_ends
 
-_AT_A_STRETCH: Final = 16
+_PLANNED_AT_ONCE: Final = 16
 """Topics between two checks of the clock."""
 _NAMED_MAX: Final = 10
 """Maximum number of topics named in a remark."""
@@ -69,7 +69,7 @@ class TopicEndQueries(Service):
             if left < 0 and found:
                 break
             found.append(self._ends(topic, config.read_queues))
-            if len(found) % _AT_A_STRETCH == 0:
+            if len(found) % _PLANNED_AT_ONCE == 0:
                 yield
         role = "leader" if self._replica.is_leader else "follower"
         return call.response(ext=TopicEndsReply(role=role).fields(), body=encode_ends(found))

@@ -24,7 +24,7 @@ from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
 PLACES_MAX: Final = 1024
 
 _SAMPLE_ENTRIES: Final = 32
-_AT_A_STRETCH: Final = 64
+_PLANNED_AT_ONCE: Final = 64
 
 
 class TopicPlans(Service):
@@ -75,7 +75,7 @@ class TopicPlans(Service):
             if queue is not None:
                 self._beginning.check(queue.min_offset)
             rows.append(_row(queue_id, queue, with_size=ext.detail))
-            if ext.detail or queue_id % _AT_A_STRETCH == 0:
+            if ext.detail or queue_id % _PLANNED_AT_ONCE == 0:
                 yield
         places: list[PlannedPlace] = []
         if ext.detail:

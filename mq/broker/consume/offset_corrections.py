@@ -17,7 +17,7 @@ from mq.broker.write_path.outcome import Outcome, Stored
 from mq.protocol.numbers import QueueOffset
 
 _SECONDS = 0.1
-_ROWS_AT_A_STRETCH = 5_000
+_ROWS_PER_STEP = 5_000
 """Stored offsets examined in one call: about a millisecond."""
 
 
@@ -51,7 +51,7 @@ class OffsetCorrections(Service):
     def look(self) -> None:
         """Examine some of the stored offsets, and correct those beyond the end."""
         rows = 0
-        while self._unseen and rows < _ROWS_AT_A_STRETCH and self._appender.has_room:
+        while self._unseen and rows < _ROWS_PER_STEP and self._appender.has_room:
             group, topic = self._unseen.pop()
             stored = self._metadata.consumer_offsets.get((group, topic), {})
             rows += 1 + len(stored)

@@ -44,7 +44,7 @@ _SUSPEND_SECONDS_MAX = 60.0
 _DRAIN_SECONDS = 0.05
 _ELSEWHERE_SECONDS = 0.1
 """A pull of messages that only another replica has waits this long before its client is sent there."""
-_RESUMED_AT_A_STRETCH = 32
+_RESUMED_AT_ONCE = 32
 _ARCHIVED_BYTES_MAX = 8 * 1024 * 1024
 """Messages for one pull are loaded from a part of the archive of about this size."""
 
@@ -168,7 +168,7 @@ class Pulls(Service):
         """Answer pulls whose deadline has passed; called by a timer."""
         now = self._clock()
         # Clients that do not read answers may send tens of thousands of them again and again.
-        while over := self.polling.expired(now, _RESUMED_AT_A_STRETCH):
+        while over := self.polling.expired(now, _RESUMED_AT_ONCE):
             for pull in over:
                 self.resume(pull)
             if self._clock() >= now + self._limits.expire_seconds_max:

@@ -39,7 +39,7 @@ seconds.
 """
 
 
-_CHECKED_AT_A_STRETCH = 32
+_CHECKED_AT_ONCE = 32
 """Subscriptions parsed in one step: less than a millisecond."""
 
 T = TypeVar("T")
@@ -423,7 +423,7 @@ class ClientRegistry(Generic[ConnectionT]):
         group = self._consumers.get(consumer.group)
         known = {} if group is None else group.subscriptions
         for number, data in enumerate(consumer.subscriptions):
-            if number % _CHECKED_AT_A_STRETCH == _CHECKED_AT_A_STRETCH - 1:
+            if number % _CHECKED_AT_ONCE == _CHECKED_AT_ONCE - 1:
                 yield
             same = known.get(data.topic)
             if same is not None and same.is_wanted_by(data):

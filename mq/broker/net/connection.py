@@ -31,7 +31,7 @@ from raftlog.net.replication_tls import shown_certificate
 _LARGE_BYTES = 128 * 1024
 _LENGTH_BYTES = 4
 _REPORTS_MAX = 16
-_AT_A_STRETCH = 16
+_SERVED_AT_ONCE = 16
 """Requests that are served before the client's share of the turn is checked."""
 _CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.MESSAGE_ILLEGAL})
 
@@ -272,7 +272,7 @@ class ClientConnection:
             incoming = access.checked(self._address, incoming, chunk)
         if consumed:
             self._note_whole()
-        if len(incoming) > _AT_A_STRETCH:
+        if len(incoming) > _SERVED_AT_ONCE:
             self._serve_share(incoming)
         else:
             self._requests.serve(self, incoming)
@@ -302,7 +302,7 @@ class ClientConnection:
                 return
             self._requests.serve(self, incoming[at : at + stretch])
             at += stretch
-            stretch = min(2 * stretch, _AT_A_STRETCH)  # the first ones tell how long they take
+            stretch = min(2 * stretch, _SERVED_AT_ONCE)  # the first ones tell how long they take
 
     def _go_on(self) -> None:
         """Serve some of the deferred requests."""

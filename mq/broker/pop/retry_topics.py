@@ -14,7 +14,7 @@ import msgspec
 from mq.broker.context import BrokerContext
 from mq.broker.state.commands import PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.queue_offsets import QueueTail
 from mq.protocol.messages.message_types import level_of, lowest_level, stored_priority, takes_priorities
 from mq.protocol.names import pop_retry_topic
 
@@ -27,7 +27,7 @@ class PopRetryTopics:
         self._tails: Final = context.queue_offsets
         self._priority_order_asc: Final = context.settings.priority_order_asc
 
-    def tail(self, group: str, topic: str, origin: str, properties: Mapping[str, str]) -> NextOffset:
+    def tail(self, group: str, topic: str, origin: str, properties: Mapping[str, str]) -> QueueTail:
         """Where a message is stored that ``group`` is to get again.
 
         Args:
@@ -37,7 +37,7 @@ class PopRetryTopics:
         """
         return self._tails.get(pop_retry_topic(group, topic), self._level(origin, properties))
 
-    def put(self, tail: NextOffset, origin: str, now_ms: int) -> PutTopic | None:
+    def put(self, tail: QueueTail, origin: str, now_ms: int) -> PutTopic | None:
         """The command that creates the retry topic of a queue, or adds queues up to this one; None if it is there."""
         queues = max(self._levels(origin), tail.queue_id + 1)
         known = self._metadata.topics.get(tail.topic)

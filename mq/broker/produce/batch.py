@@ -17,7 +17,7 @@ from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.internal_messages import check_sent_bytes
 from mq.broker.write_path.pending import SendRequest
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes
-from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.queue_offsets import QueueTail
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -45,7 +45,7 @@ class BatchSends:
         self,
         *,
         appender: Appender,
-        repeats: Dedup,
+        dedup: Dedup,
         unique_keys: UniqKeyGenerator,
         tag_codes: TagCodes,
         suffix: bytes,
@@ -53,14 +53,14 @@ class BatchSends:
         reply_template: SendReplyTemplate,
     ) -> None:
         self._appender = appender
-        self._repeats = repeats
+        self._dedup = dedup
         self._unique_keys = unique_keys
         self._tag_codes = tag_codes
         self._suffix = suffix
         self._body_bytes_max = body_bytes_max
         self._reply_template = reply_template
 
-    def add(self, call: Call[SendRequest], tail: NextOffset) -> None:
+    def add(self, call: Call[SendRequest], tail: QueueTail) -> None:
         """Append the messages of a batch; replies when they are committed.
 
         Raises:
@@ -70,7 +70,7 @@ class BatchSends:
         if numbers is None:
             self._appender.add(SendBlock(batch))
             return
-        flight = self._repeats.admit_batch(call, numbers, keys)
+        flight = self._dedup.admit_batch(call, numbers, keys)
         if flight is None:
             return
         try:
@@ -82,7 +82,7 @@ class BatchSends:
             raise
         self._appender.add(SendBlock(batch))
 
-    def priority(self, call: Call[SendRequest], tail: NextOffset) -> int | None:
+    def priority(self, call: Call[SendRequest], tail: QueueTail) -> int | None:
         """The priority that all messages of a batch have; None if none has one. Raises RequestRefused if it differs."""
         shared = props.decode(call.request.ext.properties)
         if _PRIORITY not in call.body:
@@ -96,14 +96,14 @@ class BatchSends:
             )
         return found.pop()
 
-    def keyless(self, call: Call[SendRequest], tail: NextOffset) -> int | None:
+    def keyless(self, call: Call[SendRequest], tail: QueueTail) -> int | None:
         """The number of the first message of a batch that has no key; None if all have one. Raises RequestRefused."""
         for number, (_, _, properties) in enumerate(self._split(call.body, tail)):
             if not props.value_of(properties, _KEYS).strip():
                 return number
         return None
 
-    def queued(self, call: Call[SendRequest], tail: NextOffset) -> QueuedSend:
+    def queued(self, call: Call[SendRequest], tail: QueueTail) -> QueuedSend:
         """The messages of a batch without sequence numbers, each with a unique key. Raises RequestRefused, also if one
         may have a priority: then `Sends` chooses the queue.
         """
@@ -113,7 +113,7 @@ class BatchSends:
         return batch
 
     def _checked(
-        self, call: Call[SendRequest], tail: NextOffset, unique_keys: UniqKeyGenerator | None
+        self, call: Call[SendRequest], tail: QueueTail, unique_keys: UniqKeyGenerator | None
     ) -> tuple[QueuedSend, list[bytes], SequenceRange | None]:
         """The messages of a batch, their unique keys and their sequence numbers. Raises RequestRefused.
 
@@ -141,7 +141,7 @@ class BatchSends:
         self._check_answer(len(messages), joined)
         return QueuedSend(call, tail, messages, nbytes, joined), keys, numbers
 
-    def _split(self, body: bytes, tail: NextOffset) -> list[tuple[int, bytes, bytes]]:
+    def _split(self, body: bytes, tail: QueueTail) -> list[tuple[int, bytes, bytes]]:
         # No record is smaller, so a far too large batch is refused before it is split.
         record_bytes_min = tail.fixed_bytes + len(self._suffix)
         try:

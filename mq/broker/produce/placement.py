@@ -28,13 +28,13 @@ class Placement:
     """Handles such messages for `mq.broker.produce.send` after topic and queue are validated."""
 
     def __init__(
-        self, context: BrokerContext, *, places: WaitingQueues, repeats: Dedup, transactions: Transactions
+        self, context: BrokerContext, *, places: WaitingQueues, dedup: Dedup, transactions: Transactions
     ) -> None:
         self._broker_name = context.settings.group
         self._made = context.internal_messages
         self._places = places
         self._tails = context.queue_offsets
-        self._repeats = repeats
+        self._dedup = dedup
         self._transactions = transactions
         self._lite = LiteTopics(context)
         self._wall_clock_ms = context.wall_clock_ms
@@ -52,7 +52,7 @@ class Placement:
         if is_copy or props.SEQUENCE not in properties:
             self._add(call, properties, topic, queue_id, None)
             return
-        flight = self._repeats.admit(call, properties)
+        flight = self._dedup.admit(call, properties)
         if flight is None:
             return
         try:

@@ -27,7 +27,7 @@ from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.topic_rules import auto_create, why_not_created
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.properties import RECEIPT
-from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.queue_offsets import QueueTail
 from mq.broker.write_path.send_block import SendBlock
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -51,8 +51,8 @@ class Sends(Service):
         self,
         context: BrokerContext,
         *,
-        special: Placement,
-        repeats: Dedup,
+        placement: Placement,
+        dedup: Dedup,
         retries: Retries,
         make_receiver: Callable[[SentMessages, BatchSends, ReceiverSettings], SendReceiver] = send_receiver,
     ) -> None:
@@ -61,7 +61,7 @@ class Sends(Service):
         self._metadata = context.metadata
         self._appender = context.appender
         self._tails = context.queue_offsets
-        self._special = special
+        self._placement = placement
         self._retries = retries
         self.compacted = CompactedTopics(context.metadata, context.appender)
         self._rng = context.rng
@@ -73,7 +73,7 @@ class Sends(Service):
         )
         self._batches = BatchSends(
             appender=context.appender,
-            repeats=repeats,
+            dedup=dedup,
             unique_keys=context.unique_keys,
             tag_codes=self._messages.tag_codes,
             suffix=suffix,
@@ -187,11 +187,11 @@ class Sends(Service):
             self._batches.add(call, tails[queue_id])
             return
         if asks_for_more(text):
-            self._special.add(call, props.decode(text), ext.topic, queue_id)
+            self._placement.add(call, props.decode(text), ext.topic, queue_id)
             return
         appender.add(SendBlock(self._messages.queued(call, tails[queue_id])))
 
-    def queue_of(self, call: Call[SendRequest]) -> NextOffset | None:
+    def queue_of(self, call: Call[SendRequest]) -> QueueTail | None:
         """The queue of a message that another service stores. Raises RequestRefused.
 
         None if the request is already served, or will be served again when its topic is created.
@@ -223,7 +223,7 @@ class Sends(Service):
             )
         return self._rng.randrange(self._metadata.topics[ext.topic].write_queues)
 
-    def _by_priority(self, call: Call[SendRequest], tails: list[NextOffset], queue_id: int) -> int:
+    def _by_priority(self, call: Call[SendRequest], tails: list[QueueTail], queue_id: int) -> int:
         """The queue for the priority of a message, or ``queue_id`` if it has none. Raises RequestRefused.
 
         In a topic for messages with priorities, one without is the least urgent. What consumers and mirrors copy goes
@@ -244,7 +244,7 @@ class Sends(Service):
             return lowest_level(config.write_queues, ascending=self._settings.priority_order_asc)
         return queue_id
 
-    def _open_topic(self, call: Call[SendRequest]) -> list[NextOffset] | None:
+    def _open_topic(self, call: Call[SendRequest]) -> list[QueueTail] | None:
         """The tails of a topic before its first message; None if the message waits until the topic is created."""
         ext = call.request.ext
         topic = ext.topic

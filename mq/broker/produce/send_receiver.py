@@ -55,12 +55,12 @@ class SendReceiver(Protocol):
     """Receives plain sends from many clients at once. All methods are called on the event loop.
 
     Attributes:
-        producing: the descriptors of clients that produce.
+        fast_senders: the descriptors of clients that produce.
         compiled_messages: how many messages were taken in compiled code.
     """
 
     @property
-    def producing(self) -> frozenset[int]: ...
+    def fast_senders(self) -> frozenset[int]: ...
     @property
     def compiled_messages(self) -> int: ...
 
@@ -124,7 +124,7 @@ class PythonReceiver:
         self._producing: dict[int, ClientConnection] = {}
 
     @property
-    def producing(self) -> frozenset[int]:
+    def fast_senders(self) -> frozenset[int]:
         """See `SendReceiver`."""
         return frozenset(self._producing)
 

@@ -8,7 +8,7 @@ from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.internal_messages import check_sent_bytes
 from mq.broker.write_path.pending import SendRequest
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes
-from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.queue_offsets import QueueTail
 from mq.broker.write_path.send_block import QueuedSend
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -41,13 +41,13 @@ class SentMessages:
     """
 
     def __init__(self, *, unique_keys: UniqKeyGenerator, suffix: bytes, body_bytes_max: int) -> None:
-        self.writable: dict[str, list[NextOffset]] = {}
+        self.writable: dict[str, list[QueueTail]] = {}
         self.tag_codes = TagCodes()
         self.suffix = suffix
         self.body_bytes_max = body_bytes_max
         self._unique_keys = unique_keys
 
-    def plain_tail(self, call: Call[SendRequest]) -> NextOffset | None:
+    def plain_tail(self, call: Call[SendRequest]) -> QueueTail | None:
         """The queue of a plain send; None if it has to be handled by `Sends`.
 
         A send is *plain* if its topic is known to be writable and has the queue, and its properties ask for nothing but
@@ -63,7 +63,7 @@ class SentMessages:
                 return None
         return tails[ext.queue_id]
 
-    def queued(self, call: Call[SendRequest], tail: NextOffset, *, needs_key: bool = False) -> QueuedSend:
+    def queued(self, call: Call[SendRequest], tail: QueueTail, *, needs_key: bool = False) -> QueuedSend:
         """The message of a request that is not a batch and asks for nothing but being stored.
 
         A message without a unique key gets one; with ``needs_key`` it is refused. Raises RequestRefused.

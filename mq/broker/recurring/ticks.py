@@ -30,7 +30,7 @@ from mq.broker.state.commands import encode_command
 from mq.broker.state.schedules import SKIPPED_MAX, Schedule, SettleTick
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.queue_offsets import QueueTail
 from mq.protocol import properties as props
 from mq.protocol.hashes import tag_code
 from mq.protocol.messages.message_types import lowest_level, takes_priorities
@@ -186,7 +186,7 @@ class Ticks(Service):
 
         return end
 
-    def send_now(self, definition: ScheduleDefinition, tail: NextOffset, on_outcome: OnOutcome) -> None:
+    def send_now(self, definition: ScheduleDefinition, tail: QueueTail, on_outcome: OnOutcome) -> None:
         """Append the message of a schedule beside its ticks."""
         sent_ms = self._wall_clock_ms()
 
@@ -196,7 +196,7 @@ class Ticks(Service):
 
         self._appender.add_atomically([self._message(definition, tail, sent_ms, sent_ms, settled)])
 
-    def tail_for(self, definition: ScheduleDefinition) -> NextOffset | None:
+    def tail_for(self, definition: ScheduleDefinition) -> QueueTail | None:
         """The queue of a schedule's messages: always the same one, so that they are in order; None without a topic."""
         queue_id = definition.queue_id
         if queue_id < 0:
@@ -283,7 +283,7 @@ class Ticks(Service):
     def _message(
         self,
         definition: ScheduleDefinition,
-        tail: NextOffset,
+        tail: QueueTail,
         due_ms: int,
         now_ms: int,
         on_outcome: OnOutcome | None = None,

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from mq.broker.context import BrokerContext
 from mq.broker.net.errors import RequestRefused
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
+from mq.broker.write_path.queue_offsets import QueueOffsets, QueueTail
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
@@ -20,7 +20,7 @@ from mq.protocol.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 class Destination(NamedTuple):
     """The queue in which a message is stored, and its properties there."""
 
-    tail: NextOffset
+    tail: QueueTail
     properties: dict[str, str]
 
 
@@ -85,7 +85,7 @@ class WaitingQueues:
 
 def tail_of(
     topic: str, queue_id: int, metadata: Metadata, tails: QueueOffsets, *, priority: int | None = None
-) -> NextOffset | None:
+) -> QueueTail | None:
     """The destination of a message that waited for a queue; None if its topic no longer exists.
 
     In a deleted topic that can be restored it is behind the others, and visible after the restore.

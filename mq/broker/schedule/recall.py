@@ -36,7 +36,7 @@ SEARCHES_MAX: Final = 64
 
 _RECORD_BYTES: Final = 4096
 """Minimum number of bytes that reading a record counts for."""
-_TURN_AT: Final = 12
+_DUE_TIME_AT: Final = 12
 """Position of the due time within a queue entry."""
 
 
@@ -89,7 +89,7 @@ class Recalls(Service):
         if search.call.connection.closed:
             return
         try:
-            if not self._look_on(search):
+            if not self._search_step(search):
                 self._searches.append(search)
         except RequestRefused as error:
             search.call.refuse(error)
@@ -99,13 +99,13 @@ class Recalls(Service):
         handle = self._checked(call.request)
         call.drop_body()
         search = _Search(call, handle, self._candidates(handle))
-        if not self._look_on(search):
+        if not self._search_step(search):
             if len(self._searches) >= SEARCHES_MAX:
                 remark = f"recall failed, {SEARCHES_MAX} recalls are searching already: try again"
                 raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)
             self._searches.append(search)
 
-    def _look_on(self, search: _Search) -> bool:
+    def _search_step(self, search: _Search) -> bool:
         """Examine some candidates, and recall the message if found; returns False if the search is not finished.
 
         Raises RequestRefused if it does not exist, or cannot be read from this disk.
@@ -118,7 +118,7 @@ class Recalls(Service):
                 if timer is None:
                     return False
                 record = self._timers.record(timer)
-                if _matches(record, handle, anew=handle.queue_offset not in (None, timer[1])):
+                if _matches(record, handle, is_copy=handle.queue_offset not in (None, timer[1])):
                     self._recall(search, timer)
                     return True
                 left -= max(len(record), _RECORD_BYTES)
@@ -183,7 +183,7 @@ class Recalls(Service):
             under_way.append(timer)
         days = max(due_ms - self._wall_clock_ms(), 0) // TURN_MS_MAX
         # Earlier days count as well: this clock may have been set back since the message was stored.
-        turns = [QUEUE_ENTRY.pack(0, 0, due_ms - day * TURN_MS_MAX)[_TURN_AT:] for day in range(days + 2)]
+        turns = [QUEUE_ENTRY.pack(0, 0, due_ms - day * TURN_MS_MAX)[_DUE_TIME_AT:] for day in range(days + 2)]
         while True:
             # A message that is being copied goes to the end of the queue, and is found there afterwards.
             under_way = list(filter(timers.is_under_way, under_way))
@@ -202,7 +202,7 @@ class Recalls(Service):
                 while at >= 0:
                     index, rest = divmod(at, QUEUE_ENTRY_BYTES)
                     timer = queue_id, start + index
-                    if rest == _TURN_AT:
+                    if rest == _DUE_TIME_AT:
                         if timers.is_open(timer):
                             yield timer
                         elif timers.is_under_way(timer):
@@ -211,8 +211,8 @@ class Recalls(Service):
             start += len(entries) // QUEUE_ENTRY_BYTES
 
 
-def _matches(record: bytes, handle: RecallHandle, *, anew: bool) -> bool:
-    """Whether a handle names this message; a copy (``anew``) says so in its properties. Raises RecordError.
+def _matches(record: bytes, handle: RecallHandle, *, is_copy: bool) -> bool:
+    """Whether a handle names this message; a copy (``is_copy``) says so in its properties. Raises RecordError.
 
     A message with the same key that does not say so is a second send of the same message.
     """
@@ -224,5 +224,5 @@ def _matches(record: bytes, handle: RecallHandle, *, anew: bool) -> bool:
         and properties.get(props.REAL_TOPIC) == handle.topic
         and properties.get(props.TIMER_OUT_MS) == str(handle.due_ms)
         and props.DELAY not in properties
-        and (not anew or props.TIMER_ROLL_TIMES in properties)
+        and (not is_copy or props.TIMER_ROLL_TIMES in properties)
     )

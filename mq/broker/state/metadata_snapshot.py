@@ -21,7 +21,7 @@ from raftlog.plain_cbor import decode_plain
 
 SNAPSHOT_FORMAT = 1
 _CBOR_ARRAY, _CBOR_MAP = 0x80, 0xA0
-_ROWS_AT_A_STRETCH = 50
+_ROWS_PER_STEP = 50
 """Rows encoded in one step: a millisecond, in which no other thread runs."""
 
 LockRows = list[tuple[str, str, list[tuple[int, str]]]]
@@ -85,8 +85,8 @@ def _encoded(state: Snapshot) -> Iterator[bytes]:
 def _encoded_value(value: object) -> Iterator[bytes]:
     if isinstance(value, list | Rows):
         yield _cbor_head(_CBOR_ARRAY, len(value))
-        for at in range(0, len(value), _ROWS_AT_A_STRETCH):
-            rows = msgspec.to_builtins(value[at : at + _ROWS_AT_A_STRETCH], builtin_types=(bytes,))
+        for at in range(0, len(value), _ROWS_PER_STEP):
+            rows = msgspec.to_builtins(value[at : at + _ROWS_PER_STEP], builtin_types=(bytes,))
             yield b"".join(map(cbor2.dumps, rows))
     else:
         yield cbor2.dumps(msgspec.to_builtins(value, builtin_types=(bytes,)))

@@ -46,7 +46,7 @@ from mq.store.errors import StoreError
 from raftlog import SegmentError
 
 _UNREADABLE = (StoreError, SegmentError, RecordError, OSError)
-_TOGETHER_MAX = 32
+_CHECKS_PER_ENTRY = 32
 _LOST_MAX = 1000
 """Maximum number of deleted half messages in one entry."""
 _LOST_BYTES = 16
@@ -213,8 +213,8 @@ class CheckBacks(Service):
         marks = self._halves.marks
         loading = self._loading.get(number)
         if loading is None:
-            opened = list(islice(marks.open_offsets(self._positions[number], limit), _TOGETHER_MAX))
-            reached = limit if len(opened) < _TOGETHER_MAX else opened[-1] + 1
+            opened = list(islice(marks.open_offsets(self._positions[number], limit), _CHECKS_PER_ENTRY))
+            reached = limit if len(opened) < _CHECKS_PER_ENTRY else opened[-1] + 1
         else:
             # The same ones, although others opened or ended: otherwise a slow disk would never load all of them.
             opened, reached = [each for each in loading.offsets if not marks.is_done(each)], loading.reached
@@ -284,7 +284,7 @@ class CheckBacks(Service):
             self._advance(self._last, self._positions[self._last], opened, [])
         unanswered: list[QueueOffset] = []
         loading = self._loading.get(_POSTPONED)
-        due = list(self._postponed.turns(opened, now, _TOGETHER_MAX)) if loading is None else loading.offsets
+        due = list(self._postponed.turns(opened, now, _CHECKS_PER_ENTRY)) if loading is None else loading.offsets
         if not self._are_loaded(_POSTPONED, due, reached=FIRST_OFFSET):
             return []
         self._loading.pop(_POSTPONED, None)
@@ -360,7 +360,7 @@ class CheckBacks(Service):
         ]
         if not members:
             self.unanswerable += 1
-            self._log.warning("nobody_to_check_back", producer_group=group, unanswerable=self.unanswerable)
+            self._log.warning("check_back_no_producer", producer_group=group, unanswerable=self.unanswerable)
             return
         self._turn += 1
         members[self._turn % len(members)].send(

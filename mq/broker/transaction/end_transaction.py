@@ -49,9 +49,9 @@ from mq.store.errors import StoreError
 from raftlog import SegmentError
 
 _UNKNOWN = 0
-_TOGETHER_MAX = 64
+_ENDS_PER_ENTRY = 64
 _TOGETHER_BYTES_MAX = 192 * 1024
-_WAITING_MAX = 4 * _TOGETHER_MAX
+_WAITING_MAX = 4 * _ENDS_PER_ENTRY
 """Further ends of a half message that wait while its first end is loaded or committed."""
 _ENDED_TAG = "d"
 _NOT_FOUND = "Find prepared transaction message failed"
@@ -104,7 +104,7 @@ class Transactions(Service):
         self._host = context.store_host if len(context.store_host) == IPV4_HOST_BYTES else NO_HOST
         self._wall_clock_ms = context.wall_clock_ms
         self._ended_properties = props.encode({props.TAGS: _ENDED_TAG}).encode()
-        self._together_bytes_max = min(_TOGETHER_BYTES_MAX, context.appender.entry_bytes_max // 2)
+        self._entry_bytes_max = min(_TOGETHER_BYTES_MAX, context.appender.entry_bytes_max // 2)
         self._gathering: _Ends | None = None
         self._ending: dict[QueueOffset, _Ends] = {}
         self._loading: dict[QueueOffset, list[Call[EndTransaction]]] = {}
@@ -340,7 +340,7 @@ class Transactions(Service):
         assert offset not in self._ending, f"half message {offset} ends twice"
         nbytes = 0 if copy is None else copy.nbytes
         ends = self._gathering
-        if ends is not None and (len(ends.offsets) >= _TOGETHER_MAX or ends.nbytes + nbytes > self._together_bytes_max):
+        if ends is not None and (len(ends.offsets) >= _ENDS_PER_ENTRY or ends.nbytes + nbytes > self._entry_bytes_max):
             self._start(ends)
             ends = None
         if ends is None:

@@ -23,7 +23,7 @@ from mq.protocol.messages.records import split_record
 from mq.protocol.names import UNENDED_TOPIC
 from mq.protocol.numbers import QueueOffset
 
-_TOGETHER_MAX = 32
+_GIVE_UPS_PER_ENTRY = 32
 
 
 class GiveUp:
@@ -38,7 +38,7 @@ class GiveUp:
         self._unreadable = ReadBackoff()
         self._offsets: list[QueueOffset] = []
         self._delivery = Delivery(
-            context, self, unreadable=self._unreadable, log=log, groups_max=1, messages_max=_TOGETHER_MAX
+            context, self, unreadable=self._unreadable, log=log, groups_max=1, messages_max=_GIVE_UPS_PER_ENTRY
         )
 
     def stop(self) -> None:
@@ -51,7 +51,7 @@ class GiveUp:
         if unreadable:
             unreadable.gone(HALF_QUEUE_ID, self._halves.marks.low)
             offsets = (each for each in offsets if unreadable.postponed_until((HALF_QUEUE_ID, each), now_ms) is None)
-        self._offsets = list(islice(offsets, _TOGETHER_MAX))
+        self._offsets = list(islice(offsets, _GIVE_UPS_PER_ENTRY))
         self._delivery.run(now_ms)
         self._offsets = []
 

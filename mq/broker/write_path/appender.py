@@ -23,7 +23,7 @@ from mq.broker.write_path.entry_builder import Entry, EntryBuilder, PendingItem
 from mq.broker.write_path.gathering import Gathering
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Unknown
 from mq.broker.write_path.pending import AtomicGroup, InternalRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.queue_offsets import QueueTail
 from mq.protocol.codes import ResponseCode
 from mq.protocol.wire.encoding import SendReplyTemplate
 from mq.store.built_runs import BuiltRun
@@ -173,7 +173,7 @@ class Appender:
         """
         self.add(AtomicGroup(group))
 
-    def adds_to(self, tail: NextOffset) -> bool:
+    def adds_to(self, tail: QueueTail) -> bool:
         """Whether a message that is not a client's plain send waits for its round, for the queue of ``tail``."""
         return any(isinstance(item, AtomicGroup) and item.adds_to(tail) for item in self.pending)
 

@@ -18,7 +18,7 @@ import msgspec
 
 from mq.broker.net.connection import ClientConnection
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored
-from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.queue_offsets import QueueTail
 from mq.protocol.messages.records import (
     BORN_HOST_IPV6,
     CRC_MASK,
@@ -143,7 +143,7 @@ class EntryDraft:
         self.reply_template = builder.reply_template
         self._head, self._store_flag, self._store_host = builder.head, builder.store_flag, builder.store_host
         self._records: list[bytes] = []
-        self._touched: list[NextOffset] = []
+        self._touched: list[QueueTail] = []
         self._commands: list[Span] = []
         self._sequenced: list[SequencedRecord] = []
         self._last_sender: ClientConnection | None = None
@@ -151,7 +151,7 @@ class EntryDraft:
 
     def add_message(
         self,
-        tail: NextOffset,
+        tail: QueueTail,
         message: QueuedMessage,
         sys_flag: int,
         born_ms: int,
@@ -198,7 +198,7 @@ class EntryDraft:
         self.entry.messages += 1
         return offset
 
-    def add_to_queue(self, tail: NextOffset, queue_entries: bytes, count: int) -> QueueOffset:
+    def add_to_queue(self, tail: QueueTail, queue_entries: bytes, count: int) -> QueueOffset:
         """Add ``count`` entries to the end of a queue; returns the queue offset of the first one."""
         first = tail.next_offset
         tail.next_offset = first + count

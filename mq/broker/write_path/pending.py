@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from mq.broker.net.call import Call
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS, EntryDraft, QueuedMessage
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, give_back
-from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
+from mq.broker.write_path.queue_offsets import QueueOffsets, QueueTail
 from mq.protocol.messages.records import FIXED, IN_LITE_TOPIC, IPV4_HOST_BYTES
 from mq.protocol.messages.sequencing import SEQUENCE_MARK, SequenceRange
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset
@@ -34,7 +34,7 @@ class InternalRecord:
     ``tag_code`` is ignored in queues of delayed messages, where the due time takes its place.
     """
 
-    tail: NextOffset
+    tail: QueueTail
     body: bytes
     properties: bytes
     tag_code: int = 0
@@ -103,7 +103,7 @@ class PendingSend:
     nbytes: int
     """Bytes of its record."""
     call: Call[SendRequest]
-    tail: NextOffset
+    tail: QueueTail
     properties: bytes
     tag_code: int
     unique_key: bytes
@@ -197,7 +197,7 @@ class AtomicGroup:
         self._members = members
         self.nbytes = members[0].nbytes if len(members) == 1 else sum([member.nbytes for member in members])
 
-    def adds_to(self, tail: NextOffset) -> bool:
+    def adds_to(self, tail: QueueTail) -> bool:
         """Whether a message of this group goes to the queue of ``tail``."""
         return any(not isinstance(member, PendingCommand) and member.tail is tail for member in self._members)
 
@@ -212,7 +212,7 @@ class AtomicGroup:
             member.give_back(outcome)
 
 
-def _tag_code(given: int, tail: NextOffset, draft: EntryDraft, properties: bytes) -> int:
+def _tag_code(given: int, tail: QueueTail, draft: EntryDraft, properties: bytes) -> int:
     """What the entry of the queue has: the due time in a queue of delayed messages, else the tag code."""
     return given if tail.turn_ms is None else tail.turn_ms(draft.store_ms, tail.queue_id, properties)
 

@@ -29,7 +29,7 @@ class TopicName:
         self.fixed_bytes = FIXED + host_bytes - IPV4_HOST_BYTES + len(self.encoded)
 
 
-class NextOffset:
+class QueueTail:
     """The tail of one queue, on the leader: the place of the next message.
 
     While an entry is built, ``run`` is what it adds to the queue, up to ``next_offset``. ``queue`` is the consume queue
@@ -61,7 +61,7 @@ class NextOffset:
         """For internal queues: computes the tag code from store time, queue id and properties; else None."""
 
     @classmethod
-    def of_lite(cls, queue: str, next_offset: QueueOffset, known: ConsumeQueue | None) -> NextOffset:
+    def of_lite(cls, queue: str, next_offset: QueueOffset, known: ConsumeQueue | None) -> QueueTail:
         """The tail of a lite topic: without what only records need, since these are in the queue of its parent.
 
         Most sends to very many lite topics make one, and this takes less than half the time.
@@ -98,8 +98,8 @@ class QueueOffsets(Service):
         self._next_offset = next_offset
         self._queue_of = queue_of
         self._names: dict[str, TopicName] = {}
-        self._tails: dict[tuple[str, int], NextOffset] = {}
-        self._lite: OrderedDict[str, NextOffset] = OrderedDict()
+        self._tails: dict[tuple[str, int], QueueTail] = {}
+        self._lite: OrderedDict[str, QueueTail] = OrderedDict()
         """The tails of lite topics with messages that may not be applied yet, the oldest first.
 
         Finding the first one of an ordinary table takes the longer the more were removed before it.
@@ -141,7 +141,7 @@ class QueueOffsets(Service):
         else:
             del self._deletions[topic]
 
-    def of_lite(self, queue: str) -> NextOffset:
+    def of_lite(self, queue: str) -> QueueTail:
         """The tail of the queue of a lite topic, for the entry that is being built; do not keep it.
 
         Tails whose messages are all applied are forgotten after a while: the store says where such a queue ends.
@@ -150,7 +150,7 @@ class QueueOffsets(Service):
         if tail is None:
             known = None if self._queue_of is None else self._queue_of(queue, 0)
             end = self._next_offset(queue, 0) if known is None else known.max_offset
-            tail = NextOffset.of_lite(queue, end, known)
+            tail = QueueTail.of_lite(queue, end, known)
             self._forget_some_lite()
             self._lite[queue] = tail
         else:
@@ -174,7 +174,7 @@ class QueueOffsets(Service):
                 return
             del self._lite[name]
 
-    def of_topic(self, topic: str) -> list[NextOffset]:
+    def of_topic(self, topic: str) -> list[QueueTail]:
         """The tails of a topic's queues, by queue id. The topic must exist.
 
         Queues that are no longer writable are included, as with stock brokers: a producer may not know yet that the
@@ -192,7 +192,7 @@ class QueueOffsets(Service):
             return FIRST_OFFSET
         return max(self._next_offset(topic, queue_id), self._metadata.former_topics.begin(topic, queue_id))
 
-    def get(self, topic: str, queue_id: int) -> NextOffset:
+    def get(self, topic: str, queue_id: int) -> QueueTail:
         """The tail of one queue, regardless of the topic's configuration."""
         tail = self._tails.get((topic, queue_id))
         if tail is None:
@@ -200,7 +200,7 @@ class QueueOffsets(Service):
             if name is None:
                 name = self._names[topic] = TopicName(topic, self._host_bytes)
             # Nothing was written after a deletion that is not applied yet, otherwise there would be a tail.
-            tail = self._tails[name.text, queue_id] = NextOffset(name, queue_id, self.end(topic, queue_id))
+            tail = self._tails[name.text, queue_id] = QueueTail(name, queue_id, self.end(topic, queue_id))
         return tail
 
     def check_invariants(self) -> None:

@@ -38,7 +38,7 @@ from mq.protocol.requests.relayed import ConsumeResult
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Handler", "Handling", "Middleware", "MiddlewareT"]
+__all__ = ["Handler", "HandlerPool", "Middleware", "MiddlewareT"]
 
 Handler = Callable[[ReceivedMessage[BodyT]], Awaitable[None]]
 GiveBack = Callable[[ReceivedMessage[Any], BaseException, float | None], Awaitable[bool]]
@@ -55,7 +55,7 @@ REMEMBERED_MAX = 10_000
 """Failed messages whose attempts are remembered while their queues are away."""
 
 
-class Handling:
+class HandlerPool:
     """Runs the handlers of one consumer.
 
     With `ordered`, handles the messages of a queue one after the other, or with `by_key` those of each sharding key.
@@ -121,7 +121,7 @@ class Handling:
         self._was_run = False
         self._ended = None  # an event loop may have been given up in the middle of `run`
 
-    async def remind(self, seconds: float) -> None:
+    async def warn_if_idle(self, seconds: float) -> None:
         """Log a warning if after `seconds` nothing is subscribed, or `run` was not called: the consumer waits silently
         then.
         """

@@ -25,7 +25,7 @@ from mq.client.consume.allocation import Strategy, allocate_averagely
 from mq.client.consume.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.consume.diagnostics import read_reset, running_info, status
 from mq.client.consume.handler_options import attempts_max, check_handler, check_order
-from mq.client.consume.handlers import Handler, Handling
+from mq.client.consume.handlers import Handler, HandlerPool
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.member import COMMIT_SECONDS, REBALANCE_SECONDS, GroupMember
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position
@@ -214,13 +214,13 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         self._commit_seconds, self._rebalance_seconds = commit_seconds, rebalance_seconds
         self._subscribed: dict[str, Subscribed] = {}
         self._board = DeliveryBoard(self._note_progress, retry_seconds=retry_delay)
-        self._handling = self._new_handling(concurrency, max_reconsume_times)
+        self._handlers = self._new_handlers(concurrency, max_reconsume_times)
         self._paused: set[MessageQueue] = set()
 
-    def _new_handling(self, concurrency: int, max_reconsume_times: int | None) -> Handling:
+    def _new_handlers(self, concurrency: int, max_reconsume_times: int | None) -> HandlerPool:
         if concurrency < 1:
             raise ValueError(f"concurrency {concurrency} must be at least 1")
-        return Handling(
+        return HandlerPool(
             self._board,
             self._subscribed,
             group=self.group,
@@ -241,7 +241,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     def _connected(self, remoting: ClientCore) -> None:
         """Raises OffsetsFileDamaged, OSError."""
         self._board.open()
-        self._handling.open()
+        self._handlers.open()
         self._handling_for_operators = 0
         self._member = None
         if not self._is_broadcast:
@@ -251,8 +251,8 @@ class PushConsumer(SubscribingConsumer[BodyT]):
 
     async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:  # noqa: ASYNC910
         assert self._offsets is not None, "started before it was connected"
-        self._handling.tracer = self._tracer
-        self._handling.recorder = recorder = self._recorder
+        self._handlers.tracer = self._tracer
+        self._handlers.recorder = recorder = self._recorder
         if recorder is not None:
             recorder.show_work()
         self._member = GroupMember(
@@ -271,10 +271,10 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             rebalance_seconds=self._rebalance_seconds,
         )
         tasks.start_soon(self._member.run)
-        tasks.start_soon(self._handling.remind, remoting.settings.limits.remind_seconds)
+        tasks.start_soon(self._handlers.warn_if_idle, remoting.settings.limits.remind_seconds)
 
     def _stop(self) -> None:
-        self._handling.stop()
+        self._handlers.stop()
 
     def _closed(self) -> None:
         self._board.close()
@@ -348,7 +348,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         self._note_own_task()
         try:
             [message] = received_messages(request.ext.broker_name or "", memoryview(body))
-            result = await self._handling.handle_for_operator(message)
+            result = await self._handlers.handle_for_operator(message)
             answer_later(encode_response(request.opaque, ResponseCode.SUCCESS, body=result.encode()))
         except (ClientError, ValueError) as error:
             answer_later(encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=f"no message: {error}"))
@@ -483,7 +483,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             self._board,
             self._decoding,
             exclusive=self._exclusive,
-            tracer=self._handling.tracer,
+            tracer=self._handlers.tracer,
             spans=self._spans,
             recorder=self._recorder,
         )
@@ -501,16 +501,16 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         another `run` is at work, which goes on.
         """
         self._opened()
-        self._handling.refuse_second_run()
+        self._handlers.refuse_second_run()
         check_seconds("drain_timeout", drain_timeout)
         if handler is not None:
             check_handler(handler)
         if not signals:
-            await self._handling.run(handler)
+            await self._handlers.run(handler)
             return
         async with open_task_group() as tasks:
             await tasks.start(drain_on_signals, self, drain_timeout)
-            await self._handling.run(handler)
+            await self._handlers.run(handler)
             tasks.cancel_scope.cancel()
 
     async def drain(self, timeout: float = DRAIN_SECONDS) -> bool:
@@ -523,14 +523,14 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         """
         self._opened()
         check_seconds("timeout", timeout)
-        finished = await self._handling.drain(timeout)
+        finished = await self._handlers.drain(timeout)
         await self._entered().commit()
         return finished
 
     def stop(self) -> None:
         """End `run`, cancelling running handlers."""
         self._check_process()
-        self._handling.stop()
+        self._handlers.stop()
 
     async def _give_back(self, message: ReceivedMessage[Any], error: BaseException, seconds: float | None) -> bool:
         return await self._send_back(message, failure_text(error), self._max_reconsume_times, seconds=seconds)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 from mq.client.body_codecs import BodyCodec, check_body_codec
 from mq.client.consume.consumer import PositionedConsumer
 from mq.client.consume.handler_options import check_handler
-from mq.client.consume.handlers import Handling, MiddlewareT
+from mq.client.consume.handlers import HandlerPool, MiddlewareT
 from mq.client.consume.policies import OnError, check_policies
 from mq.client.consume.stop_signals import check_seconds
 from mq.client.consume.subscription import Subscribed, subscription_of
@@ -25,9 +25,9 @@ ReturnT = TypeVar("ReturnT", bound=Awaitable[None])
 
 
 class SubscribingConsumer(PositionedConsumer[BodyT]):
-    """A consumer with subscriptions and handlers; `_handling` is made by its subclass."""
+    """A consumer with subscriptions and handlers; `_handlers` is made by its subclass."""
 
-    _handling: Handling
+    _handlers: HandlerPool
     _subscribed: dict[str, Subscribed]
     _retries_at_brokers: bool
     """Whether failed messages come back through the group's retry topic."""
@@ -154,7 +154,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
         """
         self._check_process()
         check_handler(middleware)
-        self._handling.middleware.append(middleware)
+        self._handlers.middleware.append(middleware)
         return middleware
 
     def unsubscribe(self, topic: str) -> None:
@@ -187,6 +187,6 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
         )
         self._decoding.is_on |= codec is not None
         if self._retries_at_brokers and self._retry_topic not in self._subscribed:
-            self._subscribe(self._retry_topic, "*", self._handling.handle_again)
+            self._subscribe(self._retry_topic, "*", self._handlers.handle_again)
             return
         self._subscriptions_changed()

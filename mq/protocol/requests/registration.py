@@ -95,7 +95,7 @@ _PART_BYTES_MAX: Final = 64 * 1024
 """The data version, or the addresses of all filter servers, in the compressed form."""
 _I32: Final = struct.Struct(">i")
 _NO_TOPICS: Final = b'"topicConfigTable":{}'
-_TOPICS_AT_A_STRETCH: Final = 100
+_TOPICS_PER_STEP: Final = 100
 _ENCODE: Final = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -188,7 +188,7 @@ class RegisterBrokerBody(msgspec.Struct):
         whole = _Plain(self.filter_servers, TopicConfigTable({}, self.data_version)).encode()
         head, mark, tail = whole.rpartition(_NO_TOPICS)
         names = sorted(self.topics)
-        stretches = (names[at : at + _TOPICS_AT_A_STRETCH] for at in range(0, len(names), _TOPICS_AT_A_STRETCH))
+        stretches = (names[at : at + _TOPICS_PER_STEP] for at in range(0, len(names), _TOPICS_PER_STEP))
         parts = [_ENCODE({name: self.topics[name] for name in stretch})[1:-1] for stretch in stretches]
         return b"".join((head, mark[:-1], b",".join(parts), mark[-1:], tail))
 

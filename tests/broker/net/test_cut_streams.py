@@ -190,7 +190,7 @@ def test_a_client_that_leaves_in_a_frame_has_stored_all_before_it(form: str) -> 
             both.write(client, stream[:cut])
             both.leave(client)
             assert both.connections[client].closed
-            assert not both.broker.sends.receiver.producing
+            assert not both.broker.sends.receiver.fast_senders
             whole = max(number for number, end in enumerate(ends) if end <= cut)
             assert both.commit() == stored[whole], f"left at {cut}"
 

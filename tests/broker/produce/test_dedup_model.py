@@ -141,7 +141,7 @@ class Leader:
         self.repeats = Dedup(context)
         self.batches = BatchSends(
             appender=self.appender,
-            repeats=self.repeats,
+            dedup=self.repeats,
             unique_keys=unique_keys,
             tag_codes=TagCodes(),
             suffix=b"CLUSTER\x01C\x02",
@@ -151,7 +151,7 @@ class Leader:
         self.special = Placement(
             context,
             places=WaitingQueues(context),
-            repeats=self.repeats,
+            dedup=self.repeats,
             transactions=None,  # type: ignore[arg-type] # nobody sends half a transaction
         )
         self.appender.open()

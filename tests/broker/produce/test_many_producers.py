@@ -34,8 +34,8 @@ class Producers:
         self.clients = clients
 
     @property
-    def producing(self) -> list[ClientConnection]:
-        descriptors = self.broker.services.sends.receiver.producing
+    def fast_senders(self) -> list[ClientConnection]:
+        descriptors = self.broker.services.sends.receiver.fast_senders
         return [each for each in self.broker._connections if each.descriptor in descriptors]
 
     def connection_of(self, client: Client) -> ClientConnection:
@@ -66,7 +66,7 @@ async def producers(
         both = Producers(running_broker, brokers[0], clients)
         for _ in range(2):  # the first message opens the topic
             assert {answer.code for answer in await both.send()} == {ResponseCode.SUCCESS}
-        await until(lambda: len(both.producing) == count)
+        await until(lambda: len(both.fast_senders) == count)
         yield both
 
 
@@ -112,11 +112,11 @@ async def test_other_requests_are_served_after_the_sends_before_them(
         assert {answer.code for answer in others} == {ResponseCode.SUCCESS}
         for opaque in (frames[0][0], asked, frames[1][0], frames[2][0]):
             assert (await client.answer(opaque)).code == ResponseCode.SUCCESS
-        assert both.connection_of(client) not in both.producing
+        assert both.connection_of(client) not in both.fast_senders
         assert both.connection_of(client).unfinished_bytes == len(frames[3][1]) - 50
         await client.stream.send_all(data[-50:])
         assert (await client.answer(frames[3][0])).code == ResponseCode.SUCCESS
-        assert both.connection_of(client) in both.producing
+        assert both.connection_of(client) in both.fast_senders
 
 
 async def test_garbage_closes_its_connection_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ async def test_garbage_closes_its_connection_and_no_other(tmp_path: Path, monkey
         assert {answer.code for answer in await both.send(both.clients[2:])} == {ResponseCode.SUCCESS}
         assert await both.clients[0].closed()
         assert await both.clients[1].closed()
-        assert len(both.producing) == 4
+        assert len(both.fast_senders) == 4
 
 
 async def test_producers_that_go_make_room_for_others_with_their_descriptors(
@@ -141,15 +141,15 @@ async def test_producers_that_go_make_room_for_others_with_their_descriptors(
         await half_closed.post(CODE, ext(), b"body")
         await half_closed.stream.send_eof()
         assert {answer.code for answer in await both.send(rest)} == {ResponseCode.SUCCESS}
-        await until(lambda: len(both.producing) == 6)
+        await until(lambda: len(both.fast_senders) == 6)
         new = [await both.running.connect() for _ in range(2)]
         await until(lambda: len(both.broker._connections) == 8)
-        assert len(both.producing) == 6  # although one of the new ones may have the descriptor of one before
+        assert len(both.fast_senders) == 6  # although one of the new ones may have the descriptor of one before
         both.clients = [*rest, *new]
         for _ in range(2):
             assert {answer.code for answer in await both.send()} == {ResponseCode.SUCCESS}
-        assert set(both.producing) == set(both.broker._connections)
-        assert len(both.broker.services.sends.receiver.producing) == 8
+        assert set(both.fast_senders) == set(both.broker._connections)
+        assert len(both.broker.services.sends.receiver.fast_senders) == 8
 
 
 async def test_one_that_must_not_be_read_is_not_received_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ async def test_a_broker_that_stops_leading_gives_all_messages_of_a_block_back(
             await client.post(CODE, ext(), b"body")
         await until(lambda: both.broker.appender.waiting_requests == 6)
         both.broker.appender.close()
-        assert {own for own, _ in served} == set(both.producing)
+        assert {own for own, _ in served} == set(both.fast_senders)
         assert [code for _, code in served] == [CODE] * 6
 
 
@@ -198,4 +198,4 @@ async def test_signatures_are_checked_with_the_keys_of_each_producer(
         denied, stored = ResponseCode.NO_PERMISSION, ResponseCode.SUCCESS
         assert codes == [stored, stored, denied, stored, denied, stored]
         assert sum(counts) == 4
-        assert len(both.producing) == 4
+        assert len(both.fast_senders) == 4

@@ -15,7 +15,7 @@ from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.gathering import WAIT_SECONDS_MAX
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup, PendingSend
-from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.broker.write_path.queue_offsets import QueueTail, TopicName
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.chunks import decode_chunk
@@ -118,7 +118,7 @@ class AppenderMachine(RuleBasedStateMachine):
         self.turns_asked += 1
 
     def lead(self) -> None:
-        self.tail = NextOffset(TopicName("T"), 0, QueueOffset(self.next_offset))
+        self.tail = QueueTail(TopicName("T"), 0, QueueOffset(self.next_offset))
         self.appender.open()
 
     def begin(self) -> tuple[int, bytes, Callable[[str], None]]:
@@ -299,7 +299,7 @@ def answered_round(messages_of_each: int) -> tuple[Appender, list[float], Callab
         turn_within=asked.append,
     )
     appender.open()
-    tail = NextOffset(TopicName("T"), 0, QueueOffset(0))
+    tail = QueueTail(TopicName("T"), 0, QueueOffset(0))
     ext = {name: str(value).lower() for name, value in send_ext().items()}
     [(decoded, _, _)], _ = decode_chunk(encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext=ext, body=b"body"))
     request: Any = decoded
@@ -349,7 +349,7 @@ def test_what_follows_an_entry_is_framed_in_the_same_round() -> None:
         pending_bytes_max=2**20,
     )
     appender.open()
-    tail = NextOffset(TopicName("T"), 3, QueueOffset(7))
+    tail = QueueTail(TopicName("T"), 3, QueueOffset(7))
     seen, outcomes = list[tuple[str, int, int, int]](), list[str]()
 
     def follow(runs: Sequence[BuiltRun]) -> None:

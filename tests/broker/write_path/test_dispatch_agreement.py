@@ -117,16 +117,16 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
         rng=random.Random(1),
         wall_clock_ms=lambda: next(times),
     )
-    repeats = Dedup(context)
+    dedup = Dedup(context)
     sends = Sends(
         context,
-        special=Placement(
+        placement=Placement(
             context,
             places=WaitingQueues(context),
-            repeats=repeats,
+            dedup=dedup,
             transactions=None,  # type: ignore[arg-type] # nothing is half a transaction
         ),
-        repeats=repeats,
+        dedup=dedup,
         retries=None,  # type: ignore[arg-type] # nothing goes to a retry topic
     )
     return log, appender, tails, sends

@@ -131,7 +131,7 @@ async def test_handler_may_have_another_task_drain() -> None:
             @consumer.on("T")
             async def handle(message: ReceivedMessage) -> None:
                 others.start_soon(drain)
-                await until(lambda: consumer._handling._drains)
+                await until(lambda: consumer._handlers._drains)
 
             with anyio.fail_after(60):
                 await consumer.run()
@@ -188,7 +188,7 @@ async def test_signal_drains_and_a_second_one_stops(number: signal.Signals) -> N
                         tasks.start_soon(run)
                         await until(lambda: bool(work.begun))
                         os.kill(os.getpid(), number)
-                        await until(lambda: consumer._handling._drains)
+                        await until(lambda: consumer._handlers._drains)
                         if is_patient:
                             work.may_end.set()
                         else:
@@ -213,7 +213,7 @@ def test_signal_drains_threads(threads: FakeCluster) -> None:
         done.append(message.body)
 
     def let_end() -> None:
-        while not consumer._client._handling._drains:
+        while not consumer._client._handlers._drains:
             may_end.wait(0.01)
         may_end.set()
 

@@ -27,7 +27,7 @@ from raftlog.consensus.messages import (
 from raftlog.consensus.types import LogId
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.net import frames
-from raftlog.net.frames import Kind, RangeReq, RangeResp, ResetOffer
+from raftlog.net.frames import InstallOffer, Kind, RangeReq, RangeResp
 from raftlog.replica import Replica
 from raftlog.segment.codec import CONFIG, HEADER_BYTES, NOOP, NORMAL, frame, place
 
@@ -100,7 +100,7 @@ class HostilePeer:
                 lambda: TimeoutNow(*ends),
                 lambda: ReadIndexReq(*ends, self._index()),
                 lambda: ReadIndexResp(*ends, self._index(), rng.choice((None, self._index())), self._index()),
-                lambda: ResetOffer(self._term(), rng.randbytes(20)),
+                lambda: InstallOffer(self._term(), rng.randbytes(20)),
                 lambda: RangeReq("log", self._index(), self._index()),
                 lambda: RangeResp("log", self._index(), self._index(), b"x"),
             )

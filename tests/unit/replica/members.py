@@ -35,7 +35,7 @@ CONFIG = CoreConfig(
     election_timeout_seconds_max=2.0,
     vote_retry_seconds_min=0.2,
     vote_retry_seconds_max=0.5,
-    reset_entries_min=50,
+    install_entries_min=50,
 )
 
 

@@ -268,7 +268,7 @@ async def test_frames_of_somebody_in_between_end_the_connection(tmp_path: Path, 
             await caller.stream.send_all(data)
             assert await received(caller.stream) == b""
         events = [line["event"] for line in log if line["event"] != "peer_unreachable"]
-        assert events == ["peer_sent_garbage" if attack == "without a tag" else "peer_refused"]
+        assert events == ["peer_message_invalid" if attack == "without a tag" else "peer_refused"]
         assert node.replica.core.term < term + 40
         await check_unharmed(node, port, node.log.last_index)
 

@@ -139,7 +139,7 @@ async def test_a_follower_below_the_base_is_reset_while_the_group_continues(tmp_
                 await leader.append_all([body])
             await behind.until(lambda member: member.application.bodies == [*BODIES, *more])
         assert behind.runs == 3
-        assert [line["event"] for line in log].count("reset_begun") == 1
+        assert [line["event"] for line in log].count("install_begun") == 1
         assert behind.replica.log.base == leader.replica.log.base
         assert set(behind.conf.voters) == {"n0", "n1", "n2"}
 
@@ -252,7 +252,7 @@ async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, mon
             else:
                 monkeypatch.setattr(snapshot_install, "write_fully", write)
             new = await add_learner(nodes, leader)
-            await new.until(lambda member: [line["event"] for line in log].count("reset_waits") >= 1)
+            await new.until(lambda member: [line["event"] for line in log].count("install_waits") >= 1)
             assert new.runs == 1
             full = False
             await new.until(lambda member: member.application.bodies == BODIES)

@@ -13,7 +13,7 @@ from raftlog import ConfState, NodeId
 from raftlog.consensus.confchange import MEMBERS_MAX, encode_conf
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.log_transfer import Puller
-from raftlog.net.frames import ResetOffer, WireError
+from raftlog.net.frames import InstallOffer, WireError
 from raftlog.net.received_entries import check_configuration
 from raftlog.segment.codec import EntryRef
 from raftlog.segment.meta import Base
@@ -27,9 +27,9 @@ def configuration(members: int, host_length: int) -> ConfState:
     return ConfState(names, (), (), tuple((name, "h" * host_length + ":10931") for name in names))
 
 
-def offer(conf: bytes) -> ResetOffer:
+def offer(conf: bytes) -> InstallOffer:
     last = EntryRef(index=LogIndex(9), term=Term(2), kind=1, pos=8192, size=100, chain=7)
-    return ResetOffer(2, encode_manifest(Manifest(Base(LogIndex(5), Term(1), 4096, 3), last, conf, 4096)))
+    return InstallOffer(2, encode_manifest(Manifest(Base(LogIndex(5), Term(1), 4096, 3), last, conf, 4096)))
 
 
 def puller(initial: ConfState) -> Puller:

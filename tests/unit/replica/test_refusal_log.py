@@ -15,12 +15,12 @@ def test_a_reason_is_logged_once_a_minute_whatever_its_numbers() -> None:
         for number in range(100):
             now = number / 10
             error = f"n1 sends term {2**63 + number}, at most {number} is accepted, chain {number:08x}"
-            log.warning("peer_sent_garbage", source="n1", peer="n1", error=error)
-        log.warning("peer_sent_garbage", source="n2", peer="n2", error="n1 sends term 7")
-        log.warning("peer_sent_garbage", source="n1", peer="n1", error="something else")
+            log.warning("peer_message_invalid", source="n1", peer="n1", error=error)
+        log.warning("peer_message_invalid", source="n2", peer="n2", error="n1 sends term 7")
+        log.warning("peer_message_invalid", source="n1", peer="n1", error="something else")
         assert [(line["peer"], "times" in line) for line in lines] == [("n1", False), ("n2", False), ("n1", False)]
         now = 70.0
-        log.warning("peer_sent_garbage", source="n1", peer="n1", error=error)
+        log.warning("peer_message_invalid", source="n1", peer="n1", error=error)
     assert (lines[-1]["peer"], lines[-1]["times"]) == ("n1", 100)
 
 
@@ -28,6 +28,6 @@ def test_what_is_remembered_is_bounded() -> None:
     with capture_logs() as lines:
         log = RefusalLog(structlog.get_logger(), lambda: 0.0)
         for number in range(3 * REASONS_MAX):
-            log.warning("peer_sent_garbage", source=f"10.0.{number // 256}.{number % 256}", error="zeros")
+            log.warning("peer_message_invalid", source=f"10.0.{number // 256}.{number % 256}", error="zeros")
         assert len(log._known) == REASONS_MAX
     assert len(lines) == 3 * REASONS_MAX

@@ -86,7 +86,7 @@ async def test_the_log_says_that_a_stranger_speaks_tls(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (_, port):
         with capture_logs() as log:
             assert await received(await call(port, TLS_CLIENT_HELLO)) == b""
-        (line,) = [line for line in log if line["event"] == "peer_sent_garbage"]
+        (line,) = [line for line in log if line["event"] == "peer_message_invalid"]
         assert "TLS" in line["error"]
 
 
@@ -96,7 +96,9 @@ async def test_strangers_are_cut_off(tmp_path: Path) -> None:
         for what, data in STRANGERS.items():
             with capture_logs() as log:
                 assert await received(await call(port, data)) == b"", what
-            assert [line["event"] for line in log if line["event"] != "peer_unreachable"] == ["peer_sent_garbage"], what
+            assert [line["event"] for line in log if line["event"] != "peer_unreachable"] == ["peer_message_invalid"], (
+                what
+            )
             await check_unharmed(node, port, last_index)
 
 
@@ -159,7 +161,9 @@ async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
             with capture_logs() as log:
                 await caller.stream.send_all(caller.tagged(frames.PING) + as_sent(caller, data))
                 assert await received(caller.stream) == b"", what
-            assert [line["event"] for line in log if line["event"] != "peer_unreachable"] == ["peer_sent_garbage"], what
+            assert [line["event"] for line in log if line["event"] != "peer_unreachable"] == ["peer_message_invalid"], (
+                what
+            )
             await check_unharmed(node, port, last_index)
 
 

@@ -32,7 +32,7 @@ from raftlog.consensus.messages import (
 from raftlog.consensus.types import LogId, Span
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.net import frames as wire
-from raftlog.net.frames import Hello, Kind, RangeReq, RangeResp, ResetOffer, Welcome, WireError
+from raftlog.net.frames import Hello, InstallOffer, Kind, RangeReq, RangeResp, Welcome, WireError
 from raftlog.net.versions import HANDSHAKE_VERSION
 from raftlog.segment.codec import CONFIG, HEADER_BYTES, NOOP, NORMAL, frame, initial_chain, scan_entries
 from raftlog.segment.errors import FrameCorrupt
@@ -53,7 +53,7 @@ COLD = st.one_of(
     st.builds(Welcome, names, st.none() | names, names, tables, numbers),
     st.builds(ReadIndexReq, **ends, ctx=numbers),
     st.builds(ReadIndexResp, **ends, ctx=numbers, index=st.none() | numbers, last=numbers),
-    st.builds(ResetOffer, numbers, st.binary(max_size=50)),
+    st.builds(InstallOffer, numbers, st.binary(max_size=50)),
     st.builds(RangeReq, st.sampled_from(["log", "snapshot"]), numbers, numbers, numbers),
     st.builds(
         RangeResp, st.sampled_from(["log", "snapshot"]), numbers, numbers, st.binary(max_size=50), st.none() | names

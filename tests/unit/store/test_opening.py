@@ -15,7 +15,7 @@ from mq.protocol.numbers import PhysicalOffset
 from mq.store.checkpoint import Checkpoint, Checkpointer, encode_checkpoint, load_checkpoint
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.errors import CheckpointDamaged, RunRefused, StoreLost
-from mq.store.opening import Filling, LogBounds, OpenedStore, ends_of, open_store
+from mq.store.opening import LogBounds, OpenedStore, QueueCatchUp, ends_of, open_store
 from mq.store.queue_capture import QueueRow
 from mq.store.queue_store import QueueStore
 from raftlog.log_numbers import NO_TERM, LogIndex, Term
@@ -56,12 +56,12 @@ def snapshot_at(log: Log, index: int, directory: Path) -> Checkpoint:
 
 
 def replay(opened: OpenedStore, log: Log, until: int | None = None) -> None:
-    filling: Filling | None = opened.filling
+    catch_up: QueueCatchUp | None = opened.catch_up
     for index, event in enumerate(log.events, 1):
         if opened.checkpoint.applied_index < index <= (until or len(log.events)):
             apply(opened.queues, event)
-            if filling is not None and index == filling.until_index:
-                filling.settle(opened.queues)
+            if catch_up is not None and index == catch_up.until_index:
+                catch_up.settle(opened.queues)
 
 
 def state(store: QueueStore, base_pos: int) -> dict[tuple[str, int], tuple[int, int, bytes]]:
@@ -98,7 +98,7 @@ def test_app_snapshot_and_log_cut_queues_equal_a_full_replay(tmp_path: Path, see
     opened = open_store(str(tmp_path / "new"), TINY, log=bounds(log, base), incoming=str(incoming))
     assert not incoming.exists()
     assert opened.checkpoint.state == b"s"
-    assert (opened.checkpoint.applied_index, opened.filling is None) == (base, at == base)
+    assert (opened.checkpoint.applied_index, opened.catch_up is None) == (base, at == base)
     replay(opened, log)
     base_pos = positions(log)[base]
     assert state(opened.queues, base_pos) == whole(tmp_path / "full", log, base_pos)
@@ -113,7 +113,7 @@ def test_a_crash_while_queues_are_filled_begins_from_the_snapshot_again(tmp_path
     opened.queues.flush_all()
     opened.queues.close()
     again = open_store(str(new), TINY, log=bounds(log, 10), incoming=str(incoming))
-    assert (again.checkpoint.applied_index, again.filling is not None) == (10, True)
+    assert (again.checkpoint.applied_index, again.catch_up is not None) == (10, True)
     replay(again, log)
     pos = positions(log)
     pending = Checkpointer(str(new), again.queues).prepare(
@@ -122,7 +122,7 @@ def test_a_crash_while_queues_are_filled_begins_from_the_snapshot_again(tmp_path
     assert commit(pending)
     assert not (new / "snapshot").exists()
     settled = open_store(str(new), TINY, log=bounds(log, 10), incoming=str(incoming))
-    assert (settled.checkpoint.applied_index, settled.filling) == (40, None)
+    assert (settled.checkpoint.applied_index, settled.catch_up) == (40, None)
     assert state(settled.queues, pos[10]) == whole(tmp_path / "full", log, pos[10])
 
 
@@ -156,8 +156,8 @@ def test_without_the_log_s_beginning_the_checkpoint_before_is_good_enough(tmp_pa
             path.write_bytes(b"")
     opened = open_store(str(own), TINY, log=bounds(log, 15))
     assert opened.rebuild_reason is not None
-    assert opened.filling is not None
-    assert opened.filling.until_index == (20 if lost == "checkpoint" else 30)
+    assert opened.catch_up is not None
+    assert opened.catch_up.until_index == (20 if lost == "checkpoint" else 30)
     replay(opened, log)
     base_pos = positions(log)[15]
     assert state(opened.queues, base_pos) == whole(tmp_path / "full", log, base_pos)

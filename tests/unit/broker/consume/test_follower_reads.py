@@ -85,7 +85,7 @@ def test_only_a_lagging_client_is_sent_to_a_follower() -> None:
     [
         peer("n1", contact_at=97.0),
         peer("n1", state=PeerState.PROBE),
-        peer("n1", state=PeerState.RESET),
+        peer("n1", state=PeerState.SNAPSHOT),
         peer("n1", applied=0),
         peer("n1", applied=1),
         peer("n1", applied=13),

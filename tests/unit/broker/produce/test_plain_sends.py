@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.broker.write_path.entry_builder import Entry, EntryBuilder
-from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.broker.write_path.queue_offsets import QueueTail, TopicName
 from mq.compiled import IS_COMPILED
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.properties import PROPERTIES_BYTES_MAX, SENT_PROPERTIES_BYTES_MAX
@@ -310,7 +310,7 @@ def test_a_topic_may_be_replaced_while_a_block_waits() -> None:
         broker, client = Broker(form=form), Connection(HOST)
         broker.receive(client, chunk)
         broker.sends.topic_changed("T")
-        broker.writable["T"] = [NextOffset(TopicName("T"), n, QueueOffset(0)) for n in range(2)]  # made again, smaller
+        broker.writable["T"] = [QueueTail(TopicName("T"), n, QueueOffset(0)) for n in range(2)]  # made again, smaller
         broker.receive(client, chunk)
         seen.append([broker.commit(), broker.refused, client.received])
     assert seen[0] == seen[1] == seen[2]

@@ -66,8 +66,8 @@ class Crowd:
             client.served_again.clear()
 
     @property
-    def producing(self) -> frozenset[int]:
-        return self.broker.sends.receiver.producing
+    def fast_senders(self) -> frozenset[int]:
+        return self.broker.sends.receiver.fast_senders
 
     @property
     def ready(self) -> list[tuple[int, int]]:
@@ -124,7 +124,7 @@ def test_any_chunks_are_stored_and_answered_as_by_the_reference(form: str, chunk
             assert crowd.taken[client.fd] + crowd.others.get(client.fd, b"") == chunk
             assert client.heard == bool(chunk)
             # One with anything else is served alone from now on.
-            assert (client.fd in crowd.producing) == (crowd.taken[client.fd] == chunk)
+            assert (client.fd in crowd.fast_senders) == (crowd.taken[client.fd] == chunk)
             # Nothing at its beginning would be taken alone either.
             rest = crowd.others.get(client.fd, b"")
             assert crowd.broker.sends.take(cast("Any", client), rest) == 0
@@ -286,7 +286,7 @@ def test_sends_are_received_by_the_function_for_simulated_sockets(form: str, und
     assert [(fd, go_on.args[0]) for fd, go_on in begun] == [(cut.fd, NOT_PLAIN)]  # type: ignore[attr-defined]
     assert crowd.broker.appender.waiting_requests == 2
     assert [client.heard for client in crowd.clients] == [True, True, False, False, False]
-    assert crowd.producing == {whole.fd, quiet.fd, ended.fd, broken.fd}
+    assert crowd.fast_senders == {whole.fd, quiet.fd, ended.fd, broken.fd}
 
 
 @both_forms

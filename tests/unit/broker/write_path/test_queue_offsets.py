@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mq.broker.state.commands import DeleteTopic, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.queue_offsets import LITE_TAILS_MAX, NextOffset, QueueOffsets
+from mq.broker.write_path.queue_offsets import LITE_TAILS_MAX, QueueOffsets, QueueTail
 from mq.protocol.names import lite_queue
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
@@ -116,12 +116,12 @@ def test_tails_of_lite_topics_are_forgotten_once_their_messages_are_applied(tmp_
     store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
     tails = QueueOffsets(Metadata(), store.max_offset, queue_of=store.get)
 
-    def send(name: str) -> NextOffset:
+    def send(name: str) -> QueueTail:
         tail = tails.of_lite(lite_queue("P", name))
         tail.next_offset = QueueOffset(tail.next_offset + 1)
         return tail
 
-    def apply(tail: NextOffset) -> None:
+    def apply(tail: QueueTail) -> None:
         store.append_built([(tail, QueueOffset(tail.next_offset - 1), 1, b"e" * QUEUE_ENTRY_BYTES)])
 
     oldest = send("oldest")

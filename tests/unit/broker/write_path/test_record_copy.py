@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.broker.write_path.queue_offsets import QueueTail, TopicName
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol.hashes import tag_code
 from mq.protocol.messages.records import (
@@ -24,7 +24,7 @@ from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.wire.fields import INT32_MAX
 
 COMPRESSED = 1
-TAIL = NextOffset(TopicName("T"), 1, QueueOffset(0))
+TAIL = QueueTail(TopicName("T"), 1, QueueOffset(0))
 
 
 def record(*, born_ip: str = "10.0.0.1", store_ip: str = "10.0.0.2", reconsume_times: int = 2) -> bytes:
@@ -82,7 +82,7 @@ def test_a_copy_may_change_its_transaction_state_and_attempts() -> None:
 def test_where_messages_wait_the_tag_code_is_not_that_of_the_tags() -> None:
     assert (
         copy_record(
-            split_record(record()), NextOffset(TopicName(SCHEDULE_TOPIC), 1, QueueOffset(0)), b"TAGS\x01b\x02"
+            split_record(record()), QueueTail(TopicName(SCHEDULE_TOPIC), 1, QueueOffset(0)), b"TAGS\x01b\x02"
         ).tag_code
         == 0
     )
