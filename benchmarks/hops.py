@@ -89,7 +89,7 @@ async def walks(directory: Path, clock: MockClock) -> dict[int, Walk]:
         peers=f"n0@{HOST}:{ports.replication[0]}",
         data_dir=directory,
         metrics_listen="off",
-        index_seconds=3600.0,
+        key_index_poll_seconds=3600.0,
         **{name: float(value) for name, value in DISK.items()},  # type: ignore[arg-type]
     )
     shortest: dict[int, Walk] = {}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -21,6 +25,46 @@ class ProcessSettings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
+    former_names: ClassVar[Mapping[str, str]] = {}
+    """Settings that were renamed: the former name, which still works, and the present one."""
+    _former_names_used: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def former_names_used(self) -> tuple[str, ...]:
+        """Former names by which settings were given; whoever starts the process should tell the operator."""
+        return self._former_names_used
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _accept_former_names(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        used = tuple(former for former in cls.former_names if former in values)
+        for former in used:
+            present = cls.former_names[former]
+            if present in values:
+                raise ValueError(f"{former} is the former name of {present}, and both are set: remove {former}")
+            values[present] = values.pop(former)
+        settings = handler(values)
+        settings._former_names_used = used
+        return settings
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags before the environment, which may use former names too."""
+        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=cls._former_environment())
+
+    @classmethod
+    def _former_environment(cls) -> dict[str, Any]:
+        prefix = cls.model_config.get("env_prefix", "").lower()
+        environment = {name.lower(): value for name, value in os.environ.items()}
+        names = {former: prefix + former for former in cls.former_names}
+        return {former: environment[name] for former, name in names.items() if name in environment}
 
     @classmethod
     def load(cls, config: Path | None = None, **flags: Any) -> Self:
@@ -47,7 +91,10 @@ class ProcessSettings(BaseSettings):
                 dotenv_settings: PydanticBaseSettingsSource,
                 file_secret_settings: PydanticBaseSettingsSource,
             ) -> tuple[PydanticBaseSettingsSource, ...]:
-                return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+                own = super().settings_customise_sources(
+                    settings_cls, init_settings, env_settings, dotenv_settings, file_secret_settings
+                )
+                return *own, TomlConfigSettingsSource(settings_cls)
 
         loaded: Self = FromFile(**given)
         return loaded

@@ -94,7 +94,7 @@ def count_append(counting: Counting) -> None:
         rounds_in_flight=1,
         wall_clock_ms=lambda: 1_700_000_000_000,
         disk_used=lambda: 0.0,
-        pending_bytes_max=1 << 30,
+        uncommitted_bytes_max=1 << 30,
     )
     appender.open()
     queues = [QueueTail(TopicName(TOPIC), queue_id, FIRST_OFFSET) for queue_id in range(QUEUES)]

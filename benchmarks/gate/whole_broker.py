@@ -99,7 +99,7 @@ async def _count(counting: Counting, directory: Path, clock: MockClock) -> None:
         data_dir=directory,
         durability="quorum-memory",
         metrics_listen="off",
-        index_seconds=3600.0,
+        key_index_poll_seconds=3600.0,
         **{name: float(value) for name, value in DISK.items()},  # type: ignore[arg-type]
     )
     sends = [send_frame(slot, BODY_BYTES, slot % QUEUES) for slot in range(1, IN_FLIGHT + 1)]

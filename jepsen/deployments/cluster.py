@@ -138,7 +138,7 @@ class Cluster:
         arguments += ["--replication-listen", _text(network.replicates(node))]
         settings = {
             "advertise": _text(network.clients_reach(node)),
-            "admin_from": network.administrators(),
+            "admin_networks": network.administrators(),
             "secret_file": str(self._secret),
             **self.settings,
         }

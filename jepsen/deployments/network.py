@@ -87,7 +87,7 @@ class Network(Protocol):
         ...
 
     def administrators(self) -> str:
-        """Addresses of operators, for the setting admin_from."""
+        """Addresses of operators, for the setting admin_networks."""
         ...
 
     async def drop(self, grudges: Grudges) -> None:

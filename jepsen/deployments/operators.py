@@ -44,11 +44,11 @@ async def verify_log(cluster: Cluster, node: str) -> Verified:
 
 
 async def vote(cluster: Cluster, node: str) -> str | None:
-    """The vote of a stopped broker in its term, from `raftmq log term`; None without one.
+    """The vote of a stopped broker in its term, from `raftmq log fix-term`; None without one.
 
     Raises ClusterFailed.
     """
-    done = await cluster.command("log", "term", str(cluster.data_dir(node)), "--json")
+    done = await cluster.command("log", "fix-term", str(cluster.data_dir(node)), "--json")
     try:
         voted_for = json.loads(done.stdout)["voted_for_before"]
     except (ValueError, KeyError):

@@ -111,12 +111,12 @@ class Broker:
         self._elections = 0
         self._unsent = Unsent()
         self._partial_requests: PartialRequests[ClientConnection] = PartialRequests(
-            bytes_max=settings.unfinished_bytes_max,
-            seconds_max=settings.unfinished_seconds_max,
+            bytes_max=settings.partial_request_bytes_max,
+            seconds_max=settings.partial_request_seconds_max,
             on_closed=self._stalled_closed,
         )
         self._unread: UnreadReplies[ClientConnection] = UnreadReplies(
-            bytes_max=settings.unread_bytes_max,
+            bytes_max=settings.unread_replies_bytes_max,
             unsent=lambda: self._unsent.nbytes,
             connections=lambda: self._connections,
             on_dropped=self._unread_dropped,
@@ -184,7 +184,7 @@ class Broker:
             partial_requests=self._partial_requests,
             unread=self._unread,
             unsent=self._unsent,
-            output_bytes_max=self._settings.output_bytes_max,
+            output_bytes_max=self._settings.client_unread_replies_bytes_max,
             access=self._environment.access,
             log=self._log,
         )

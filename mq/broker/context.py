@@ -262,7 +262,7 @@ def broker_context(
         rounds_in_flight=settings.rounds_in_flight,
         wall_clock_ms=environment.wall_clock_ms,
         disk_used=partial(disk_used, settings.data_dir),
-        pending_bytes_max=settings.pending_bytes_max,
+        uncommitted_bytes_max=settings.uncommitted_bytes_max,
         clock=environment.thread_clock,
         turn_within=environment.reactor.turn_within,
     )

@@ -227,7 +227,7 @@ async def _with_segment_bytes(
     await trio.lowlevel.checkpoint()
     try:
         segment_bytes = stored_segment_bytes(str(settings.log_dir))
-        if segment_bytes is None and settings.join:
+        if segment_bytes is None and settings.joins_group:
             segment_bytes = await group_segment_bytes(
                 _node_settings(settings, certificate, limits), log=log, task_status=task_status
             )

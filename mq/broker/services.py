@@ -333,7 +333,7 @@ class Services:
             leader_handlers=self.requests.leader_handlers,
             leads=lambda: context.appender.is_open,
             is_elected=lambda: context.replica.is_leader,
-            held_bytes_max=context.settings.forward_bytes_max,
+            held_bytes_max=context.settings.forwarded_bytes_max,
             admit=self.authentication.admit,
             forward=self.forwarder.handle,
             limit_users=self.quota_gate.begin,

@@ -57,7 +57,9 @@ class PlaceInGroup(SettingGroup):
     peers: str = Field(
         "n0@127.0.0.1:40911", description="all replicas, including this one: ID@HOST:PORT, comma separated"
     )
-    join: bool = Field(False, description="start without members and wait until a leader adds this node to its group")
+    joins_group: bool = Field(
+        False, description="start without members and wait until a leader adds this node to its group"
+    )
     replication_listen: str | None = Field(
         None, description="where other replicas connect; default: this node's address in `peers`"
     )
@@ -134,7 +136,7 @@ class NetworkSettings(SettingGroup):
     )
     namesrv: str = Field("", description="name servers, HOST:PORT separated by semicolons")
     register_seconds: float = Field(30.0, ge=1, le=60, description="interval of registrations at name servers")
-    admin_from: str = Field(
+    admin_networks: str = Field(
         "",
         description="networks that may change the group, in addition to this host, such as 10.0.0.0/8, comma separated",
     )
@@ -155,7 +157,7 @@ class NetworkSettings(SettingGroup):
         parse_address_list(value)
         return value
 
-    @field_validator("admin_from")
+    @field_validator("admin_networks")
     @classmethod
     def _are_networks(cls, value: str) -> str:
         parse_networks(value)
@@ -222,26 +224,28 @@ class MemorySettings(SettingGroup):
         le=2**31 - 1,
         description="keys of compacted topics, which the leader remembers; above: SYSTEM_BUSY for messages with a body",
     )
-    pending_bytes_max: int = Field(64 * MIB, ge=MIB, description="unacknowledged messages; above: SYSTEM_BUSY")
-    forward_bytes_max: int = Field(
+    uncommitted_bytes_max: int = Field(64 * MIB, ge=MIB, description="unacknowledged messages; above: SYSTEM_BUSY")
+    forwarded_bytes_max: int = Field(
         64 * MIB, ge=MIB, description="bytes of requests forwarded to the leader; above: SYSTEM_BUSY"
     )
-    forward_requests_max: int = Field(10_000, ge=1, description="number of requests forwarded to the leader")
-    forward_seconds_max: float = Field(
+    forwarded_requests_max: int = Field(10_000, ge=1, description="number of requests forwarded to the leader")
+    forwarded_seconds_max: float = Field(
         2.5, gt=0, description="how long forwarded requests wait for a leader; RocketMQ clients wait 3 s"
     )
-    held_pulls_max: int = Field(100_000, ge=1, description="pulls that wait for messages; the same number of pops")
-    held_bytes_max: int = Field(128 * MIB, ge=MIB, description="memory of waiting pulls; above: answered at once")
-    unfinished_bytes_max: int = Field(
+    long_polls_max: int = Field(100_000, ge=1, description="pulls that wait for messages; the same number of pops")
+    long_poll_bytes_max: int = Field(128 * MIB, ge=MIB, description="memory of waiting pulls; above: answered at once")
+    partial_request_bytes_max: int = Field(
         128 * MIB, ge=MIB, description="partly received requests of all clients; above, further ones wait unread"
     )
-    unfinished_seconds_max: float = Field(
+    partial_request_seconds_max: float = Field(
         30.0, ge=1, description="close a connection if no more bytes of its request arrive for this time"
     )
-    unread_bytes_max: int = Field(
+    unread_replies_bytes_max: int = Field(
         256 * MIB, ge=MIB, description="unread replies of all clients; above, those with the most are dropped"
     )
-    output_bytes_max: int = Field(64 * MIB, ge=MIB, description="unread replies of one client; above, it is dropped")
+    client_unread_replies_bytes_max: int = Field(
+        64 * MIB, ge=MIB, description="unread replies of one client; above, it is dropped"
+    )
 
 
 class MessageSettings(SettingGroup):
@@ -330,7 +334,7 @@ class StorageSettings(SettingGroup):
         gt=0,
         description="interval of checkpoints, longer with over 100,000 queues; a start applies only the log after it",
     )
-    index_seconds: float = Field(1.0, gt=0, description="how often the index builder looks for work")
+    key_index_poll_seconds: float = Field(1.0, gt=0, description="how often the index builder looks for work")
     retention_check_seconds: float = Field(10.0, gt=0, description="how often retention runs")
     disk_warn_ratio: float = Field(0.75, gt=0, le=1, description="disk use at which the broker warns")
     disk_expire_ratio: float = Field(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 from pydantic_settings import SettingsConfigDict
@@ -83,6 +84,21 @@ class BrokerSettings(
     model_config = SettingsConfigDict(  # type: ignore[mutable-override]
         env_prefix="RAFTMQ_BROKER_", extra="forbid", frozen=True, allow_inf_nan=False
     )
+    former_names: ClassVar[Mapping[str, str]] = {
+        "admin_from": "admin_networks",
+        "forward_bytes_max": "forwarded_bytes_max",
+        "forward_requests_max": "forwarded_requests_max",
+        "forward_seconds_max": "forwarded_seconds_max",
+        "held_bytes_max": "long_poll_bytes_max",
+        "held_pulls_max": "long_polls_max",
+        "index_seconds": "key_index_poll_seconds",
+        "join": "joins_group",
+        "output_bytes_max": "client_unread_replies_bytes_max",
+        "pending_bytes_max": "uncommitted_bytes_max",
+        "unfinished_bytes_max": "partial_request_bytes_max",
+        "unfinished_seconds_max": "partial_request_seconds_max",
+        "unread_bytes_max": "unread_replies_bytes_max",
+    }
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> BrokerSettings:
@@ -90,7 +106,7 @@ class BrokerSettings(
             raise ValueError(
                 "clients cannot connect to the address 0.0.0.0: set `advertise` to an address that they can use"
             )
-        if self.join:
+        if self.joins_group:
             if "peers" in self.model_fields_set and self.node_id in parse_peers(self.peers):
                 raise ValueError(
                     f"node {self.node_id!r} is among its peers: then it creates the group and cannot join it"
@@ -101,7 +117,8 @@ class BrokerSettings(
             raise ValueError(f"a group has at most {GROUP_MAX} replicas, {len(self.members)} are given")
         elif self.node_id not in self.members:
             raise ValueError(
-                f"node {self.node_id!r} is not among its peers {sorted(self.members)}; to add it to a group, use `join`"
+                f"node {self.node_id!r} is not among its peers {sorted(self.members)}; to add it to a group, use "
+                "`joins_group`"
             )
         if self.has_tiers and self.archive_url is None:
             raise ValueError(
@@ -162,7 +179,7 @@ class BrokerSettings(
     @property
     def members(self) -> dict[str, Address]:
         """Ids and replication addresses of the group's founding members; empty for a node that joins later."""
-        return {} if self.join else parse_peers(self.peers)
+        return {} if self.joins_group else parse_peers(self.peers)
 
     @property
     def replication_address(self) -> Address:
@@ -170,9 +187,9 @@ class BrokerSettings(
         return self.members[self.node_id] if self.replication_listen is None else parse_address(self.replication_listen)
 
     @property
-    def admin_networks(self) -> list[Network]:
+    def admin_network_list(self) -> list[Network]:
         """Networks, besides this host, from which the group may be changed."""
-        return parse_networks(self.admin_from)
+        return parse_networks(self.admin_networks)
 
     @property
     def namesrv_addresses(self) -> list[Address]:

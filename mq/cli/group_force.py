@@ -165,7 +165,7 @@ def _plan(report: Report, address: str | None) -> tuple[Plan, MetaState]:
     if report.verdict == DAMAGED_STATE or report.last is None:
         raise CommandFailed(
             f"{report.directory} is damaged, and there is no peer to repair it from: see `raftmq log verify`, and "
-            "`raftmq log cut`, which discards all entries after the damage",
+            "`raftmq log discard-damaged`, which discards all entries after the damage",
             EXIT_FAILED,
         )
     state, last = report.state, report.last

@@ -16,7 +16,7 @@ def table_of(view: GroupView) -> Table:
     notes = " · ABSTAINING: it does not vote" if view.abstaining else ""
     if view.abstaining and not view.leader:
         notes += (
-            "\nif a majority abstains, no leader is elected: bring back another replica, or see raftmq log trust --help"
+            "\nif a majority abstains, no leader is elected: bring back another replica, or see raftmq log allow-vote --help"
         )
     for member in view.members:
         if member.reason:

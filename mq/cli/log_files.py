@@ -65,7 +65,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
         for finding in report.findings:
             print(f"  {finding}")
         if abstaining:
-            print(f"  only if a majority abstains forever: raftmq log trust {directory} --accept-loss")
+            print(f"  only if a majority abstains forever: raftmq log allow-vote {directory} --accept-loss")
         print(report.verdict)
     if report.verdict == UNUSABLE:
         raise CommandFailed(f"{report.directory} is unusable")
@@ -73,8 +73,9 @@ def verify(directory: Directory, as_json: Json = False) -> None:
         raise CommandFailed(f"{report.directory} is damaged", EXIT_FAILED)
 
 
-@app.command("trust")
-def trust(
+@app.command("trust", hidden=True, deprecated=True)
+@app.command("allow-vote")
+def allow_vote(
     directory: Directory,
     accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
     as_json: Json = False,
@@ -113,8 +114,9 @@ def trust(
     print(f"{report.directory}: {end}; {'it votes again' if was_abstaining else 'it does not abstain, no change'}")
 
 
-@app.command("cut")
-def cut(
+@app.command("cut", hidden=True, deprecated=True)
+@app.command("discard-damaged")
+def discard_damaged(
     directory: Directory,
     accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
     as_json: Json = False,
@@ -152,8 +154,9 @@ def cut(
     print(f"{where}: the log ends at {end} now, and the replica abstains")
 
 
-@app.command("term")
-def term(
+@app.command("term", hidden=True, deprecated=True)
+@app.command("fix-term")
+def fix_term(
     directory: Directory,
     lower: Annotated[
         bool, typer.Option("--lower", help="Lower the term to slightly above the term of the last entry.")

@@ -19,6 +19,7 @@ from mq.cli.running import run_server
 
 if TYPE_CHECKING:
     from mq.broker.settings import BrokerSettings
+    from mq.settings import ProcessSettings
 
 T = TypeVar("T")
 
@@ -55,6 +56,7 @@ def namesrv(
         flags["listen_host"], flags["listen_port"] = split_address(listen)
     settings = checked(lambda: NamesrvSettings.load(config, **flags), config)
     configure_logging(checked_level(log_level))
+    _report_former_names(settings, "namesrv")
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
     except CertificateUnusable as error:
@@ -108,7 +110,7 @@ def broker(
         "group": group,
         "node_id": node_id,
         "peers": peers,
-        "join": join or None,
+        "joins_group": join or None,
         "replication_listen": replication_listen,
         "listen": listen,
         "namesrv": namesrv,
@@ -126,6 +128,7 @@ def broker(
         settings = checked(lambda: BrokerSettings.load(config, **flags), config)
     _check_replica_named(settings)
     configure_logging(checked_level(log_level))
+    _report_former_names(settings, "broker")
     for warning in warnings:
         structlog.get_logger("broker").warning("setting_not_taken_over", file=str(config), reason=warning)
     try:
@@ -138,17 +141,22 @@ def broker(
         raise CommandFailed(f"{error.filename or settings.data_dir}: {error.strerror or error}", EXIT_FAILED) from error
 
 
+def _report_former_names(settings: ProcessSettings, source: str) -> None:
+    for former in settings.former_names_used:
+        structlog.get_logger(source).warning("setting_renamed", former=former, setting=settings.former_names[former])
+
+
 def _check_replica_named(settings: BrokerSettings) -> None:
     """Refuse to found or join a group implicitly. Raises CommandFailed."""
     given = settings.model_fields_set
-    if not settings.join and "peers" not in given:
+    if not settings.joins_group and "peers" not in given:
         raise CommandFailed(
             "--peers is missing. Pass --node-id and --peers with the replication address of each: "
             "--node-id n0 --peers n0@10.0.0.1:10931,n1@10.0.0.2:10931,n2@10.0.0.3:10931. "
             "A group of one replica: --peers n0@127.0.0.1:10931. To join a group that exists: --join. "
             "To try a group of three on this machine: raftmq dev"
         )
-    if "node_id" not in given and (settings.join or len(settings.members) > 1):
+    if "node_id" not in given and (settings.joins_group or len(settings.members) > 1):
         raise CommandFailed("--node-id is missing. It differs on every replica of the group")
 
 

@@ -25,7 +25,7 @@ ARCHIVE_STUCK_MS: Final = 30 * 60_000
 OF_ONE_REPLICA: Final = frozenset(
     f"raftmq.{name}"
     for name in (
-        *("node_id", "join", "peers", "replication_listen", "listen", "advertise", "metrics_listen", "priority"),
+        *("node_id", "joins_group", "peers", "replication_listen", "listen", "advertise", "metrics_listen", "priority"),
         *("data_dir", "acl_file", "secret_file", "tls_certificate", "tls_key", "tls_clients_ca", "tls_namesrv_ca"),
     )
 )
@@ -248,7 +248,7 @@ def _log_state(subject: str, replica: ReplicaStatus, group: GroupStatus) -> Iter
             Severity.WARNING,
             subject,
             "does not vote: it lost acknowledged entries and fetches them",
-            "wait until it has caught up; if a majority abstains, see raftmq log trust --help",
+            "wait until it has caught up; if a majority abstains, see raftmq log allow-vote --help",
             "docs/recovery.md#a-damaged-disk",
         )
     if missing := _count(replica, "missingEntries"):

@@ -21,8 +21,8 @@ from mq.namesrv.metrics import collect
 from mq.namesrv.route_table import RouteTable, TableLimits
 from mq.namesrv.running_config import RunningConfig
 from mq.namesrv.settings import NamesrvSettings
-from mq.namesrv.strangers import Strangers
 from mq.namesrv.tls_streams import Stream, TlsFailed, secured
+from mq.namesrv.unidentified import UnidentifiedConnections
 from mq.protocol.access.address_patterns import is_loopback
 from mq.protocol.errors import FrameError
 from mq.protocol.frames import split_frames
@@ -206,11 +206,13 @@ class _Server:
         self._refused = 0
         self._log_again_at = 0.0
         self._partial_requests: PartialRequests[_Peer] = PartialRequests(
-            bytes_max=settings.unfinished_bytes_max,
-            seconds_max=settings.unfinished_seconds_max,
+            bytes_max=settings.partial_request_bytes_max,
+            seconds_max=settings.partial_request_seconds_max,
             on_closed=lambda peer, reason: log.warning("unfinished_request", peer=peer.name, reason=reason),
         )
-        self._strangers: Strangers[_Peer] = Strangers(settings.strangers_max, settings.stranger_seconds)
+        self._unidentified: UnidentifiedConnections[_Peer] = UnidentifiedConnections(
+            settings.unidentified_connections_max, settings.unidentified_seconds_max
+        )
         self._peers: dict[str, _Peer] = {}
         self._sending: dict[_Peer, int] = {}
         self._sending_bytes = 0
@@ -257,8 +259,8 @@ class _Server:
         self._connections += 1
         peer = self._peers[connection] = _Peer(connection)
         now = trio.current_time()
-        self._strangers.add(peer, address, now)
-        while (oldest := self._strangers.overdue(now)) is not None:
+        self._unidentified.add(peer, address, now)
+        while (oldest := self._unidentified.overdue(now)) is not None:
             self._close_stranger(oldest)
         try:
             with peer.scope:
@@ -277,7 +279,7 @@ class _Server:
             self._log.exception("connection_failed", peer=connection)
         finally:
             self._connections -= 1
-            self._strangers.discard(peer)
+            self._unidentified.discard(peer)
             del self._peers[connection]
             self._partial_requests.finished(peer)
             self._handlers.connection_closed(connection)
@@ -295,15 +297,15 @@ class _Server:
 
     def _make_room(self, address: str) -> bool:
         """Close a connection without a complete request, of an address that has many more of them."""
-        peer = self._strangers.in_favour_of(address)
+        peer = self._unidentified.in_favour_of(address)
         if peer is not None:
             self._close_stranger(peer)
         return peer is not None
 
     def _close_stranger(self, peer: _Peer) -> None:
-        self._strangers.discard(peer)
+        self._unidentified.discard(peer)
         self._log.info("connection_silent", peer=peer.name, unfinished_bytes=peer.unfinished_bytes)
-        peer.close("too many strangers")
+        peer.close("too many unidentified connections")
 
     def close_connection(self, connection: Hashable) -> None:
         """Close a connection whose broker somebody else has unregistered: if it lives, it registers again at once."""
@@ -339,7 +341,7 @@ class _Server:
                 peer.answering_bytes = consumed
                 peer.unfinished = False
                 self._partial_requests.finished(peer)
-                self._strangers.discard(peer)
+                self._unidentified.discard(peer)
                 await self._answer(stream, peer, frames)
                 # Only a complete request extends the deadline: single bytes do not keep a connection open.
                 deadline = trio.current_time() + settings.idle_seconds_max
@@ -374,7 +376,7 @@ class _Server:
     async def _dropped_are_gone(self) -> None:
         """Wait until dropped peers have freed enough memory for more answers."""
         await trio.lowlevel.checkpoint()
-        while self._dropped_bytes > self._settings.unread_bytes_max:
+        while self._dropped_bytes > self._settings.unread_replies_bytes_max:
             await self._gave_back.wait()
 
     async def _send(self, stream: Stream, peer: _Peer, replies: bytearray) -> None:
@@ -399,7 +401,7 @@ class _Server:
 
     def _drop_some(self, latest: _Peer) -> None:
         """While too many bytes are unread, drop the peer that has not read for the longest time."""
-        while self._sending_bytes > self._settings.unread_bytes_max:
+        while self._sending_bytes > self._settings.unread_replies_bytes_max:
             oldest = next(iter(self._sending))
             if oldest is latest:
                 return

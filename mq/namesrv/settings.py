@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -19,6 +20,13 @@ class NamesrvSettings(ProcessSettings):
     """All settings of a name server. Durations are seconds."""
 
     model_config = SettingsConfigDict(env_prefix="RAFTMQ_NAMESRV_")
+    former_names: ClassVar[Mapping[str, str]] = {
+        "stranger_seconds": "unidentified_seconds_max",
+        "strangers_max": "unidentified_connections_max",
+        "unfinished_bytes_max": "partial_request_bytes_max",
+        "unfinished_seconds_max": "partial_request_seconds_max",
+        "unread_bytes_max": "unread_replies_bytes_max",
+    }
 
     listen_host: str = Field(default="0.0.0.0", description="where brokers and clients connect")  # noqa: S104 (to be found)
     listen_port: int = Field(default=9876, ge=0, le=65535, description="0 takes any free port")
@@ -60,27 +68,28 @@ class NamesrvSettings(ProcessSettings):
         description="above this, new connections are closed at once; less if the system allows less",
     )
     frame_bytes_max: int = Field(default=16 * MIB, ge=64 * 1024, description="largest request")
-    strangers_max: int = Field(
+    unidentified_connections_max: int = Field(
         default=1000,
         ge=1,
-        description="connections without a complete request yet; above, the oldest are closed after `stranger_seconds`",
+        description="connections without a complete request yet; above, the oldest are closed after "
+        "`unidentified_seconds_max`",
     )
-    stranger_seconds: float = Field(
+    unidentified_seconds_max: float = Field(
         default=30.0,
         gt=0,
-        description="time for the first request, TLS handshake included, before `strangers_max` counts",
+        description="time for the first request, TLS handshake included, before `unidentified_connections_max` counts",
     )
     idle_seconds_max: float = Field(default=120.0, gt=0, description="longest time without a complete request")
     send_seconds_max: float = Field(
         default=30.0, gt=0, description="close the connection of a peer that does not read its answers for this time"
     )
-    unfinished_bytes_max: int = Field(
+    partial_request_bytes_max: int = Field(
         default=64 * MIB, ge=MIB, description="partly received requests of all peers; above, further ones wait unread"
     )
-    unfinished_seconds_max: float = Field(
+    partial_request_seconds_max: float = Field(
         default=30.0, gt=0, description="close a connection if no more bytes of its request arrive for this time"
     )
-    unread_bytes_max: int = Field(
+    unread_replies_bytes_max: int = Field(
         default=64 * MIB,
         ge=MIB,
         description="unread answers of all peers; above, the peers with the oldest are dropped",

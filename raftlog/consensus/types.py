@@ -210,7 +210,7 @@ class CoreConfig:
 
     A window (``inflight_*``) is per peer. ``tail_*`` limits the core's cache of the end of the log; `Effects.fetch`
     requests older parts, of which at most ``catch_up_bytes_max`` are in flight per peer. An empty peer gets whole
-    segments instead of entries if the log has more than ``install_entries_min`` of them. A new commit index travels with
+    segments instead of entries if the log has more than ``install_entries_min`` of them. A new commit index goes with
     the next entries; without any it is announced after ``announce_seconds``, so that a steady trickle of entries needs
     no extra messages. ``durable_commit`` commits what is on the disks of a majority; without it, receipt by a majority
     is enough. A replica with a higher ``priority`` is preferred as the leader, if its log allows it. ``lease_reads``

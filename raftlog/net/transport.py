@@ -63,7 +63,7 @@ CONNECT_SECONDS_MAX = 1.0
 HANDSHAKE_SECONDS_MAX = 2.0
 PING_SECONDS = 1.0
 SILENCE_SECONDS_MAX = 3.0
-STRANGERS_MAX = 64
+UNIDENTIFIED_MAX = 64
 """Limit on connections before their handshake, so that they do not use up descriptors of the log. Above it, the oldest
 one of the host with the most is closed: a host that opens many does not disturb the handshakes of others.
 """
@@ -161,7 +161,7 @@ class Transport:
         self._outbound: dict[tuple[NodeId, Lane], _Link] = {}
         self._incarnations: dict[NodeId, str] = {}
         self._inbound: set[_Inbound] = set()
-        self._strangers: dict[_Inbound, None] = {}
+        self._unidentified: dict[_Inbound, None] = {}
         self.refusals: deque[str] = deque(maxlen=REFUSALS_KEPT)
         """Reasons of recent refusals, newest last."""
         self.failures: dict[NodeId, str] = {}
@@ -413,16 +413,17 @@ class Transport:
     def _accept(self, sock: socket.socket) -> None:
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
         _Inbound(self, sock)
-        if len(self._strangers) > STRANGERS_MAX:
-            hosts = Counter(each.stream.peer[0] for each in self._strangers)
+        if len(self._unidentified) > UNIDENTIFIED_MAX:
+            hosts = Counter(each.stream.peer[0] for each in self._unidentified)
             [(most, _)] = hosts.most_common(1)
-            next(each for each in self._strangers if each.stream.peer[0] == most).stream.close("too many strangers")
+            oldest = next(each for each in self._unidentified if each.stream.peer[0] == most)
+            oldest.stream.close("too many unidentified connections")
 
     async def _expire_silent_callers(self) -> None:
         while True:
             await trio.sleep(HANDSHAKE_SECONDS_MAX / 2)
             now = trio.current_time()
-            for inbound in list(self._strangers):
+            for inbound in list(self._unidentified):
                 if now > inbound.accepted_at + HANDSHAKE_SECONDS_MAX:
                     inbound.stream.close("no handshake")
 
@@ -471,7 +472,7 @@ class _Inbound:
         self._sock = self._secured(sock)
         self.stream = StreamSocket(transport._reactor, self._sock, self._on_data, self._on_closed)
         transport._inbound.add(self)
-        transport._strangers[self] = None
+        transport._unidentified[self] = None
 
     def _secured(self, sock: socket.socket) -> socket.socket | TlsSocket | SniffingSocket:
         tls = self._transport._tls
@@ -564,7 +565,7 @@ class _Inbound:
             self.source = NodeId(hello.source)
             self.secret_id = self._keys.secret_id
             self.incarnation = hello.incarnation
-            transport._strangers.pop(self, None)
+            transport._unidentified.pop(self, None)
             return
         self.stream.flush()
         self.stream.close("refused")
@@ -573,7 +574,7 @@ class _Inbound:
 
     def _on_closed(self, reason: str) -> None:
         self._transport._inbound.discard(self)
-        self._transport._strangers.pop(self, None)
+        self._transport._unidentified.pop(self, None)
 
 
 _DIAL_ERRORS = (

@@ -150,7 +150,7 @@ class TermUnusable(SegmentError):
     def __init__(self, path: str, term: Term, last_term: Term) -> None:
         super().__init__(
             f"{path}: term {term} leaves no room for elections, its last entry is of term {last_term}; "
-            "see `raftmq log term`"
+            "see `raftmq log fix-term`"
         )
         self.path = path
         self.term = term

@@ -38,8 +38,8 @@ accounts:
 """
 _SETTINGS = {
     "segment_bytes": 8 * MIB,
-    "unfinished_bytes_max": 32 * MIB,
-    "unread_bytes_max": 32 * MIB,
+    "partial_request_bytes_max": 32 * MIB,
+    "unread_replies_bytes_max": 32 * MIB,
     "metrics_listen": "off",
     "connections_max": 2000,
 }

@@ -34,7 +34,7 @@ def joining(directory: Path, **given: Any) -> BrokerSettings:
     create_secret(str(directory / FILE_NAME))
     chosen: dict[str, Any] = {
         "node_id": "n3",
-        "join": True,
+        "joins_group": True,
         "listen": f"127.0.0.1:{client_port}",
         "replication_listen": f"127.0.0.1:{peer_port}",
         "data_dir": directory,

@@ -270,7 +270,7 @@ async def test_retention_does_not_wait_for_the_key_index(tmp_path: Path, monkeyp
     stuck.write_text("#!/bin/sh\nexec sleep 3600\n")
     stuck.chmod(0o755)
     monkeypatch.setattr("mq.broker.query.by_key.sys", SimpleNamespace(executable=str(stuck)))
-    async with running(tmp_path / "broker", **SMALL, index_seconds=0.01) as broker:
+    async with running(tmp_path / "broker", **SMALL, key_index_poll_seconds=0.01) as broker:
         client = await broker.connect()
         assert (await client.create_topic("T", 1)).code == 0
         await fill(client)

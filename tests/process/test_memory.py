@@ -176,7 +176,7 @@ async def _half_open(process_id: int, port: int) -> None:
 
 
 def test_requests_that_stop_in_the_middle(tmp_path: Path) -> None:
-    with broker(tmp_path, unfinished_bytes_max=32 * MIB, unfinished_seconds_max=3) as (process_id, port):
+    with broker(tmp_path, partial_request_bytes_max=32 * MIB, partial_request_seconds_max=3) as (process_id, port):
         trio.run(_half_open, process_id, port)
 
 
@@ -205,7 +205,7 @@ async def _unread(process_id: int, port: int) -> None:
 
 
 def test_answers_that_nobody_reads(tmp_path: Path) -> None:
-    with broker(tmp_path, unread_bytes_max=32 * MIB) as (process_id, port):
+    with broker(tmp_path, unread_replies_bytes_max=32 * MIB) as (process_id, port):
         trio.run(_unread, process_id, port)
 
 

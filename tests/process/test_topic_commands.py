@@ -231,7 +231,7 @@ async def speed_is_measured(commands: Commands, directory: Path) -> None:
     assert produced["acknowledged_ms"]["p50"] > 0
     assert produced["cpu_us_per_message"].keys() == {"client", "broker-a/n0"}
     plot = directory / "percentiles.hgrm"
-    both = await commands.json("bench", "both", *load, "--rate", "200", "--percentiles", str(plot))
+    both = await commands.json("bench", "end-to-end", *load, "--rate", "200", "--percentiles", str(plot))
     assert both["produced"]["messages"] == both["consumed"]["messages"] > 0
     assert both["missing"] == 0
     assert "#[Mean" in plot.read_text()

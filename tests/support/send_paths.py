@@ -108,7 +108,7 @@ class Broker:
         *,
         form: str,
         entry_bytes_max: int = 1 << 20,
-        pending_bytes_max: int = 1 << 20,
+        uncommitted_bytes_max: int = 1 << 20,
         body_bytes_max: int = BODY_BYTES_MAX,
         is_signed: bool = False,
         receive_into: Any = None,
@@ -122,7 +122,7 @@ class Broker:
             rounds_in_flight=100,
             wall_clock_ms=lambda: NOW_MS,
             disk_used=lambda: 0.5,
-            pending_bytes_max=pending_bytes_max,
+            uncommitted_bytes_max=uncommitted_bytes_max,
         )
         self.appender.open()
         self.elsewhere = Elsewhere()
@@ -132,7 +132,7 @@ class Broker:
         }
         context = context_of(
             settings__message_bytes_max=body_bytes_max,
-            settings__pending_bytes_max=pending_bytes_max,
+            settings__uncommitted_bytes_max=uncommitted_bytes_max,
             settings__cluster="C",
             settings__group="broker-a",
             settings__auto_create_topics=False,

@@ -172,14 +172,14 @@ class TimerMachine(RuleBasedStateMachine):
             rounds_in_flight=3,
             wall_clock_ms=self.wall_clock_ms,
             disk_used=lambda: 0.5,
-            pending_bytes_max=2**24,
+            uncommitted_bytes_max=2**24,
         )
         self.tails = QueueOffsets(self.metadata, self.store.max_offset)
         context = context_of(
             settings=broker_settings(
                 Path(self.directory.name),
                 group="b",
-                pending_bytes_max=2**25,
+                uncommitted_bytes_max=2**25,
                 timer_delay_max_seconds=40 * DAY // 1000,
             ),
             limits=replace(DEFAULT, waiting=self.limits),

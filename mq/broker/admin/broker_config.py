@@ -92,7 +92,7 @@ class BrokerConfig(Service):
         if not self._is_allowed(call.connection.peer):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
-                f"settings cannot be changed from {call.connection.peer}, see the setting admin_from",
+                f"settings cannot be changed from {call.connection.peer}, see the setting admin_networks",
             )
         wanted = decoded(decode_properties, call.body)
         changes = self._checked(wanted)

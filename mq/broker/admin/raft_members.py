@@ -84,7 +84,7 @@ class RaftMembers(Service):
         if not self.is_allowed(call.connection.peer):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
-                f"group commands are not accepted from {call.connection.peer}, see the setting admin_from",
+                f"group commands are not accepted from {call.connection.peer}, see the setting admin_networks",
             )
         try:
             command = GroupCommand.decode(call.body)
@@ -256,7 +256,7 @@ class RaftMembers(Service):
         address = ipaddress.ip_address(peer.rpartition(":")[0].strip("[]").partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
-        return address.is_loopback or any(address in network for network in self._settings.admin_networks)
+        return address.is_loopback or any(address in network for network in self._settings.admin_network_list)
 
 
 def _no_reply(done: bool, code: str, text: str) -> None:

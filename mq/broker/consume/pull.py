@@ -106,7 +106,7 @@ class Pulls(Service):
         self._subscriptions = subscriptions
         self._follower_reads = follower_reads
         self.polling: LongPolling[HeldPull] = LongPolling(
-            held_max=context.settings.held_pulls_max, held_bytes_max=context.settings.held_bytes_max
+            held_max=context.settings.long_polls_max, held_bytes_max=context.settings.long_poll_bytes_max
         )
         self._records = RecordReader(
             partial(context.records.pread, trusts_page_cache=True),

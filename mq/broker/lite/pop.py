@@ -95,7 +95,7 @@ class LitePops(Service):
         self._is_ending = is_ending
         self.subscriptions: Subscriptions = LiteSubscriptions()
         self._polling: LongPolling[HeldLitePop] = LongPolling(
-            held_max=context.settings.held_pulls_max, held_bytes_max=context.settings.held_bytes_max
+            held_max=context.settings.long_polls_max, held_bytes_max=context.settings.long_poll_bytes_max
         )
         self._leadership = object()
         self._opaque = itertools.count(1)

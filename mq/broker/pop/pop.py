@@ -89,7 +89,7 @@ class Pops(Service):
         self._note_got, self._quotas = context.traffic.note_got, context.quotas
         self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
         self.polling: LongPolling[HeldPop] = LongPolling(
-            held_max=context.settings.held_pulls_max, held_bytes_max=context.settings.held_bytes_max
+            held_max=context.settings.long_polls_max, held_bytes_max=context.settings.long_poll_bytes_max
         )
         self._pulls_waiting = pulls_waiting
         self._watched = _Watched(pulls_waiting, self.polling.waiting, frozenset())

@@ -83,7 +83,7 @@ class Replies(Service):
         self._identity = context.settings.identity
         self._store = context.settings.store_reply_message
         self._body_bytes_max = context.settings.message_bytes_max
-        self._under_way_bytes_max = context.settings.pending_bytes_max
+        self._under_way_bytes_max = context.settings.uncommitted_bytes_max
         self._push_seconds = context.limits.upkeep.push_seconds
         self._clients = context.clients
         self._sends = sends

@@ -49,7 +49,7 @@ class Retries(Service):
 
     def __init__(self, context: BrokerContext, *, places: WaitingQueues, locks: QueueLockService) -> None:
         self._broker_name = context.settings.group
-        self._pending_bytes_max = context.settings.pending_bytes_max
+        self._uncommitted_bytes_max = context.settings.uncommitted_bytes_max
         self._figures = context.traffic
         self._metadata = context.metadata
         self._store = context.store
@@ -72,7 +72,7 @@ class Retries(Service):
     def handle_send_back(self, call: Call[ConsumerSendMsgBack]) -> bytes | None:
         """Store the message for redelivery, or as a dead letter; answered when committed. Raises RequestRefused."""
         ext = call.request.ext
-        if self._appender.pending_bytes > self._pending_bytes_max:
+        if self._appender.pending_bytes > self._uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         group: PendingGroup = []
         config = self._metadata.groups.get(ext.group)

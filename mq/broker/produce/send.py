@@ -57,7 +57,7 @@ class Sends(Service):
         make_receiver: Callable[[SentMessages, BatchSends, ReceiverSettings], SendReceiver] = send_receiver,
     ) -> None:
         self._settings = context.settings
-        self._pending_bytes_max = context.settings.pending_bytes_max
+        self._uncommitted_bytes_max = context.settings.uncommitted_bytes_max
         self._metadata = context.metadata
         self._appender = context.appender
         self._tails = context.queue_offsets
@@ -132,7 +132,7 @@ class Sends(Service):
 
         Takes none with too much pending, or while this replica does not lead.
         """
-        room = self._pending_bytes_max - self._appender.pending_bytes if self._serves_here else -1
+        room = self._uncommitted_bytes_max - self._appender.pending_bytes if self._serves_here else -1
         blocks, taken = self.receiver.take(connection, chunk, room)
         assert not blocks or taken, f"{len(blocks)} blocks of {taken} bytes of a chunk"
         for block in blocks:
@@ -141,7 +141,7 @@ class Sends(Service):
 
     def receive(self, ready: Ready) -> tuple[Ready, Begun]:
         """Receive from clients that probably have plain sends, and queue these; see `Reactor.serve_together`."""
-        room = self._pending_bytes_max - self._appender.pending_bytes
+        room = self._uncommitted_bytes_max - self._appender.pending_bytes
         if room < 0 or not self._serves_here:
             return ready, ()
         blocks, unserved, ready = self.receiver.receive(ready, room)
@@ -163,7 +163,7 @@ class Sends(Service):
         """
         ext = call.request.ext
         appender = self._appender
-        if appender.pending_bytes > self._pending_bytes_max:
+        if appender.pending_bytes > self._uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         text = ext.properties
         if RECEIPT in text:  # a consumer forwards a popped message: the receipt is not that of the new message
@@ -197,7 +197,7 @@ class Sends(Service):
         None if the request is already served, or will be served again when its topic is created.
         """
         ext = call.request.ext
-        if self._appender.pending_bytes > self._pending_bytes_max:
+        if self._appender.pending_bytes > self._uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         if self.compacted.takes(ext.topic):
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"topic {ext.topic} is compacted, and takes no replies")

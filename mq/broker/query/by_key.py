@@ -68,7 +68,7 @@ class KeyQueries(Service):
         self._beginning = context.beginning
         self._tiered = context.tiered
         self._wake = context.reactor.wake
-        self._index_seconds = context.settings.index_seconds
+        self._index_seconds = context.settings.key_index_poll_seconds
         self._clock = context.environment.thread_clock
         self._wall_clock_ms = context.wall_clock_ms
         self._log = context.log

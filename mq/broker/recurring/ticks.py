@@ -70,7 +70,7 @@ class Ticks(Service):
         self._clock = context.clock
         self._wall_clock_ms = context.wall_clock_ms
         self._interval_seconds = context.limits.waiting.deliver_seconds
-        self._pending_bytes_max = context.settings.pending_bytes_max // 2
+        self._uncommitted_bytes_max = context.settings.uncommitted_bytes_max // 2
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._leads = False
         self._forget()
@@ -140,7 +140,8 @@ class Ticks(Service):
     def _may_send(self) -> bool:
         # One is always allowed: ticks must not starve behind fast producers.
         in_flight = len(self._in_flight)
-        return not in_flight or (in_flight < _IN_FLIGHT_MAX and self._appender.pending_bytes <= self._pending_bytes_max)
+        has_room = self._appender.pending_bytes <= self._uncommitted_bytes_max
+        return not in_flight or (in_flight < _IN_FLIGHT_MAX and has_room)
 
     def check_invariants(self) -> None:
         """See `Service.check_invariants`.

@@ -105,9 +105,9 @@ class Forwarder(Service):
         serve_locally: Callable[[], None],
     ) -> None:
         self.repeatable = repeatable
-        self._bytes_max = context.settings.forward_bytes_max
-        self._requests_max = context.settings.forward_requests_max
-        self._seconds_max = context.settings.forward_seconds_max
+        self._bytes_max = context.settings.forwarded_bytes_max
+        self._requests_max = context.settings.forwarded_requests_max
+        self._seconds_max = context.settings.forwarded_seconds_max
         self._encoder = ForwardEncoder(context.settings.identity)
         self._reactor = context.reactor
         self._authentication = authentication

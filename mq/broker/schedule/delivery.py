@@ -110,7 +110,7 @@ class Delivery(Generic[K]):
         self._read = context.records.pread
         self._records = DueRecords(context.replica.log, context.environment.in_background)
         # Above this many pending bytes in the appender, messages are delivered one group at a time.
-        self._pending_bytes_max = context.settings.pending_bytes_max // 2
+        self._uncommitted_bytes_max = context.settings.uncommitted_bytes_max // 2
         self._beginning = context.beginning
         self._wall_clock_ms = context.wall_clock_ms
         self._source = source
@@ -162,7 +162,7 @@ class Delivery(Generic[K]):
             and self._groups < self._groups_max
             and not now_ms < self._paused_until_ms <= now_ms + _PAUSE_MS
             # One group is always allowed: due messages must not starve behind fast producers.
-            and (not self._groups or self._appender.pending_bytes <= self._pending_bytes_max)
+            and (not self._groups or self._appender.pending_bytes <= self._uncommitted_bytes_max)
         )
 
     def _add_group(self, now_ms: int) -> bool:

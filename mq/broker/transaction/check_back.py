@@ -111,7 +111,7 @@ class CheckBacks(Service):
         self._timeout_seconds = context.settings.transaction_timeout_seconds
         self._interval_seconds = context.settings.transaction_check_seconds
         self._last = context.settings.transaction_checks_max
-        self._pending_bytes_max = context.settings.pending_bytes_max // 2
+        self._uncommitted_bytes_max = context.settings.uncommitted_bytes_max // 2
         self._metadata = context.metadata
         self._halves = halves
         self._transactions = transactions
@@ -183,7 +183,7 @@ class CheckBacks(Service):
         queue = self._halves.queue
         if queue is None or not self._tracks or not self._appender.is_open:
             return
-        if self._appender.pending_bytes > self._pending_bytes_max:
+        if self._appender.pending_bytes > self._uncommitted_bytes_max:
             return
         assert len(self._positions) == self._last + 2, f"{len(self._positions)} cursors for {self._last} checks"
         now = self._clock()

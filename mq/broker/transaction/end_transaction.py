@@ -93,7 +93,7 @@ class Transactions(Service):
         self._served = context.settings.transactions
         self._timeout_ms = round(context.settings.transaction_timeout_seconds * 1000)
         self._checks_max = context.settings.transaction_checks_max
-        self._pending_bytes_max = context.settings.pending_bytes_max
+        self._uncommitted_bytes_max = context.settings.uncommitted_bytes_max
         self._metadata = context.metadata
         self._halves = halves
         self._appender = context.appender
@@ -199,7 +199,7 @@ class Transactions(Service):
     def _end(self, call: Call[EndTransaction]) -> bytes | None:
         ext = call.request.ext
         offset, outcome = ext.half_queue_offset, ext.commit_or_rollback
-        if self._appender.pending_bytes > self._pending_bytes_max:
+        if self._appender.pending_bytes > self._uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         try:
             place = self._halves.place(offset)

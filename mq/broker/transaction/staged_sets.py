@@ -87,7 +87,7 @@ class StagedSets(Service):
         """Request code 9011: answered with the place of the half message, once stored. Raises RequestRefused."""
         ext = call.request.ext
         self._check_allowed(ext.producer_group)
-        if self._appender.pending_bytes > self._settings.pending_bytes_max:
+        if self._appender.pending_bytes > self._settings.uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         staged = decoded(TransactionSet.decode, call.body)
         creations = self._creations(staged)

@@ -47,7 +47,7 @@ class Appender:
 
     Args:
         disk_used: returns which part of the disk is in use, 0 to 1; called when a message is refused for a full disk.
-        pending_bytes_max: messages are refused while more is pending; see `check_room` for commands.
+        uncommitted_bytes_max: messages are refused while more is pending; see `check_room` for commands.
         clock: monotonic seconds, to decide how long a round waits for more messages. If it stands still, none waits.
         turn_within: requests that `start_round` is called again within so many seconds.
 
@@ -72,13 +72,13 @@ class Appender:
         rounds_in_flight: int,
         wall_clock_ms: Callable[[], int],
         disk_used: Callable[[], float],
-        pending_bytes_max: int,
+        uncommitted_bytes_max: int,
         clock: Callable[[], float] = lambda: 0.0,
         turn_within: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._log = log
         self._disk_used = disk_used
-        self._commands_bytes_max = 2 * pending_bytes_max
+        self._commands_bytes_max = 2 * uncommitted_bytes_max
         self._builder = EntryBuilder(store_host, reply_template, wall_clock_ms)
         self.entry_bytes_max = entry_bytes_max
         self._rounds_in_flight = rounds_in_flight

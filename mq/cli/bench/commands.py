@@ -112,8 +112,9 @@ def consume(
     _run(loads.consume, plan, None, None, plot, namesrv, as_json=as_json)
 
 
-@app.command("both")
-def both(
+@app.command("both", hidden=True, deprecated=True)
+@app.command("end-to-end")
+def end_to_end(
     topic: Topic = _BENCH_TOPIC,
     queues: Queues = 8,
     size: Size = 1024,

@@ -119,8 +119,8 @@ async def test_strangers_may_not_change_the_group(
 
     real = RaftMembers.is_allowed
     monkeypatch.setattr(RaftMembers, "is_allowed", lambda self, peer: real(self, "10.1.2.3:4000"))
-    async with running(tmp_path, admin_from=networks) as broker:
+    async with running(tmp_path, admin_networks=networks) as broker:
         client = await broker.connect()
         answer = await client.request(RequestCode.MANAGE_GROUP, body=GroupCommand(action="status").encode())
         assert answer.code == (ResponseCode.SUCCESS if allowed else ResponseCode.NO_PERMISSION)
-        assert allowed or "admin_from" in (answer.remark or "")
+        assert allowed or "admin_networks" in (answer.remark or "")

@@ -182,7 +182,7 @@ async def test_waiting_pulls_are_forgotten_with_their_connection(tmp_path: Path)
 
 
 async def test_more_pulls_than_may_wait_are_answered_at_once(tmp_path: Path) -> None:
-    async with running(tmp_path, held_pulls_max=2) as broker:
+    async with running(tmp_path, long_polls_max=2) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         posted = [await client.post(PULL, pull_ext(sysFlag=HELD)) for _ in range(3)]
@@ -192,7 +192,7 @@ async def test_more_pulls_than_may_wait_are_answered_at_once(tmp_path: Path) -> 
 
 
 async def test_pulls_with_long_expressions_do_not_wait_beyond_their_memory(tmp_path: Path) -> None:
-    async with running(tmp_path, held_bytes_max=1024 * 1024) as broker:
+    async with running(tmp_path, long_poll_bytes_max=1024 * 1024) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         long = "||".join(map(str, range(4000)))
@@ -207,7 +207,7 @@ async def test_pulls_with_long_expressions_do_not_wait_beyond_their_memory(tmp_p
 
 
 async def test_a_client_that_asks_faster_than_it_reads_gets_everything(tmp_path: Path) -> None:
-    async with running(tmp_path, output_bytes_max=8 * 1024 * 1024) as broker:
+    async with running(tmp_path, client_unread_replies_bytes_max=8 * 1024 * 1024) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         await client.send(body=bytes(1024 * 1024))

@@ -310,7 +310,7 @@ async def test_a_connection_that_ends_within_a_frame_leaves_nothing(tmp_path: Pa
 
 async def test_a_client_that_does_not_read_is_dropped_and_leaves_nothing(tmp_path: Path) -> None:
     with capture_logs() as log:
-        async with running(tmp_path, output_bytes_max=1024 * 1024) as broker:
+        async with running(tmp_path, client_unread_replies_bytes_max=1024 * 1024) as broker:
             witness, client = await broker.connect(), await broker.connect()
             await witness.create_topic("T", 2)
             await witness.send(body=bytes(1024 * 1024))

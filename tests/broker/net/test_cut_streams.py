@@ -160,7 +160,7 @@ def test_a_receive_may_end_at_any_byte_of_a_frame(behind: int) -> None:
         head = exactly(room)
         assert len(head) == room, f"{len(head)} bytes before the border, {room} are due"
         stream = head + sample + plain(9) + query(10) + plain(11)
-        given: dict[str, Any] = {"pending_bytes_max": BIG, "entry_bytes_max": BIG}
+        given: dict[str, Any] = {"uncommitted_bytes_max": BIG, "entry_bytes_max": BIG}
         first = plain(0)
         seen = seen_of([first, stream], form="compiled", **given)
         assert seen == seen_of([first, stream], form="handler", **given), f"a receive ends at byte {border}"
@@ -172,7 +172,7 @@ def test_a_receive_may_end_at_any_byte_of_a_frame(behind: int) -> None:
 @needs_compiled
 def test_frames_larger_than_a_receive_are_stored_between_plain_sends(size: int) -> None:
     stream = plain(1) + plain(2, b"L" * size) + plain(3) + batch(4) + plain(5, b"M" * size) + query(6) + plain(7)
-    given: dict[str, Any] = {"pending_bytes_max": BIG, "entry_bytes_max": BIG, "body_bytes_max": BIG}
+    given: dict[str, Any] = {"uncommitted_bytes_max": BIG, "entry_bytes_max": BIG, "body_bytes_max": BIG}
     whole = seen_of([plain(0), stream], form="handler", **given)
     assert seen_of([plain(0), stream], form="compiled", **given) == whole
     for cut in (1, 5, 9, len(plain(1)) + 3, len(plain(1)) + RECEIVE_BYTES, len(stream) - 3):
@@ -239,7 +239,7 @@ def test_replies_that_the_kernel_takes_in_parts_arrive_whole(form: str) -> None:
     sizes = {number: 60_000 if number % 100 == 0 else 300 for number in range(0, count, 5)}
     queries = [query(number, body=b"q" * sizes[number]) if number in sizes else b"" for number in range(count)]
     stream = b"".join(plain(number) + queries[number] for number in range(count))
-    given: dict[str, Any] = {"pending_bytes_max": BIG, "commits_each_turn": True}
+    given: dict[str, Any] = {"uncommitted_bytes_max": BIG, "commits_each_turn": True}
     seen: list[bytes] = []
     for size in (2048, 1 << 20):
         with served(form=form, **given) as both:

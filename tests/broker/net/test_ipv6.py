@@ -41,7 +41,7 @@ async def cluster(directory: Path, **given: Any) -> AsyncIterator[tuple[str, Run
             listen=f"[::1]:{client_port}",
             peers=f"n0@[::1]:{peer_port}",
             metrics_listen=f"[::1]:{metrics_port}",
-            admin_from="::1",
+            admin_networks="::1",
             namesrv=namesrv,
             **given,
         ) as broker:

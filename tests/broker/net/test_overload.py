@@ -42,7 +42,7 @@ async def test_changes_are_refused_while_too_much_waits(
         return start_round(appender)
 
     monkeypatch.setattr(Appender, "start_round", noted)
-    async with running(tmp_path, pending_bytes_max=2**20) as broker:
+    async with running(tmp_path, uncommitted_bytes_max=2**20) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
         await client.fill(1)

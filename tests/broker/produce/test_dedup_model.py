@@ -117,7 +117,7 @@ class Leader:
             rounds_in_flight=2,
             wall_clock_ms=lambda: 1_700_000_000_000,
             disk_used=lambda: 0.95,
-            pending_bytes_max=2**20,
+            uncommitted_bytes_max=2**20,
         )
         self.tails = QueueOffsets(metadata, lambda topic, queue_id: QueueOffset(ends.get((topic, queue_id), 0)))
         unique_keys = UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: 1_700_000_000_000)

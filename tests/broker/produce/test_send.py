@@ -385,7 +385,7 @@ async def test_a_large_body_in_small_pieces(tmp_path: Path) -> None:
 
 async def test_messages_wait_in_memory_only_up_to_a_limit(tmp_path: Path) -> None:
     """More than a round can take in comes at once: the broker says it is busy, and takes messages again afterwards."""
-    async with running(tmp_path, pending_bytes_max=1024 * 1024) as broker:
+    async with running(tmp_path, uncommitted_bytes_max=1024 * 1024) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         frames = [client.frame(RequestCode.SEND_MESSAGE_V2, send_ext(), bytes(600 * 1024)) for _ in range(8)]

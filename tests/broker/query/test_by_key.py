@@ -112,7 +112,7 @@ async def test_the_index_is_made_beside_and_used_after_a_restart(
 ) -> None:
     files = tmp_path / "index"
     monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")  # a test must not wait for a machine to be idle
-    async with running(tmp_path, index_seconds=0.01, **SMALL) as broker:
+    async with running(tmp_path, key_index_poll_seconds=0.01, **SMALL) as broker:
         client = await broker.connect()
         await keyed(client, 300, nbytes=1500)
 
@@ -161,7 +161,7 @@ async def test_a_broker_stops_although_its_builder_gets_no_time(
 ) -> None:
     """On a busy machine, a thread of idle priority may not run for half a minute, not even to end."""
     monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")
-    async with running(tmp_path, index_seconds=0.01, **SMALL) as broker:
+    async with running(tmp_path, key_index_poll_seconds=0.01, **SMALL) as broker:
         await keyed(await broker.connect(), 300, nbytes=1500)
         await until(lambda: [*(tmp_path / "index").glob("*.hashes")])
         (builder,) = builders()
@@ -178,7 +178,7 @@ async def test_a_part_with_a_damaged_key_is_indexed_after_log_repair(
     monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")
     files = tmp_path / "index"
     first, second = files / f"{0:020d}.hashes", files / f"{SMALL['segment_bytes']:020d}.hashes"
-    async with running(tmp_path, index_seconds=3600, **SMALL) as broker:
+    async with running(tmp_path, key_index_poll_seconds=3600, **SMALL) as broker:
         await keyed(await broker.connect(), 300, nbytes=1500)
     segment = tmp_path / "commitlog" / f"{0:020d}"
     whole = segment.read_bytes()
@@ -186,7 +186,7 @@ async def test_a_part_with_a_damaged_key_is_indexed_after_log_repair(
     damaged[whole.index(b"order7 ") + 5] ^= 1
     segment.write_bytes(damaged)
     with capture_logs() as logs:
-        async with running(tmp_path, index_seconds=0.01, **SMALL) as broker:
+        async with running(tmp_path, key_index_poll_seconds=0.01, **SMALL) as broker:
             client = await broker.connect()
 
             async def tried() -> bool:
@@ -199,7 +199,7 @@ async def test_a_part_with_a_damaged_key_is_indexed_after_log_repair(
     assert "checksum of the body differs" in by_process["reason"]
     assert "checksum of the body differs" in by_log["error"], "the log does not know that it must be repaired"
     segment.write_bytes(whole)
-    async with running(tmp_path, index_seconds=0.01, **SMALL) as broker:
+    async with running(tmp_path, key_index_poll_seconds=0.01, **SMALL) as broker:
         client = await broker.connect()
 
         async def indexed() -> bool:

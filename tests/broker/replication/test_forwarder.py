@@ -268,7 +268,7 @@ async def test_after_a_leader_crash_sends_are_in_doubt_and_commits_are_repeated(
 
 async def test_a_request_in_doubt_that_nobody_serves_again_is_not_refused(tmp_path: Path) -> None:
     """A leader did what was asked and was cut off; the follower then said that nobody could be asked."""
-    async with a_world(tmp_path, forward_seconds_max=0.2) as world:
+    async with a_world(tmp_path, forwarded_seconds_max=0.2) as world:
         leader, consumer, late = await world.leader(), FakeConnection(), FakeConnection()
         world.ask(consumer, commit(1))
         await leader.take(1)
@@ -307,7 +307,7 @@ async def test_an_answer_of_unknown_outcome_closes_the_connection_of_the_sender_
 
 
 async def test_without_a_leader_requests_wait_and_are_then_refused(tmp_path: Path) -> None:
-    async with a_world(tmp_path, forward_seconds_max=0.1) as world:
+    async with a_world(tmp_path, forwarded_seconds_max=0.1) as world:
         client, oneway = FakeConnection(), FakeConnection()
         world.ask(client, send(1), serialization=BINARY)
         world.ask(oneway, send(2, oneway=True))
@@ -366,7 +366,7 @@ async def test_who_leads_serves_itself_what_waits(tmp_path: Path) -> None:
 
 
 async def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
-    async with a_world(tmp_path, forward_requests_max=2) as world:
+    async with a_world(tmp_path, forwarded_requests_max=2) as world:
         client = FakeConnection()
         world.ask(client, send(1))
         world.ask(client, send(2))
@@ -378,7 +378,7 @@ async def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_bytes_that_wait_are_bounded(tmp_path: Path) -> None:
-    async with a_world(tmp_path, forward_bytes_max=1024 * 1024) as world:
+    async with a_world(tmp_path, forwarded_bytes_max=1024 * 1024) as world:
         client, leader = FakeConnection(), await world.leader()
         for opaque in (1, 2):
             world.ask(client, send(opaque), bytes(600_000))

@@ -148,7 +148,7 @@ async def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brokers = note_brokers(monkeypatch)
-    async with running(tmp_path, pending_bytes_max=2**20) as broker:
+    async with running(tmp_path, uncommitted_bytes_max=2**20) as broker:
         client = await broker.connect()
         for number in range(100):
             assert (await client.send(body=b"%d" % number, i=properties(DELAY="1"))).code == 0

@@ -144,7 +144,7 @@ async def test_a_loaded_end_is_refused_if_too_much_is_pending(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(commit)
             await reads.wait_asked()
-            monkeypatch.setattr(Transactions, "_pending_bytes_max", property(lambda _: -1), raising=False)
+            monkeypatch.setattr(Transactions, "_uncommitted_bytes_max", property(lambda _: -1), raising=False)
             reads.gate.set()
         assert [answer.code for answer in answers] == [ResponseCode.SYSTEM_BUSY]
 

@@ -136,7 +136,7 @@ class Leader:
             rounds_in_flight=2,
             wall_clock_ms=machine.wall_clock_ms,
             disk_used=lambda: 0.95,
-            pending_bytes_max=2**20,
+            uncommitted_bytes_max=2**20,
         )
         self.tails = QueueOffsets(metadata, lambda topic, queue_id: QueueOffset(machine.ends.get((topic, queue_id), 0)))
         context = context_of(

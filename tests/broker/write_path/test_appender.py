@@ -99,7 +99,7 @@ class AppenderMachine(RuleBasedStateMachine):
             rounds_in_flight=2,
             wall_clock_ms=lambda: 1_700_000_000_000,
             disk_used=lambda: 0.95,
-            pending_bytes_max=2**20,
+            uncommitted_bytes_max=2**20,
             clock=lambda: self.now,
             turn_within=self.ask_turn,
         )
@@ -294,7 +294,7 @@ def answered_round(messages_of_each: int) -> tuple[Appender, list[float], Callab
         rounds_in_flight=1,
         wall_clock_ms=lambda: 1_700_000_000_000,
         disk_used=lambda: 0.5,
-        pending_bytes_max=2**20,
+        uncommitted_bytes_max=2**20,
         clock=lambda: now[0],
         turn_within=asked.append,
     )
@@ -346,7 +346,7 @@ def test_what_follows_an_entry_is_framed_in_the_same_round() -> None:
         rounds_in_flight=1,
         wall_clock_ms=lambda: 1_700_000_000_000,
         disk_used=lambda: 0.5,
-        pending_bytes_max=2**20,
+        uncommitted_bytes_max=2**20,
     )
     appender.open()
     tail = QueueTail(TopicName("T"), 3, QueueOffset(7))

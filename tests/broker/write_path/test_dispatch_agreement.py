@@ -91,7 +91,7 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
         rounds_in_flight=1,
         wall_clock_ms=lambda: next(times),
         disk_used=lambda: 0.0,
-        pending_bytes_max=2**26,
+        uncommitted_bytes_max=2**26,
     )
     appender.open()
     tails = QueueOffsets(metadata, lambda topic, queue_id: QueueOffset(7))

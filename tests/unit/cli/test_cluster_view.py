@@ -157,7 +157,7 @@ def test_learners_priorities_bases_and_disks_are_shown() -> None:
     assert "n7 abstains" in shown(group)
     assert "to the leader" not in shown(group)
     assert "n1 " not in "\n".join(line for line in lines if "priority" in line or "keeps" in line)
-    assert "log trust" not in shown(group), "it votes again by itself"
+    assert "log allow-vote" not in shown(group), "it votes again by itself"
 
 
 def test_a_broker_that_refuses_to_answer_is_not_just_unreachable() -> None:
@@ -233,7 +233,7 @@ def test_memory_that_clients_take_is_shown_when_it_is_much() -> None:
 def test_abstaining_without_a_leader_names_the_way_out() -> None:
     [group] = group_statuses([answer(1, figures("n1", "follower", abstaining="true"))])
     assert group.leader is None
-    assert "see raftmq log trust --help" in shown(group)
+    assert "see raftmq log allow-vote --help" in shown(group)
 
 
 def test_replicas_that_serve_anybody_are_named_unless_only_this_machine_reaches_them() -> None:

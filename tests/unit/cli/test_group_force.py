@@ -166,5 +166,5 @@ def test_running_damaged_and_removed_replicas_are_refused(tmp_path: Path) -> Non
         file.write(b"\xff")
     failed = refusal(run(tmp_path / "damaged", "--yes"))
     assert failed.exit_code == EXIT_FAILED
-    assert "raftmq log cut" in str(failed)
+    assert "raftmq log discard-damaged" in str(failed)
     assert "No such file" in str(refusal(run(tmp_path / "running" / "queues", "--yes")))

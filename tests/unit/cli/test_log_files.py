@@ -82,7 +82,7 @@ def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
     log.close()
     said = run("verify", data_dir).output
     assert "abstains: it may have lost" in said
-    assert f"raftmq log trust {data_dir} --accept-loss" in said
+    assert f"raftmq log allow-vote {data_dir} --accept-loss" in said
     found = json.loads(run("verify", data_dir, "--json").output)
     assert (found["abstaining"], found["last_index"], found["last_term"]) == (True, 99, 1)
     assert found["begins_at"] == 0 < found["ends_at"]

@@ -98,14 +98,15 @@ Fields = dict[str, set[str]]
 
 @cache
 def commands() -> list[tuple[str, typer.core.TyperCommand]]:
-    """All commands by their names, as they are in the help."""
+    """All commands by their present names, as they are in the help."""
 
     def walk(command: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         if hasattr(command, "commands"):
             if command.invoke_without_command:
                 yield " ".join(names), command
             for name, each in command.commands.items():
-                yield from walk(each, (*names, name))
+                if not each.deprecated:
+                    yield from walk(each, (*names, name))
         else:
             yield " ".join(names), command
 
@@ -304,7 +305,7 @@ async def with_servers(cli: Commands, directory: Path) -> None:
         await run("bench consume", *load)
         await run("bench backlog", *load, "--size", "100")
         await run("bench latency", *load, "--size", "100", "--warm-up", "0", "--rate", "100")
-        await run("bench both", *load, "--size", "100", "--warm-up", "0", "--rate", "100")
+        await run("bench end-to-end", *load, "--size", "100", "--warm-up", "0", "--rate", "100")
         await run("dev", "--ephemeral", "--port", "0", "--until-stdin-closes", given=b"")
         await run("backup take", directory / "backup", "--data-dir", directory / "n0", "--leader")
 
@@ -444,7 +445,7 @@ async def files(cli: Commands, data_dir: Path, directory: Path) -> None:
     for name in ("verify", "dump", "term"):
         await run(f"log {name}", data_dir)
     await run("log dump", data_dir, "--bodies")
-    await run("log trust", data_dir, "--accept-loss")
+    await run("log allow-vote", data_dir, "--accept-loss")
     await run("group force", "--data-dir", one_of_three(directory / "alone"))
     damaged = shutil.copytree(data_dir, directory / "damaged")
     [log] = (damaged / "commitlog").glob("0*0")
@@ -452,7 +453,7 @@ async def files(cli: Commands, data_dir: Path, directory: Path) -> None:
         file.seek(1000)
         file.write(b"\xff\xff")
     assert (await run("log verify", damaged, code=1))["damaged"]
-    await run("log cut", damaged, "--accept-loss")
+    await run("log discard-damaged", damaged, "--accept-loss")
     secret = ("--data-dir", directory / "secret")
     (directory / "secret").mkdir()
     shutil.copy(data_dir / FILE_NAME, directory / "secret" / FILE_NAME)

@@ -85,6 +85,14 @@ def changes() -> Iterator[str]:
                 yield f"| `{name}` | yes: `{named[name]}` |"
 
 
+def former_names() -> Iterator[str]:
+    yield "| former name | name | of |"
+    yield "|---|---|---|"
+    for title, settings in SERVERS:
+        for former, name in sorted(settings.former_names.items()):
+            yield f"| `{former}` | `{name}` | {title} |"
+
+
 def test_the_guide_has_every_setting() -> None:
     wanted = GUIDE.read_text()
     for title, settings in SERVERS:
@@ -94,6 +102,9 @@ def test_the_guide_has_every_setting() -> None:
     begin, end = "<!-- what changes -->", "<!-- end of what changes -->"
     before, _, rest = wanted.partition(begin)
     wanted = "\n".join([f"{before}{begin}", "", *changes(), "", f"{end}{rest.partition(end)[2]}"])
+    begin, end = "<!-- former names -->", "<!-- end of former names -->"
+    before, _, rest = wanted.partition(begin)
+    wanted = "\n".join([f"{before}{begin}", "", *former_names(), "", f"{end}{rest.partition(end)[2]}"])
     if os.environ.get("REWRITE"):
         GUIDE.write_text(wanted)
     assert GUIDE.read_text() == wanted, "docs/settings.md: REWRITE=1"

@@ -222,7 +222,7 @@ async def test_limits_of_a_server() -> None:
 
 @pytest.mark.trio
 async def test_large_requests_wait_for_memory_and_stopped_ones_give_it_up() -> None:
-    async with name_server(unfinished_bytes_max=1024 * 1024) as server:
+    async with name_server(partial_request_bytes_max=1024 * 1024) as server:
         stopped, waits, small = await server.connect(), await server.connect(), await server.connect()
         await stopped.stream.send_all(struct.pack(">ii", 1024 * 1024 - 4, 100) + bytes(100_000))
         await small.register()
@@ -235,7 +235,7 @@ async def test_large_requests_wait_for_memory_and_stopped_ones_give_it_up() -> N
 
 @pytest.mark.trio
 async def test_a_stopped_request_is_dropped_though_nobody_waits() -> None:
-    async with name_server(unfinished_seconds_max=0.02) as server:
+    async with name_server(partial_request_seconds_max=0.02) as server:
         stopped = await server.connect()
         await stopped.stream.send_all(struct.pack(">ii", 100_000, 100) + bytes(1000))
         assert await stopped.closed()
@@ -244,7 +244,7 @@ async def test_a_stopped_request_is_dropped_though_nobody_waits() -> None:
 @pytest.mark.trio
 async def test_of_too_many_unread_answers_the_oldest_is_dropped() -> None:
     with capture_logs() as logs:
-        async with name_server(unread_bytes_max=2 * 1024 * 1024) as server:
+        async with name_server(unread_replies_bytes_max=2 * 1024 * 1024) as server:
             broker = await server.connect()
             body = RegisterBrokerBody(topics={name: TopicConfig(name) for name in (f"{n:0>500}" for n in range(3000))})
             response, _ = await broker.ask(103, {**broker_fields(), "haServerAddr": ""}, body.encode())
@@ -286,20 +286,20 @@ async def test_a_connection_without_a_request_is_closed_after_the_idle_time() ->
 
 @pytest.mark.trio
 async def test_of_too_many_connections_without_a_request_the_oldest_is_closed() -> None:
-    async with name_server(strangers_max=2, stranger_seconds=1e-9) as server:
+    async with name_server(unidentified_connections_max=2, unidentified_seconds_max=1e-9) as server:
         client = await server.connect()
         assert (await client.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
-        strangers = [await server.connect() for _ in range(2)]
-        await strangers[0].stream.send_all(b"\0\0")  # a part of a request does not count
-        strangers.append(await server.connect())
-        assert await strangers[0].closed()
-        for peer in (client, strangers[1], strangers[2]):
+        unidentified = [await server.connect() for _ in range(2)]
+        await unidentified[0].stream.send_all(b"\0\0")  # a part of a request does not count
+        unidentified.append(await server.connect())
+        assert await unidentified[0].closed()
+        for peer in (client, unidentified[1], unidentified[2]):
             assert (await peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
 
 
 @pytest.mark.trio
 async def test_many_clients_that_come_at_once_do_not_cut_each_other_off() -> None:
-    async with name_server(strangers_max=2) as server:
+    async with name_server(unidentified_connections_max=2) as server:
         peers = [await server.connect() for _ in range(50)]
         for peer in peers:
             assert (await peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0

@@ -309,7 +309,7 @@ async def test_a_majority_killed_in_relaxed_mode_waits_for_an_operator(tmp_path:
 
         # One more voter makes a majority, so one of those who abstain is trusted, and no more.
         trusted, other = killed
-        result = CliRunner().invoke(app, ["log", "trust", str(trusted.directory), "--accept-loss"])
+        result = CliRunner().invoke(app, ["log", "allow-vote", str(trusted.directory), "--accept-loss"])
         assert result.output.endswith("it votes again\n")
         for member in nodes.others():
             await nodes.start(member)

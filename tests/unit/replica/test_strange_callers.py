@@ -16,7 +16,7 @@ from raftlog.net import authentication, frames
 from raftlog.net.authentication import CHALLENGE_BYTES, NONCE_BYTES
 from raftlog.net.caller_handshake import PeerRefused
 from raftlog.net.frames import Hello, Kind, RangeReq, Welcome, WireError
-from raftlog.net.transport import NOT_RECORDED, STRANGERS_MAX
+from raftlog.net.transport import NOT_RECORDED, UNIDENTIFIED_MAX
 from raftlog.net.versions import HANDSHAKE_VERSION
 from tests.support.log_values import log_id
 from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely
@@ -105,7 +105,7 @@ async def test_strangers_are_cut_off(tmp_path: Path) -> None:
 async def test_of_many_strangers_the_oldest_are_cut_off(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         peer = (await let_in(node, port)).stream
-        strangers = [await call(port) for _ in range(STRANGERS_MAX + 20)]
+        strangers = [await call(port) for _ in range(UNIDENTIFIED_MAX + 20)]
         for stranger in strangers[:20]:
             assert await received(stranger) == b""
         await check_unharmed(node, port, node.log.last_index)  # it is let in, whoever waits there
@@ -119,7 +119,7 @@ async def test_of_many_strangers_the_oldest_are_cut_off(tmp_path: Path) -> None:
 async def test_many_strangers_from_one_host_do_not_interrupt_a_handshake_from_another(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         member = await Caller.open(port, node.secrets.current)
-        strangers = [await call(port, source="127.0.0.2") for _ in range(STRANGERS_MAX + 20)]
+        strangers = [await call(port, source="127.0.0.2") for _ in range(UNIDENTIFIED_MAX + 20)]
         for stranger in strangers[:20]:
             assert await received(stranger) == b""
         assert (await member.greet(HELLO)).refusal is None

@@ -52,7 +52,7 @@ def start_core(path: Path, name: str) -> None:
 
 
 def term_command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["log", "term", *map(str, arguments)])
+    return CliRunner().invoke(app, ["log", "fix-term", *map(str, arguments)])
 
 
 def refusal(result: Result) -> str:
@@ -129,7 +129,7 @@ async def test_a_stopped_group_gets_out_of_the_highest_term(tmp_path: Path) -> N
         nursery.cancel_scope.cancel()
     for name in NAMES[:2]:
         set_stored_term(tmp_path / name, HIGHEST)  # n2 was away when it came
-        with pytest.raises(TermUnusable, match="raftmq log term"):
+        with pytest.raises(TermUnusable, match="raftmq log fix-term"):
             start_core(tmp_path / name, name)
 
     for name in NAMES[:2]:

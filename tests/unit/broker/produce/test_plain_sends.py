@@ -216,15 +216,15 @@ def test_a_block_of_requests_is_given_back_whole_when_leadership_is_lost() -> No
 
 
 def test_with_too_much_pending_each_send_is_refused() -> None:
-    broker, client = Broker(form="compiled", pending_bytes_max=1000), Connection(HOST)
+    broker, client = Broker(form="compiled", uncommitted_bytes_max=1000), Connection(HOST)
     for number in range(30):
         broker.receive(client, frame(b"x" * 100, header={"opaque": number}))
     assert broker.appender.pending_bytes < 1500
     assert len(broker.refused) > 20
 
 
-@pytest.mark.parametrize("pending_bytes_max", [0, 1, 333, 1000, 4000])
-def test_flow_control_refuses_the_same_requests_of_a_chunk(pending_bytes_max: int) -> None:
+@pytest.mark.parametrize("uncommitted_bytes_max", [0, 1, 333, 1000, 4000])
+def test_flow_control_refuses_the_same_requests_of_a_chunk(uncommitted_bytes_max: int) -> None:
     chunk = b"".join(
         frame(
             batched(b"", "UNIQ_KEY\x01A\x02") * 3 if n % 4 == 3 else b"x" * n,
@@ -235,7 +235,7 @@ def test_flow_control_refuses_the_same_requests_of_a_chunk(pending_bytes_max: in
     )
     seen = []
     for form in FORMS:
-        broker, client = Broker(form=form, pending_bytes_max=pending_bytes_max), Connection(HOST)
+        broker, client = Broker(form=form, uncommitted_bytes_max=uncommitted_bytes_max), Connection(HOST)
         results: list[object] = [
             broker.receive(client, chunk),
             broker.appender.pending_bytes,
@@ -248,7 +248,7 @@ def test_flow_control_refuses_the_same_requests_of_a_chunk(pending_bytes_max: in
 
 
 def test_the_limit_of_pending_bytes_may_have_more_than_64_bits() -> None:
-    broker = Broker(form="compiled", pending_bytes_max=2**64)
+    broker = Broker(form="compiled", uncommitted_bytes_max=2**64)
     assert broker.receive(Connection(HOST), frame()) == broker.taken_plain == len(frame())
 
 

@@ -73,7 +73,7 @@ class Rig:
             unique_keys__next=lambda: "U",
             store_host=bytes(8),
             settings__cluster="C",
-            settings__pending_bytes_max=1 << 20,
+            settings__uncommitted_bytes_max=1 << 20,
             settings__priority_order_asc=True,
             wall_clock_ms=lambda: self.now_ms,
             clock=lambda: self.now_ms / 1000 + 50,

@@ -40,7 +40,7 @@ def busy() -> Appender:
         rounds_in_flight=2,
         wall_clock_ms=lambda: 1_700_000_000_000,
         disk_used=lambda: 0.5,
-        pending_bytes_max=2**20,
+        uncommitted_bytes_max=2**20,
     )
     appender.open()
     for _ in range(2):

@@ -18,7 +18,7 @@ class _Stranger(NamedTuple):
     since: float
 
 
-class Strangers(Generic[P]):
+class UnidentifiedConnections(Generic[P]):
     """Connections without a complete request, oldest first. Times are monotonic seconds.
 
     Args:

@@ -1,0 +1,53 @@
+"""Settings that were renamed: their former names work, whoever gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from mq.broker.settings import BrokerSettings
+from mq.namesrv.settings import NamesrvSettings
+from mq.settings import ProcessSettings
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize("settings", [BrokerSettings, NamesrvSettings])
+def test_a_former_name_names_a_setting_that_exists(settings: type[ProcessSettings]) -> None:
+    assert set(settings.former_names.values()) <= settings.model_fields.keys()
+    assert not settings.former_names.keys() & settings.model_fields.keys()
+
+
+def test_a_file_and_a_flag_may_use_former_names(tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text(f"held_pulls_max = 7\npending_bytes_max = {MIB}\n")
+    settings = BrokerSettings.load(config, admin_from="10.0.0.0/8")
+    assert (settings.long_polls_max, settings.uncommitted_bytes_max) == (7, MIB)
+    assert settings.admin_networks == "10.0.0.0/8"
+    assert sorted(settings.former_names_used) == ["admin_from", "held_pulls_max", "pending_bytes_max"]
+
+
+def test_the_environment_may_use_former_names_and_wins_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "namesrv.toml"
+    config.write_text("strangers_max = 5\n")
+    monkeypatch.setenv("RAFTMQ_NAMESRV_STRANGERS_MAX", "6")
+    assert NamesrvSettings.load(config).unidentified_connections_max == 6
+    assert NamesrvSettings.load(None, strangers_max=7).unidentified_connections_max == 7
+
+
+def test_a_former_name_beside_the_present_one_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"join is the former name of joins_group, and both are set: remove join"):
+        BrokerSettings(join=True, joins_group=True)  # type: ignore[call-arg]
+
+
+def test_an_invalid_value_is_refused_under_the_present_name() -> None:
+    with pytest.raises(ValidationError, match="long_polls_max"):
+        BrokerSettings(held_pulls_max=0)  # type: ignore[call-arg]
+
+
+def test_present_names_leave_nothing_to_report() -> None:
+    assert BrokerSettings(long_polls_max=3).former_names_used == ()
