@@ -70,7 +70,7 @@ def table_of(group: GroupStatus) -> Table:
     notes += _unguarded(group)
     if group.leader is None and any(replica.abstaining for replica in group.replicas):
         notes.append(
-            "if a majority abstains, no leader is elected: bring back another replica, or see raftmq log allow-vote --help"
+            "no leader is elected while a majority abstains: bring back a replica, or see raftmq log allow-vote --help"
         )
     if notes:
         table.caption, table.caption_justify = "\n".join(notes), "left"
