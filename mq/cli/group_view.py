@@ -15,7 +15,8 @@ def table_of(view: GroupView) -> Table:
     disk = f"disk of {view.node_id} {view.disk_used:.0%} used"
     notes = " · ABSTAINING: it does not vote" if view.abstaining else ""
     if view.abstaining and not view.leader:
-        notes += "\nno leader is elected while a majority abstains: bring back a replica, or see raftmq log allow-vote --help"
+        notes += "\na majority abstains, so no leader is elected: bring back a replica, "
+        notes += "or see raftmq log allow-vote --help"
     for member in view.members:
         if member.reason:
             notes += f"\n{view.node_id} cannot connect to {member.node_id}: {member.reason}"
