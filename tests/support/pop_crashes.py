@@ -147,13 +147,13 @@ class Connection:
 
     def send(self, data: bytes) -> None:
         with memoryview(data) as view:
-            [(serialization, header, body)], _ = split_frames(view)
-            decoded = decode_header(serialization, header)
-            assert isinstance(decoded, Response)
-            assert decoded.opaque not in self.answers, "answered twice"
-            self.answers[decoded.opaque] = Answer(
-                decoded.code, decoded.opaque, decoded.ext, decoded.remark, bytes(body), serialization
-            )
+            for serialization, header, body in split_frames(view)[0]:
+                decoded = decode_header(serialization, header)
+                assert isinstance(decoded, Response)
+                assert decoded.opaque not in self.answers, "answered twice"
+                self.answers[decoded.opaque] = Answer(
+                    decoded.code, decoded.opaque, decoded.ext, decoded.remark, bytes(body), serialization
+                )
 
     def send_all(self, buffers: list[bytes], nbytes: int) -> None:
         assert sum(map(len, buffers)) == nbytes

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, KeysView
+from itertools import groupby
 from typing import Any
 
 from mq.broker.limits import PopLimits
 from mq.broker.net.call import Call
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route
 from mq.broker.pop.ordered_clock import OrderedClock
@@ -54,9 +56,10 @@ from mq.protocol.requests.receipts import (
     REVIVE_QUEUE,
     AckRow,
     BatchAck,
-    Receipt,
     ReceiptError,
+    ReceiptReader,
 )
+from mq.protocol.wire.encoding import ONEWAY_FLAG
 from mq.store.queue_store import QueueStore
 
 ROWS_MAX = 200
@@ -177,6 +180,7 @@ class PopAcks:
         self._is_hidden = is_hidden
         self._ordered_clock = ordered_clock
         self._wall_clock_ms = wall_clock_ms
+        self._receipts = ReceiptReader()
         self.leaving = AcksInFlight()
         self._rows: dict[CheckpointId, int] = {}
         """What the next command acknowledges: a row for each checkpoint, however many requests name its messages."""
@@ -392,10 +396,11 @@ class PopAcks:
 
         def on_outcome(outcome: Outcome) -> None:
             settled(isinstance(outcome, Stored))
-            for call, answer in waiters:
+            if isinstance(outcome, Stored):
+                _answer_all(waiters)
+                return
+            for call, _ in waiters:
                 match outcome:
-                    case Stored():
-                        call.answer(answer)
                     case Refused(remark):
                         call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
                     case LeadershipLost() | Unknown():
@@ -417,7 +422,7 @@ class PopAcks:
                 f"queue id {ext.queue_id} is illegal, {ext.topic} has {config.read_queues} read queues",
             )
         try:
-            receipt = Receipt.decode(ext.extra_info)
+            receipt = self._receipts.decode(ext.extra_info)
             if ext.lite_topic:
                 check_lite_topic(ext.lite_topic)
         except (ReceiptError, NameRefused) as error:
@@ -471,3 +476,15 @@ class PopAcks:
         if ordered is None or (ordered.start, ordered.pop_time_ms) != (start, pop_time_ms) or self._is_taken_over(key):
             return 0
         return ordered.bits & ~self.leaving.of(checkpoint_id)
+
+
+def _answer_all(waiters: list[_Waiter]) -> None:
+    """Send these answers: those of one client that follow each other in one piece."""
+    for connection, of_client in groupby(waiters, _connection_of):
+        answers = [answer for call, answer in of_client if not call.request.flag & ONEWAY_FLAG]
+        if answers:
+            connection.send(answers[0] if len(answers) == 1 else b"".join(answers))
+
+
+def _connection_of(waiter: _Waiter) -> ClientConnection:
+    return waiter[0].connection

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from mq.protocol.requests.receipts import (
     BatchAck,
     Receipt,
     ReceiptError,
+    ReceiptReader,
     count_info,
     decode_bits,
     encode_bits,
@@ -113,3 +116,23 @@ def test_a_retry_topic_has_the_name_that_clients_know_while_it_fits() -> None:
     check_topic(long)
     assert len(long) == TOPIC_BYTES_MAX
     assert long != pop_retry_topic("g" * 120, "t" * 126)
+
+
+_ENDS = ["0", "7", "-1", "+1", "", "x", "1_0", "\u0663", "9" * 18, "9" * 19, "9" * 20, "7 ", "7 99", "7 99 x", " 7"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["5 6 7 0 0 b 1", "5 6 7 0 0 b 2", "5 6 7 0 0 b", "5"]), st.sampled_from(_ENDS)))
+)
+def test_a_reader_of_many_receipts_reads_each_as_if_alone(parts: list[tuple[str, str]]) -> None:
+    reader = ReceiptReader()
+    for begin, end in parts:
+        text = f"{begin} {end}"
+        assert _read(reader.decode, text) == _read(Receipt.decode, text)
+
+
+def _read(decode: Callable[[str], Receipt], text: str) -> Receipt | str:
+    try:
+        return decode(text)
+    except ReceiptError as error:
+        return str(error)
