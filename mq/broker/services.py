@@ -22,6 +22,7 @@ from mq.broker.admin.group_offsets import GroupOffsets
 from mq.broker.admin.metrics import BrokerMetrics
 from mq.broker.admin.pending import PendingQueries
 from mq.broker.admin.raft_members import RaftMembers
+from mq.broker.admin.removed_members import RemovedMembers
 from mq.broker.admin.replica_status import ReplicaStatus
 from mq.broker.admin.runtime_info import RuntimeInfo
 from mq.broker.admin.skipping import Skips
@@ -298,6 +299,17 @@ class Services:
             group_offsets,
             Skips(context, retries=self.retries, group_offsets=group_offsets, offsets=self.offsets),
             GroupMembers(context, record_at=self.lookup.record_at),
+            RemovedMembers(
+                context,
+                notify=self.groups.notify,
+                send_notice=self.groups.send_notice,
+                end_waiting=(
+                    self.pulls.member_removed,
+                    self.pops.member_removed,
+                    self.lite_pops.member_removed,
+                    self.locks.member_removed,
+                ),
+            ),
             BrokerConfig(context, is_allowed=self.group_admin.is_allowed, on_changed=self.settings_changed),
             ReplicaStatus(
                 context,

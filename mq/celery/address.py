@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mq.client.consume.pop_consumer import INVISIBLE_SECONDS_MAX
+from mq.client.consume.pop_options import INVISIBLE_SECONDS_MAX
 from mq.client.net.client_core import RemotingSettings
 from mq.client.net.credentials import Credentials
 

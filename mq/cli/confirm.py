@@ -14,7 +14,13 @@ from mq.cli.errors import EXIT_FAILED, CommandFailed
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, also on a terminal.")]
 
 
-async def confirm(loss: Callable[[], Awaitable[str]], *, yes: bool) -> None:
+async def confirm(
+    loss: Callable[[], Awaitable[str]],
+    *,
+    yes: bool,
+    question: str = "Delete it?",
+    declined: str = "nothing was deleted",
+) -> None:
     """Go on, unless a person at the terminal says no: then it raises CommandFailed, and nothing is changed.
 
     ``loss`` says what is lost; it is called only if somebody is asked.
@@ -23,5 +29,5 @@ async def confirm(loss: Callable[[], Awaitable[str]], *, yes: bool) -> None:
         return
     said = await loss()
     print(f"{said}.", file=sys.stderr)
-    if not await trio.to_thread.run_sync(lambda: typer.confirm("Delete it?", err=True)):
-        raise CommandFailed("nothing was deleted", EXIT_FAILED)
+    if not await trio.to_thread.run_sync(lambda: typer.confirm(question, err=True)):
+        raise CommandFailed(declined, EXIT_FAILED)

@@ -21,12 +21,14 @@ from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
+from mq.client.removed_members import KEEP_OUT_SECONDS_MAX, Removal
 from mq.inspection.losses import losses_of_group
-from mq.inspection.members import Member, disagreement, members_of, queue_text
+from mq.inspection.members import Member, disagreement, kept_out_words, members_of, queue_text, removal_means
 from mq.inspection.wording import time_of
 from mq.protocol.names import dead_letter_topic
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.removed_members import KeptOutMember
 
 app = typer.Typer(help="Create, update, list, describe, reset and delete consumer groups.", no_args_is_help=True)
 
@@ -289,6 +291,87 @@ def skip(
     print(f"skipped message {offset} of {broker}/{queue}, it is in {letters} now; {group} goes on at {next_offset}")
 
 
+@app.command("remove-member")
+def remove_member(
+    group: Group,
+    member: Annotated[str, typer.Argument(help="The client id, as describe shows it.")],
+    keep_out: Annotated[
+        float, typer.Option("--keep-out", min=1, max=KEEP_OUT_SECONDS_MAX, help="Seconds for which it stays out.")
+    ] = 300,
+    reason: Annotated[str, typer.Option(help="Why, for the log of the client and of the brokers.")] = "",
+    yes: Yes = False,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Remove a member from a group, and keep it out for a while; others take its queues at once.
+
+    On a terminal it says what happens and asks. Exit code 1 if there is no such member; a client that connects later
+    under this id is kept out all the same with --yes.
+    """
+
+    async def main() -> Removal:
+        async with Admin(namesrv) as admin:
+            members = [each.client_id for each in await admin.group_members(group)]
+            if member not in members and not yes:
+                there = f"its members are {', '.join(members[:10])}" if members else "it has no members"
+                raise CommandFailed(f"{member} is not a member of {group}: {there}", EXIT_FAILED)
+            await confirm(
+                lambda: _loss_of_member(group, member, members, keep_out),
+                yes=yes,
+                question="Remove it?",
+                declined="nobody was removed",
+            )
+            return await admin.removed_members.remove(
+                group, member, keep_out=keep_out, reason=reason, operator=operator_name()
+            )
+
+    with client_errors():
+        removal = run_trio(main)
+    if as_json:
+        print_json(
+            {
+                "group": group,
+                "member": member,
+                "was_member": removal.was_member,
+                "keep_out_seconds": keep_out,
+                "unreached": dict(removal.unreached),
+            }
+        )
+        return
+    was = "removed" if removal.was_member else "it was no member, and is kept out:"
+    print(f"{was} {member} from {group} for {keep_out:g} s; let it in before: raftmq consumer-group let-in")
+    for address, why in removal.unreached.items():
+        print(f"{address} does not know it: {why}; if it leads before the time is over, the member may come back")
+
+
+async def _loss_of_member(group: str, member: str, members: list[str], seconds: float) -> str:
+    """What the removal means, as a sentence."""
+    return f"member {member} of consumer group {group} {' '.join(removal_means(members, seconds))}"
+
+
+@app.command("let-in")
+def let_in(
+    group: Group,
+    member: Annotated[str, typer.Argument(help="The client id, as describe shows it.")],
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Let a removed member in again before its time is over. Exit code 1 if it is not kept out."""
+
+    async def main() -> Removal:
+        async with Admin(namesrv) as admin:
+            return await admin.removed_members.let_in(group, member, operator=operator_name())
+
+    with client_errors():
+        removal = run_trio(main)
+    if not removal.was_member:
+        raise CommandFailed(f"{member} is not kept out of {group}", EXIT_FAILED)
+    if as_json:
+        print_json({"group": group, "member": member, "let_in": True})
+        return
+    print(f"{member} may be a member of {group} again")
+
+
 def _position(text: str) -> ConsumeFrom:
     ends: dict[str, ConsumeFrom] = {"first": "first", "last": "last"}
     if text in ends:
@@ -308,19 +391,25 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     found: dict[MessageQueue, GroupProgress] = {}
     configs: dict[str, SubscriptionGroupConfig] = {}
     members: list[Member] = []
+    kept_out: list[KeptOutMember] = []
 
     async def main() -> None:
         async with Admin(namesrv) as admin:
             configs.update((await admin.consumer_groups()).get(group, {}))
             found.update(await admin.group_progress(group))
             members.extend(await members_of(admin, group))
+            kept_out.extend(await admin.removed_members.kept_out(group))
 
     with client_errors():
         run_trio(main)
     if not configs and not found:
         raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
     if as_json:
-        print_json(_as_json(configs, found) | {"members": [member.as_json() for member in members]})
+        told: dict[str, object] = {
+            "members": [member.as_json() for member in members],
+            "kept_out": list(map(msgspec.structs.asdict, kept_out)),
+        }
+        print_json(_as_json(configs, found) | told)
         return
     for broker, config in sorted(configs.items()):
         print(f"{group} in {broker}: {_settings(config)}")
@@ -329,6 +418,8 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     else:
         print("it has no offsets")
     print_table(_members_table(members)) if members else print("it has no members")
+    for kept in kept_out:
+        print(kept_out_words(kept))
     if lines := disagreement(members):
         print("its members subscribe differently: what one of them does not want is skipped for all")
         for line in lines:
@@ -370,7 +461,7 @@ def _members_table(members: list[Member]) -> Table:
 
 def _queues(member: Member) -> str:
     if member.subscriptions is not None:
-        return "any, behind a proxy"
+        return "any, it pops"
     return "not known" if member.queues is None else ", ".join(map(queue_text, member.queues)) or "none"
 
 

@@ -19,10 +19,11 @@ from mq.client.logs import log
 from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
-from mq.client.net.leader_calls import PAUSE_SECONDS, is_busy, leader_in
+from mq.client.net.leader_calls import PAUSE_SECONDS, is_busy, leader_in, leaders_in
 from mq.client.net.life_cycle import Client
 from mq.client.net.replies import fields_of, read_body
-from mq.client.net.routes import LEADER_ID, TopicRoute
+from mq.client.net.routes import TopicRoute
+from mq.client.removed_members import RemovedMembers
 from mq.client.schedules import Schedules
 from mq.client.topic_changes import attribute_changes, topic_request
 from mq.protocol import properties as props
@@ -132,6 +133,11 @@ class Admin(Client):
         """The lite topics of the brokers."""
         return LiteTopics(self)
 
+    @property
+    def removed_members(self) -> RemovedMembers:
+        """Members that were removed from their consumer groups for a while."""
+        return RemovedMembers(self)
+
     # The cluster.
 
     async def cluster_info(self) -> ClusterInfo:
@@ -163,7 +169,7 @@ class Admin(Client):
         """
         deadline = anyio.current_time() + self._opened().settings.limits.leader_seconds
         while True:
-            leaders = _leaders_in(await self.cluster_info(), cluster, broker)
+            leaders = leaders_in(await self.cluster_info(), cluster, broker)
             led = {name: address for name, address in leaders.items() if address is not None}
             if led and len(led) == len(leaders):
                 return led
@@ -577,17 +583,6 @@ class Admin(Client):
         """The stored offset of `group` in `queue`, or None if there is none."""
         remoting = self._opened()
         return await stored_offset(remoting, group, queue, seconds=remoting.settings.request_seconds)
-
-
-def _leaders_in(info: ClusterInfo, cluster: str | None, broker: str | None) -> dict[str, str | None]:
-    """The leader of each broker group that is asked for, None while it has none. Raises NoRoute if none matches."""
-    names = {name for each, names in info.clusters.items() if cluster in (None, each) for name in names}
-    if broker is not None:
-        names &= {broker}
-    if info.brokers and not names:
-        raise NoRoute("", f"no broker group matches cluster {cluster or 'any'} and broker {broker or 'any'}")
-    groups = {name: info.brokers.get(name) for name in sorted(names)}
-    return {name: None if group is None else group.broker_addrs.get(LEADER_ID) for name, group in groups.items()}
 
 
 def _ms(time: dt.datetime) -> int:

@@ -12,7 +12,7 @@ from mq.client.message import MessageQueue
 
 __all__ = ["ClientEvent", "Health", "OnEvent", "check_on_event", "tell"]
 
-EventKind = Literal["connected", "lost", "assigned", "revoked", "stuck", "undecodable"]
+EventKind = Literal["connected", "lost", "assigned", "revoked", "stuck", "removed", "undecodable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,9 @@ class ClientEvent:
     `kind` is "connected" or "lost" for a connection, with the address as the `subject`; "assigned" or "revoked" for
     `queues` of the topic that is the `subject` ("revoked" when their offsets are stored, if their leaders answer);
     "stuck" for a consumer that waits for something for longer than 10 s, and again every half minute; at once if no
-    name server answers, or a broker denies permission; "undecodable" for a message of the topic that is the `subject`,
-    and of that queue, whose body the codec cannot decode. `reason` says why.
+    name server answers, or a broker denies permission; "removed" for a consumer that an operator has removed from the
+    group that is the `subject`: it gets no messages for a while, and joins again by itself; "undecodable" for a message
+    of the topic that is the `subject`, and of that queue, whose body the codec cannot decode. `reason` says why.
     """
 
     kind: EventKind

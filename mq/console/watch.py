@@ -27,6 +27,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
 from mq.protocol.requests.pending import KINDS, SHOWN_MAX, PendingInfo, PendingKind
+from mq.protocol.requests.removed_members import KeptOutMember
 from mq.protocol.requests.topics import TopicConfig
 
 CLUSTER_SECONDS: Final = 2.0
@@ -157,6 +158,7 @@ class Watch:
         self.events = Events()
         self.tails = Tails(namesrv, remoting, looking, nursery, tail_limits)
         self._members: dict[str, Shared[list[Member]]] = {}
+        self._kept_out: dict[str, Shared[list[KeptOutMember]]] = {}
         self.survey: Shared[Survey] = Shared(
             partial(survey, namesrv, watch_seconds=WATCHED_SECONDS, remoting=remoting), SURVEY_SECONDS
         )
@@ -217,12 +219,21 @@ class Watch:
                 del self._members[next(iter(self._members))]
         return self._members[group]
 
+    def kept_out(self, group: str) -> Shared[list[KeptOutMember]]:
+        """The clients that are kept out of a consumer group."""
+        if group not in self._kept_out:
+            self._kept_out[group] = Shared(partial(self.looking.removed_members.kept_out, group), MEMBERS_SECONDS)
+            if len(self._kept_out) > GROUPS_KEPT_MAX:
+                del self._kept_out[next(iter(self._kept_out))]
+        return self._kept_out[group]
+
     def changed(self) -> None:
         """Something was changed through this console: pages show it at once."""
         shared: tuple[Shared[Any], ...] = (
             *(self.cluster, self.topics, self.names, self.groups, self.progress, self.survey),
             *self.pending.values(),
             *self._members.values(),
+            *self._kept_out.values(),
         )
         for each in shared:
             each.forget()

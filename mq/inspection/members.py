@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,7 @@ from mq.client.errors import ClientError
 from mq.client.message import MessageQueue
 from mq.protocol.requests.consumer_groups import ClientConnectionData
 from mq.protocol.requests.relayed import ProcessQueueInfo
+from mq.protocol.requests.removed_members import KeptOutMember
 
 ANSWER_SECONDS: Final = 3.0
 ASKED_AT_ONCE: Final = 16
@@ -28,8 +29,8 @@ class Member:
 
     @property
     def subscriptions(self) -> list[str] | None:
-        """Its own, each as a topic and an expression, if it is behind a proxy; other members share those of the group,
-        and this is None.
+        """Its own, each as a topic and an expression, if it pops or is behind a proxy; other members share those of
+        the group, and this is None.
         """
         rows = self.client.subscriptions
         if rows is msgspec.UNSET:
@@ -86,6 +87,24 @@ async def members_of(admin: Admin, group: str) -> list[Member]:
         for client in await admin.group_members(group):
             nursery.start_soon(ask, client)
     return [found[client_id] for client_id in sorted(found)]
+
+
+def removal_means(members: Collection[str], seconds: float) -> list[str]:
+    """What it means that one of these members is removed, a clause each, that goes on from its name."""
+    others = len(members) - 1
+    who = "nobody consumes for the group then" if others < 1 else f"{others} other members take its queues"
+    return [
+        f"leaves it and stays out for {seconds:g} s: {who};",
+        "what it has fetched and not finished comes again, to others; its process goes on running.",
+    ]
+
+
+def kept_out_words(kept: KeptOutMember) -> str:
+    """Who is kept out, for how long, and why."""
+    who = f" by {kept.operator}" if kept.operator else ""
+    why = f": {kept.reason}" if kept.reason else ""
+    where = "" if kept.connected else " (not connected)"
+    return f"{kept.client_id}{where} was removed{who} and stays out for {kept.seconds:.0f} s more{why}"
 
 
 def queue_text(queue: MessageQueue) -> str:

@@ -191,6 +191,10 @@ class RequestCode(IntEnum):
     """Our own: how much a user may send and consume."""
     LIST_QUOTAS = 9025
     """Our own: the quotas of users, and who is throttled."""
+    REMOVE_MEMBER = 9026
+    """Our own: a client leaves a consumer group, and stays out of it for a while."""
+    LIST_KEPT_OUT = 9027
+    """Our own: the clients that stay out of a consumer group."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -6,6 +6,7 @@ from typing import Any, cast
 from mq.broker.base.archive_tier import Tier
 from mq.broker.context import BrokerContext
 from mq.broker.limits import DEFAULT
+from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.log_beginning import LogBeginning
 from mq.broker.state.archived_log import ArchivedLog
 from raftlog import Beginning, NodeId
@@ -21,7 +22,7 @@ def context_of(**given: Any) -> BrokerContext:
 
     A double underscore stands for a dot: ``reads__read=f`` is ``context.reads.read``.
     """
-    root = SimpleNamespace(beginning=LogBeginning(_Whole()), limits=DEFAULT)
+    root = SimpleNamespace(beginning=LogBeginning(_Whole()), limits=DEFAULT, clients=ClientRegistry())
     for path, value in given.items():
         at = root
         *outer, last = path.split("__")

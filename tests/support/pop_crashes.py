@@ -223,7 +223,7 @@ class CrashMachine(RuleBasedStateMachine):
                 wall_clock_ms=lambda: self.now_ms,
                 log=structlog.get_logger(),
             ),
-            subscriptions=cast("Any", SimpleNamespace(of_pop=lambda ext: parse_subscription("T", "*", None))),
+            subscriptions=cast("Any", SimpleNamespace(of_pop=lambda at, ext: parse_subscription("T", "*", None))),
             cold_reads=cast("Any", SimpleNamespace(is_in_memory=lambda begin, end: not self.is_cold, load=self.load)),
             pulls_waiting=(),
             is_young=lambda queue: True,

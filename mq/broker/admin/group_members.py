@@ -94,12 +94,16 @@ class GroupMembers(Service):
         """Request code 203."""
         name = call.request.ext.consumer_group
         group = self._clients.consumer_group(name)
-        proxied = [client for _, client in self._clients.proxied.members(name)]
+        members = [*self._clients.proxied.members(name)]
+        proxied = [client for _, client in members]
         if group is None and not proxied:
             raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
         told = ConsumerData(name, consume_type=proxied[0].consume_type) if group is None else group
         answer = ConsumerConnection(
-            connections=[*([] if group is None else _connections(group.members)), *map(_connection, proxied)],
+            connections=[
+                *([] if group is None else _connections(group.members)),
+                *(_connection(client, at) for at, client in members),
+            ],
             subscriptions=_subscriptions_of(group, proxied),
             consume_type=told.consume_type,
             message_model=told.message_model,
@@ -290,10 +294,10 @@ def _connections(members: Mapping[ClientConnection, Member]) -> list[ClientConne
     ]
 
 
-def _connection(client: ClientBehindProxy) -> ClientConnectionData:
+def _connection(client: ClientBehindProxy, at: ClientConnection) -> ClientConnectionData:
     return ClientConnectionData(
         client_id=client.client_id,
-        client_addr=client.address,
+        client_addr=client.address or at.peer,
         language=client.language if client.language in LANGUAGES else "OTHER",
         version=MQ_VERSION,
         subscriptions=client.subscriptions,

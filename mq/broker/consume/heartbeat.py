@@ -15,6 +15,7 @@ from mq.broker.net.client_limits import HeartbeatRefused
 from mq.broker.net.clients import ROUND_CALLS, CheckedSubscriptions
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.kept_out import reply
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
@@ -23,12 +24,14 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.names import retry_topic
 from mq.protocol.requests.clients import (
+    ConsumerList,
     GetConsumerListByGroup,
     HeartBeat,
     HeartbeatData,
     HeartbeatOfProxy,
     UnregisterClient,
 )
+from mq.protocol.requests.removed_members import NOBODY
 
 _LARGE_BYTES = 64 * 1024
 """A longer heartbeat is processed in steps; that of a client with a hundred topics has about 15 KiB."""
@@ -134,13 +137,20 @@ class Heartbeats(Service):
         return call.response()
 
     def handle_consumer_list(self, call: Call[GetConsumerListByGroup]) -> bytes:
-        """Request code 38."""
-        members = self._clients.consumer_list(call.request.ext.consumer_group)
+        """Request code 38. A removed member is told of the others, so that it gives up its queues."""
+        group = call.request.ext.consumer_group
+        kept_out, now = self._clients.kept_out, self._clock()
+        if kept_out.table and (kept := kept_out.at(call.connection, group, now)) is not None:
+            others = ConsumerList(self._clients.consumer_ids(group) or [NOBODY])
+            return call.response(body=others.encode(), ext=reply(kept, now).fields())
+        members = self._clients.consumer_list(group)
         if members is None:
-            raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {call.request.ext.consumer_group}"
-            )
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
         return call.response(body=members)
+
+    def send_notice(self, group: str, connections: Iterable[ClientConnection]) -> None:
+        """Let clients look who is in a group, whether they are members of it or not."""
+        self._notices.tell(group, connections)
 
     def connection_closed(self, connection: ClientConnection) -> None:
         """Remove the clients of a connection."""

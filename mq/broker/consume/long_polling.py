@@ -164,6 +164,15 @@ class LongPolling(Generic[PullT]):
         keys = [key for key in self._by_queue if key[0] == topic]
         return [pull for key in keys for pull in self.take_matching(key, lambda _: True)]
 
+    def take_connection(self, connection: Hashable, wanted: Callable[[PullT], bool]) -> list[PullT]:
+        """Remove and return the pulls of a connection for which ``wanted`` is true, longest waiting first."""
+        taken: list[PullT] = []
+        for held in list(self._by_connection.get(connection, {}).values()):
+            if held.pull is not None and wanted(held.pull):
+                taken.append(held.pull)
+                self._release(held)
+        return taken
+
     def waiting_for(self, key: QueueKey) -> Iterator[PullT]:
         """The pulls of a queue, longest waiting first."""
         return (held.pull for held in self._by_queue.get(key, {}).values() if held.pull is not None)

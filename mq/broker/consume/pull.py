@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -140,6 +140,14 @@ class Pulls(Service):
     def connection_closed(self, connection: ClientConnection) -> None:
         """Drop its held pulls."""
         self.polling.drop_connection(connection)
+
+    def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
+        """Answer the pulls with which a removed member waits."""
+        for connection in connections:
+            for pull in self.polling.take_connection(
+                connection, lambda pull: pull.call.request.ext.consumer_group == group
+            ):
+                self.resume(pull)
 
     def topic_deleted(self, topic: str) -> None:
         """Refuse the pulls that wait for its messages: their clients look for the topic again."""

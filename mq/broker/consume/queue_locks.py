@@ -66,6 +66,7 @@ class QueueLockService(Service):
         self._appender = context.appender
         self._client_id = context.client_id
         self._read = context.reads.read_once
+        self._kept_out = context.clients.kept_out
         self._clock = context.clock
         self._log = context.log
         self._limits = context.limits.consume
@@ -128,6 +129,8 @@ class QueueLockService(Service):
         self._appender.check_room()
         wanted = self._decoded(call.body)
         client_id, group = wanted.client_id, wanted.group
+        if self._kept_out.table and self._kept_out.of(group, client_id, self._clock()) is not None:
+            return call.response(body=LockedQueues().encode())
         host = call.connection.host[:4]
         grant = _Grant(client_id, host)
         free: list[tuple[str, int]] = []
@@ -200,6 +203,20 @@ class QueueLockService(Service):
 
         self._release(group, client_id, held, released)
         return None
+
+    def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
+        """Release what a removed member has locked, for those that take its queues over."""
+        if not self._appender.is_open:
+            return
+        held = [
+            (topic, queue_id)
+            for (of_group, topic), locks in self._metadata.queue_locks.items()
+            if of_group == group
+            for queue_id in locks
+            if self._next_holder((group, topic, queue_id)) == client_id
+        ]
+        if held:
+            self._release(group, client_id, held)
 
     def fences(
         self, connection: ClientConnection, group: str, topic: str, queue_id: int, *, only_known: bool = False

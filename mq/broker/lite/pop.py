@@ -12,7 +12,7 @@ once in a while: so no message waits for longer than one request, even if news o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -88,6 +88,7 @@ class LitePops(Service):
         self._bytes_max = context.settings.pull_bytes_max
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
         self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
+        self._kept_out = context.clients.kept_out
         self._note_got = context.traffic.note_got
         self._quotas = context.quotas
         self._pops, self._queues = pops, pops.queues
@@ -136,6 +137,17 @@ class LitePops(Service):
     def connection_closed(self, connection: ClientConnection) -> None:
         """Drop its held requests. What its client subscribes to stays for a while: it probably comes back."""
         self._polling.drop_connection(connection)
+
+    def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
+        """Answer the requests with which a removed member waits; nothing is read for it while it is kept out."""
+        for pop in self._polling.take_matching(_polling_key((group, client_id)), lambda _: True):
+            pop.call.connection.held_pulls -= 1
+            held = pop.call.connection.held_pulls
+            assert held >= 0, f"{held} requests of a client are held, it was removed from {group}"
+            self._answer_nothing(pop)
+        if (client := self.subscriptions.clients.get((group, client_id))) is not None:
+            self.subscriptions.drop(client)
+        self._pops.watch()
 
     def resign(self) -> None:
         """This replica stopped leading: clients send their subscriptions to the new leader."""
@@ -260,6 +272,8 @@ class LitePops(Service):
     def handle(self, call: Call[PopLiteMessage]) -> None:
         """Request code 200070: answered when the pop is committed, or held. Raises RequestRefused."""
         ext = call.request.ext
+        if self._kept_out.table:
+            self._kept_out.check(call.connection, ext.consumer_group, ext.client_id, self._clock())
         group = self.group(ext.consumer_group, ext.topic)
         if not 1 <= ext.max_messages <= MESSAGES_MAX:
             raise RequestRefused(

@@ -27,6 +27,7 @@ from mq.broker.net.consumer_group import (
     lengths_of,
     parse_group_subscription,
 )
+from mq.broker.net.kept_out import KeptOutMembers
 from mq.broker.net.proxied_clients import ProxiedClients
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import LANGUAGES
@@ -79,11 +80,13 @@ class ClientRegistry(Generic[ConnectionT]):
 
     Attributes:
         proxied: the clients behind proxies.
+        kept_out: those that an operator has removed from their groups.
     """
 
     def __init__(self, limits: ClientLimits | None = None) -> None:
         self._limits = limits or ClientLimits()
         self.proxied: ProxiedClients[ConnectionT] = ProxiedClients(self._limits)
+        self.kept_out: KeptOutMembers[ConnectionT] = KeptOutMembers()
         self._consumers: dict[str, ConsumerGroup[ConnectionT]] = {}
         self._producers: dict[str, dict[ConnectionT, Member]] = {}
         # By client id: connections, each with its number of producer groups.
@@ -124,6 +127,9 @@ class ClientRegistry(Generic[ConnectionT]):
         new_groups: list[str] = []
         notify: list[Notice[ConnectionT]] = []
         for consumer, wanted in zip(heartbeat.consumers, subscriptions, strict=True):
+            if self.kept_out.table and (kept := self.kept_out.of(consumer.group, heartbeat.client_id, now)):
+                self.kept_out.met(kept, connection)
+                continue
             group = self._consumers.get(consumer.group)
             if group is None:
                 group = self._consumers[consumer.group] = ConsumerGroup(consumer.group)
@@ -140,7 +146,11 @@ class ClientRegistry(Generic[ConnectionT]):
             if is_new or topics != group.subscriptions.keys():
                 notify += _notices([group])
         if isinstance(heartbeat, HeartbeatOfProxy):
-            self.proxied.heartbeat(now, connection, heartbeat.behind)
+            behind = heartbeat.behind
+            if self.kept_out.table:
+                behind = [each for each in behind if not self.kept_out.of(each.group, each.client_id, now)]
+            self.proxied.heartbeat(now, connection, behind)
+        self._forget_if_unlisted(connection, listed)
         count, count_max = max(len(listed.producer_groups), len(listed.consumer_groups)), self._limits.groups_max
         assert count <= count_max, f"{heartbeat.client_id} is in {count} groups of a kind; maximum: {count_max}"
         return HeartbeatOutcome(tuple(consumer.group for consumer in heartbeat.consumers), tuple(new_groups), notify)
@@ -217,9 +227,25 @@ class ClientRegistry(Generic[ConnectionT]):
             return []
         return self._remove_consumers([(group, connection)])
 
+    def remove_member(
+        self, group: str, client_id: str, *, until: float, reason: str, operator: str
+    ) -> tuple[list[ConnectionT], list[Notice[ConnectionT]], bool]:
+        """Remove a client from a consumer group and keep it out until then, in monotonic seconds.
+
+        Returns its connections, the members to notify, and whether it was a member, or was kept out already.
+        """
+        known = self._consumers.get(group)
+        at = [] if known is None else [each for each, member in known.members.items() if member.client_id == client_id]
+        was_member = bool(at) or (group, client_id) in self.kept_out.table
+        was_member |= self.proxied.remove(group, client_id)
+        notify = [] if known is None else self._remove_consumers([(known, each) for each in at])
+        self.kept_out.keep(group, client_id, until=until, reason=reason, operator=operator, connections=at)
+        return at, notify, was_member
+
     def connection_closed(self, connection: ConnectionT) -> list[Notice[ConnectionT]]:
         """Remove the clients of a connection. Returns the members to notify."""
         self.proxied.connection_closed(connection)
+        self.kept_out.connection_closed(connection)
         listed = self._listed.get(connection)
         if listed is None:
             return []
@@ -330,6 +356,7 @@ class ClientRegistry(Generic[ConnectionT]):
         limits rely; for tests, since it looks at every client.
         """
         self.proxied.check_invariants()
+        self.kept_out.check_invariants()
         consumers = {(name, each) for name, group in self._consumers.items() for each in group.members}
         listed = {(name, each) for each, of_it in self._listed.items() for name in of_it.consumer_groups}
         assert consumers == listed, f"{len(consumers)} members of groups, connections list {len(listed)}"

@@ -378,7 +378,9 @@ class ClientConnection:
 def answer_failure(error: Exception, request: Any, serialization: int, client: str, log: Log) -> bytes:
     """The reply to a request whose handler raised ``error``; the failure of an assertion is raised again."""
     if isinstance(error, RequestRefused):
-        return encode_response(request.opaque, error.code, remark=error.remark, serialization=serialization)
+        return encode_response(
+            request.opaque, error.code, remark=error.remark, ext=error.ext, serialization=serialization
+        )
     if isinstance(error, AssertionError):
         raise error
     if isinstance(error, QueueFileDamaged):

@@ -12,12 +12,13 @@ T = TypeVar("T")
 
 
 class RequestRefused(Exception):
-    """The request was certainly not executed; the client gets ``code`` and ``remark``."""
+    """The request was certainly not executed; the client gets ``code``, ``remark`` and the fields of ``ext``."""
 
-    def __init__(self, code: ResponseCode, remark: str) -> None:
+    def __init__(self, code: ResponseCode, remark: str, *, ext: dict[str, str] | None = None) -> None:
         super().__init__(f"{code.name}: {remark}")
         self.code = code
         self.remark = remark
+        self.ext = ext
 
 
 def decoded(decode: Callable[[bytes], T], body: bytes) -> T:

@@ -63,6 +63,15 @@ class ProxiedClients(Generic[ConnectionT]):
             if not members:
                 del self._groups[each.group]
 
+    def remove(self, group: str, client_id: str) -> bool:
+        """Remove a member, whichever proxies it is behind; returns whether it was one. It may be named again."""
+        at = [connection for connection, name in self._groups.get(group, {}) if name == client_id]
+        for connection in at:
+            heard, clients = self._of[connection]
+            left = [each for each in clients if (each.group, each.client_id) != (group, client_id)]
+            self.heartbeat(heard, connection, left)
+        return bool(at)
+
     def expire(self, now: float) -> None:
         """Remove the clients of proxies that were silent for `ClientLimits.expiry_seconds`."""
         oldest = now - self._limits.expiry_seconds

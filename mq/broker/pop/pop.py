@@ -12,7 +12,7 @@ place in the log, in the round that stores them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Sized
 from functools import partial
 from typing import Protocol
 
@@ -30,6 +30,7 @@ from mq.broker.pop.ack import PopAcks
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.pop.peek import Peeks
 from mq.broker.pop.queue_cursor import EVERYTHING, INIT_AT_END, PopBatch, PopQueues, PopRequest, RecordsOnDisk
+from mq.broker.pop.removed_members import take_pops_of
 from mq.broker.pop.reply import HeldPop, nothing_found, notification, send_messages
 from mq.broker.pop.revive import PopRevival
 from mq.broker.pop.selection import LOADS_MAX, PopSelection
@@ -173,6 +174,11 @@ class Pops(Service):
     def connection_closed(self, connection: ClientConnection) -> None:
         """Drop its held pops."""
         self.polling.drop_connection(connection)
+
+    def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
+        """Answer the pops with which a removed member waits."""
+        for pop in take_pops_of(self.polling, group, client_id, connections):
+            self._answer_nothing(pop)
 
     def topic_deleted(self, topic: str) -> None:
         """Refuse the requests that wait for its messages: their clients look for the topic again."""
@@ -341,7 +347,7 @@ class Pops(Service):
         if ext.order and len(ext.attempt_id or "") > ATTEMPT_LENGTH_MAX:
             length = len(ext.attempt_id or "")
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"attemptId has {length} characters")
-        subscription = self._subscriptions.of_pop(ext)
+        subscription = self._subscriptions.of_pop(call.connection, ext)
         seconds = _hold_seconds(call)
         call.drop_body()
         self._serve(HeldPop(call, subscription, self._clock() + seconds))

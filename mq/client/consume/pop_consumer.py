@@ -21,7 +21,9 @@ import anyio.lowlevel
 from mq.client.body_codecs import BodyCodec
 from mq.client.consume.consumer import Consumer
 from mq.client.consume.policies import OnError
+from mq.client.consume.pop_options import INVISIBLE_SECONDS_MAX, check_pop_options, popping_heartbeat
 from mq.client.consume.popped_messages import AckBatch, Inbox, PoppedMessage, batch_ack, read_popped
+from mq.client.consume.removal import Removal
 from mq.client.consume.renewals import Renewals
 from mq.client.consume.subscription import subscription_of
 from mq.client.errors import BodyNotDecoded, BrokerError, ClientClosed, ClientError, TopicNotFound, UnreadableAnswer
@@ -51,7 +53,6 @@ ANSWER_SECONDS = 5.0
 WARN_SECONDS = 30.0
 """Between two warnings that the topic does not exist."""
 BATCH_MAX = 32
-INVISIBLE_SECONDS_MAX = 12 * 3600.0
 
 _NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
 _NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR})
@@ -152,7 +153,7 @@ class PopConsumer(Consumer[BodyT]):
             rng=rng,
         )
         check_topic(topic)
-        _check_options(consume_from, invisible, ahead, hold_seconds, timeout, ordered=ordered, renew=renew)
+        check_pop_options(consume_from, invisible, ahead, hold_seconds, timeout, ordered=ordered, renew=renew)
         self.topic = topic
         self.invisible = invisible
         self.timeout = timeout
@@ -170,8 +171,8 @@ class PopConsumer(Consumer[BodyT]):
         self._inbox = Inbox(ahead, ordered=ordered)
         self._renewals = Renewals(invisible, self._renew_message) if renew else None
         self._waits: dict[str, LongWait] = {}
-        self._warn_at = -math.inf
-        self._tell_left_out_at = -math.inf
+        self._removal = Removal(group, lambda _: None)
+        self._warn_at = self._tell_left_out_at = -math.inf
         self._unfinished: list[PoppedMessage[Any]] = []
         """Messages that were open when the consumer was closed, and are returned: in ordered consumption, and with
         `renew`.
@@ -185,6 +186,7 @@ class PopConsumer(Consumer[BodyT]):
         self._held.clear()
         self._acks.clear()
         self._waits.clear()
+        self._removal = Removal(self.group, remoting.tell)
         self._warn_at = self._tell_left_out_at = -math.inf
         if self._renewals is not None:
             self._renewals = Renewals(self.invisible, self._renew_message)
@@ -208,6 +210,8 @@ class PopConsumer(Consumer[BodyT]):
 
     def _troubles(self) -> Iterator[str]:
         yield from super()._troubles()
+        if self._removal.kept_out:
+            yield self._removal.reason
         yield from (f"{name}: {wait.reason}" for name, wait in self._waits.items() if wait.reason is not None)
 
     def _wait_goes_on(self, wait: LongWait, reason: str, broker_name: str) -> None:
@@ -463,6 +467,9 @@ class PopConsumer(Consumer[BodyT]):
                 )
                 del self._held[broker_name]
                 attempt = self._new_attempt()
+                if self._removal.note(response):
+                    await anyio.sleep(self._removal.pause_seconds)
+                    continue
                 refresh = response.code in _NOT_NOW
                 left_out: list[LeftOut] = []
                 if response.code == ResponseCode.SUCCESS:
@@ -572,27 +579,9 @@ class PopConsumer(Consumer[BodyT]):
             expression=subscription.expression,
             order=self._ordered,
             attempt_id=attempt if self._ordered else None,
+            client_id=self.client_id,
         )
         return ext.fields()
 
-
-def _check_options(
-    consume_from: str,
-    invisible: float,
-    ahead: int,
-    hold_seconds: float,
-    timeout: float,
-    *,
-    ordered: bool,
-    renew: bool,
-) -> None:
-    if not 0.001 <= invisible <= INVISIBLE_SECONDS_MAX:
-        raise ValueError(f"invisible is {invisible}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
-    if consume_from not in ("first", "last"):
-        raise ValueError(f"consume_from is {consume_from!r}, neither 'first' nor 'last'")
-    if ahead < 0 or (ordered and not ahead):
-        raise ValueError(f"ahead is {ahead}; with ordered at least 1, otherwise at least 0")
-    if hold_seconds <= 0 or timeout <= 0:
-        raise ValueError(f"hold_seconds {hold_seconds} and timeout {timeout} must be positive")
-    if ordered and renew:
-        raise ValueError("renew is for consumers without order: choose an invisible time that covers the handling")
+    def _heartbeat_body(self) -> bytes:
+        return popping_heartbeat(self.client_id, self.group, self._subscription)

@@ -15,6 +15,7 @@ from mq.client.consume.offsets import GroupOffsets
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller
 from mq.client.consume.queue_lock import VALID_SECONDS, QueueLocker
+from mq.client.consume.removal import Removal
 from mq.client.errors import BrokerError, ClientError, NameServersUnavailable, NoRoute, TopicNotFound
 from mq.client.events import ClientEvent
 from mq.client.logs import log
@@ -79,6 +80,7 @@ class Assignment:
         self._waits: dict[str, LongWait] = {}
         self._spare: dict[str, LongWait] = {}
         self._reasons: dict[str, str] = {}
+        self._removal = Removal(group, remoting.tell)
         self.changed = anyio.Event()
 
     @property
@@ -116,10 +118,17 @@ class Assignment:
             await self._remoting.connect_all(route.addresses())
             members = [self._client_id] if self._allocate is None else await self._members(route)
         except ClientError as error:
+            if self._removal.kept_out:
+                # Brokers know no member of the group: this one may be let in again, and has to say that it is there.
+                self._remoting.heartbeat_soon()
             self._tell_postponed(topic, error)
             self._doubtful_routes.add(topic)
             return False
         self._missing_since.pop(topic, None)
+        if self._removal.kept_out:
+            await self.drop(self.queues_of(topic))
+            self._reasons[topic] = self._removal.reason
+            return True  # brokers tell it when the time is over
         if self._client_id not in members:
             # A broker that has just started or been elected may not know this member yet. Giving up all queues, as Java
             # clients do, would only disturb the group; send a heartbeat and try again.
@@ -266,11 +275,12 @@ class Assignment:
         by_rank = sorted((rank, name, a) for name, group in route.brokers.items() for rank, a in group.items())
         for _, _, address in by_rank:
             try:
-                _, body = await self._remoting.call(
+                response, body = await self._remoting.call(
                     address,
                     RequestCode.GET_CONSUMER_LIST_BY_GROUP,
                     ConsumerGroupExt(consumer_group=self._group).fields(),
                 )
+                self._removal.note(response)
                 return list(read_body(ConsumerList.decode, body).consumer_ids)
             except ClientError as error:
                 self._doubtful_routes.add(route.topic)

@@ -16,12 +16,22 @@ from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, To
 from mq.client.logs import log
 from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Connection
-from mq.client.net.routes import TopicRoute
+from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.client.send_outcome import Retry, judge_answer
 from mq.protocol.codes import ResponseCode
 from mq.protocol.incoming.decoding import Response
+from mq.protocol.requests.namesrv import ClusterInfo
 
-__all__ = ["PAUSE_SECONDS", "Repeat", "call_leader", "is_busy", "known_leader", "leader_address", "leader_in"]
+__all__ = [
+    "PAUSE_SECONDS",
+    "Repeat",
+    "call_leader",
+    "is_busy",
+    "known_leader",
+    "leader_address",
+    "leader_in",
+    "leaders_in",
+]
 
 PAUSE_SECONDS = 0.1
 """Between two attempts. A group that lost its leader has a new one within tens to hundreds of milliseconds."""
@@ -125,3 +135,14 @@ def _may_follow(error: ClientError, repeat: Repeat, busy_codes: Collection[int],
     if error.stored == "unknown" and repeat is not Repeat.ALWAYS:
         return False
     return not isinstance(error, BrokerError) or error.code in busy_codes or is_busy(error)
+
+
+def leaders_in(info: ClusterInfo, cluster: str | None, broker: str | None) -> dict[str, str | None]:
+    """The leader of each broker group that is asked for, None while it has none. Raises NoRoute if none matches."""
+    names = {name for each, names in info.clusters.items() if cluster in (None, each) for name in names}
+    if broker is not None:
+        names &= {broker}
+    if info.brokers and not names:
+        raise NoRoute("", f"no broker group matches cluster {cluster or 'any'} and broker {broker or 'any'}")
+    groups = {name: info.brokers.get(name) for name in sorted(names)}
+    return {name: None if group is None else group.broker_addrs.get(LEADER_ID) for name, group in groups.items()}

@@ -10,10 +10,11 @@ from mq.client.admin import Admin
 from mq.client.events import OnEvent
 from mq.client.lite_topics import LiteTopics
 from mq.client.net.client_core import RemotingSettings
+from mq.client.removed_members import RemovedMembers
 from mq.client.schedules import Schedules
 from mq.client.sync.facade import Facade, apart, waits
 
-__all__ = ["SyncAdmin", "SyncLiteTopics", "SyncSchedules"]
+__all__ = ["SyncAdmin", "SyncLiteTopics", "SyncRemovedMembers", "SyncSchedules"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +42,19 @@ def _asks_lite(
     def call(topics: SyncLiteTopics, /, *args: P.args, **kwargs: P.kwargs) -> R:
         admin = topics._admin
         return admin._call(method, admin._client.lite, *args, **kwargs)
+
+    return call
+
+
+def _asks_removed(
+    method: Callable[Concatenate[RemovedMembers, P], Awaitable[R]],
+) -> Callable[Concatenate[SyncRemovedMembers, P], R]:
+    """The blocking method for a coroutine function of `RemovedMembers`."""
+
+    @functools.wraps(method)
+    def call(members: SyncRemovedMembers, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        admin = members._admin
+        return admin._call(method, admin._client.removed_members, *args, **kwargs)
 
     return call
 
@@ -75,6 +89,17 @@ class SyncLiteTopics:
     dispatch = _asks_lite(LiteTopics.dispatch)
 
 
+class SyncRemovedMembers:
+    """`RemovedMembers` for threads: `SyncAdmin.removed_members`."""
+
+    def __init__(self, admin: SyncAdmin) -> None:
+        self._admin = admin
+
+    remove = _asks_removed(RemovedMembers.remove)
+    let_in = _asks_removed(RemovedMembers.let_in)
+    kept_out = _asks_removed(RemovedMembers.kept_out)
+
+
 class SyncAdmin(Facade[Admin], of=Admin):
     """`Admin` for threads; takes the same arguments."""
 
@@ -97,6 +122,11 @@ class SyncAdmin(Facade[Admin], of=Admin):
     def lite(self) -> SyncLiteTopics:
         """The lite topics of the brokers."""
         return SyncLiteTopics(self)
+
+    @property
+    def removed_members(self) -> SyncRemovedMembers:
+        """Members that were removed from their consumer groups for a while."""
+        return SyncRemovedMembers(self)
 
     cluster_info = waits(Admin.cluster_info)
     broker_runtime = waits(Admin.broker_runtime)

@@ -8,12 +8,13 @@ from typing import Final
 
 from mq.client.message import MessageQueue
 from mq.console.views.text import Paged, duration, number
-from mq.inspection.members import Member, disagreement, queue_text
+from mq.inspection.members import Member, disagreement, kept_out_words, queue_text
 from mq.inspection.wording import some_of, time_of
 from mq.protocol.names import RETRY_PREFIX, SYSTEM_GROUPS
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
 from mq.protocol.requests.relayed import ProcessQueueInfo
+from mq.protocol.requests.removed_members import KeptOutMember
 
 Progress = Mapping[MessageQueue, GroupProgress]
 
@@ -66,6 +67,14 @@ class MemberRow:
     unfinished: str
     finished: str
     fetched: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOutRow:
+    """A client that is kept out of a consumer group."""
+
+    client_id: str
+    words: str
 
 
 def own_groups(names: Sequence[str], *, with_system: bool) -> list[str]:
@@ -155,13 +164,22 @@ def member_rows(members: Sequence[Member], now_ms: int) -> list[MemberRow]:
             address=each.client.client_addr,
             language=each.client.language,
             version=str(each.client.version),
-            queues="not known" if each.queues is None else ", ".join(map(queue_text, each.queues)) or "none",
+            queues="any, it pops"
+            if each.subscriptions is not None
+            else "not known"
+            if each.queues is None
+            else ", ".join(map(queue_text, each.queues)) or "none",
             unfinished=number(each.unfinished),
             finished=_ago(_last(each, "last_consume_timestamp"), now_ms),
             fetched=_ago(_last(each, "last_pull_timestamp"), now_ms),
         )
         for each in members
     ]
+
+
+def kept_out_rows(kept_out: Sequence[KeptOutMember]) -> list[KeptOutRow]:
+    """The clients that an operator has removed, and that stay out for now."""
+    return [KeptOutRow(each.client_id, kept_out_words(each)) for each in kept_out]
 
 
 def _last(member: Member, name: str) -> int:

@@ -67,7 +67,8 @@ class HeartbeatData(Body, rename=wire(**HEARTBEAT_NAMES)):
 
 
 class ClientBehindProxy(Body, rename=wire()):
-    """A client of a proxy, as a member of a consumer group: one of many on the proxy's connection.
+    """A client of a proxy, as a member of a consumer group: one of many on the proxy's connection. Our own clients that
+    pop name themselves so, too, without an address.
 
     ``subscriptions`` are its topics, each with the expression and its type.
     """

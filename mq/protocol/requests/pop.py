@@ -21,13 +21,15 @@ class PopExt(
         born_ms="bornTime",
         expression_type="expType",
         expression="exp",
+        client_id="raftmqClientId",
     ),
 ):
     """The maximum number of messages, and the queue; -1 stands for any.
 
     The messages stay invisible to others for ``invisible_ms``. The request may be held for ``poll_ms`` from its arrival
     on; ``born_ms``, when the client sent it by its own clock, decides nothing. ``init_mode`` is where a new group
-    begins: 0 at the first message, 1 at the last.
+    begins: 0 at the first message, 1 at the last. ``client_id`` is only sent by our clients, and by our
+    proxy for those behind it.
     """
 
     consumer_group: str
@@ -42,6 +44,7 @@ class PopExt(
     expression: str | None = None
     order: bool = False
     attempt_id: str | None = None
+    client_id: str | None = None
 
 
 class PopMessage(Request, tag=int(Code.POP_MESSAGE)):

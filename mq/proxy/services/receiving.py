@@ -309,6 +309,7 @@ class Receiving:
                 expression=wanted.expression,
                 order=in_order,
                 attempt_id=wanted.attempt_id if in_order else None,
+                client_id=wanted.caller.client_id,
             )
             return {**ext.fields(), **wanted.caller.extra}
 

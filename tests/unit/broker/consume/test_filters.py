@@ -52,7 +52,7 @@ class Home:
         self.asked: list[str] = []
         registry: ClientRegistry[ClientConnection] = clients
         self.subscriptions = Subscriptions(
-            context_of(settings=BrokerSettings(), metadata=metadata, clients=registry),
+            context_of(clock=lambda: 0.0, settings=BrokerSettings(), metadata=metadata, clients=registry),
             note_group=self.noted.append,
             refresh=lambda _, group: self.asked.append(group),
         )

@@ -1,0 +1,40 @@
+"""What a pop consumer may be told, and what it says of itself."""
+
+from __future__ import annotations
+
+from mq.filter.subscription import Subscription
+from mq.protocol.requests.clients import ClientBehindProxy, HeartbeatOfProxy
+
+__all__ = ["INVISIBLE_SECONDS_MAX", "check_pop_options", "popping_heartbeat"]
+
+INVISIBLE_SECONDS_MAX = 12 * 3600.0
+
+
+def popping_heartbeat(client_id: str, group: str, subscription: Subscription) -> bytes:
+    """The heartbeat of a member that pops: it takes no share of the queues, so it is named as one behind a proxy is."""
+    told = subscription.topic, subscription.expression or "*", subscription.expression_type or "TAG"
+    own = ClientBehindProxy(client_id=client_id, group=group, address="", language="PYTHON", subscriptions=[told])
+    return HeartbeatOfProxy(client_id, behind=[own]).encode()
+
+
+def check_pop_options(
+    consume_from: str,
+    invisible: float,
+    ahead: int,
+    hold_seconds: float,
+    timeout: float,
+    *,
+    ordered: bool,
+    renew: bool,
+) -> None:
+    """Raises ValueError for arguments of a `PopConsumer` that cannot be meant."""
+    if not 0.001 <= invisible <= INVISIBLE_SECONDS_MAX:
+        raise ValueError(f"invisible is {invisible}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
+    if consume_from not in ("first", "last"):
+        raise ValueError(f"consume_from is {consume_from!r}, neither 'first' nor 'last'")
+    if ahead < 0 or (ordered and not ahead):
+        raise ValueError(f"ahead is {ahead}; with ordered at least 1, otherwise at least 0")
+    if hold_seconds <= 0 or timeout <= 0:
+        raise ValueError(f"hold_seconds {hold_seconds} and timeout {timeout} must be positive")
+    if ordered and renew:
+        raise ValueError("renew is for consumers without order: choose an invisible time that covers the handling")

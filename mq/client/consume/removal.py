@@ -1,0 +1,57 @@
+"""What a consumer knows of its removal from its group by an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mq.client.events import ClientEvent
+from mq.client.logs import log
+from mq.protocol.errors import ReplyError
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.requests.removed_members import KeptOutReply
+from mq.protocol.wire.reply import read_reply
+
+__all__ = ["Removal"]
+
+PAUSE_SECONDS_MAX = 5.0
+"""Between two pops of a consumer that is kept out: it may be let in again."""
+
+
+class Removal:
+    """Notes what brokers answer, and tells the application once when it begins.
+
+    Attributes:
+        kept_out: the last answer said that the client is kept out.
+        seconds: for how long, when that was said.
+        reason: why.
+    """
+
+    def __init__(self, group: str, tell: Callable[[ClientEvent], object]) -> None:
+        self._group = group
+        self._tell = tell
+        self.kept_out = False
+        self.seconds = 0.0
+        self.reason = ""
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long to wait before asking for messages again."""
+        return min(self.seconds, PAUSE_SECONDS_MAX)
+
+    def note(self, response: Response) -> bool:
+        """Note an answer to a request of a member; returns whether it says that the client is kept out."""
+        try:
+            told = read_reply(KeptOutReply, response.ext)
+        except ReplyError:
+            told = KeptOutReply()
+        if told.kept_out_ms <= 0:
+            if self.kept_out:
+                log.info("let_into_group_again", group=self._group)
+            self.kept_out, self.seconds = False, 0.0
+            return False
+        is_new = not self.kept_out or told.reason != self.reason
+        self.kept_out, self.seconds, self.reason = True, told.kept_out_ms / 1000, told.reason
+        if is_new:
+            log.warning("removed_from_group", group=self._group, reason=told.reason, seconds=round(self.seconds))
+            self._tell(ClientEvent("removed", self._group, told.reason))
+        return True

@@ -1,0 +1,58 @@
+"""Removes a member from a consumer group for a while, after a page that says what that means, and lets it in again."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, integer, one, required
+from mq.console.views.links import link
+from mq.inspection.members import removal_means
+
+KEEP_OUT_MINUTES: Final = 5
+KEEP_OUT_MINUTES_MAX: Final = 7 * 24 * 60
+REASON_LENGTH_MAX: Final = 200
+
+
+async def preview(visit: Visit) -> Page:
+    """What the removal of a member would do."""
+    name, member = visit.name(), visit.name("member")
+    members = [each.client_id for each in await visit.watch.looking.group_members(name)]
+    if member not in members:
+        raise NotFound(f"{member} is not a member of {name} now")
+    values = {
+        "name": name,
+        "member": member,
+        "said": " ".join(removal_means(members, KEEP_OUT_MINUTES * 60)),
+        "minutes": KEEP_OUT_MINUTES,
+        "minutes_max": KEEP_OUT_MINUTES_MAX,
+        "reason_max": REASON_LENGTH_MAX,
+    }
+    return Page("remove_member.html", f"Remove a member of {name}", values, live=False)
+
+
+async def remove(visit: Visit, form: Form) -> Done:
+    """Remove a member; the name of its group has to be typed."""
+    name, member = required(form, "name"), required(form, "member")
+    if one(form, "typed") != name:
+        raise Refused(f"type {name} to confirm: nothing was changed")
+    minutes = integer(form, "minutes", 1, KEEP_OUT_MINUTES_MAX)
+    reason = one(form, "reason")
+    if len(reason) > REASON_LENGTH_MAX:
+        raise Refused(f"the reason has {len(reason)} characters; maximum: {REASON_LENGTH_MAX}")
+    removal = await visit.watch.changing.removed_members.remove(
+        name, member, keep_out=minutes * 60, reason=reason, operator=visit.session.user
+    )
+    said = f"{member} stays out of {name} for {minutes} minutes."
+    if not removal.was_member:
+        said += " It was no member any more."
+    if removal.unreached:
+        said += f" {', '.join(removal.unreached)} did not answer: if one of them leads before, it may come back."
+    return Done(link("/group", name=name), said, f"{member} from {name} for {minutes} minutes: {reason or '-'}")
+
+
+async def let_in(visit: Visit, form: Form) -> Done:
+    """Let a member in again."""
+    name, member = required(form, "name"), required(form, "member")
+    removal = await visit.watch.changing.removed_members.let_in(name, member, operator=visit.session.user)
+    said = f"{member} may be a member of {name} again." if removal.was_member else f"{member} was not kept out."
+    return Done(link("/group", name=name), said, f"{member} into {name}")

@@ -1,0 +1,75 @@
+"""Members of consumer groups that an operator removes for a while: our own 9026 and 9027."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.requests.clients import ConsumerGroupExt
+from mq.protocol.wire.fields import I64, wire
+from mq.protocol.wire.json_body import Body
+from mq.protocol.wire.reply import Reply
+from mq.protocol.wire.request import Ext, Request
+
+KEPT_OUT_MS_MAX: Final = 7 * 24 * 3600 * 1000
+"""The longest time for which a member is kept out: a week."""
+
+NOBODY: Final = "(removed by an operator)"
+"""The only member in the list of a group, for one that was removed from it and has no other member.
+
+A Java client keeps its queues when the list is empty or missing, and gives them up when it is not in it.
+"""
+
+
+class RemoveMemberExt(Ext, rename=wire(keep_out_ms="keepOutMs")):
+    """A client of a consumer group, and for how long it stays out; 0 lets it in again."""
+
+    group: str
+    client_id: str
+    keep_out_ms: I64
+    reason: str = ""
+    operator: str = ""
+
+
+class RemoveMember(Request, tag=int(Code.REMOVE_MEMBER)):
+    """9026, our own: a client is a member of a group no longer, and for a while cannot be one again."""
+
+    ext: RemoveMemberExt = msgspec.field(name="extFields")
+
+
+class MemberRemoved(Reply):
+    """What one replica did; ``was_member``: it knew the client as a member, or kept it out."""
+
+    was_member: bool
+
+
+class ListKeptOut(Request, tag=int(Code.LIST_KEPT_OUT)):
+    """9027, our own: the clients that a replica keeps out of a group."""
+
+    ext: ConsumerGroupExt = msgspec.field(name="extFields")
+
+
+class KeptOutMember(msgspec.Struct, frozen=True, kw_only=True):
+    """A client that is kept out of a group for ``seconds`` more; ``connected``: it would be a member otherwise."""
+
+    client_id: str
+    seconds: float
+    reason: str = ""
+    operator: str = ""
+    connected: bool = False
+
+
+class KeptOutList(Body, kw_only=True):
+    """Those that a replica keeps out of a group (request code 9027)."""
+
+    members: Sequence[KeptOutMember] = ()
+
+
+class KeptOutReply(Reply, rename=wire(kept_out_ms="raftmqKeptOutMs", reason="raftmqKeptOutReason")):
+    """In the answer to a client that is kept out: for how long, and why. Other clients do not look at it."""
+
+    kept_out_ms: I64 = 0
+    reason: str = ""
