@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -26,11 +27,13 @@ TEXT = "0123456789abcdef" * 128
 
 
 @asynccontextmanager
-async def archiving(tmp_path: Path, patch: pytest.MonkeyPatch) -> AsyncIterator[tuple[DevCluster, ObjectStorage]]:
+async def archiving(
+    tmp_path: Path, patch: pytest.MonkeyPatch, **given: str
+) -> AsyncIterator[tuple[DevCluster, ObjectStorage]]:
     for name, value in ENVIRONMENT.items():
         patch.setenv(name, value)
     with object_storage() as storage:
-        settings = SETTINGS | {"archive_endpoint_url": storage.url}
+        settings = SETTINGS | {"archive_endpoint_url": storage.url} | given
         async with DevCluster.open(tmp_path / "group", ports=Ports.free(3), settings=settings) as cluster:
             yield cluster, storage
 
@@ -108,3 +111,48 @@ async def test_group_archives_its_log_while_store_and_follower_are_away(
         assert len(numbers) == len(shown) > 600
         rows: list[dict[str, Any]] = json.loads((await raftmq(storage, "archive", "ls", URL, "--json")).stdout)
         assert rows[-1]["last_index"] == second
+
+
+async def test_replica_without_queue_files_gets_them_back_though_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = {"local_retention_bytes": "1048576", "retention_check_seconds": "0.2", "checkpoint_seconds": "0.2"}
+    async with archiving(tmp_path, monkeypatch, archive_bytes_per_second="200000", **slow) as (cluster, _):
+        for first in range(0, 2000, 400):
+            await send(cluster, first, 400)
+        await everything_archived(cluster)
+        leader = await cluster.leader()
+        follower = next(each for each in cluster.node_ids if each != leader)
+
+        async def is_shorter() -> bool:
+            status = await cluster.status()
+            return status is not None and all((each.base_index or 0) > 0 for each in status.replicas)
+
+        await until(is_shorter, seconds=120)
+        await cluster.stop(follower)
+        (queues,) = [path for path in (tmp_path / "group").rglob("queues") if follower in path.parts]
+        shutil.rmtree(queues)
+        await cluster.start(follower)
+        left: list[int] = []
+
+        async def left_is_below(limit: int) -> bool:
+            found = (await figures(cluster)).get(follower, {})
+            if "raftmq.archiveRefillBytesLeft" in found:
+                left.append(found["raftmq.archiveRefillBytesLeft"])
+            return bool(left) and left[-1] <= limit
+
+        await until(lambda: left_is_below(2**62), seconds=120)
+        first = left[-1]
+        assert first > 0, "there is something to kill"
+        await until(lambda: left_is_below(first - 1), seconds=120)
+        cluster.kill(follower)
+
+        async def has_ended() -> bool:
+            return not cluster.is_running(follower)
+
+        await until(has_ended)
+        left.clear()
+        await cluster.start(follower)
+        await until(lambda: left_is_below(first - 1), seconds=120)
+        assert left[-1] < first, "what a checkpoint has is not read again"
+        await until(lambda: left_is_below(0), seconds=120)
