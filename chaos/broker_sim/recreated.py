@@ -5,7 +5,8 @@ at times begins anew at the stored offset of its group.
 
 What must hold, once the group is at the format level with which offsets continue: queue offsets of the topic's name are
 never used twice, and no reader skips a message of a topic that it has read before, or that was created in place of one.
-A restored topic has every message that it had, and those that came while it was deleted, behind them.
+A restored topic has every message that it had, and those that came while it was deleted, behind them. A delayed message
+that waited when a topic was created never comes into it, whatever the clocks of the leaders say.
 """
 
 from __future__ import annotations
@@ -18,14 +19,23 @@ from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
 from mq.broker.state.commands import DeleteTopic, ForgetTopic, PutTopic, RestoreTopic
-from mq.broker.state.format_level import LEVEL_OF_CONTINUED_OFFSETS, LEVEL_OF_DELETED_TOPICS, RaiseLevel
+from mq.broker.state.format_level import (
+    LEVEL_OF_CONTINUED_OFFSETS,
+    LEVEL_OF_DELETED_TOPICS,
+    LEVEL_OF_TOPIC_BIRTHS,
+    RaiseLevel,
+)
+from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import SCHEDULE_TOPIC
 
 _GROUP = "RG"
 _DELETE, _AGAIN = 0.02, 0.5
 """How often an operation deletes the topic, and how often the next one deletes it once more."""
 _BACK = 0.3
 """How often an operation restores or creates a topic that is not there."""
+_DELAYED = 0.2
+"""How often a message is delayed, by level 1 or 2: for 1 or 5 seconds."""
 _LATE_SECONDS = 2.0
 
 
@@ -43,6 +53,12 @@ class Recreated(Workload):
         self._restorable: _Deleted | None = None
         self._taken: set[int] = set()
         """Physical offsets of records that the reader got."""
+        self._waited_from: dict[int, int] = {}
+        """By value: the physical offset of the last record of a message that waits."""
+        self._latest = self._before_entry = self._born_after = -1
+        """Physical offsets: of the last record, of the last one before this entry, and before that which created the
+        topic.
+        """
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
@@ -57,6 +73,8 @@ class Recreated(Workload):
             self._commit_late(self.rng.randrange(self.queues))
         elif chance < 0.14:
             self._begin_anew(self.rng.randrange(self.queues))
+        elif self.rng.random() < _DELAYED:
+            self.send(self.new("delayed", {props.DELAY: str(self.rng.randint(1, 2))}))
         else:
             self.send(self.new("plain", {}))
 
@@ -153,6 +171,16 @@ class Recreated(Workload):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
+    def stored(self, stored: Stored) -> None:
+        """See `Workload.stored`."""
+        self._latest, record = stored.record.physical_offset, stored.record
+        if record.topic == SCHEDULE_TOPIC:
+            self._waited_from[stored.value] = self._latest
+        elif record.topic == self.topic and (since := self._waited_from.get(stored.value)) is not None:
+            self.counts["delayed messages delivered"] += 1
+            if since <= self._born_after and self._exists:
+                raise Violation(f"of a deleted topic: {stored.place} waited from {since}, before the topic was created")
+
     def command(self, command: Any) -> None:
         """See `Workload.command`."""
         match command:
@@ -168,11 +196,14 @@ class Recreated(Workload):
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: the messages of an entry come before its commands."""
         commands, self._commands = self._commands, []
+        before_entry, self._before_entry = self._before_entry, self._latest
         for command in commands:
             match command:
                 case PutTopic():
                     if not self._exists:
                         self._exists, self._restorable = True, None
+                        if self._level >= LEVEL_OF_TOPIC_BIRTHS:
+                            self._born_after = before_entry
                 case DeleteTopic():
                     self._deleted(command)
                 case RestoreTopic():

@@ -391,7 +391,7 @@ class Broker:
                 # The metadata is ahead of the queues; only the effect on queues is still missing.
                 changed = queue_effects(decoded, self._metadata, self._store.ends)
             else:
-                changed = self._metadata.apply(decoded, self._store.ends)
+                changed = self._metadata.apply(decoded, self._store.ends, PhysicalOffset(entry.pos))
                 if isinstance(decoded, RaiseLevel):
                     self._level_reached()
             for topic in changed.deleted_topics:

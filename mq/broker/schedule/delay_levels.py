@@ -30,7 +30,7 @@ from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.messages.delay import DELAY_LEVELS_MS
-from mq.protocol.messages.records import split_record
+from mq.protocol.messages.records import position_of, split_record
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY
@@ -116,7 +116,7 @@ class Delays(Service):
     def note_dropped(self, topic: str) -> None:
         """A message was due whose topic was deleted."""
         self.dropped += 1
-        self._log.warning("delayed_message_dropped", topic=topic, reason="no such topic", dropped=self.dropped)
+        self._log.warning("delayed_message_dropped", topic=topic, reason="its topic was deleted", dropped=self.dropped)
 
     def note_expired(self, level: int, count: int) -> None:
         """Retention deleted this many messages of a level before they were due."""
@@ -204,7 +204,7 @@ class _Level:
         text = raw.properties.decode("utf-8", "replace")
         topic = props.find(text, props.REAL_TOPIC) or ""
         queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
-        tail = tail_of(topic, queue_id, self._metadata, self._tails)
+        tail = tail_of(topic, queue_id, self._metadata, self._tails, since=position_of(record))
         if tail is None:
             self._delays.note_dropped(topic)
             return None

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.errors import RequestRefused
+from mq.broker.state.commands import TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.queue_offsets import QueueOffsets, QueueTail
 from mq.protocol import properties as props
@@ -15,6 +16,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
 from mq.protocol.messages.message_types import PriorityRefused, level_of, priority_of
 from mq.protocol.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
+from mq.protocol.numbers import PhysicalOffset
 
 
 class Destination(NamedTuple):
@@ -84,18 +86,23 @@ class WaitingQueues:
 
 
 def tail_of(
-    topic: str, queue_id: int, metadata: Metadata, tails: QueueOffsets, *, priority: int | None = None
+    topic: str,
+    queue_id: int,
+    metadata: Metadata,
+    tails: QueueOffsets,
+    *,
+    since: PhysicalOffset | None = None,
+    priority: int | None = None,
 ) -> QueueTail | None:
     """The destination of a message that waited for a queue; None if its topic no longer exists.
 
-    In a deleted topic that can be restored it is behind the others, and visible after the restore.
+    ``since`` is the physical offset at which it waits: from before the creation of the topic, it was for one that had
+    the same name. In a deleted topic that can be restored it is behind the others, and visible after the restore.
 
     With a priority it goes to the queue for that among those that the topic has now. Otherwise it goes to another queue
     of the topic only if the number of queues was reduced.
     """
-    config = metadata.topics.get(topic)
-    if config is None and (row := metadata.deleted_topics.rows.get(topic)) is not None:
-        config = row.config
+    config = _config_of(topic, metadata, since)
     if config is None or config.write_queues == 0 or topic in SEND_FORBIDDEN_TOPICS:
         return None
     if priority is not None:
@@ -104,6 +111,18 @@ def tail_of(
         queue_id %= config.write_queues
     assert 0 <= queue_id < max(config.read_queues, config.write_queues), f"{topic} has no queue {queue_id}"
     return tails.get(topic, queue_id)
+
+
+def is_for_nobody(topic: str, metadata: Metadata, since: PhysicalOffset) -> bool:
+    """Whether the topic was deleted for which a message waits at the physical offset ``since``."""
+    return _config_of(topic, metadata, since) is None
+
+
+def _config_of(topic: str, metadata: Metadata, since: PhysicalOffset | None) -> TopicConfig | None:
+    if since is not None and since < metadata.births.of(topic):
+        return None
+    row = metadata.deleted_topics.rows.get(topic)
+    return metadata.topics.get(topic, None if row is None else row.config)
 
 
 def wanted_priority(properties: Mapping[str, str]) -> int | None:

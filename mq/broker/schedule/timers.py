@@ -24,7 +24,7 @@ from mq.broker.base.stored_times import TOLERANCE_MS, first_from_the_future
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service
 from mq.broker.schedule.delivery import Delivery, Due, Moved
-from mq.broker.schedule.placement import relative_wait_ms, tail_of
+from mq.broker.schedule.placement import is_for_nobody, relative_wait_ms, tail_of
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.schedule.timer_wheel import TimerWheel
 from mq.broker.state.commands import Command, encode_command
@@ -34,7 +34,7 @@ from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.messages.delay import TIMER_SLOTS, timer_slot
-from mq.protocol.messages.records import split_record
+from mq.protocol.messages.records import position_of, split_record
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.numbers import QueueOffset
 from mq.store.consume_queue import ConsumeQueue
@@ -264,17 +264,21 @@ class Timers(Service):
             if wait_ms is not None and due_ms > now_ms + wait_ms:
                 due_ms = now_ms + wait_ms
                 properties[props.TIMER_OUT_MS] = str(due_ms)
-        if due_ms > now_ms:
+        topic = properties.get(props.REAL_TOPIC, "")
+        queue_id = props.real_queue_id(properties.get(props.REAL_QUEUE_ID))
+        since = position_of(record)
+        there = None if due_ms > now_ms else tail_of(topic, queue_id, self._metadata, self._tails, since=since)
+        # Copied to its slot once more, it could not be told from one that is for a later topic of the name.
+        if there is None and (due_ms <= now_ms or is_for_nobody(topic, self._metadata, since)):
+            self.dropped += 1
+            self._log.warning("timer_dropped", topic=topic, reason="its topic was deleted", dropped=self.dropped)
+            return None
+        if there is None:
             tail = self._tails.get(TIMER_TOPIC, timer_slot(due_ms))
             added = {props.TIMER_ROLL_TIMES: str(_number(properties.get(props.TIMER_ROLL_TIMES)) + 1)}
         else:
-            topic = properties.pop(props.REAL_TOPIC, "")
-            queue_id = props.real_queue_id(properties.pop(props.REAL_QUEUE_ID, None))
-            there = tail_of(topic, queue_id, self._metadata, self._tails)
-            if there is None:
-                self.dropped += 1
-                self._log.warning("timer_dropped", topic=topic, reason="no such topic", dropped=self.dropped)
-                return None
+            properties.pop(props.REAL_TOPIC, None)
+            properties.pop(props.REAL_QUEUE_ID, None)
             tail = there
             added = {props.TIMER_ENQUEUE_MS: str(raw.store_timestamp_ms), props.TIMER_DEQUEUE_MS: str(now_ms)}
         encoded = _encoded(properties, added, raw.properties)

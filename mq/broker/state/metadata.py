@@ -40,7 +40,13 @@ from mq.broker.state.completion_marks import CompletionMarks
 from mq.broker.state.deleted_topics import DeletedTopics
 from mq.broker.state.expired_messages import ExpireMessages, expired_by
 from mq.broker.state.filter_programs import FilterPrograms
-from mq.broker.state.format_level import LEVEL_NEWEST, LEVEL_OF_YOUNGER_QUEUES, FormatLevel, RaiseLevel
+from mq.broker.state.format_level import (
+    LEVEL_NEWEST,
+    LEVEL_OF_TOPIC_BIRTHS,
+    LEVEL_OF_YOUNGER_QUEUES,
+    FormatLevel,
+    RaiseLevel,
+)
 from mq.broker.state.former_topics import FormerTopics
 from mq.broker.state.lite_offsets import ExpireLiteTopics, LiteOffsets, ResetLiteOffsets
 from mq.broker.state.metadata_snapshot import (
@@ -57,12 +63,13 @@ from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.schedules import Schedules
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand
+from mq.broker.state.topic_births import TopicBirths
 from mq.broker.state.topic_deletion import delete_topic, dropped_by, forget_topic, replace_deleted, restore_topic
 from mq.broker.state.user_quotas import UserQuotas
 from mq.broker.state.users import Users
 from mq.broker.state.younger_queues import YoungerQueues
 from mq.protocol.names import is_lite_queue, split_lite_queue
-from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset
+from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, NO_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.requests import topics as wire_topics
 from mq.protocol.topic_identity import topic_identity
 from raftlog.log_numbers import Term
@@ -75,6 +82,7 @@ def _no_queues(_: str) -> Mapping[int, QueueOffset]:
 _PARTS: Final = (
     *("format_level", "marks", "pops", "request_modes", "sequences", "checks", "users"),
     *("former_topics", "younger_queues", "schedules", "lite", "archived", "filters", "deleted_topics", "user_quotas"),
+    "births",
 )
 """Tables with their own commands, by the names of their attributes, which they have in snapshots, too."""
 
@@ -140,6 +148,8 @@ class Metadata:
         """Consumer offsets of lite topics."""
         self.deleted_topics = DeletedTopics()
         """Deleted topics that can be restored."""
+        self.births = TopicBirths()
+        """Where in the log topics were created."""
         self.parts: dict[str, StateTable] = {name: getattr(self, name) for name in _PARTS}
         """Parts by their name in snapshots."""
         self._part_of = {command: part for part in self.parts.values() for command in part.COMMANDS}
@@ -149,11 +159,17 @@ class Metadata:
         """Names of internal topics of the broker."""
         return frozenset(name for name, config in self.topics.items() if config.system)
 
-    def apply(self, command: Command, queue_ends: Callable[[str], Mapping[int, QueueOffset]] = _no_queues) -> Changes:
+    def apply(
+        self,
+        command: Command,
+        queue_ends: Callable[[str], Mapping[int, QueueOffset]] = _no_queues,
+        position: PhysicalOffset = LOG_BEGIN,
+    ) -> Changes:
         """Apply one committed command; returns what changed.
 
         Args:
             queue_ends: returns the ends of a topic's queues, by queue id, right after the log entry of the command.
+            position: the physical offset of that entry.
 
         Raises CommandUnknown for a command that no correct leader writes; then nothing changed.
         """
@@ -171,6 +187,8 @@ class Metadata:
                 if there is not None:
                     return Changes(topics=(topic.name,))
                 gone = replace_deleted(self, topic.name)
+                if self.format_level.level >= LEVEL_OF_TOPIC_BIRTHS:
+                    self.births.created(topic.name, position)
                 begun = self._begin_after_former(topic)
                 begins = self.former_topics.begins.get(topic.name, ())
                 self.topic_identities[topic.name] = topic_identity(self.data_version.counter, timestamp_ms, begins)
@@ -445,6 +463,8 @@ class Metadata:
         self.lite.check_invariants()
         self.archived.check_invariants()
         self.deleted_topics.check_invariants()
+        unborn = self.births.topics() - self.topics.keys() - self.deleted_topics.rows.keys()
+        assert not unborn, f"created, and neither there nor to be restored: {unborn}"
         assert all(parent in self.topics for _, parent, _ in self.lite.tables), f"of no topic: {list(self.lite.tables)}"
 
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> bool:

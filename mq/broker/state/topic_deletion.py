@@ -29,6 +29,7 @@ from mq.broker.state.nested_tables import NestedTables
 from mq.broker.state.pop_checkpoints import PopCheckpoints
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.table import StateTable
+from mq.broker.state.topic_births import TopicBirths
 from mq.broker.state.younger_queues import YoungerQueues
 from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset
 from mq.protocol.requests.lite_attributes import is_lite
@@ -51,6 +52,7 @@ class Tables(Protocol):
     pops: PopCheckpoints
     request_modes: RequestModes
     deleted_topics: DeletedTopics
+    births: TopicBirths
     parts: dict[str, StateTable]
 
     def topic_identity(self, name: str, /) -> str:
@@ -103,7 +105,8 @@ def delete_topic(metadata: Tables, command: DeleteTopic, queue_ends: QueueEnds) 
         metadata.remove_locks(topic=name)
     metadata.forbidden = {pair for pair in metadata.forbidden if pair[1] != name}
     for part in metadata.parts.values():
-        if row is None or part is not metadata.request_modes:  # these stay until the topic is forgotten
+        # Some stay until the topic is forgotten.
+        if row is None or (part is not metadata.request_modes and part is not metadata.births):
             part.topic_deleted(name)
     metadata.pops.lite_parent_deleted(name)
     metadata.data_version = metadata.data_version.next(command.timestamp_ms)
@@ -234,3 +237,4 @@ def _bring_back(metadata: Tables, row: DeletedTopic) -> None:
 def _forget(metadata: Tables, name: str) -> None:
     del metadata.deleted_topics.rows[name]
     metadata.request_modes.topic_deleted(name)
+    metadata.births.topic_deleted(name)

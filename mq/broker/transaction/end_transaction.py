@@ -324,7 +324,7 @@ class Transactions(Service):
         topic = props.find(text, props.REAL_TOPIC) or ""
         queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
         priority = stored_priority(props.decode(text)) if PRIORITY_MARK in text else None
-        tail = tail_of(topic, queue_id, self._metadata, self._tails, priority=priority)
+        tail = tail_of(topic, queue_id, self._metadata, self._tails, since=position, priority=priority)
         if tail is None:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} of the half message does not exist any more"

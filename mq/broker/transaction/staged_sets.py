@@ -235,7 +235,7 @@ class StagedSets(Service):
         config = self._metadata.topics.get(message.topic)
         if config is not None and config.write_queues and takes_priorities(config.attributes):
             queue_id = lowest_level(config.write_queues, ascending=self._settings.priority_order_asc)
-        tail = tail_of(message.topic, queue_id, self._metadata, self._tails, priority=priority)
+        tail = tail_of(message.topic, queue_id, self._metadata, self._tails, since=position, priority=priority)
         if tail is None:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {message.topic} of the transaction does not exist any more"

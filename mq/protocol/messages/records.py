@@ -93,6 +93,7 @@ _SIZE: Final = struct.Struct(">i")
 _I16: Final = struct.Struct(">h")
 _I64: Final = struct.Struct(">q")
 _BORN_HOST_AT: Final = 48
+_PHYSICAL_OFFSET_AT: Final = 28
 _HEAD_BYTES: Final = HEAD.size
 _TAGS: Final = b"TAGS\x01"
 
@@ -274,6 +275,11 @@ def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> 
         properties=props.decode(str(data[text_start : offset + size], "utf-8", "replace")),
         size=size,
     )
+
+
+def position_of(data: bytes) -> PhysicalOffset:
+    """The physical offset of a record, as it stands in it."""
+    return PhysicalOffset(_I64.unpack_from(data, _PHYSICAL_OFFSET_AT)[0])
 
 
 def split_record(data: bytes) -> RawRecord:

@@ -196,17 +196,6 @@ async def test_a_message_whose_topic_is_gone_is_dropped(
         assert await stored(client, "Gone") == []
 
 
-async def test_delayed_message_goes_to_recreated_topic(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("Again", 1)
-        assert (await client.send("Again", b"body", i=properties(DELAY="1"))).code == 0
-        assert (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Again"})).code == 0
-        await client.create_topic("Again", 1)
-        clock.now_ms += 1000
-        assert [message.body for message in await wait_stored(client, 1, "Again")] == [b"body"]
-
-
 async def test_messages_that_the_log_lost_before_they_were_due_are_counted(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

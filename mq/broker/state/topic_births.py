@@ -1,0 +1,63 @@
+"""Where in the log topics were created: a message that waits from before is for an earlier topic of the name.
+
+Delayed messages, half messages and retries wait in queues of the broker and name their topic. If that is deleted and
+created again while they wait, they are not for the new one. The position of a record tells: clocks of leaders differ,
+positions do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, KeysView
+
+import msgspec
+
+from mq.broker.state.table import SnapshotDamaged, TableCommand
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
+
+
+class TopicBirths:
+    """The table; it has no commands: `mq.broker.state.metadata` changes it with the topics.
+
+    A deleted topic that can be restored keeps its entry. Topics from before format level 8 have none.
+    """
+
+    COMMANDS: tuple[type[TableCommand], ...] = ()
+
+    def __init__(self) -> None:
+        self._positions: dict[str, PhysicalOffset] = {}
+
+    def of(self, topic: str) -> PhysicalOffset:
+        """The physical offset of the log entry that created a topic; the beginning of the log if that is not known."""
+        return self._positions.get(topic, LOG_BEGIN)
+
+    def created(self, topic: str, position: PhysicalOffset) -> None:
+        """A topic was created by the entry at a position."""
+        assert position >= self.of(topic), f"{topic} was created at {self.of(topic)} and again at {position}"
+        self._positions[topic] = position
+
+    def topics(self) -> KeysView[str]:
+        """The topics that have an entry."""
+        return self._positions.keys()
+
+    def apply(self, command: TableCommand) -> None:
+        """See `StateTable.apply`."""
+        raise AssertionError(f"{type(command).__name__} is no command of this part")
+
+    def capture(self) -> Callable[[], object]:
+        """See `StateTable.capture`."""
+        rows = list(self._positions.items())
+        return lambda: sorted(rows) or None
+
+    def restore(self, state: object) -> None:
+        """See `StateTable.restore`."""
+        rows = msgspec.convert(state or [], list[tuple[str, PhysicalOffset]])
+        if any(position < 0 for _, position in rows):
+            raise SnapshotDamaged("a topic was created at a negative position")
+        self._positions = dict(rows)
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `StateTable.topic_deleted`; called when a topic that could be restored is forgotten."""
+        self._positions.pop(topic, None)
+
+    def group_deleted(self, group: str) -> None:
+        """See `StateTable.group_deleted`."""
