@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import COMMITTED
-from tests.broker.transaction.test_staged_sets import message, stage
+from mq.protocol.messages.transaction_sets import SetMessage, TransactionSet
 from tests.support.half_messages import end, send_half
 from tests.support.running_broker import Client, RunningBroker, properties, running
 from tests.support.stored_messages import figure, stored, wait_stored
@@ -93,20 +94,22 @@ async def test_a_timer_that_waits_for_days_is_for_its_own_topic(tmp_path: Path, 
 async def test_a_transaction_of_a_deleted_topic_is_refused_by_the_next_one(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path) as broker:
         client = await ready(broker)
-        half, staged = await send_half(client), await stage(client, message(b"a"))
+        body = TransactionSet([SetMessage("T", 0, b"a", props.encode({"UNIQ_KEY": "U1"}))], []).encode()
+        fields = {"producerGroup": "P", "transactionId": "0A0B", "bornTimestampMs": 1_700_000_000_000}
+        half, staged = await send_half(client), await client.request(RequestCode.STAGE_TRANSACTION, fields, body)
         assert (half.code, staged.code) == (0, 0)
         await delete(client)
         await client.create_topic("T")
         ended = await end(client, half, COMMITTED)
         assert (ended.code, "does not exist any more" in str(ended.remark)) == (ResponseCode.TOPIC_NOT_EXIST, True)
-        fields = {
+        ext = {
             "producerGroup": "P",
             "tranStateTableOffset": staged.ext["halfQueueOffset"],
             "commitLogOffset": staged.ext["halfPhysicalOffset"],
             "commitOrRollback": COMMITTED,
             "msgId": "0A0B",
         }
-        ended = await client.request(RequestCode.END_TRANSACTION, fields)
+        ended = await client.request(RequestCode.END_TRANSACTION, ext)
         assert (ended.code, "does not exist any more" in str(ended.remark)) == (ResponseCode.TOPIC_NOT_EXIST, True)
         assert await stored(client) == []
         again = await send_half(client)
