@@ -285,7 +285,7 @@ class PendingCheckpoint:
             return False
         whole = msgspec.structs.replace(self.checkpoint, state=self._state())
         if self._floors is not None:
-            write_floors(self._directory, self._floors)
+            write_floors(self._directory, self._floors, whole.applied_index)
         _keep_previous(self._directory)
         _write_durably(self._directory, CHECKPOINT_NAME, _payload(whole, *capture.rows()))
         self.committed = True

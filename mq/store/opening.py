@@ -144,7 +144,7 @@ def open_store(
             index, low, high = checkpoint.applied_index, log.base_index, log.last_index
             assert low <= index <= high, f"entry {index} is applied, of a log from {low} to {high}"
             _remove(incoming)
-            queues.floors = load_floors(directory)
+            queues.floors = load_floors(directory, checkpoint.applied_index)
             return OpenedStore(checkpoint, queues, is_fresh=False)
     reason = "; ".join(faults) or None
     if log.base_index == 0 and received is None:
@@ -176,7 +176,7 @@ def begin_to_note_floors(directory: str, queues: QueueStore) -> None:
     Raises OSError.
     """
     queues.floors = {}
-    write_floors(directory, queues.floors)
+    write_floors(directory, queues.floors, NO_INDEX)
 
 
 def refuse_newer_formats(directory: str, incoming: str) -> None:

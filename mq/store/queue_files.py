@@ -48,7 +48,7 @@ class Changes(msgspec.Struct, frozen=True):
         return Changes(
             outside(self.files, later.forgotten) | later.files,
             outside(self.directories, later.forgotten) | later.directories,
-            outside(self.retired, later.forgotten) | later.retired,
+            outside(self.retired, later.forgotten) - later.files | later.retired,
             self.forgotten | later.forgotten,
         )
 
@@ -121,6 +121,7 @@ class QueueFiles:
         assert position >= 0, f"{path} is written at byte {position}"
         descriptor = self._descriptor(path, create=True)
         self._changes.files.add(path)
+        self._changes.retired.discard(path)  # older entries came back
         view = memoryview(data)
         while view:
             written = os.pwrite(descriptor, view, position)

@@ -3,7 +3,9 @@
 Commands in the log let messages expire, and queues begin later from then on. A replica that derives its queues from
 the end of an archived log backward has to know that before it comes to these messages, also after a restart. So it
 notes the first offsets that such commands name, from the moment at which its queues were derived, in a file of its own.
-That is written before each checkpoint, so it has at least what the checkpoint has applied.
+That is written before each checkpoint, so it has at least what the checkpoint has applied. It is not if a former
+release writes the checkpoints, or if queues are derived without an archive: so the file names the last entry that it
+covers, and one that a checkpoint has left behind is of no use.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import msgspec
 
 from mq.protocol.numbers import QueueOffset
 from raftlog import RealDisk
+from raftlog.log_numbers import LogIndex
 
 FLOORS_NAME: Final = "queue-floors"
 _HEAD: Final = Struct(">8sI")
@@ -25,9 +28,17 @@ _MAGIC: Final = b"RAFTMQF1"
 _Row = tuple[str, int, QueueOffset]
 
 
-def write_floors(directory: str, floors: Mapping[tuple[str, int], QueueOffset]) -> None:
-    """Replace the file durably. Blocks. Raises OSError; then the former one is still there."""
-    content = msgspec.msgpack.encode([(*key, offset) for key, offset in floors.items()])
+class _Content(msgspec.Struct, array_like=True):
+    applied_index: LogIndex
+    rows: list[_Row]
+
+
+def write_floors(directory: str, floors: Mapping[tuple[str, int], QueueOffset], applied_index: LogIndex) -> None:
+    """Replace the file durably; all entries up to ``applied_index`` were applied. Blocks.
+
+    Raises OSError; then the former one is still there.
+    """
+    content = msgspec.msgpack.encode(_Content(applied_index, [(*key, offset) for key, offset in floors.items()]))
     path = os.path.join(directory, FLOORS_NAME)
     with open(path + ".tmp", "wb") as file:
         file.write(_HEAD.pack(_MAGIC, zlib.crc32(content)) + content)
@@ -37,8 +48,11 @@ def write_floors(directory: str, floors: Mapping[tuple[str, int], QueueOffset]) 
     RealDisk().sync_directory(directory)
 
 
-def load_floors(directory: str) -> dict[tuple[str, int], QueueOffset] | None:
-    """What `write_floors` has written; None if there is no such file, or it is damaged. Raises OSError."""
+def load_floors(directory: str, applied_index: LogIndex) -> dict[tuple[str, int], QueueOffset] | None:
+    """What `write_floors` has written, for a checkpoint of the entry ``applied_index``.
+
+    None if there is no such file, or it is damaged, or older than the checkpoint. Raises OSError.
+    """
     try:
         with open(os.path.join(directory, FLOORS_NAME), "rb") as file:
             data = file.read()
@@ -47,5 +61,10 @@ def load_floors(directory: str) -> dict[tuple[str, int], QueueOffset] | None:
     content = data[_HEAD.size :]
     if len(data) < _HEAD.size or _HEAD.unpack_from(data) != (_MAGIC, zlib.crc32(content)):
         return None
-    rows = msgspec.msgpack.decode(content, type=list[_Row])
-    return {(topic, queue_id): offset for topic, queue_id, offset in rows}
+    try:
+        found = msgspec.msgpack.decode(content, type=_Content)
+    except msgspec.DecodeError:
+        return None
+    if found.applied_index < applied_index:
+        return None
+    return {(topic, queue_id): offset for topic, queue_id, offset in found.rows}

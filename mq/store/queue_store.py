@@ -491,7 +491,7 @@ class QueueStore:
 
         ``durable`` are the checkpoint's changes, ``since`` those after it.
         """
-        for path in outside(durable.retired, since.forgotten):
+        for path in outside(durable.retired, since.forgotten) - since.files:
             self._files.remove(path)
 
     def check_invariants(self) -> None:

@@ -12,6 +12,9 @@ import pytest
 from mq.broker.archive.access import CACHE_DIRECTORY
 from mq.broker.base.archive_tier import QUEUES_FROM
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.store.checkpoint import CHECKPOINT_NAME
+from mq.store.queue_floors import FLOORS_NAME
+from raftlog.segment import REFILLED
 from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
 from tests.support.popping import popped
 from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, limited, note_brokers, pull_ext, running
@@ -143,6 +146,33 @@ async def test_lost_queue_files_come_back_from_the_archive(
         client = await broker.connect()
         assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
         assert (await client.info())["raftmq.archiveRefilledEntries"] == "0"
+
+
+async def test_unknown_expired_messages_delay_a_refill_until_a_restart(
+    tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers = note_brokers(monkeypatch)
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        await fill(client)
+        await deleted_locally(client)
+    shutil.rmtree(tmp_path / "queues")
+    storage.fault = lambda method, path: 503
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        await until((tmp_path / CHECKPOINT_NAME).exists)
+    (tmp_path / FLOORS_NAME).unlink()  # a former release knows nothing of it
+    storage.come_back()
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        await until(lambda: REFILLED in brokers[-1].context.replica.log.notes)
+        assert (await client.info())["raftmq.archiveRefilledEntries"] == "0", "some may have expired"
+        assert (await client.pull(offset=COUNT - 1)).records[0].body == body(COUNT - 1)
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        await refilled(client)
+        assert await everything(client) == [body(number) for number in range(COUNT)]
 
 
 async def test_damaged_queue_file_comes_back_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:

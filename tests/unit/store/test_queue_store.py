@@ -421,6 +421,33 @@ def test_entries_in_front_do_not_expire_with_an_earlier_pass(tmp_path: Path) -> 
     assert queue.min_offset == 15
 
 
+def test_files_of_entries_that_come_back_are_not_removed(tmp_path: Path) -> None:
+    for checkpoints_between in range(3):
+        root = tmp_path / str(checkpoints_between)
+        store = new_store(root)
+        store.floors = {}
+        store.append_run(run_of("A", 0, 0, 25))
+        store.flush_all()
+        store.take_changes()
+        assert store.expire_some(PhysicalOffset(20 * 50)) == 0
+        durable = store.take_changes() if checkpoints_between else None
+        store.begin_refill(PhysicalOffset(0))
+        assert store.prepend(run_of("A", 0, 0, 20)) == 20
+        since = store.take_changes()
+        if durable is None:
+            assert not since.retired
+        elif checkpoints_between == 1:
+            store.remove_retired(durable, since)
+        else:  # the checkpoint between them failed
+            store.remove_retired(durable.merge(since), store.take_changes())
+        queue = store.get("A", 0)
+        assert queue is not None
+        store.forget_blocks()
+        assert queue.read(QueueOffset(0), 25) == run_of("A", 0, 0, 25).entries
+        assert len(files_of(root)) == 4
+        store.close()
+
+
 def test_floors_of_a_dropped_queue_are_forgotten(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     store.floors = {}
