@@ -146,6 +146,8 @@ class QuotaGate(Service):
         nbytes = sum(each.nbytes for each in self._held)
         assert nbytes == self._held_bytes, f"requests of {nbytes} bytes wait, {self._held_bytes} are counted"
         assert nbytes <= self._limits.held_bytes_max, f"requests of {nbytes} bytes wait"
+        bodies = sum(len(each.call.body) for each in self._held)
+        assert bodies <= nbytes, f"requests with bodies of {bodies} bytes wait, {nbytes} are counted"
         now = self._clock()
         late = [each for each in self._held if each.due > now + _HOLD_SECONDS_MAX]
         assert not late, f"a request waits for {late[0].due - now:g} s"
@@ -159,6 +161,7 @@ class QuotaGate(Service):
         """See `Service`: the quota of a topic may have changed."""
         config = self._metadata.topics.get(topic)
         quota = Quota() if config is None else quota_of(config.attributes)
+        before = self._topics.get(topic, Quota())
         if quota == Quota():
             if self._topics.pop(topic, None) is not None:
                 self._forget_unlimited()
@@ -166,7 +169,8 @@ class QuotaGate(Service):
             self._topics[topic] = quota
             self.begin()
         self._stored.limit(topic, quota.stored_bytes)
-        self._hasten()
+        if quota != before:
+            self._hasten()
 
     def begin(self) -> None:
         """Look at requests from now on: a topic has a quota, or a user that has one makes a request."""
@@ -278,7 +282,8 @@ class QuotaGate(Service):
             self._check_full(name)
         costs = self._costs(call.user, parts)
         seconds, by = self._buckets.wait([limit for limit, _, _ in costs], now)
-        nbytes = sum(part.nbytes for part in parts)
+        # A transaction may have a body without messages: its offsets, or what cannot be read.
+        nbytes = max(sum(part.nbytes for part in parts), len(call.body))
         if by is None or (seconds <= self._limits.delay_seconds_max and self._has_room(nbytes)):
             for limit, messages, part_bytes in costs:
                 self._buckets.take([limit], messages, part_bytes, now)

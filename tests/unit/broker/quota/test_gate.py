@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import structlog
 
 from mq.broker.access.control import OfLimitedUser
@@ -24,11 +25,13 @@ from mq.protocol.requests.pull import PullMessage
 from mq.protocol.requests.quota_attributes import Quota
 from mq.protocol.requests.quotas import ListQuotas
 from mq.protocol.requests.send import SendMessageV2
+from mq.protocol.requests.transactions import StageTransaction
 from mq.protocol.wire.encoding import encode_request
 from tests.support.broker_contexts import context_of
 from tests.support.running_broker import pull_ext, send_ext
 
 SUSPENDED = 4 | 2
+HANDLED = SendMessageV2, StageTransaction, PullMessage, ListQuotas
 
 
 class Clients:
@@ -61,7 +64,7 @@ class Clients:
             requests=self.requests,
         )
         self.requests.add(self.gate.routes())
-        self.requests.add([Route(each, self._handle) for each in (SendMessageV2, PullMessage, ListQuotas)])
+        self.requests.add([Route(each, self._handle) for each in HANDLED])
         for user, quota in users.items():
             self.put(user, quota)
         self.limit_topic(topic or Quota())
@@ -98,9 +101,11 @@ class Connection:
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
-    def ask(self, number: int, code: int, ext: dict[str, Any], *, user: str = "", oneway: bool = False) -> None:
+    def ask(
+        self, number: int, code: int, ext: dict[str, Any], body: bytes = b"", *, user: str = "", oneway: bool = False
+    ) -> None:
         fields = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in ext.items()}
-        data = encode_request(code, number, ext=fields, oneway=oneway, serialization=JSON, language="JAVA")
+        data = encode_request(code, number, ext=fields, body=body, oneway=oneway, serialization=JSON, language="JAVA")
         ((request, body, serialization),), _ = decode_chunk(data)
         self.dispatch(OfLimitedUser(user, request) if user else request, body, serialization)
 
@@ -209,6 +214,32 @@ def test_headers_of_waiting_requests_are_bounded() -> None:
         connection.ask(number, RequestCode.PULL_MESSAGE, ext)
     assert clients.gate.counters()["quota_held"] == 9
     clients.gate.check_invariants()
+
+
+def test_bodies_of_waiting_transactions_are_bounded() -> None:
+    """A transaction that cannot be read, or is all offsets, has no messages: it counted as nothing while it waited."""
+    clients = Clients(None, QuotaLimits(held_bytes_max=100_000), ann=Quota(produce_messages=5))
+    connection = clients.connection()
+    for number in range(7):
+        connection.send(number, user="ann")
+    ext = {"producerGroup": "P", "transactionId": "0A0B", "bornTimestampMs": 1}
+    for number in range(10, 60):
+        connection.ask(number, RequestCode.STAGE_TRANSACTION, ext, b"x" * 10_000, user="ann")
+    clients.gate.check_invariants()
+    waiting = [each for each in clients.gate._held if each.refusal is None]
+    assert 1 < len(waiting) < 12
+
+
+def test_a_change_of_another_topic_does_not_read_waiting_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics are created all the time, and waiting transactions are long."""
+    clients = Clients(Quota(produce_messages=5))
+    for number in range(7):
+        clients.connection().send(number)
+    monkeypatch.setattr("mq.broker.quota.gate._parts_of", None)
+    clients.topics["New"] = SimpleNamespace(attributes={})
+    clients.gate.topic_changed("New")
+    clients.gate.topic_changed("T")
+    assert clients.gate.counters()["quota_held"] == 1
 
 
 def test_a_pull_that_gives_no_time_waits_for_a_second() -> None:
