@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from mq.client import Admin, Message, PopConsumer, Producer, PushConsumer, ReceivedMessage
+from mq.client.errors import BrokerError
 from mq.client.events import ClientEvent
 from mq.protocol.codes import RequestCode
 from mq.protocol.requests.clients import (
@@ -241,5 +242,10 @@ def test_removals_that_cannot_be_meant_are_refused() -> None:
         assert (await admin.removed_members.remove("billing", "not there", keep_out=10)).was_member
         [kept] = await admin.removed_members.kept_out("billing")
         assert kept.seconds <= 10, "what is said last counts"
+
+        user_and_client = "u" * 127 + "/" + "c" * 256  # as long as that of a client behind a proxy may be
+        assert not (await admin.removed_members.remove("billing", user_and_client, keep_out=60)).was_member
+        with pytest.raises(BrokerError, match="385 characters"):
+            await admin.removed_members.remove("billing", user_and_client + "c", keep_out=60)
 
     run(main)

@@ -12,12 +12,12 @@ from typing import Final
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
+from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.clients import Notice
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.kept_out import KEPT_OUT_MAX
 from mq.broker.net.service import Route, Service
-from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import NameRefused, check_group
 from mq.protocol.requests.removed_members import (
@@ -30,6 +30,7 @@ from mq.protocol.requests.removed_members import (
 )
 
 WORDS_LENGTH_MAX: Final = 300
+_ID_LENGTH_MAX: Final = max(ClientLimits().client_id_length_max, ClientLimits().proxied_client_id_length_max)
 _EXPIRE_SECONDS: Final = 1.0
 
 EndWaiting = Callable[[str, str, Sequence[ClientConnection]], None]
@@ -129,10 +130,10 @@ class RemovedMembers(Service):
             check_group(group)
         except NameRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
-        if not 1 <= len(client_id) <= CLIENT_ID_LENGTH_MAX:
+        if not 1 <= len(client_id) <= _ID_LENGTH_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"client id of {len(client_id)} characters; allowed: 1 to {CLIENT_ID_LENGTH_MAX}",
+                f"client id of {len(client_id)} characters; allowed: 1 to {_ID_LENGTH_MAX}",
             )
         if not 0 <= keep_out_ms <= KEPT_OUT_MS_MAX:
             raise RequestRefused(

@@ -127,9 +127,13 @@ class ClientRegistry(Generic[ConnectionT]):
         new_groups: list[str] = []
         notify: list[Notice[ConnectionT]] = []
         for consumer, wanted in zip(heartbeat.consumers, subscriptions, strict=True):
-            if self.kept_out.table and (kept := self.kept_out.of(consumer.group, heartbeat.client_id, now)):
-                self.kept_out.met(kept, connection)
-                continue
+            if self.kept_out.table:
+                if kept := self.kept_out.of(consumer.group, heartbeat.client_id, now):
+                    self.kept_out.met(kept, connection)
+                    notify += self._leave_as_another(connection, consumer.group)
+                    self._listed[connection] = listed
+                    continue
+                self.kept_out.renamed(connection, consumer.group)
             group = self._consumers.get(consumer.group)
             if group is None:
                 group = self._consumers[consumer.group] = ConsumerGroup(consumer.group)
@@ -508,6 +512,11 @@ class ClientRegistry(Generic[ConnectionT]):
             for group, client_ids in left.values()
             if not client_ids <= {member.client_id for member in group.members.values()}
         )
+
+    def _leave_as_another(self, connection: ConnectionT, name: str) -> list[Notice[ConnectionT]]:
+        """A connection now names a client that is kept out: what it named before is a member no longer."""
+        group = self._consumers.get(name)
+        return [] if group is None or connection not in group.members else self._remove_consumers([(group, connection)])
 
     def _forget_if_unlisted(self, connection: ConnectionT, listed: _Listed) -> None:
         if not listed.consumer_groups and not listed.producer_groups:

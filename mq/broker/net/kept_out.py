@@ -79,8 +79,16 @@ class KeptOutMembers(Generic[ConnectionT]):
 
     def met(self, kept: KeptOut[ConnectionT], connection: ConnectionT) -> None:
         """A client that is kept out said so on this connection that it would be a member."""
+        self.renamed(connection, kept.group)
         kept.connections[connection] = None
         self._at.setdefault(connection, {})[kept.group] = kept
+
+    def renamed(self, connection: ConnectionT, group: str) -> None:
+        """A connection names another client of a group from now on: what is said of the former one is not for it."""
+        known = self._at.get(connection, {}).get(group)
+        if known is not None:
+            del known.connections[connection]
+            self._forget(connection, group)
 
     def of(self, group: str, client_id: str, now: float) -> KeptOut[ConnectionT] | None:
         """Why a client is kept out of a group at ``now``; None if it is not."""
