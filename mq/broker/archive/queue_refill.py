@@ -56,6 +56,10 @@ class QueueRefill(Service):
         self._failed_at = self._told_at = -LOG_AGAIN_SECONDS
         self._is_done = False
         self._entries = 0
+        if self._access is not None and self._tier.lacks_older:
+            # The start may have set it. A follower of an idle leader writes nothing by itself, and a checkpoint of
+            # queues that were derived again must not come to disk before the note that says where they begin.
+            self._replica.remember(QUEUES_FROM, self._replica.log.notes.get(QUEUES_FROM))
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
