@@ -57,13 +57,15 @@ class ProcessSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags before the environment, which may use former names too."""
-        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=cls._former_environment())
+        former = InitSettingsSource(settings_cls, init_kwargs=cls._former_environment(init_settings()))
+        return init_settings, env_settings, former
 
     @classmethod
-    def _former_environment(cls) -> dict[str, Any]:
+    def _former_environment(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What the environment has under former names, except what was given otherwise and so takes precedence."""
         prefix = cls.model_config.get("env_prefix", "").lower()
         environment = {name.lower(): value for name, value in os.environ.items()}
-        names = {former: prefix + former for former in cls.former_names}
+        names = {former: prefix + former for former, present in cls.former_names.items() if present not in given}
         return {former: environment[name] for former, name in names.items() if name in environment}
 
     @classmethod

@@ -39,6 +39,19 @@ def test_the_environment_may_use_former_names_and_wins_over_the_file(
     assert NamesrvSettings.load(None, strangers_max=7).unidentified_connections_max == 7
 
 
+def test_a_flag_wins_over_the_former_name_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAFTMQ_BROKER_HELD_PULLS_MAX", "6")
+    assert BrokerSettings(long_polls_max=7).long_polls_max == 7
+    started = BrokerSettings()
+    assert (started.long_polls_max, started.former_names_used) == (6, ("held_pulls_max",))
+    # As a change of a running broker does.
+    changed = BrokerSettings.model_validate(started.model_dump(exclude_unset=True) | {"retention_hours": 3})
+    assert (changed.long_polls_max, changed.retention_hours) == (6, 3)
+    monkeypatch.setenv("RAFTMQ_BROKER_LONG_POLLS_MAX", "8")
+    with pytest.raises(ValidationError, match="both are set"):
+        BrokerSettings()
+
+
 def test_a_former_name_beside_the_present_one_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"join is the former name of joins_group, and both are set: remove join"):
         BrokerSettings(join=True, joins_group=True)  # type: ignore[call-arg]
