@@ -444,7 +444,7 @@ async def files(cli: Commands, data_dir: Path, directory: Path) -> None:
     backup = directory / "backup"
     await run("backup verify", backup)
     await run("restore", backup, f"n0={directory / 'restored'}", "--peers", "n0@127.0.0.1:1")
-    for name in ("verify", "dump", "term"):
+    for name in ("verify", "dump", "fix-term"):
         await run(f"log {name}", data_dir)
     await run("log dump", data_dir, "--bodies")
     await run("log allow-vote", data_dir, "--accept-loss")
