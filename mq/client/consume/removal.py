@@ -21,36 +21,45 @@ class Removal:
     """Notes what brokers answer, and tells the application once when it begins.
 
     Attributes:
-        kept_out: the last answer said that the client is kept out.
-        seconds: for how long, when that was said.
+        seconds: for how long the client is kept out, when that was said.
         reason: why.
     """
 
     def __init__(self, group: str, tell: Callable[[ClientEvent], object]) -> None:
         self._group = group
         self._tell = tell
-        self.kept_out = False
+        self._said_by: set[str] = set()
         self.seconds = 0.0
         self.reason = ""
+
+    @property
+    def kept_out(self) -> bool:
+        """Whether the last answer of a broker group said that the client is kept out."""
+        return bool(self._said_by)
 
     @property
     def pause_seconds(self) -> float:
         """How long to wait before asking for messages again."""
         return min(self.seconds, PAUSE_SECONDS_MAX)
 
-    def note(self, response: Response) -> bool:
-        """Note an answer to a request of a member; returns whether it says that the client is kept out."""
+    def note(self, response: Response, broker_name: str = "") -> bool:
+        """Note an answer to a request of a member; returns whether it says that the client is kept out.
+
+        ``broker_name`` is the broker group that answers, if all are asked in turn: one may have forgotten the removal.
+        """
         try:
             told = read_reply(KeptOutReply, response.ext)
         except ReplyError:
             told = KeptOutReply()
         if told.kept_out_ms <= 0:
-            if self.kept_out:
+            was_kept_out = self.kept_out
+            self._said_by.discard(broker_name)
+            if was_kept_out and not self.kept_out:
                 log.info("let_into_group_again", group=self._group)
-            self.kept_out, self.seconds = False, 0.0
             return False
         is_new = not self.kept_out or told.reason != self.reason
-        self.kept_out, self.seconds, self.reason = True, told.kept_out_ms / 1000, told.reason
+        self._said_by.add(broker_name)
+        self.seconds, self.reason = told.kept_out_ms / 1000, told.reason
         if is_new:
             log.warning("removed_from_group", group=self._group, reason=told.reason, seconds=round(self.seconds))
             self._tell(ClientEvent("removed", self._group, told.reason))

@@ -1,0 +1,39 @@
+"""What a consumer makes of answers that say it was removed from its group."""
+
+from __future__ import annotations
+
+from mq.client.consume.removal import Removal
+from mq.client.events import ClientEvent
+from mq.protocol.codes import ResponseCode
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.requests.removed_members import KeptOutReply
+
+LET_IN = Response(code=ResponseCode.POLLING_TIMEOUT, opaque=1, flag=1)
+
+
+def kept_out(reason: str = "it hangs") -> Response:
+    ext = KeptOutReply(kept_out_ms=60_000, reason=reason).fields()
+    return Response(code=ResponseCode.SERVICE_NOT_AVAILABLE, opaque=1, flag=1, ext=ext)
+
+
+def test_a_broker_that_has_forgotten_a_removal_does_not_end_it_elsewhere() -> None:
+    """One that was restarted answers in turn with those that keep the client out: it told the application each time."""
+    events: list[ClientEvent] = []
+    removal = Removal("billing", events.append)
+    for _ in range(3):
+        assert removal.note(kept_out(), "broker-a")
+        assert not removal.note(LET_IN, "broker-b")
+        assert removal.kept_out
+    assert [(each.kind, each.reason) for each in events] == [("removed", "it hangs")]
+    removal.note(LET_IN, "broker-a")
+    assert not removal.kept_out
+    removal.note(kept_out(), "broker-a")
+    assert len(events) == 2
+
+
+def test_a_removal_for_another_reason_is_told_again() -> None:
+    events: list[ClientEvent] = []
+    removal = Removal("billing", events.append)
+    for reason in ("it hangs", "it hangs", "it is replaced"):
+        removal.note(kept_out(reason), "broker-a")
+    assert [each.reason for each in events] == ["it hangs", "it is replaced"]
