@@ -60,6 +60,7 @@ class LiteControl(Service):
         self._subscriptions = pops.subscriptions
         self._offset_by_time = offset_by_time
         self._subscriptions_max = context.limits.lite.subscriptions_max
+        self._kept_out = context.clients.kept_out
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -91,7 +92,8 @@ class LiteControl(Service):
 
         def told() -> None:
             for each, of_group in later:
-                self._subscribe(each, of_group, call.connection)
+                if not self._is_kept_out(each):
+                    self._subscribe(each, of_group, call.connection)
             self._pops.subscriptions_changed()
             for group, rows in resets.items():
                 for queue, _ in rows:
@@ -176,6 +178,8 @@ class LiteControl(Service):
             case Action.PARTIAL_ADD | Action.COMPLETE_ADD:
                 pass
         assert group is not None, f"{each.action} without a group"
+        if self._is_kept_out(each):
+            return
         count = sum(map(len, resets.values()))
         if each.offset_option is not None and not group.wildcard:
             self._reset(each.group, queues, each.offset_option, resets)
@@ -186,6 +190,13 @@ class LiteControl(Service):
             later.append((each, group))  # it gets nothing from where the group was before
         else:
             self._subscribe(each, group, connection)
+
+    def _is_kept_out(self, each: LiteSubscription) -> bool:
+        """Whether an operator has removed this client: it would keep others from what it does not get itself. When it
+        may come back, its first pop is answered so that it says again what it subscribes to.
+        """
+        kept_out = self._kept_out
+        return bool(kept_out.table) and kept_out.of(each.group, each.client_id, self._clock()) is not None
 
     def _subscribe(self, each: LiteSubscription, group: LiteGroup, connection: ClientConnection) -> None:
         """Let a client get what it says, and no more if it says all."""

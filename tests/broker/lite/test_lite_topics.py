@@ -209,6 +209,24 @@ async def test_a_client_takes_over_what_one_without_a_connection_had_exclusively
         await until(is_taken_over)
 
 
+async def test_a_removed_client_keeps_no_other_one_from_a_lite_topic(tmp_path: Path) -> None:
+    """It goes on saying what it subscribes to, and took the lite topic back, or kept it, without ever popping."""
+    async with running(tmp_path, group="b-a") as broker:
+        removed, other = await broker.connect(), await broker.connect()
+        await prepared(other, group={"lite.sub.model": "Exclusive"})
+        await control(removed, "PARTIAL_ADD", "a", client_id="C1")
+        ext = {"group": GROUP, "clientId": "C1", "keepOutMs": 60_000}
+        assert (await other.request(RequestCode.REMOVE_MEMBER, ext)).code == ResponseCode.SUCCESS
+        assert (await control(removed, "COMPLETE_ADD", "a", client_id="C1")).code == ResponseCode.SUCCESS
+        await control(other, "COMPLETE_ADD", "a", client_id="C2")
+        await control(removed, "PARTIAL_ADD", "a", client_id="C1")
+        await send(other, "a", b"1")
+        assert told(await pop(other, "C2")) == [("a", b"1", 0)]
+        assert (await other.request(RequestCode.REMOVE_MEMBER, ext | {"keepOutMs": 0})).code == ResponseCode.SUCCESS
+        says = await pop(removed, "C1", raftmqSaysSubscriptions="true")
+        assert says.code == ResponseCode.SUBSCRIPTION_NOT_EXIST, "it is told to say it again"
+
+
 async def test_a_client_with_another_connection_hears_there_what_was_taken_from_it(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         former, later = await broker.connect(), await broker.connect()
