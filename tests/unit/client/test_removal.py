@@ -31,7 +31,7 @@ def test_a_broker_that_has_forgotten_a_removal_does_not_end_it_elsewhere() -> No
     assert len(events) == 2
 
 
-def test_a_removal_for_another_reason_is_told_again() -> None:
+def test_a_removal_for_another_reason_is_a_new_event() -> None:
     events: list[ClientEvent] = []
     removal = Removal("billing", events.append)
     for reason in ("it hangs", "it hangs", "it is replaced"):
