@@ -229,7 +229,7 @@ def test_dev_finds_mistakes_in_settings_before_it_touches_anything(tmp_path: Pat
         ({}, "--peers is missing"),
         ({"node_id": "n0"}, "A group of one replica: --peers n0@"),
         ({"peers": "n0@127.0.0.1:1,n1@127.0.0.1:2,n2@127.0.0.1:3"}, "--node-id is missing"),
-        ({"joins_group": True, "replication_listen": "127.0.0.1:1"}, "--node-id is missing"),
+        ({"join": True, "replication_listen": "127.0.0.1:1"}, "--node-id is missing"),
     ],
 )
 def test_a_broker_without_a_replica_identity_creates_no_directory(
