@@ -185,6 +185,7 @@ def test_a_popping_member_gets_nothing_while_it_is_kept_out() -> None:
             await producer.send(Message("Orders", b"second"))
             await trio.sleep(60)  # it pops in vain every five seconds
             assert popped == [b"first"]
+            assert [each.connected for each in await admin.removed_members.kept_out("poppers")] == [True]
             assert [event.kind for event in events if event.kind == "removed"] == ["removed"]
             assert "removed from consumer group poppers" in str(consumer.health())
             assert [each.client_id for each in await admin.group_members("poppers")] == []

@@ -113,7 +113,7 @@ class RemovedMembers(Service):
                 seconds=round(kept.until - now, 1),
                 reason=kept.reason,
                 operator=kept.operator,
-                connected=bool(kept.connections),
+                connected=kept.is_there(now),
             )
             for kept in self._kept_out.of_group(call.request.ext.consumer_group, now)
         ]

@@ -152,7 +152,7 @@ class ClientRegistry(Generic[ConnectionT]):
         if isinstance(heartbeat, HeartbeatOfProxy):
             behind = heartbeat.behind
             if self.kept_out.table:
-                behind = [each for each in behind if not self.kept_out.of(each.group, each.client_id, now)]
+                behind = [each for each in behind if not self.kept_out.heard(each.group, each.client_id, now)]
             self.proxied.heartbeat(now, connection, behind)
         self._forget_if_unlisted(connection, listed)
         count, count_max = max(len(listed.producer_groups), len(listed.consumer_groups)), self._limits.groups_max

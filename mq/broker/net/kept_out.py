@@ -17,6 +17,8 @@ from mq.protocol.requests.removed_members import KeptOutReply
 
 KEPT_OUT_MAX: Final = 10_000
 """Clients that are kept out at once, in all groups."""
+HEARD_SECONDS: Final = 60.0
+"""A client without a connection is there if it was heard of since then: it pops again and again."""
 
 
 @dataclass(slots=True)
@@ -28,6 +30,8 @@ class KeptOut(Generic[ConnectionT]):
         reason: the operator's words, for the client's log.
         operator: who removed it.
         connections: those by which it would be a member; it is told there when it may come back.
+        heard: when it last asked for messages, or was named by its proxy, in monotonic seconds: one that pops has no
+            connection here.
     """
 
     group: str
@@ -36,6 +40,11 @@ class KeptOut(Generic[ConnectionT]):
     reason: str
     operator: str
     connections: dict[ConnectionT, None] = field(default_factory=dict)
+    heard: float = float("-inf")
+
+    def is_there(self, now: float) -> bool:
+        """Whether it would be a member at ``now``."""
+        return bool(self.connections) or now - self.heard < HEARD_SECONDS
 
     @property
     def words(self) -> str:
@@ -95,6 +104,13 @@ class KeptOutMembers(Generic[ConnectionT]):
         kept = self.table.get((group, client_id))
         return kept if kept is not None and now < kept.until else None
 
+    def heard(self, group: str, client_id: str, now: float) -> bool:
+        """A client said at ``now`` that it would be a member; returns whether it is kept out."""
+        kept = self.of(group, client_id, now)
+        if kept is not None:
+            kept.heard = now
+        return kept is not None
+
     def at(self, connection: ConnectionT, group: str, now: float) -> KeptOut[ConnectionT] | None:
         """Why the client of a connection is kept out of a group at ``now``; None if it is not."""
         kept = self._at.get(connection, {}).get(group)
@@ -104,6 +120,7 @@ class KeptOutMembers(Generic[ConnectionT]):
         """Raises RequestRefused for a client that is kept out; one without a name is known by its connection."""
         kept = self.at(connection, group, now) if client_id is None else self.of(group, client_id, now)
         if kept is not None:
+            kept.heard = now
             raise refusal(kept, now)
 
     def release(self, group: str, client_id: str) -> KeptOut[ConnectionT] | None:
