@@ -205,7 +205,13 @@ def encoded(message: Message[T], codec: BodyCodec[T] | None) -> Message[bytes]:
     given = cast("Message[Any]", message)
     if given.body == b"" and given.keys:
         return cast("Message[bytes]", message)  # a tombstone
-    return msgspec.structs.replace(given, body=encode_body(codec, message.body))
+    body = encode_body(codec, message.body)
+    if not body and given.keys:
+        raise MessageRefused(
+            f"{_of(codec)} encodes {message.body!r} as an empty body, which deletes the value of the keys in a "
+            "compacted topic: send tombstone(...) if it shall"
+        )
+    return msgspec.structs.replace(given, body=body)
 
 
 def decode_body(message: ReceivedMessage[Any], codec: BodyCodec[Any]) -> BodyNotDecoded | None:

@@ -24,7 +24,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.frames import ANSWER_HEADER_BYTES_MAX
 from mq.protocol.hashes import UniqKeyGenerator
-from mq.protocol.messages.batch import split_batch
+from mq.protocol.messages.batch import BatchedMessage, encode_batch, split_batch
 from mq.protocol.messages.message_types import PRIORITY_MARK
 from mq.protocol.messages.sequencing import SEQUENCE_MARK, SequenceRange, range_properties
 from mq.protocol.wire.encoding import SendReplyTemplate
@@ -102,6 +102,20 @@ class BatchSends:
             if not props.value_of(properties, _KEYS).strip():
                 return number
         return None
+
+    def has_bodies(self, call: Call[SendRequest], tail: QueueTail) -> bool:
+        """Whether a message of a batch has a body. Raises RequestRefused."""
+        return any(body for _, body, _ in self._split(call.body, tail))
+
+    def without(self, call: Call[SendRequest], tail: QueueTail, name: str) -> bytes:
+        """The body of a batch without a property of its messages. Raises RequestRefused."""
+        parts = self._split(call.body, tail)
+        try:
+            return encode_batch(
+                BatchedMessage(body, props.without(properties.decode(), name), flag) for flag, body, properties in parts
+            )
+        except UnicodeDecodeError as error:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"properties are not UTF-8: {error}") from error
 
     def queued(self, call: Call[SendRequest], tail: QueueTail) -> QueuedSend:
         """The messages of a batch without sequence numbers, each with a unique key. Raises RequestRefused, also if one

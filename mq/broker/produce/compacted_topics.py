@@ -22,6 +22,7 @@ from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTIO
 from mq.store.queue_store import QueueKey
 
 _NOT_IN_ORDER = props.DELAY, *props.TIMER_PROPERTIES, props.TRANSACTION_PREPARED, props.LITE_TOPIC, props.PRIORITY
+_CARRIED = props.CARRIED.encode()
 _MARKS = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", "LITE_TOPIC\x01", PRIORITY_MARK
 
 
@@ -57,6 +58,8 @@ class CompactedTopics:
             return  # they are what the other cluster has
         if props.CARRIED in text:  # a program forwards what it received: the new message is no copy
             text = ext.properties = props.without(text, props.CARRIED)
+        if ext.batch and _CARRIED in call.body:
+            call.body = batches.without(call, tail, props.CARRIED)
         if any(mark in text for mark in _MARKS):
             found = props.decode(text)
             names = [name for name in _NOT_IN_ORDER if found.get(name, "0") not in ("0", "false")]
@@ -76,7 +79,7 @@ class CompactedTopics:
                     f"{which} has no key: topic {ext.topic} has {CLEANUP_POLICY}={COMPACTION}, and keeps the newest "
                     "message of each key; set the key of the message (KEYS)",
                 )
-        if self.is_full and call.body:
+        if self.is_full and (batches.has_bodies(call, tail) if ext.batch else call.body):
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
                 f"the compacted topics of this broker group have {self.keys_max} keys, and it may not remember more: "
