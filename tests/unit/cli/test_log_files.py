@@ -78,7 +78,7 @@ def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
     log.set_note(ABSTAINING, b"1")
     log.set_note("other", b"kept")
     log.submit(1)
-    assert "in use by process" in str(refusal(run("trust", data_dir, "--accept-loss")))
+    assert "in use by process" in str(refusal(run("allow-vote", data_dir, "--accept-loss")))
     log.close()
     said = run("verify", data_dir).output
     assert "abstains: it may have lost" in said
@@ -86,16 +86,16 @@ def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
     found = json.loads(run("verify", data_dir, "--json").output)
     assert (found["abstaining"], found["last_index"], found["last_term"]) == (True, 99, 1)
     assert found["begins_at"] == 0 < found["ends_at"]
-    failed = refusal(run("trust", data_dir))
+    failed = refusal(run("allow-vote", data_dir))
     assert failed.exit_code == EXIT_REFUSED
     assert "its log ends with entry 99 of term 1" in str(failed)
     assert json.loads(run("verify", data_dir, "--json").output)["abstaining"], "trusted without --accept-loss"
-    result = run("trust", data_dir, "--accept-loss")
+    result = run("allow-vote", data_dir, "--accept-loss")
     assert result.exit_code == 0
     assert result.output.endswith("it votes again\n")
     assert "abstains" not in run("verify", data_dir).output
-    assert run("trust", data_dir, "--accept-loss").output.endswith("no change\n")
-    told = json.loads(run("trust", data_dir, "--accept-loss", "--json").output)
+    assert run("allow-vote", data_dir, "--accept-loss").output.endswith("no change\n")
+    told = json.loads(run("allow-vote", data_dir, "--accept-loss", "--json").output)
     assert told == {"directory": str(data_dir / "commitlog"), "was_abstaining": False, "last_index": 99, "last_term": 1}
     log = opened(data_dir)
     assert dict(log.notes) == {"other": b"kept"}
@@ -103,11 +103,18 @@ def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
     log.close()
 
 
+def test_former_names_of_commands_print_json_alone_on_standard_output(data_dir: Path) -> None:
+    for command, arguments in (("trust", ["--accept-loss"]), ("term", [])):
+        result = run(command, data_dir, *arguments, "--json")
+        assert json.loads(result.stdout)["last_term"] == 1
+        assert "deprecated" in result.stderr
+
+
 def test_what_is_damaged_is_not_trusted(data_dir: Path) -> None:
     with open(data_dir / "commitlog" / f"{0:020d}", "r+b") as file:
         file.seek(1000)
         file.write(b"\xff")
-    assert "start the node" in str(refusal(run("trust", data_dir, "--accept-loss")))
+    assert "start the node" in str(refusal(run("allow-vote", data_dir, "--accept-loss")))
 
 
 def test_directory_without_a_log(tmp_path: Path) -> None:
@@ -116,7 +123,7 @@ def test_directory_without_a_log(tmp_path: Path) -> None:
 
 
 def test_cut_discards_entries_behind_the_damage_only_with_consent(data_dir: Path) -> None:
-    assert "there is no damage" in str(refusal(run("cut", data_dir, "--accept-loss")))
+    assert "there is no damage" in str(refusal(run("discard-damaged", data_dir, "--accept-loss")))
     with open(data_dir / "commitlog" / f"{0:020d}", "r+b") as file:
         for position in (1000, 3000):
             file.seek(position)
@@ -124,15 +131,15 @@ def test_cut_discards_entries_behind_the_damage_only_with_consent(data_dir: Path
     before = {path.name: path.read_bytes() for path in (data_dir / "commitlog").iterdir()}
     rows = json.loads(run("dump", data_dir, "--json").output)
     first = next(at for at, row in enumerate(rows) if row.get("note") == "damaged")
-    said = str(refusal(run("cut", data_dir)))
+    said = str(refusal(run("discard-damaged", data_dir)))
     assert f"would end with entry {rows[first - 1]['index']}, before the damage" in said
     assert (
         f"Intact entries from index {rows[first + 1]['index']} on would be lost, too (the log is damaged in 2" in said
     )
     assert {path.name: path.read_bytes() for path in (data_dir / "commitlog").iterdir()} == before
     copy = shutil.copytree(data_dir, data_dir.parent / "copy")
-    assert "the replica abstains" in run("cut", copy, "--accept-loss").output
-    told = json.loads(run("cut", data_dir, "--accept-loss", "--json").output)
+    assert "the replica abstains" in run("discard-damaged", copy, "--accept-loss").output
+    told = json.loads(run("discard-damaged", data_dir, "--accept-loss", "--json").output)
     found = json.loads(run("verify", data_dir, "--json").output)
     assert (found["verdict"], found["abstaining"]) == ("intact", True)
     assert 0 < found["last_index"] < 99
@@ -158,7 +165,7 @@ def test_dump_as_json(data_dir: Path) -> None:
 
 def test_terms_are_printed_for_programs(data_dir: Path) -> None:
     def term(*options: str) -> dict[str, object]:
-        result = run("term", data_dir, *options, "--json")
+        result = run("fix-term", data_dir, *options, "--json")
         assert result.exit_code == 0, result.exception
         document: dict[str, object] = json.loads(result.output)
         return document
