@@ -104,9 +104,9 @@ def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
 
 
 def test_former_names_of_commands_print_json_alone_on_standard_output(data_dir: Path) -> None:
-    for command, arguments in (("trust", ["--accept-loss"]), ("term", [])):
+    for command, arguments, field in (("trust", ["--accept-loss"], "last_term"), ("term", [], "last_entry_term")):
         result = run(command, data_dir, *arguments, "--json")
-        assert json.loads(result.stdout)["last_term"] == 1
+        assert json.loads(result.stdout)[field] == 1
         assert "deprecated" in result.stderr
 
 
