@@ -88,6 +88,10 @@ class KeptOutMembers(Generic[ConnectionT]):
 
     def met(self, kept: KeptOut[ConnectionT], connection: ConnectionT) -> None:
         """A client that is kept out said so on this connection that it would be a member."""
+        known = self.table.get((kept.group, kept.client_id))
+        assert known is kept, (
+            f"{kept.client_id} is kept out of {kept.group} no longer: nobody would forget its connection"
+        )
         self.renamed(connection, kept.group)
         kept.connections[connection] = None
         self._at.setdefault(connection, {})[kept.group] = kept
@@ -96,6 +100,9 @@ class KeptOutMembers(Generic[ConnectionT]):
         """A connection names another client of a group from now on: what is said of the former one is not for it."""
         known = self._at.get(connection, {}).get(group)
         if known is not None:
+            assert connection in known.connections, (
+                f"{known.client_id} of {group} is not listed with a connection of it"
+            )
             del known.connections[connection]
             self._forget(connection, group)
 
