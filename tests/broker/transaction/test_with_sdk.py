@@ -83,7 +83,7 @@ async def test_a_block_that_ends_well_commits_and_one_that_raises_does_not(tmp_p
 
 async def test_a_transaction_does_not_commit_to_the_next_topic_of_its_name(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
-        with pytest.raises(BrokerError, match="topic T of the half message does not exist any more"):
+        with pytest.raises(BrokerError, match="topic T of the half message does not exist any more"):  # noqa: PT012
             async with producer.transaction(Message("T", b"never")), Admin(namesrv) as admin:
                 await admin.delete_topic("T")
                 await admin.create_topic("T", 1)
