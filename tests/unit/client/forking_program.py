@@ -110,7 +110,7 @@ def unrefused(client: object) -> Iterator[tuple[str, Any]]:
             continue
         try:
             found = getattr(client, name)
-            if name in ("schedules", "lite"):
+            if name in ("schedules", "lite", "removed_members"):
                 yield from unrefused(found)
                 continue
             if not callable(found):
