@@ -20,6 +20,7 @@ from typing import Protocol
 from chaos.broker_sim.socket_faults import SocketFaults
 from chaos.log_sim.node import Node, Process
 from chaos.network import Network
+from raftlog.compiled.loaded import IS_COMPILED
 from raftlog.net.flush import Flushed, flush_streams
 from raftlog.net.reactor import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, Begun, Ready, Unsent
 
@@ -397,8 +398,30 @@ class SimReactor:
         """Send what streams have buffered; the end of a turn."""
         while self._dirty:
             dirty, self._dirty = self._dirty, []
-            flush_streams(dirty, self)
+            flush_streams(dirty if IS_COMPILED else self._sent_together(dirty), self)
         self._end_turn()
+
+    def _sent_together(self, streams: list[Flushed]) -> list[Flushed]:
+        """Send single buffers first, as the compiled form does: a stream that fails may close others of this turn, and
+        their last bytes would leave in only one of the forms.
+        """
+        rest: list[Flushed] = []
+        taken: list[tuple[Flushed, bytes]] = []
+        for stream in streams:
+            data = stream.take_single_buffer()
+            if data is None:
+                rest.append(stream)
+            else:
+                taken.append((stream, data))
+        for stream, data in taken:
+            try:
+                sent = self.send(stream.plain_fd, data)
+            except OSError:
+                sent = 0
+            if sent != len(data):
+                stream.put_back(data, sent)
+                rest.append(stream)
+        return rest
 
     def leaves(self, sock: SimSocket) -> None:
         """At the end of the turn, `SimSocket.end_turn` is called for it."""
