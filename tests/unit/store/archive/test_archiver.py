@@ -162,6 +162,10 @@ def test_damaged_object_of_a_backup_is_not_taken_over() -> None:
     backup_run(log, bucket, BEGIN_MS)
     name = min(each for each in bucket.objects if each.startswith("log/"))
     bucket.objects[name] = bucket.objects[name][:-1] + b"\xff"
+    target = BackupTarget(BucketStore(bucket))
+    with pytest.raises(BackupDamaged, match=name):  # also of files that have an index already, which is not made again
+        target.verify_objects()
+    target.close()
     (step,) = steps(log, bucket, now_ms=BEGIN_MS + 1)
     assert step.trouble is Trouble.DAMAGED
     assert name in step.reason
