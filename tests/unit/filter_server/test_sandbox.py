@@ -61,7 +61,10 @@ def test_sizes_are_those_of_the_message(sandbox: Sandbox) -> None:
 def test_many_messages_take_several_runs(sandbox: Sandbox) -> None:
     pass_by_chance = random.Random(1).choices([False, True], k=1000)
     bodies = [(b"b" if passes else b"a") + bytes(900) for passes in pass_by_chance]
-    assert sandbox.load(begins_with("b")).run(messages(*bodies)).passes == pass_by_chance
+    passes = sandbox.load(begins_with("b")).run(messages(*bodies)).passes
+    assert len(passes) == 1000
+    wrong = [number for number in range(1000) if passes[number] != pass_by_chance[number]]
+    assert not wrong, f"{len(wrong)} messages from number {wrong[0]} on"  # pytest would compare long lists for minutes
 
 
 @pytest.mark.parametrize(
