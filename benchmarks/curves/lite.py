@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ _IN_FLIGHT = 2000
 _CHUNK = 500
 _REST_SECONDS = 6.0
 """After filling: a checkpoint is written."""
+PAIRS = 8
 
 
 async def lite_topics(plan: Plan, directory: Path, note: Note) -> None:
@@ -51,7 +53,23 @@ async def lite_topics(plan: Plan, directory: Path, note: Note) -> None:
             await trio.sleep(1.0 if plan.quick else _REST_SECONDS)
             shape = Shape(in_flight=250, body_bytes=BODY_BYTES, lite_topics=count)
             measured = await measure([cluster], shape, plan, f"{count:,}")
-            note(replace(measured, state_mib=_state_bytes(directory / "n0") / 2**20))
+            pairs = PAIRS if count == counts[-1] else 0
+            times = [await _times(cluster, shape, counts[0], plan) for _ in range(pairs)]
+            note(replace(measured, state_mib=_state_bytes(directory / "n0") / 2**20, times_first=times))
+
+
+async def _times(cluster: DevCluster, shape: Shape, few: int, plan: Plan) -> float:
+    """The leader's CPU for a message to one of all lite topics, divided by that for a message to one of a few.
+
+    One window each, one right after the other: the speed of the machine changes more from minute to minute than this.
+    """
+    short = copy(plan)
+    short.windows = 1
+    costs = [
+        (await measure([cluster], replace(shape, lite_topics=count), short, str(count))).windows[0].leader_us
+        for count in (few, shape.lite_topics)
+    ]
+    return costs[1] / costs[0]
 
 
 async def _create_topic(cluster: DevCluster) -> None:

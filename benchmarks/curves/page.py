@@ -33,6 +33,7 @@ def section(curve: Curve, samples: Sequence[Sample], *, machine: str, date: str)
             "|---|---:|---:|---:|---:|---:|---:|---:|",
             *(_row(sample) for sample in samples),
             *_of_each(curve, samples),
+            *_times_first(samples),
         ]
     )
 
@@ -48,6 +49,18 @@ def _of_each(curve: Curve, samples: Sequence[Sample]) -> list[str]:
     if one.state_mib is not None and other.state_mib is not None:
         text += f", and {(other.state_mib - one.state_mib) * 2**20 / count:,.0f} bytes of its disk besides the log"
     return ["", f"{text}."]
+
+
+def _times_first(samples: Sequence[Sample]) -> list[str]:
+    """How the last point compares with the first one in the same process."""
+    if (times := samples[-1].times_first) is None:
+        return []
+    return [
+        "",
+        f"With {samples[-1].at} of them, messages to all and messages to {samples[0].at} of them were sent in turns to "
+        f"the same broker: a message to one of all took {times.median:.2f} times as much CPU of the leader (median; "
+        f"pairs of windows from {times.least:.2f} to {times.most:.2f}).",
+    ]
 
 
 def _row(sample: Sample) -> str:

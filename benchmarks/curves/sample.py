@@ -21,6 +21,8 @@ class Measured:
         rss_mib: resident memory of the leader.
         load_average: of the machine, before the point.
         state_mib: of its files that are not the log; None where that is not of interest.
+        times_first: the leader's CPU for a message, as a multiple of that at the first point. Each number comes from
+            two windows, one after the other, in the same process; empty where that was not compared.
     """
 
     at: str
@@ -29,6 +31,7 @@ class Measured:
     load_average: float
     has_followers: bool
     state_mib: float | None = None
+    times_first: Sequence[float] = ()
 
 
 class Spread(NamedTuple):
@@ -48,6 +51,7 @@ class Sample:
             the child processes of a replica.
         generator_cores: the most that a process of the load generator used.
         load_average: the highest of the passes.
+        times_first: the leader's CPU as a multiple of that at the first point, measured in turns; None if it was not.
     """
 
     at: str
@@ -61,6 +65,7 @@ class Sample:
     generator_cores: float
     load_average: float
     state_mib: float | None = None
+    times_first: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,7 @@ def _sample_of(at: str, passes: Sequence[Measured]) -> Sample:
         generator_cores=max(window.generator_cores_max for window in windows),
         load_average=max(each.load_average for each in passes),
         state_mib=passes[0].state_mib,
+        times_first=_spread(times) if (times := [ratio for each in passes for ratio in each.times_first]) else None,
     )
 
 
