@@ -35,7 +35,7 @@ from benchmarks.produce import windows_of
 from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics
 from benchmarks.suite import Suite, kept_logs
 from benchmarks.workers import ROOT, cpu_meters, drive, share_out
-from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
+from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
 
 DATA_BYTES = 10_000_000_000
@@ -176,10 +176,10 @@ class BackupProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has done all. Raises DevClusterFailed if it has failed."""
+        """Whether it has done all. Raises ServersFailed if it has failed."""
         code = None if self._process is None else self._process.poll()
         if code:
-            raise DevClusterFailed(f"raftmq backup ended with exit code {code}")
+            raise ServersFailed(f"raftmq backup ended with exit code {code}")
         return code == 0
 
     async def work(self, seconds: float) -> bool:
@@ -231,7 +231,7 @@ class LoadWithBackup:
         """Rounds until the backup has ended, or until a time of trio's clock.
 
         Raises:
-            DevClusterFailed, GeneratorFailed: what was measured before stays.
+            ServersFailed, GeneratorFailed: what was measured before stays.
         """
         cluster = self._cluster
         leader = await cluster.leader()

@@ -21,7 +21,7 @@ import trio
 from benchmarks.figures import Figure
 from benchmarks.store_load import DISK, ROOT, Measure, Note, Plan
 from benchmarks.suite import Suite
-from mq.cli.dev_cluster import DevCluster, Ports
+from mq.local_cluster import DevCluster, Ports
 
 BODIES = (128, 1024)
 BATCHED = "single messages, batched by the producer"
@@ -40,12 +40,12 @@ RECEIVED_AT = ("one replica", 128)
 
 
 async def measure_one(plan: Plan, directory: Path, note: Note) -> None:
-    """With one replica. Raises DevClusterFailed."""
+    """With one replica. Raises ServersFailed."""
     await _measure("one replica", 1, plan, directory, note)
 
 
 async def measure_three(plan: Plan, directory: Path, note: Note) -> None:
-    """With three replicas. Raises DevClusterFailed."""
+    """With three replicas. Raises ServersFailed."""
     await _measure("three replicas", 3, plan, directory, note)
 
 

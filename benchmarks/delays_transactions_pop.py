@@ -40,8 +40,8 @@ from benchmarks.store_load import (
     send_messages,
 )
 from benchmarks.suite import Suite
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.admin import Admin
+from mq.local_cluster import DevCluster, Ports
 
 IN_FLIGHT = 64
 POP_MESSAGES = 3_000_000

@@ -29,11 +29,11 @@ import trio
 
 from benchmarks.procfs import load_average, machine
 from benchmarks.store_load import DISK, ROOT
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, Message, Producer, PullConsumer, TransactionProducer
 from mq.client.errors import ClientError, SendOutcomeUnknown
 from mq.client.message import SendResult
+from mq.local_cluster import DevCluster, Ports, ServersFailed
 
 KILL_EVERY_SECONDS = 10.0
 DOWN_SECONDS = 3.0
@@ -226,7 +226,7 @@ async def read_all(namesrv: str, ledger: Ledger) -> None:
 
 
 async def play(plan: Plan, directory: Path) -> Run:
-    """The whole run. Raises DevClusterFailed, ClientError, OSError."""
+    """The whole run. Raises ServersFailed, ClientError, OSError."""
     run = Run(plan, load_average=load_average())
     begin = trio.current_time()
 
@@ -301,7 +301,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="raftmq-once-", dir=plan.dir) as directory:
         try:
             run = run_trio(partial(play, plan, Path(directory)))
-        except (DevClusterFailed, ClientError, OSError) as error:
+        except (ServersFailed, ClientError, OSError) as error:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
     given = " ".join(sys.argv[1:])

@@ -30,9 +30,9 @@ from benchmarks.procfs import load_average
 from benchmarks.pulling import fill
 from benchmarks.store_load import DISK, Measure, Note, Plan
 from benchmarks.suite import Suite
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
+from mq.local_cluster import HOST, DevCluster, Ports
 from mq.monitoring.cpu_time import cpu_seconds
 
 STEADY_TOPIC = "Steady"

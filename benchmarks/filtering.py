@@ -39,10 +39,10 @@ from benchmarks.procfs import load_average
 from benchmarks.pulling import fill_with, pull_frame
 from benchmarks.store_load import ROOT, Measure, Note, Plan, create_topics, one_broker
 from benchmarks.suite import Suite
-from mq.cli.dev_cluster import HOST, DevCluster
-from mq.cli.own_ports import OWN_PORTS
 from mq.client import Admin
 from mq.filter.programs import ProgramName, name_of
+from mq.local_cluster import HOST, DevCluster
+from mq.local_cluster.own_ports import OWN_PORTS
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.codes import RequestCode
 

@@ -34,8 +34,8 @@ from benchmarks.store_load import DISK
 from benchmarks.workers import ROOT
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
-from mq.cli.dev_cluster import HOST, Ports
 from mq.compiled import IS_COMPILED
+from mq.local_cluster import HOST, Ports
 
 BODY_BYTES: Final = 1024
 FEW, MANY = 1, 33

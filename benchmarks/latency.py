@@ -20,12 +20,12 @@ import trio
 from benchmarks.figures import Figure
 from benchmarks.frames import TOPIC
 from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError
 from mq.client.message import Message, ReceivedMessage
 from mq.client.produce.producer import Producer
+from mq.local_cluster import DevCluster, Ports
 
 _WARM_UP_SHARE = 0.1
 _SILENCE_SECONDS_MAX = 20.0

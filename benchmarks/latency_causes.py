@@ -19,7 +19,7 @@ from benchmarks.procfs import machine_cpu_seconds, own_cpu_seconds, wait_seconds
 from benchmarks.scraping import scrape
 from benchmarks.store_load import Note
 from benchmarks.workers import Meter
-from mq.cli.dev_cluster import DevCluster
+from mq.local_cluster import DevCluster
 from mq.monitoring.cpu_time import cpu_seconds
 from raftlog.latency_histogram import BOUNDS
 

@@ -20,12 +20,12 @@ from benchmarks.figures import Figure
 from benchmarks.frames import TOPIC
 from benchmarks.latency import share_of
 from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError
 from mq.client.message import Message, ReceivedMessage, SendResult
 from mq.client.produce.producer import Producer
+from mq.local_cluster import DevCluster, Ports
 
 RATE = 1000
 DELAY_SECONDS = 1.0

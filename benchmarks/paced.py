@@ -28,7 +28,7 @@ from benchmarks.produce import windows_of
 from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics
 from benchmarks.suite import Suite
 from benchmarks.workers import cpu_meters, drive, share_out
-from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
+from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
 
 BODY_BYTES = 1024
 CONNECTIONS = 4
@@ -42,7 +42,7 @@ P999_GOAL_MS = 50.0
 
 
 async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
-    """The maximum, then half of it. Raises DevClusterFailed, also if the leader changes meanwhile."""
+    """The maximum, then half of it. Raises ServersFailed, also if the leader changes meanwhile."""
     async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
@@ -60,7 +60,7 @@ async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
         reports, used = await drive(share_out(job), cpu_meters(pids))
         maximum = statistics.median(each.messages_per_second for each in windows_of(reports, used, plan.seconds))
         if not maximum:
-            raise DevClusterFailed("paced: no message was acknowledged in half of the windows")
+            raise ServersFailed("paced: no message was acknowledged in half of the windows")
         before = [await writes_of(cluster, node) for node in cluster.node_ids]
         paced = replace(
             job,
@@ -75,7 +75,7 @@ async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
         ]
         cluster.check()
         if await cluster.leader() != leader:
-            raise DevClusterFailed("paced: the leader changed meanwhile; is this machine too busy?")
+            raise ServersFailed("paced: the leader changed meanwhile; is this machine too busy?")
     seconds = paced.window_seconds
     for figure in figures_of(maximum, reports, windows_of(reports, [each[: len(pids)] for each in used], seconds)):
         note(figure)

@@ -34,10 +34,10 @@ from benchmarks.load import Job, Report, quantile
 from benchmarks.procfs import load_average, machine, rss_bytes
 from benchmarks.report import markdown, page_of, write_section
 from benchmarks.workers import ROOT, GeneratorFailed, cpu_meters, drive, share_out
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
+from mq.local_cluster import DevCluster, Ports, ServersFailed
 
 CONNECT_SECONDS = 1.0
 KEYS = "bench-producer", "bench-secret"
@@ -137,7 +137,7 @@ def windows_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], second
 
 
 async def measure(cluster: DevCluster, case: Case, plan: Plan) -> Measurement:
-    """One case against a running group. Raises DevClusterFailed if the leader changed meanwhile."""
+    """One case against a running group. Raises ServersFailed if the leader changed meanwhile."""
     leader = await cluster.leader()
     order = [leader, *(node_id for node_id in cluster.node_ids if node_id != leader)]
     pids = [cluster.pid(node_id) for node_id in order]
@@ -146,7 +146,7 @@ async def measure(cluster: DevCluster, case: Case, plan: Plan) -> Measurement:
     reports, cpu = await run_load((host, int(port)), case, plan, pids)
     cluster.check()
     if await cluster.leader() != leader:
-        raise DevClusterFailed(f"{case.name}: the leader changed meanwhile; is this machine too busy?")
+        raise ServersFailed(f"{case.name}: the leader changed meanwhile; is this machine too busy?")
     return Measurement(
         case=case,
         windows=windows_of(reports, cpu, plan.seconds),
@@ -264,7 +264,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
         try:
             measurements, ceilings = run_trio(partial(run, plan, Path(directory)))
-        except (DevClusterFailed, ClientError, GeneratorFailed, OSError) as error:
+        except (ServersFailed, ClientError, GeneratorFailed, OSError) as error:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
     now = datetime.now(UTC)

@@ -24,14 +24,13 @@ from statistics import median
 import trio
 
 from benchmarks.peers.rocketmq import BROKER, NAMESRV, OPENED, start_java
-from benchmarks.peers.servers import Servers, open_servers
 from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, own_cpu_seconds, rss_bytes, run_before_others
 from benchmarks.proxy_load import LITE_GROUP
 from benchmarks.report import replace_section
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, SubscriptionGroupConfig
 from mq.client.errors import ClientError
+from mq.local_cluster import HOST, DevCluster, Ports, Processes, open_processes
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.requests.lite_attributes import BIND_TOPIC, LITE
 from tests.interop.clients import build_servers, servers_built, servers_lib, tools_missing
@@ -81,7 +80,7 @@ async def raftmq(directory: Path) -> AsyncIterator[System]:
             with trio.fail_after(30):
                 while not await _created(admin):  # noqa: ASYNC110 - the group is just being formed
                     await trio.sleep(0.1)
-        with open_servers(directory) as servers:
+        with open_processes(directory) as servers:
             port = Ports.free(1).namesrv
             command = [
                 sys.executable,
@@ -103,7 +102,7 @@ async def rocketmq(directory: Path) -> AsyncIterator[System]:
     """A name server, a broker and a proxy of RocketMQ."""
     ports = Ports.free(8)
     namesrv = f"{HOST}:{ports.namesrv}"
-    with open_servers(directory) as servers:
+    with open_processes(directory) as servers:
         start_java(servers, "namesrv", NAMESRV, {"listenPort": ports.namesrv}, VERSION)
         await servers.wait_listening("namesrv", ports.namesrv)
         broker_port = ports.clients[2]
@@ -124,7 +123,7 @@ async def rocketmq(directory: Path) -> AsyncIterator[System]:
             **LITE_SETTINGS,
         }
         broker = start_java(servers, "broker", BROKER, settings, VERSION)
-        await servers.wait("broker", partial(_topics_created, namesrv))
+        await servers.wait_until("broker", partial(_topics_created, namesrv))
         address = await _start_proxy(servers, directory / "proxy", namesrv, ports)
         yield System(f"RocketMQ {VERSION}", *address, broker)
 
@@ -157,7 +156,7 @@ async def _create(admin: Admin) -> None:
     await admin.put_consumer_group(bound)
 
 
-async def _start_proxy(servers: Servers, home: Path, namesrv: str, ports: Ports) -> tuple[str, int]:
+async def _start_proxy(servers: Processes, home: Path, namesrv: str, ports: Ports) -> tuple[str, int]:
     port, remoting_port = ports.replication[:2]
     (home / "conf").mkdir(parents=True)
     settings = {

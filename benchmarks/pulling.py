@@ -25,9 +25,9 @@ from pathlib import Path
 import trio
 
 from benchmarks.frames import QUEUES, TOPIC, complete_bytes, send_frame
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
 from mq.filter.programs import CLASS_FILTER
+from mq.local_cluster import DevCluster, Ports
 from mq.monitoring.cpu_time import cpu_seconds
 
 PULL_MESSAGE = 11

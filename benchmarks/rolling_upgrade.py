@@ -27,10 +27,10 @@ import trio
 
 from benchmarks.procfs import load_average, machine
 from benchmarks.report import replace_section
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.cli.upgrade_verdict import UpgradeReport, upgrade_report
 from mq.client import Admin, Message, Producer, PushConsumer
 from mq.client.errors import ClientError
+from mq.local_cluster import DevCluster, Ports
 
 TOPIC = "Upgrade"
 QUEUES = 8

@@ -31,9 +31,9 @@ from benchmarks.frames import topic_name
 from benchmarks.store_load import Measure, Note, Plan, create_topics, job_for, one_broker, run_load
 from benchmarks.suite import Suite
 from mq.addresses import metrics_address_beside
-from mq.cli.dev_cluster import DevCluster
 from mq.client import Message, Producer, PullConsumer
 from mq.client.net.client_core import ClientCore
+from mq.local_cluster import DevCluster
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.monitoring.http import KEPT_SECONDS
 from mq.protocol.codes import RequestCode

@@ -35,8 +35,8 @@ from benchmarks.spark_process import SparkProcess
 from benchmarks.store_follower import burn, cost_of, forget, pin, produce_beside
 from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics, job_for, run_load
 from benchmarks.suite import Suite
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.inspection.cluster import ask_cluster
+from mq.local_cluster import DevCluster, Ports, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
 from spark.kept_connections import KeptConnections
 from spark.options import Topics, parse_read_options
@@ -259,7 +259,7 @@ async def measure_leader(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("leader", "cost of burning the same CPU time", burnt.percent, "%"))
         note(Figure("leader", "cost of a scan beyond its CPU time", cost.percent - burnt.percent, "%", 5))
         if await cluster.leader() != leader:
-            raise DevClusterFailed("leader: the leader changed meanwhile; is this machine too busy?")
+            raise ServersFailed("leader: the leader changed meanwhile; is this machine too busy?")
 
 
 def up_to(namesrv: str, end: int) -> dict[str, str]:

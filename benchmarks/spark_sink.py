@@ -25,9 +25,9 @@ import trio
 
 from benchmarks.procfs import load_average
 from benchmarks.store_load import DISK
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin
+from mq.local_cluster import DevCluster, Ports
 from mq.monitoring.cpu_time import cpu_seconds
 from spark.numbering import Job
 from spark.outgoing import Codec, sink_columns

@@ -27,7 +27,7 @@ from benchmarks.produce import windows_of
 from benchmarks.store_load import BATCH, DISK, Measure, Note, Plan, create_topics
 from benchmarks.suite import Suite
 from benchmarks.workers import Meter, drive, share_out
-from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
+from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
 
 BODY_BYTES = 1024
@@ -75,7 +75,7 @@ async def _measure(case: str, in_flight: int, batch: int, plan: Plan, directory:
             stored += BODY_BYTES * sum(sum(report.messages) for report in reports)
             memory.append(rss_bytes(pids[0]) / 2**20)
         if await cluster.leader() != leader:
-            raise DevClusterFailed(f"{case}: the leader changed meanwhile; is this machine too busy?")
+            raise ServersFailed(f"{case}: the leader changed meanwhile; is this machine too busy?")
         children = sum(rss_bytes(child) for pid in pids for child in process_tree(pid)[1:]) / 2**20
         idle_after, used_after = await _wait_idle(pids, plan.sizes.idle_core)
     for figure in figures_of(case, windows, seconds):

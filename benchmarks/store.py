@@ -37,7 +37,7 @@ from benchmarks.store_load import (
 )
 from benchmarks.store_reads import measure_backlog, measure_random
 from benchmarks.suite import Suite
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed
+from mq.local_cluster import DevCluster, ServersFailed
 
 MANY_TOPICS = 1250
 RESTART_MESSAGES = 10_000_000
@@ -98,7 +98,7 @@ async def _wait_long(cluster: DevCluster) -> None:
     for attempt in range(10):
         try:
             await cluster.wait_ready()
-        except DevClusterFailed:
+        except ServersFailed:
             if attempt == 9 or not cluster.is_running("n0"):
                 raise
         else:

@@ -33,7 +33,7 @@ from benchmarks.figures import Figure
 from benchmarks.frames import QUEUES, complete_bytes
 from benchmarks.pulling import Pulled, pull, pull_frame, walk
 from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics, job_for, run_load, send_messages
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from mq.local_cluster import DevCluster, Ports, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
 
 LAG_BYTES = 64 * 1024 * 1024
@@ -108,7 +108,7 @@ async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
             messages, cpu, seconds = await produce_beside(cluster, plan, leader, own, reader.read)
             cost = cost_of(messages, cpu, seconds, reader.reads)
             if await cluster.leader() != leader:
-                raise DevClusterFailed("follower: the leader changed meanwhile; is this machine too busy?")
+                raise ServersFailed("follower: the leader changed meanwhile; is this machine too busy?")
             rate = cost.read / max(cost.read_seconds, 1e-9)
             note(Figure("follower", f"messages/s produced without a reader, {name}", cost.rates[0], "/s"))
             note(Figure("follower", f"messages/s produced with a reader, {name}", cost.rates[1], "/s"))
@@ -215,7 +215,7 @@ async def _where_to_read(cluster: DevCluster, leader: str) -> str:
             if suggested:
                 return cluster.node_ids[suggested - 1]
             await trio.sleep(0.2)
-    raise DevClusterFailed(f"the leader sent nobody to a follower for {_REDIRECT_SECONDS_MAX:g} s")
+    raise ServersFailed(f"the leader sent nobody to a follower for {_REDIRECT_SECONDS_MAX:g} s")
 
 
 def suggested_broker(address: tuple[str, int]) -> int:

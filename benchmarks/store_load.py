@@ -19,9 +19,9 @@ from benchmarks.figures import Figure
 from benchmarks.frames import QUEUES, topic_name
 from benchmarks.load import Job, Report
 from benchmarks.sizes import DEFAULT, Sizes
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.admin import Admin
 from mq.client.net.client_core import ClientCore
+from mq.local_cluster import DevCluster, Ports
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.codes import RequestCode
 

@@ -22,7 +22,7 @@ from benchmarks.figures import Figure
 from benchmarks.frames import QUEUES
 from benchmarks.pulling import Pulled, fill, pull, scattered, walk
 from benchmarks.store_load import Note, Plan, create_topics, one_broker
-from mq.cli.dev_cluster import DevCluster
+from mq.local_cluster import DevCluster
 
 PULL_MESSAGES = 32
 PULLS_IN_FLIGHT = 16

@@ -21,11 +21,11 @@ from benchmarks.procfs import load_average, machine
 from benchmarks.report import page_of, replace_section
 from benchmarks.store_load import ROOT, Measure, Plan
 from benchmarks.workers import GeneratorFailed
-from mq.cli.dev_cluster import DevClusterFailed
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
+from mq.local_cluster import ServersFailed
 
-FAILURES = (DevClusterFailed, ClientError, GeneratorFailed, subprocess.CalledProcessError, OSError)
+FAILURES = (ServersFailed, ClientError, GeneratorFailed, subprocess.CalledProcessError, OSError)
 """What a case may raise; figures that it had noted before count."""
 
 

@@ -27,12 +27,12 @@ from rich.table import Table
 
 from mq.cli.client_errors import client_errors
 from mq.cli.demo_text import source_directory, source_lines
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
+from mq.local_cluster import DevCluster, Ports, ServersFailed
 from mq.protocol.requests.raft_group import GroupCommand
 from spark.installed import missing
 
@@ -109,7 +109,7 @@ def demo(
     try:
         with client_errors():
             run = run_trio(partial(run_demo, lines, base, console))
-    except DevClusterFailed as failed:
+    except ServersFailed as failed:
         raise CommandFailed(str(failed), EXIT_FAILED) from failed
     except KeyboardInterrupt:
         if directory is None and not keep:
@@ -153,7 +153,7 @@ def table_of(run: Run) -> Table:
 
 
 async def run_demo(lines: int, directory: Path, console: Console) -> Run:
-    """The whole demonstration in ``directory``. Raises DevClusterFailed, ClientError, OSError."""
+    """The whole demonstration in ``directory``. Raises ServersFailed, ClientError, OSError."""
     run = Run(lines)
     say = partial(console.print, highlight=False)
     async with (
@@ -235,7 +235,7 @@ async def _spark(
     *,
     task_status: trio.TaskStatus[trio.abc.SendStream] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run Spark; started when it has connected. Raises DevClusterFailed if it ends without a result."""
+    """Run Spark; started when it has connected. Raises ServersFailed if it ends without a result."""
     module = ["spark.demo_job", cluster.namesrv, TOPIC, SECOND_TOPIC, str(directory), str(run.lines // 10)]
     surroundings = {
         "PYSPARK_PYTHON": sys.executable,
@@ -257,7 +257,7 @@ async def _spark(
                 run.outcome = said.get("outcome", run.outcome)
             run.wake()
     if run.outcome is None:
-        raise DevClusterFailed(f"Spark ended; its log is {cluster.log_path('spark')}")
+        raise ServersFailed(f"Spark ended; its log is {cluster.log_path('spark')}")
 
 
 async def _count_served(run: Run, cluster: DevCluster, admin: Admin) -> None:
@@ -281,7 +281,7 @@ async def _note_served(run: Run, cluster: DevCluster, admin: Admin) -> None:
 
 
 async def _show(run: Run, say: Callable[[str], None]) -> None:
-    """Raises DevClusterFailed when there is no more progress."""
+    """Raises ServersFailed when there is no more progress."""
     before, moved_at = (0, 0, 0), trio.current_time()
     while True:
         await trio.sleep(SHOW_SECONDS)
@@ -289,7 +289,7 @@ async def _show(run: Run, say: Callable[[str], None]) -> None:
         if now != before:
             before, moved_at = now, trio.current_time()
         elif trio.current_time() - moved_at > STALLED_SECONDS_MAX:
-            raise DevClusterFailed(f"nothing has moved for {STALLED_SECONDS_MAX:g} s")
+            raise ServersFailed(f"nothing has moved for {STALLED_SECONDS_MAX:g} s")
         say(f"  sent {run.acknowledged:,}, in Parquet {run.rows:,}, words counted of {run.counted:,} lines")
 
 

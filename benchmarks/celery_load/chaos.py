@@ -40,12 +40,12 @@ from benchmarks.celery_load.chaos_account import (
 )
 from benchmarks.celery_load.redis import open_redis, redis_missing
 from benchmarks.celery_load.relay import RELAYED_HOST, Relays, open_relays
-from benchmarks.celery_load.workers import WorkerFailed, Workers
+from benchmarks.celery_load.workers import Workers
 from benchmarks.procfs import load_average, machine
 from benchmarks.store_load import DISK, ROOT
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
+from mq.local_cluster import DevCluster, Ports, ServersFailed
 
 WORKERS = ("one", "two", "three")
 PRODUCERS = 2
@@ -146,7 +146,7 @@ class Chaos:
         for _ in range(RESTART_TRIES):
             try:
                 await self.cluster.wait_ready()
-            except DevClusterFailed:
+            except ServersFailed:
                 self.cluster.check()  # one that has ended does not come
             else:
                 return
@@ -187,7 +187,7 @@ class Chaos:
 
 
 async def play(plan: Plan, directory: Path) -> Result:
-    """The whole run. Raises DevClusterFailed, WorkerFailed, ClientError, OSError, subprocess.CalledProcessError."""
+    """The whole run. Raises ServersFailed, ClientError, OSError, subprocess.CalledProcessError."""
     load, begin = load_average(), trio.current_time()
     ports = Ports.free(3)
     (directory / "notes").touch()
@@ -296,8 +296,7 @@ def main() -> None:
     try:
         results = [_read(each) for each in plan.sum] if plan.sum else [_play(plan)]
     except (
-        DevClusterFailed,
-        WorkerFailed,
+        ServersFailed,
         ClientError,
         OSError,
         msgspec.DecodeError,

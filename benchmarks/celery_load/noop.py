@@ -29,15 +29,14 @@ from celery import Celery
 from benchmarks.celery_load.noop_app import application
 from benchmarks.celery_load.redis import open_redis, redis_missing
 from benchmarks.celery_load.systems import Broker, System, all_open
-from benchmarks.celery_load.workers import WorkerFailed, Workers
+from benchmarks.celery_load.workers import Workers
 from benchmarks.peers.peer import package_missing
 from benchmarks.peers.rabbitmq import PROGRAM as RABBITMQ_PROGRAM
-from benchmarks.peers.servers import PeerFailed
 from benchmarks.procfs import load_average, machine, own_cpu_seconds, process_tree
 from benchmarks.report import replace_section
 from benchmarks.store_load import ROOT
-from mq.cli.dev_cluster import DevClusterFailed
 from mq.cli.errors import run_trio
+from mq.local_cluster import ServersFailed
 
 PAGE = ROOT / "docs" / "celery.md"
 BEGIN = "<!-- measured by `make bench-celery`: begin -->"
@@ -104,7 +103,7 @@ class Measured:
 
 
 async def play(plan: Plan, directory: Path) -> list[Measured]:
-    """Measure all. Raises DevClusterFailed, PeerFailed, WorkerFailed, OSError."""
+    """Measure all. Raises ServersFailed, OSError."""
     with ExitStack() as stack:
         port, _ = stack.enter_context(open_redis(directory / "results"))
         backend = f"redis://127.0.0.1:{port}/0"
@@ -182,7 +181,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="raftmq-celery-") as directory:
         try:
             measured = run_trio(partial(play, plan, Path(directory)))
-        except (DevClusterFailed, PeerFailed, WorkerFailed, OSError, subprocess.CalledProcessError) as error:
+        except (ServersFailed, OSError, subprocess.CalledProcessError) as error:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
     given = " ".join(sys.argv[1:])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.peers.peer import package_missing
-from mq.cli.dev_cluster import HOST, Ports
+from mq.local_cluster import HOST, Ports, ServersFailed, open_processes
 
 PROGRAM = "redis-server"
 READY_SECONDS_MAX = 10.0
@@ -23,22 +22,19 @@ def redis_missing() -> str | None:
 
 @contextmanager
 def open_redis(directory: Path, *settings: str) -> Iterator[tuple[int, int]]:
-    """Its port and process. It keeps nothing on the disk unless ``settings`` say so. Raises RuntimeError."""
+    """Its port and process. It keeps nothing on the disk unless ``settings`` say so. Raises ServersFailed, OSError."""
     port = Ports.free(1).namesrv
     directory.mkdir(exist_ok=True)
     command = [PROGRAM, "--port", str(port), "--bind", HOST, "--dir", str(directory), "--save", "", *settings]
-    with (directory / "redis.log").open("wb") as log:
-        process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command], stdout=log, stderr=log)
-    try:
+    with open_processes(directory) as processes:
+        pid = processes.start("redis", command)
         deadline = time.monotonic() + READY_SECONDS_MAX
         while not _listens(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{PROGRAM} does not answer: {(directory / 'redis.log').read_text()[-500:]}")
+            processes.check()
+            if time.monotonic() > deadline:
+                raise ServersFailed(f"{PROGRAM} does not answer: {processes.last_words('redis')}")
             time.sleep(0.02)
-        yield port, process.pid
-    finally:
-        process.kill()
-        process.wait()
+        yield port, pid
 
 
 def _listens(port: int) -> bool:

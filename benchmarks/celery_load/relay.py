@@ -14,7 +14,7 @@ from functools import partial
 
 import trio
 
-from mq.cli.dev_cluster import HOST
+from mq.local_cluster import HOST
 
 RELAYED_HOST = "127.0.0.2"
 _CHUNK_BYTES = 64 * 1024

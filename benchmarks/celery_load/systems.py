@@ -11,9 +11,8 @@ from typing import Any
 
 from benchmarks.celery_load.redis import open_redis
 from benchmarks.peers.rabbitmq import PROGRAM as RABBITMQ_PROGRAM
-from benchmarks.peers.servers import open_servers
 from benchmarks.store_load import DISK
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
+from mq.local_cluster import HOST, DevCluster, Ports, open_processes
 
 QUORUM = {
     "task_default_queue_type": "quorum",
@@ -75,7 +74,7 @@ async def _rabbitmq(directory: Path) -> AsyncIterator[Broker]:
         "RABBITMQ_MNESIA_BASE": str(directory / "data"),
         "RABBITMQ_LOG_BASE": str(directory / "data"),
     }
-    with open_servers(directory) as servers:
+    with open_processes(directory) as servers:
         servers.start("epmd", ["epmd"], environment)  # otherwise the node leaves one running
         await servers.wait_listening("epmd", ports.namesrv)
         pid = servers.start("rabbitmq", [str(RABBITMQ_PROGRAM)], environment)

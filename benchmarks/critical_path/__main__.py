@@ -31,9 +31,9 @@ from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, run_before_
 from benchmarks.report import page_of, replace_section
 from benchmarks.suite import FAILURES
 from benchmarks.workers import ROOT, cpu_meters, drive, share_out
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
+from mq.local_cluster import HOST, DevCluster, Ports
 
 CASES: Final = (Case(3, 1024, 1, 1), Case(3, 1024, 64, 1))
 WARMUP_SECONDS: Final = 2.0
@@ -72,7 +72,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
 
 
 async def measure(case: Case, plan: Plan, directory: Path) -> Traced:
-    """One load on three new replicas. Raises DevClusterFailed, GeneratorFailed, ClientError."""
+    """One load on three new replicas. Raises ServersFailed, GeneratorFailed, ClientError."""
     traces = directory / "traces"
     traces.mkdir(parents=True)
     os.environ[DIRECTORY_VARIABLE] = str(traces)

@@ -33,9 +33,9 @@ from benchmarks.curves.sample import Curve, Measured, Sample, samples_of
 from benchmarks.procfs import machine
 from benchmarks.report import page_of, replace_section
 from benchmarks.workers import ROOT, GeneratorFailed
-from mq.cli.dev_cluster import DevClusterFailed
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
+from mq.local_cluster import ServersFailed
 
 Measure = Callable[[Plan, Path, Note], Awaitable[None]]
 CURVES: dict[str, tuple[Curve, Measure]] = {
@@ -118,7 +118,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
             try:
                 done = run_trio(partial(run_curve, name, plan, Path(directory), note))
-            except (DevClusterFailed, GeneratorFailed, ClientError, subprocess.CalledProcessError, OSError) as error:
+            except (ServersFailed, GeneratorFailed, ClientError, subprocess.CalledProcessError, OSError) as error:
                 print(f"bench-curves: {name}: {error}", file=sys.stderr)
                 failed = True
                 continue

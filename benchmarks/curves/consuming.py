@@ -12,8 +12,8 @@ from benchmarks.curves.polling import Job
 from benchmarks.curves.producing import up_and_down
 from benchmarks.curves.sample import Curve, Measured
 from benchmarks.frames import topic_name
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.admin import Admin
+from mq.local_cluster import DevCluster, Ports
 
 RATE = 2000.0
 JOIN_COST = 4

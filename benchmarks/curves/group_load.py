@@ -18,7 +18,7 @@ from benchmarks.procfs import load_average, own_cpu_seconds, rss_bytes
 from benchmarks.produce import windows_of
 from benchmarks.sizes import DEFAULT, Sizes
 from benchmarks.workers import GeneratorFailed, Meter, WindowedJob, drive, share_out
-from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed
+from mq.local_cluster import HOST, DevCluster, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
 
 CONNECTS_PER_SECOND = 1000
@@ -68,7 +68,7 @@ class Replicas:
 
     @classmethod
     async def find(cls, clusters: Sequence[DevCluster]) -> Replicas:
-        """Raises DevClusterFailed if a group has no leader."""
+        """Raises ServersFailed if a group has no leader."""
         found = cls([], [], [])
         for cluster in clusters:
             leader = await cluster.leader()
@@ -108,11 +108,11 @@ async def measure(clusters: Sequence[DevCluster], shape: Shape, plan: Plan, at: 
 async def persist(attempt: Callable[[], Awaitable[Measured]]) -> Measured:
     """Measure, and once more if a leader changed, as happens where others use the disk and the cores.
 
-    Raises GeneratorFailed, DevClusterFailed.
+    Raises GeneratorFailed, ServersFailed.
     """
     try:
         return await attempt()
-    except (GeneratorFailed, DevClusterFailed) as failed:
+    except (GeneratorFailed, ServersFailed) as failed:
         print(f"measured again: {failed}", flush=True)
     await trio.sleep(AGAIN_AFTER_SECONDS)
     return await attempt()
@@ -153,13 +153,13 @@ async def measure_jobs(
     *,
     generator: str = "benchmarks.load",
 ) -> Measured:
-    """Do all jobs at once. Raises GeneratorFailed, DevClusterFailed if a leader changed meanwhile."""
+    """Do all jobs at once. Raises GeneratorFailed, ServersFailed if a leader changed meanwhile."""
     before = load_average()
     reports, used = await drive(jobs, replicas.meters(), generator)
     for cluster in clusters:
         cluster.check()
     if (await Replicas.find(clusters)).leaders != replicas.leaders:
-        raise DevClusterFailed(f"{at}: a leader changed meanwhile; is this machine too busy?")
+        raise ServersFailed(f"{at}: a leader changed meanwhile; is this machine too busy?")
     windows = windows_of(reports, used, jobs[0].window_seconds)
     if not any(window.messages_per_second for window in windows):
         raise GeneratorFailed(f"{at}: no message was answered while it was measured")

@@ -15,8 +15,8 @@ from benchmarks.curves.group_load import SETTINGS, Note, Plan, Shape, measure
 from benchmarks.curves.sample import Curve
 from benchmarks.frames import CODE, QUEUES, TOPIC, complete_bytes, lite_name, send_frame
 from benchmarks.workers import GeneratorFailed
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, ClientError
+from mq.local_cluster import HOST, DevCluster, Ports
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.requests.lite_attributes import LITE as OF_LITE_TOPICS
 

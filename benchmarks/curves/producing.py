@@ -33,10 +33,10 @@ from benchmarks.load import Job
 from benchmarks.paced_load import PacedJob
 from benchmarks.store_load import BATCH
 from benchmarks.workers import drive, share_out
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
-from mq.cli.dev_groups import open_groups
 from mq.client.admin import Admin
 from mq.client.net.client_core import ClientCore
+from mq.local_cluster import HOST, DevCluster, Ports
+from mq.local_cluster.groups import open_groups
 from mq.protocol.codes import RequestCode
 
 GROUP_RATE = 2000.0

@@ -22,7 +22,7 @@ from benchmarks.pulling import pull_frame
 from benchmarks.store_load import DISK
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
-from mq.cli.dev_cluster import HOST, Ports
+from mq.local_cluster import HOST, Ports
 from mq.protocol.codes import RequestCode
 from mq.protocol.wire.encoding import encode_request
 from raftlog.segment.writer import InlineWriter

@@ -25,7 +25,6 @@ import trio
 from benchmarks.load import monotonic_seconds, quantile
 from benchmarks.low_rate.page import BEGIN, END, LowRateSample, goals, section
 from benchmarks.low_rate.systems import SYSTEMS, Running, System
-from benchmarks.peers.servers import PeerFailed
 from benchmarks.procfs import (
     REAL_TIME_HELP,
     load_average,
@@ -45,7 +44,7 @@ RATES = (10, 50, 200, 500, 2000)
 WARM_UP_RATE = 500
 START_SECONDS = 2.5
 """From the start of a client until it sends; then one second of load before the measurement."""
-FAILURES = (*SUITE_FAILURES, PeerFailed, BuildFailed)
+FAILURES = (*SUITE_FAILURES, BuildFailed)
 SETTLE_SECONDS = 8.0
 """From the start of servers until their first work is done, such as registrations and the first scrub."""
 

@@ -15,10 +15,9 @@ from benchmarks.peers.nats import NATS
 from benchmarks.peers.peer import Peer, nothing_to_prepare
 from benchmarks.peers.rabbitmq import RABBITMQ
 from benchmarks.peers.rocketmq import ROCKETMQ
-from benchmarks.peers.servers import open_servers
 from benchmarks.store_load import DISK, ROOT
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client.admin import Admin
+from mq.local_cluster import HOST, DevCluster, Ports, open_processes
 
 NODES = 3
 FLOOR, SDK, GENERATOR = "floor", "raftmq", "raftmq-wire"
@@ -56,7 +55,7 @@ class System:
 @asynccontextmanager
 async def _open_floor(directory: Path) -> AsyncIterator[Running]:
     port = Ports.free(1).clients[0]
-    with open_servers(directory) as servers:
+    with open_processes(directory) as servers:
         command = [sys.executable, "-m", "benchmarks.low_rate.floor_server", str(port), str(directory / "file")]
         pid = servers.start("floor", command, {"PYTHONPATH": str(ROOT)})
         await servers.wait_listening("floor", port)

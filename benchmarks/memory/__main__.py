@@ -28,10 +28,10 @@ from benchmarks.procfs import load_average, machine, process_tree, rss_bytes
 from benchmarks.report import page_of, replace_section
 from benchmarks.store_load import DISK
 from benchmarks.workers import ROOT, GeneratorFailed
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
+from mq.local_cluster import DevCluster, Ports, ServersFailed
 
 BODY_BYTES = 1024
 TOPICS = ["MemoryOrders", "MemoryBills", "MemoryParcels", "MemoryEvents"]
@@ -74,7 +74,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
 
 
 async def measure(plan: Plan, directory: Path, samples: list[Sample]) -> Report:
-    """Run the load and collect samples. Raises DevClusterFailed, GeneratorFailed, ClientError."""
+    """Run the load and collect samples. Raises ServersFailed, GeneratorFailed, ClientError."""
     reports = list[Report]()
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=SETTINGS) as cluster:
         async with Admin(cluster.namesrv) as admin:
@@ -160,7 +160,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
         try:
             report = run_trio(partial(measure, plan, Path(directory) / "replicas", samples))
-        except (DevClusterFailed, GeneratorFailed, ClientError, OSError) as error:
+        except (ServersFailed, GeneratorFailed, ClientError, OSError) as error:
             print(f"bench-memory: {error}", file=sys.stderr)
             sys.exit(1)
     print(report)

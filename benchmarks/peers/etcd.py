@@ -13,8 +13,7 @@ from typing import Any
 import trio
 
 from benchmarks.peers.peer import Peer, Target, nothing_to_prepare, package_missing, words_of
-from benchmarks.peers.servers import open_servers
-from mq.cli.dev_cluster import HOST, Ports
+from mq.local_cluster import HOST, Ports, open_processes
 
 NODES = ("n0", "n1", "n2")
 QUOTA_BYTES = 16 * 2**30
@@ -25,7 +24,7 @@ async def _open(directory: Path) -> AsyncIterator[Target]:
     ports = Ports.free(len(NODES))
     clients = dict(zip(NODES, ports.clients, strict=True))
     members = dict(zip(NODES, ports.replication, strict=True))
-    with open_servers(directory) as servers:
+    with open_processes(directory) as servers:
         pids = []
         for node in NODES:
             options = {
@@ -47,7 +46,7 @@ async def _open(directory: Path) -> AsyncIterator[Target]:
                     return port
             return None
 
-        yield Target((HOST, await servers.wait("leader of etcd", leader)), pids, servers.check)
+        yield Target((HOST, await servers.wait_until("leader of etcd", leader)), pids, servers.check)
 
 
 def _status(port: int) -> dict[str, Any]:

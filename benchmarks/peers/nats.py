@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.peers.peer import Peer, Target, nothing_to_prepare, package_missing
-from benchmarks.peers.servers import open_servers
 from jepsen.nats.client import NatsError, open_nats
 from jepsen.nats.servers import DEFAULT, configuration, version_of
-from mq.cli.dev_cluster import HOST, Ports
+from mq.local_cluster import HOST, Ports, open_processes
 from tests.interop.clients import CACHE, run_tool, tools_missing
 
 NODES = ("n0", "n1", "n2")
@@ -27,7 +26,7 @@ _DEFAULTS = "defaults: files are synced every two minutes"
 async def _open(program: str, sync_interval: str, directory: Path) -> AsyncIterator[Target]:
     free = iter(Ports.free(len(NODES)).all)
     ports = {node: (next(free), next(free)) for node in NODES}
-    with open_servers(directory) as servers:
+    with open_processes(directory) as servers:
         pids = []
         for node in NODES:
             config = directory / f"{node}.conf"
@@ -47,7 +46,7 @@ async def _open(program: str, sync_interval: str, directory: Path) -> AsyncItera
                             pass  # not all servers are connected yet
                     return None
 
-        yield Target((HOST, ports[await servers.wait("leader of the stream", leader)][0]), pids, servers.check)
+        yield Target((HOST, ports[await servers.wait_until("leader of the stream", leader)][0]), pids, servers.check)
 
 
 def _build() -> None:

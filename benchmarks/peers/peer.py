@@ -15,7 +15,7 @@ class Target:
     """Running servers. ``address``: where messages go, the leader's. ``pids``: of all server processes. ``namesrv``:
     the name server, for our client library.
 
-    ``check`` raises PeerFailed or DevClusterFailed if one of them has ended.
+    ``check`` raises ServersFailed if one of them has ended.
     """
 
     address: tuple[str, int]

@@ -11,10 +11,9 @@ from pathlib import Path
 import trio
 
 from benchmarks.peers.peer import Peer, Target, nothing_to_prepare, package_missing
-from benchmarks.peers.servers import open_servers
 from benchmarks.wires.amqp import QUEUES, AmqpConnection, queue_name
 from benchmarks.wires.wire import LoadFailed
-from mq.cli.dev_cluster import HOST, Ports
+from mq.local_cluster import HOST, Ports, open_processes
 
 NODES = ("n0", "n1", "n2")
 LIBRARY = Path("/usr/lib/rabbitmq")
@@ -36,7 +35,7 @@ async def _open(directory: Path) -> AsyncIterator[Target]:
         "RABBITMQ_CONF_ENV_FILE": "/dev/null",
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
     }
-    with open_servers(directory) as servers:
+    with open_processes(directory) as servers:
         servers.start("epmd", ["epmd"], shared)  # otherwise the first node leaves one running
         await servers.wait_listening("epmd", ports.namesrv)
         pids = []
@@ -60,7 +59,7 @@ async def _open(directory: Path) -> AsyncIterator[Target]:
             await trio.to_thread.run_sync(_declare, ports.clients)
             return True
 
-        await servers.wait("quorum queues", declared)
+        await servers.wait_until("quorum queues", declared)
         yield Target((HOST, ports.clients[0]), pids, servers.check)
 
 

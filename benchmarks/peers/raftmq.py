@@ -11,8 +11,8 @@ from pathlib import Path
 from benchmarks.frames import QUEUES, TOPIC
 from benchmarks.peers.peer import Peer, Target, nothing_to_prepare
 from benchmarks.store_load import DISK
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client.admin import Admin
+from mq.local_cluster import HOST, DevCluster, Ports
 
 NODES = 3
 

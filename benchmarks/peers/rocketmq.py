@@ -9,10 +9,9 @@ from pathlib import Path
 
 from benchmarks.frames import QUEUES, TOPIC
 from benchmarks.peers.peer import Peer, Target
-from benchmarks.peers.servers import Servers, open_servers
-from mq.cli.dev_cluster import HOST, Ports
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
+from mq.local_cluster import HOST, Ports, Processes, open_processes
 from tests.interop.clients import build_servers, servers_built, servers_lib, tools_missing
 
 GROUP = "broker-a"
@@ -33,8 +32,8 @@ _PATIENT = {
 """Otherwise a broker refuses messages that waited for 200 ms. The thread counts are those of the DLedger examples."""
 
 
-def start_java(servers: Servers, name: str, main: str, settings: Mapping[str, object], version: str) -> int:
-    home = servers.directory / name
+def start_java(servers: Processes, name: str, main: str, settings: Mapping[str, object], version: str) -> int:
+    home = servers.logs / name
     home.mkdir()
     (home / "conf").mkdir()
     for log in ("logback_namesrv.xml", "logback_broker.xml"):  # servers of 4.9 do not start without it
@@ -51,7 +50,7 @@ def start_java(servers: Servers, name: str, main: str, settings: Mapping[str, ob
 async def _open(version: str, nodes: int, directory: Path) -> AsyncIterator[Target]:
     base = Ports.free(2 * nodes + 1).namesrv
     namesrv = f"{HOST}:{base}"
-    with open_servers(directory) as servers:
+    with open_processes(directory) as servers:
         start_java(servers, "namesrv", NAMESRV, {"listenPort": base}, version)
         await servers.wait_listening("namesrv", base)
         # A broker also listens two ports below its own, and one above.
@@ -88,7 +87,7 @@ async def _open(version: str, nodes: int, directory: Path) -> AsyncIterator[Targ
             except ClientError:
                 return None  # not yet
 
-        host, _, port_text = (await servers.wait("leader of RocketMQ", leader)).rpartition(":")
+        host, _, port_text = (await servers.wait_until("leader of RocketMQ", leader)).rpartition(":")
         yield Target((host, int(port_text)), pids, servers.check)
 
 

@@ -14,11 +14,10 @@ import trio
 from benchmarks.load import Job
 from benchmarks.peers.peer import Peer, Target
 from benchmarks.peers.samples import BODY_BYTES, LOADS, WARM_UP, Load, Measured, Sample, samples_of
-from benchmarks.peers.servers import PeerFailed
 from benchmarks.procfs import anonymous_bytes, load_average, machine_cpu_seconds, process_tree, rss_bytes
 from benchmarks.workers import GeneratorFailed, cpu_meters, drive, share_out
-from mq.cli.dev_cluster import DevClusterFailed
 from mq.client.errors import ClientError
+from mq.local_cluster import ServersFailed
 
 TURN_SECONDS_MAX = 240.0
 ATTEMPTS_MAX = 2
@@ -70,7 +69,7 @@ async def measure(peers: Sequence[Peer], plan: Plan, directory: Path, outcome: O
             try:
                 with trio.fail_after(TURN_SECONDS_MAX):
                     await _take_turn(peer, plan, place, measured, say)
-            except (PeerFailed, DevClusterFailed, ClientError, GeneratorFailed, OSError) as error:
+            except (ServersFailed, ClientError, GeneratorFailed, OSError) as error:
                 _note(measured, peer, str(error), say)
             except trio.TooSlowError:
                 _note(measured, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
@@ -103,7 +102,7 @@ async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured
 
 
 async def _apply(peer: Peer, target: Target, load: Load, plan: Plan) -> list[Sample]:
-    """Raises GeneratorFailed, PeerFailed, DevClusterFailed."""
+    """Raises GeneratorFailed, ServersFailed."""
     first = plan.jvm_warmup if peer.is_jvm else plan.first_warmup
     warmup, windows = (first, 1) if load is WARM_UP else (plan.warmup, plan.windows)
     job = Job(

@@ -1,7 +1,6 @@
 """Name servers and a broker group as processes on a network, to be killed, paused, stopped and observed from outside.
 
-Each process holds the reading end of a pipe from this one: if this process is killed, all servers stop by themselves.
-Nothing is restarted automatically.
+The processes themselves are `mq.local_cluster.Processes`; here is where they run, with which arguments and directories.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from jepsen.deployments.leftovers import PREFIX, RUN_VARIABLE, is_held
 from jepsen.deployments.network import NAME_SERVERS, Address, Launch, Network
 from jepsen.deployments.shim import Shim
 from jepsen.wire import ask_figures
+from mq.local_cluster import Processes
 
 ROOT = Path(__file__).parent.parent.parent
 GROUP = "broker-a"
@@ -65,17 +65,14 @@ class Cluster:
     """Separate file systems, by broker; empty if all are in ``directory``."""
     shims: Mapping[str, Shim]
     """Libraries that fake clocks and disks for brokers; empty without."""
-    _nursery: trio.Nursery
+    _processes: Processes
     spares: tuple[str, ...]
     founders: tuple[str, ...]
     earlier: Path | None = None
     """The code of the earlier release, if brokers may run it."""
     _earlier: set[str] = field(default_factory=set)
-    _processes: dict[str, trio.Process] = field(default_factory=dict)
-    _wanted: set[str] = field(default_factory=set)
     _moved: dict[str, Path] = field(default_factory=dict)
     _joining: set[str] = field(default_factory=set)
-    _pids: dict[str, int] = field(default_factory=dict)
     _clients: set[str] = field(default_factory=set)
 
     @property
@@ -92,7 +89,7 @@ class Cluster:
 
     def log_file(self, name: str) -> Path:
         """Standard output of a server, over all its runs."""
-        return self.directory / "logs" / f"{name}.log"
+        return self._processes.log_path(name)
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -104,10 +101,12 @@ class Cluster:
         program = self.network.program(name, self._launch(name, descriptors_max))
         if name in NAME_SERVERS:
             arguments = ["namesrv", "--listen", _text(self.network.listens(name)), "--data-dir"]
-            await self._spawn(name, [*program, *arguments, str(self.data_dir(name))])
+            arguments += [str(self.data_dir(name))]
         else:
-            await self._spawn(name, [*program, *self._arguments(name)])
-        self._pids[name] = await self.network.server_pid(name, self._processes[name])
+            arguments = self._arguments(name)
+        command = [*program, *arguments, "--until-stdin-closes"]
+        self._processes.start(name, command, directory=self._source(name), input_pipe=True)
+        self._processes.set_pid(name, await self.network.server_pid(name, self._processes.process(name)))
 
     async def start_once(self, node: str, *options: str, seconds: float) -> tuple[int, str] | None:
         """Returns its exit code and the end of its output; None if it still ran after ``seconds``, and was stopped.
@@ -169,13 +168,18 @@ class Cluster:
 
     async def start_client(self, name: str, command: Sequence[str]) -> trio.Process:
         """Start or restart a client in a separate process; returns it, with pipes for input and output."""
-        assert not self.is_running(name), f"{name} is running already"
         with self.log_file(name).open("ab") as log:
-            run = partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
             environment = {**os.environ, "PYTHONPATH": str(ROOT), RUN_VARIABLE: str(self.directory)}
-            start = partial(run, check=False, start_new_session=True, cwd=ROOT, env=environment)
-            process: trio.Process = await self._nursery.start(start)
-        self._processes[name], self._pids[name] = process, process.pid
+            process = await trio.lowlevel.open_process(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                cwd=ROOT,
+                env=environment,
+            )
+        self._processes.adopt(name, process)
         self._clients.discard(name)
         return process
 
@@ -193,41 +197,31 @@ class Cluster:
 
     async def stop(self, name: str) -> None:
         """SIGTERM, and wait until it has ended; killed if it takes too long."""
-        with trio.move_on_after(STOP_SECONDS_MAX):
-            await self.end(name, signal.SIGTERM)
-            return
-        await self.kill(name)
+        await self._processes.stop(name, STOP_SECONDS_MAX)
 
     async def end(self, name: str, number: signal.Signals) -> None:
         """Send a signal that ends the process, and wait until it has. No effect on one that has ended."""
-        self._wanted.discard(name)
-        if self.is_running(name):
-            self.send_signal(name, number)
-        await self._processes[name].wait()
+        await self._processes.end(name, number)
 
     def may_end(self, name: str) -> None:
         """An exit of this server is expected from now on."""
-        self._wanted.discard(name)
+        self._processes.may_end(name)
 
     def must_not_end(self, name: str) -> None:
         """An exit is unexpected again."""
-        self._wanted.add(name)
+        self._processes.must_not_end(name)
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal, without waiting."""
-        try:
-            os.kill(self.pid(name), number)
-        except ProcessLookupError:
-            pass  # it has just ended
+        self._processes.send_signal(name, number)
 
     def pid(self, name: str) -> int:
         """Process id of a server that was started."""
-        return self._pids[name]
+        return self._processes.pid(name)
 
     def is_running(self, name: str) -> bool:
         """Whether it was started and has not ended."""
-        process = self._processes.get(name)
-        return process is not None and process.poll() is None
+        return self._processes.is_running(name)
 
     def memory_bytes(self, name: str) -> int:
         """Resident memory of a server, 0 if it does not run."""
@@ -238,45 +232,14 @@ class Cluster:
 
     def exit_code(self, name: str) -> int | None:
         """Of a server that has ended; None while it runs."""
-        return self._processes[name].poll()
+        return self._processes.exit_code(name)
 
     def ended_by_themselves(self) -> dict[str, int]:
         """Exit codes of servers that ended unexpectedly; each is returned once."""
-        codes = {name: self._processes[name].poll() for name in self._wanted}
-        ended = {name: code for name, code in codes.items() if code is not None}
-        self._wanted -= ended.keys()
+        ended = self._processes.ended()
+        for name in ended:
+            self._processes.may_end(name)
         return ended
-
-    async def stop_all(self) -> None:
-        """Stop everything that runs, brokers first."""
-        async with trio.open_nursery() as nursery:
-            for name in self._processes.keys() - set(NAME_SERVERS):
-                nursery.start_soon(self._let_go, name)
-        async with trio.open_nursery() as nursery:
-            for name in self._processes.keys() & set(NAME_SERVERS):
-                nursery.start_soon(self._let_go, name)
-
-    async def _let_go(self, name: str) -> None:
-        if self.is_running(name):
-            self.send_signal(name, signal.SIGCONT)  # a paused one cannot stop
-        await self.stop(name)
-
-    async def _spawn(self, name: str, command: Sequence[str]) -> None:
-        assert not self.is_running(name), f"{name} is running already"
-        with self.log_file(name).open("ab") as log:
-            self._processes[name] = await self._nursery.start(
-                partial(
-                    trio.run_process,
-                    [*command, "--until-stdin-closes"],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                    start_new_session=True,
-                    cwd=self._source(name),
-                )
-            )
-        self._wanted.add(name)
 
     def _launch(self, name: str, descriptors_max: int | None = None) -> Launch:
         shim = self.shims.get(name)
@@ -440,19 +403,17 @@ async def open_cluster(
     secret = directory / "group.secret"
     secret.touch(mode=0o600)
     secret.write_text(secrets.token_hex(32) + "\n")
-    async with trio.open_nursery() as nursery:
-        cluster = Cluster(
-            directory, network, nodes, dict(settings or {}), source, disks or {}, shims or {}, nursery, spares, nodes
-        )
-        cluster.earlier = earlier
-        for node in nodes if earlier is not None else ():
-            cluster.use_earlier(node, True)
-        try:
-            for name in (*NAME_SERVERS, *nodes):
-                await cluster.start(name)
-            await cluster.leader()
-            yield cluster
-        finally:
-            with trio.CancelScope(shield=True):  # bounded: `stop` kills processes that do not stop in time
-                await cluster.stop_all()
-            nursery.cancel_scope.cancel()
+    processes = Processes(directory / "logs")
+    cluster = Cluster(
+        directory, network, nodes, dict(settings or {}), source, disks or {}, shims or {}, processes, spares, nodes
+    )
+    cluster.earlier = earlier
+    for node in nodes if earlier is not None else ():
+        cluster.use_earlier(node, True)
+    try:
+        for name in (*NAME_SERVERS, *nodes):
+            await cluster.start(name)
+        await cluster.leader()
+        yield cluster
+    finally:
+        await processes.stop_all(NAME_SERVERS, STOP_SECONDS_MAX)

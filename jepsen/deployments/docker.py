@@ -23,6 +23,7 @@ import trio
 from jepsen.deployments.leftovers import PREFIX
 from jepsen.deployments.netns import TOOLS, Networks, namespace, open_networks
 from jepsen.deployments.network import Launch
+from mq.local_cluster.processes import ChildProcess
 
 IMAGE = "raftmq:local"
 SITE = "/opt/raftmq/site"
@@ -76,7 +77,7 @@ class Containers(Networks):
             options += ["--ulimit", f"nofile={launch.descriptors_max}:{launch.descriptors_max}"]
         return ["docker", "run", *options, IMAGE]
 
-    async def server_pid(self, name: str, process: trio.Process) -> int:
+    async def server_pid(self, name: str, process: ChildProcess) -> int:
         """The process that Docker started, by its id outside of the container. Raises OSError if there is none."""
         with trio.move_on_after(START_SECONDS_MAX):
             while process.poll() is None:

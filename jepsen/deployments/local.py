@@ -17,7 +17,8 @@ import trio
 
 from jepsen.deployments.network import CLIENTS, NAME_SERVERS, RAFTMQ, Address, Grudges, Launch
 from jepsen.deployments.proxy import Link, serve
-from mq.cli.dev_cluster import HOST, Ports
+from mq.local_cluster import HOST, Ports
+from mq.local_cluster.processes import ChildProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Loopback:
         """All run side by side."""
         return [*launch.prefix, *RAFTMQ]
 
-    async def server_pid(self, name: str, process: trio.Process) -> int:
+    async def server_pid(self, name: str, process: ChildProcess) -> int:
         """What was started is the server."""
         return process.pid
 
@@ -91,7 +92,7 @@ class Loopback:
 
 @asynccontextmanager
 async def open_loopback(count: int) -> AsyncIterator[Loopback]:
-    """Choose ports, and run proxies until the block ends. Raises OSError, DevClusterFailed if there are no ports."""
+    """Choose ports, and run proxies until the block ends. Raises OSError, ServersFailed if there are no ports."""
     nodes = [f"n{number}" for number in range(count)]
     pairs = [(one, other) for one in [*nodes, CLIENTS] for other in [*nodes, *NAME_SERVERS] if one != other]
     ports = iter(Ports.free((2 * count + len(NAME_SERVERS) + len(pairs) + 1) // 2).all)

@@ -28,6 +28,7 @@ import trio
 from jepsen.deployments.leftovers import NAMESPACES
 from jepsen.deployments.network import CLIENTS, NAME_SERVERS, RAFTMQ, Address, Grudges, Launch
 from jepsen.deployments.packets import OUTSIDE_CARD, OUTSIDE_PORT, Shape
+from mq.local_cluster.processes import ChildProcess
 
 PREFIX = "rmqf"
 BRIDGE = f"{PREFIX}-br"
@@ -161,7 +162,7 @@ class Networks:
         """The server of this checkout, in its namespace."""
         return [*self.command(name), *launch.prefix, *RAFTMQ]
 
-    async def server_pid(self, name: str, process: trio.Process) -> int:
+    async def server_pid(self, name: str, process: ChildProcess) -> int:
         """What was started is the server."""
         return process.pid
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import trio
+from mq.local_cluster.processes import ChildProcess
 
 CLIENTS = "clients"
 """In grudges: everything that is not a server."""
@@ -82,7 +82,7 @@ class Network(Protocol):
         """The command `raftmq` where the server runs; its arguments come behind."""
         ...
 
-    async def server_pid(self, name: str, process: trio.Process) -> int:
+    async def server_pid(self, name: str, process: ChildProcess) -> int:
         """The process id of the server that the command ``process`` runs. Raises OSError if it did not start."""
         ...
 

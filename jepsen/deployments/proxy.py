@@ -6,7 +6,7 @@ from functools import partial
 
 import trio
 
-from mq.cli.dev_cluster import HOST
+from mq.local_cluster import HOST
 
 PIECE_BYTES = 65536
 

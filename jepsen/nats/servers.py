@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
@@ -15,7 +13,7 @@ import trio
 from jepsen.deployments.disks import Disk
 from jepsen.deployments.leftovers import RUN_VARIABLE
 from jepsen.nats.client import NatsError, open_nats
-from mq.cli.dev_cluster import HOST, Ports
+from mq.local_cluster import HOST, Ports, Processes
 
 READY_SECONDS_MAX = 60.0
 DEFAULT = "default"
@@ -60,44 +58,24 @@ class Servers:
     disks: Mapping[str, Disk]
     ports: Mapping[str, tuple[int, int]]
     sync_interval: str
-    _nursery: trio.Nursery
-    _processes: dict[str, trio.Process] = field(default_factory=dict)
+    _processes: Processes
 
     def address(self, node: str) -> tuple[str, int]:
         """Where clients reach it."""
         return HOST, self.ports[node][0]
 
-    async def start(self, node: str) -> None:
+    def start(self, node: str) -> None:
         """Start a server, the first time or again; does not wait until it serves."""
         store = self.disks[node].point / "data"
         store.mkdir(exist_ok=True)
         config = self.directory / f"{node}.conf"
         config.write_text(configuration(node, self.ports, store, self.sync_interval))
-        with (self.directory / "logs" / f"{node}.log").open("ab") as log:
-            self._processes[node] = await self._nursery.start(
-                partial(
-                    trio.run_process,
-                    [self.program, "--config", str(config)],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                    start_new_session=True,
-                    env={**os.environ, RUN_VARIABLE: str(self.directory)},
-                )
-            )
+        command = [self.program, "--config", str(config)]
+        self._processes.start(node, command, {RUN_VARIABLE: str(self.directory)})
 
-    async def kill(self, node: str) -> None:
-        """SIGKILL, and wait until the process has ended."""
-        process = self._processes[node]
-        if process.poll() is None:
-            process.kill()
-        await process.wait()
-
-    async def kill_all(self) -> None:
+    def kill_all(self) -> None:
         """All at once."""
-        async with trio.open_nursery() as nursery:
-            for node in self._processes:
-                nursery.start_soon(self.kill, node)
+        self._processes.kill_all()
 
     async def wait_stream(self, followers: int) -> bool:
         """Wait until the stream has a leader and this many followers; False if there is no stream. Raises
@@ -146,20 +124,16 @@ class Servers:
 async def open_servers(
     program: str, directory: Path, disks: Mapping[str, Disk], sync_interval: str
 ) -> AsyncIterator[Servers]:
-    """Start one for each disk; they are killed at the end. Raises OSError, DevClusterFailed if there are no ports."""
-    (directory / "logs").mkdir()
+    """Start one for each disk; they are killed at the end. Raises OSError, ServersFailed if there are no ports."""
     free = iter(Ports.free(len(disks)).all)
     ports = {node: (next(free), next(free)) for node in disks}
-    async with trio.open_nursery() as nursery:
-        servers = Servers(program, directory, disks, ports, sync_interval, nursery)
-        try:
-            for node in disks:
-                await servers.start(node)
-            yield servers
-        finally:
-            with trio.CancelScope(shield=True):
-                await servers.kill_all()
-            nursery.cancel_scope.cancel()
+    servers = Servers(program, directory, disks, ports, sync_interval, Processes(directory / "logs"))
+    try:
+        for node in disks:
+            servers.start(node)
+        yield servers
+    finally:
+        servers.kill_all()
 
 
 def version_of(program: str) -> str:

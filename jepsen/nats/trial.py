@@ -128,7 +128,7 @@ def _described(trial: Trial) -> dict[str, object]:
 async def _lose_power(servers: Servers, recorder: Recorder, say: Callable[[str], None]) -> None:
     """All at once; they start again, and the stream is created again if no server has it."""
     number = recorder.fault_begins("power-loss", "power-loss all", NODES, majority=False)
-    await servers.kill_all()
+    servers.kill_all()
     lost: list[Lost] = []
 
     async def lose(node: str) -> None:
@@ -143,7 +143,7 @@ async def _lose_power(servers: Servers, recorder: Recorder, say: Callable[[str],
         recorder.fault_confirmed(number, seen)
         say(seen)
     for node in NODES:
-        await servers.start(node)
+        servers.start(node)
     if not await servers.wait_stream(len(NODES) - 1):
         say("the stream itself is gone; making it again")
         recorder.note("stream-made-again")

@@ -17,8 +17,8 @@ from jepsen.deployments.cluster import Cluster
 from jepsen.recorder import Recorder
 from jepsen.values import passes_filter
 from jepsen.workloads.queue import QueueWorkload
-from mq.cli.dev_cluster import HOST, Ports
 from mq.client import PushConsumer, WasmFilter
+from mq.local_cluster import HOST, Ports
 
 FILTER_SERVERS: Final = ("f0", "f1")
 REST_SECONDS = 0.02

@@ -20,7 +20,7 @@ from jepsen.deployments.cluster import GROUP, Cluster
 from jepsen.recorder import Recorder, Worker
 from jepsen.values import body_of, new_value, properties_of, tag_of, unique_key_of, value_of
 from jepsen.workloads.workload import SIZES, Workload
-from mq.cli.dev_cluster import HOST, Ports
+from mq.local_cluster import HOST, Ports
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.requests.receipts import NORMAL
 from mq.proxy.mapping.handles import Handle

@@ -28,12 +28,12 @@ from mq.cli.demo_consumer import parse_line
 from mq.cli.demo_leftovers import GROUP, leave_work
 from mq.cli.demo_text import source_directory, source_lines, tag_of
 from mq.cli.demo_verdict import History, Queue, Verdict
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
+from mq.local_cluster import DevCluster, Ports, ServersFailed
 from mq.protocol.hashes import parse_offset_message_id
 
 TOPIC = "Demo"
@@ -79,7 +79,7 @@ def demo(
         if base is not None and directory is None and not keep:
             _remove(base)
         raise
-    except DevClusterFailed as failed:
+    except ServersFailed as failed:
         raise CommandFailed(str(failed), EXIT_FAILED) from failed
     except OSError as error:
         raise CommandFailed(f"{error.filename or base}: {error.strerror or error}") from error
@@ -203,7 +203,7 @@ class _Run:
 
 
 async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, for_a_look: bool = False) -> Outcome:
-    """Run the whole demonstration in ``directory``. Raises DevClusterFailed, ClientError, OSError.
+    """Run the whole demonstration in ``directory``. Raises ServersFailed, ClientError, OSError.
 
     ``for_a_look``: then let a consumer group fail, so that there is something to find with the console.
     """
@@ -272,12 +272,12 @@ async def _kill_leader_halfway(run: _Run, cluster: DevCluster, announce: partial
 
 
 async def _watch_acknowledgements(run: _Run) -> None:
-    """Raises DevClusterFailed if messages are in flight but none is acknowledged any more."""
+    """Raises ServersFailed if messages are in flight but none is acknowledged any more."""
     while True:
         before = len(run.history.acknowledgements)
         await trio.sleep(STALLED_SECONDS_MAX)
         if run.in_flight and len(run.history.acknowledgements) == before:
-            raise DevClusterFailed(
+            raise ServersFailed(
                 f"none of {run.in_flight} messages in flight was acknowledged for {STALLED_SECONDS_MAX:g} s; "
                 f"{before:,} of {len(run.text):,} were before"
             )
@@ -316,7 +316,7 @@ async def _read_consumer(
                 intact = consumed.number < len(crcs) and crcs[consumed.number] == consumed.crc
                 run.history.delivered(name, queue, consumed.queue_offset, consumed.number, intact=intact)
             run.moved.set()
-    raise DevClusterFailed(f"{name} ended; its log is {cluster.log_path(_log_name(name))}")
+    raise ServersFailed(f"{name} ended; its log is {cluster.log_path(_log_name(name))}")
 
 
 def _log_name(consumer: str) -> str:

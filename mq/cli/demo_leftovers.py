@@ -10,9 +10,9 @@ from typing import Final
 
 import trio
 
-from mq.cli.dev_cluster import DevCluster
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.message import ReceivedMessage
+from mq.local_cluster import DevCluster
 
 GROUP: Final = "demo_mail"
 FAILURES: Final = 5

@@ -15,14 +15,15 @@ import typer
 from rich.console import Console
 
 from mq.addresses import metrics_address_beside
-from mq.cli.dev_cluster import HOST, WATCH_SECONDS, DevCluster, DevClusterFailed, Ports
 from mq.cli.dev_disk import check_disk, watch_disk
-from mq.cli.dev_groups import GROUPS_MAX, count_groups, group_directory, group_name, open_groups
 from mq.cli.dev_restart import ask_restart, find_group, serve_restarts
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json
 from mq.cli.running import cancel_on_signal, cancel_on_stdin_end
 from mq.cli.servers import WithParent, checked, split_settings
+from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
+from mq.local_cluster.cluster import WATCH_SECONDS
+from mq.local_cluster.groups import GROUPS_MAX, count_groups, group_directory, group_name, open_groups
 
 if TYPE_CHECKING:
     from mq.broker.settings import BrokerSettings
@@ -115,7 +116,7 @@ def dev(
     try:
         with nullcontext(directory) if directory is not None else _new_directory() as home:
             _run(home, nodes, groups, base_port, servers, settings, ratios, terminal, as_json, until_stdin_closes)
-    except DevClusterFailed as failed:
+    except ServersFailed as failed:
         raise CommandFailed(str(failed)) from failed
     except OSError as error:
         raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}") from error
@@ -128,7 +129,7 @@ def _restart(directory: Path, wanted: str) -> None:
     try:
         home, node_id = find_group(directory, groups, wanted)
         run_trio(partial(ask_restart, home.resolve(), node_id))
-    except DevClusterFailed as failed:
+    except ServersFailed as failed:
         raise CommandFailed(str(failed), EXIT_FAILED) from failed
     except OSError as error:
         raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}", EXIT_FAILED) from error
@@ -153,7 +154,7 @@ def _run(
     as_json: bool,
     until_stdin_closes: bool,
 ) -> None:
-    """Run servers until a signal, or the end of standard input. Raises DevClusterFailed, OSError."""
+    """Run servers until a signal, or the end of standard input. Raises ServersFailed, OSError."""
     ports: Ports | None = None
     if base_port == 0:
         ports = Ports.free(nodes, groups=groups or 1)

@@ -11,7 +11,7 @@ from typing import Protocol
 import trio
 
 from mq.broker.base.disk import disk_usage, used_part
-from mq.cli.dev_cluster import DevClusterFailed
+from mq.local_cluster import ServersFailed
 
 WATCH_SECONDS = 5.0
 _RATIO_MAX = 0.99
@@ -81,7 +81,7 @@ def check_disk(
     ``is_new``: nothing is stored there, so that brokers would have to store something at once.
 
     Raises:
-        DevClusterFailed: brokers would start, and then no client could do anything.
+        ServersFailed: brokers would start, and then no client could do anything.
         OSError: the use of the disk is unknown.
     """
     there = next(each for each in (directory.absolute(), *directory.absolute().parents) if each.exists())
@@ -91,7 +91,7 @@ def check_disk(
         return None
     text = disk_text(directory, (free, total), ratios)
     if state == DiskState.PAUSES or (is_new and state == DiskState.REFUSES):
-        raise DevClusterFailed(text)
+        raise ServersFailed(text)
     return text
 
 

@@ -13,8 +13,10 @@ from typing import Final
 
 import trio
 
-from mq.cli.dev_cluster import LOCK_FILE, WATCH_SECONDS, DevCluster, DevClusterFailed
 from mq.durable_files import replace_file
+from mq.local_cluster.cluster import WATCH_SECONDS, DevCluster
+from mq.local_cluster.ports import LOCK_FILE
+from mq.local_cluster.processes import ServersFailed
 
 ANSWER_SECONDS_MAX: Final = 90.0
 """The longest wait for a replica that stops, starts, and catches up."""
@@ -26,38 +28,38 @@ _REPLICA: Final = re.compile(r"n[0-9]+")
 def find_group(directory: Path, groups: list[tuple[str, Path]], wanted: str) -> tuple[Path, str]:
     """The directory of the group, and the id of the replica, that NODE or GROUP:NODE names.
 
-    ``groups`` are the names and directories of the groups in ``directory``. Raises DevClusterFailed.
+    ``groups`` are the names and directories of the groups in ``directory``. Raises ServersFailed.
     """
     group, colon, node_id = wanted.rpartition(":")
     homes = dict(groups)
     if not homes:
-        raise DevClusterFailed(f"{directory} has no broker group: start raftmq dev --dir {directory} first")
+        raise ServersFailed(f"{directory} has no broker group: start raftmq dev --dir {directory} first")
     home = homes.get(group) if colon else groups[0][1]
     if home is None:
-        raise DevClusterFailed(f"{directory} has no group {group}; it has {', '.join(homes)}")
+        raise ServersFailed(f"{directory} has no group {group}; it has {', '.join(homes)}")
     if not _REPLICA.fullmatch(node_id) or not (home / node_id).is_dir():
-        raise DevClusterFailed(f"{home} has no replica {node_id or wanted!r}")
+        raise ServersFailed(f"{home} has no replica {node_id or wanted!r}")
     return home, node_id
 
 
 async def ask_restart(home: Path, node_id: str) -> None:
     """Have the process that runs the group in ``home`` restart a replica, and wait until it serves again.
 
-    If cancelled, the restart may still happen. Raises DevClusterFailed, OSError.
+    If cancelled, the restart may still happen. Raises ServersFailed, OSError.
     """
     await trio.lowlevel.checkpoint()
     if not _is_held(home):
-        raise DevClusterFailed(f"no raftmq dev runs in {home}")
+        raise ServersFailed(f"no raftmq dev runs in {home}")
     directory = home / _DIRECTORY
     directory.mkdir(exist_ok=True)
     with (directory / f"{node_id}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # there is one answer, for one process
         except BlockingIOError:
-            raise DevClusterFailed(f"another command is restarting {node_id}") from None
+            raise ServersFailed(f"another command is restarting {node_id}") from None
         said = await _said(home, node_id)
     if said != _DONE:
-        raise DevClusterFailed(f"{node_id} was not restarted: {said}")
+        raise ServersFailed(f"{node_id} was not restarted: {said}")
 
 
 async def _said(home: Path, node_id: str) -> str:
@@ -68,7 +70,7 @@ async def _said(home: Path, node_id: str) -> str:
         with trio.move_on_after(ANSWER_SECONDS_MAX):
             while not answer.exists():
                 if not _is_held(home):
-                    raise DevClusterFailed(f"the raftmq dev in {home} ended meanwhile")
+                    raise ServersFailed(f"the raftmq dev in {home} ended meanwhile")
                 await trio.sleep(WATCH_SECONDS / 5)
         return answer.read_text() if answer.exists() else f"no answer within {ANSWER_SECONDS_MAX:g} s"
     finally:
@@ -95,7 +97,7 @@ async def _restarted(cluster: DevCluster, node_id: str) -> str:
         await cluster.stop(node_id)
         await cluster.start(node_id)
         await cluster.wait_ready()
-    except (DevClusterFailed, OSError) as error:
+    except (ServersFailed, OSError) as error:
         return str(error)
     return _DONE
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.sync.loop_thread import LoopThread
+from mq.local_cluster import DevCluster, Ports
 
 _POLL_SECONDS = 0.005
 _SETTINGS: Mapping[str, str] = {
@@ -50,7 +50,7 @@ class ServerProcesses:
         return self._cluster.log_path(replica)
 
     def leader(self) -> str:
-        """The broker that leads. Raises `mq.cli.dev_cluster.DevClusterFailed` if there is none for a minute."""
+        """The broker that leads. Raises `mq.local_cluster.ServersFailed` if there is none for a minute."""
         return self._thread.call(self._cluster.leader)
 
     def kill(self, replica: str) -> None:
@@ -79,7 +79,7 @@ def running_processes(*, replicas: int = 1, **settings: str) -> Iterator[ServerP
 
     ``settings`` are those of a broker, as text. The servers stop, too, if this process is killed.
 
-    Raises `mq.cli.dev_cluster.DevClusterFailed`, with the end of the log of the server that did not start.
+    Raises `mq.local_cluster.ServersFailed`, with the end of the log of the server that did not start.
     """
     if replicas not in (1, 3, 5):
         raise ValueError(f"a group has 1, 3 or 5 replicas, not {replicas}")

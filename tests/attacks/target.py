@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import trio
 
 from mq.broker.state.format_level import LEVEL_NEWEST
+from mq.local_cluster import Processes, open_processes
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog.net.secret_file import read_secrets
 from tests.free_ports import free_ports
@@ -69,13 +69,13 @@ class State(NamedTuple):
 class Target:
     """A running broker with the topic ``T`` and a name server. ``directory`` is everything that they may see."""
 
-    def __init__(self, directory: Path, processes: dict[str, subprocess.Popen[bytes]], ports: list[int]) -> None:
+    def __init__(self, directory: Path, processes: Processes, ports: list[int]) -> None:
         self.directory = directory
         self.processes = processes
         self.namesrv, self.clients, self.replication = ports
         self.acl_file = directory / "plain_acl.yml"
         self._sent = 0
-        self._memory = {name: memory_bytes(process.pid, "VmRSS") for name, process in processes.items()}
+        self._memory = {name: memory_bytes(processes.pid(name), "VmRSS") for name in processes.names}
 
     @property
     def secrets(self) -> tuple[bytes, ...]:
@@ -142,10 +142,10 @@ class Target:
         """They run, their memory is bounded, and they wrote no secret into their logs."""
         known = [secret for _, secret in (ADMIN, PRODUCER, CONSUMER)]
         known += [shown for secret in self.secrets for shown in (secret.hex(), repr(secret))]
-        for name, process in self.processes.items():
-            log = (self.directory / f"{name}.log").read_text()
-            assert process.poll() is None, log[-2000:]
-            grown = memory_bytes(process.pid, "VmHWM") - self._memory[name]
+        for name in self.processes.names:
+            log = self.processes.log_path(name).read_text()
+            assert self.processes.is_running(name), log[-2000:]
+            grown = memory_bytes(self.processes.pid(name), "VmHWM") - self._memory[name]
             assert grown < MEMORY_GROWTH_MAX, f"{name} took {grown} bytes more"
             assert not [secret for secret in known if secret in log], f"a secret is in the log of the {name}"
             assert "Traceback" not in log, log[-4000:]
@@ -172,17 +172,9 @@ def running_target(directory: Path) -> Iterator[Target]:
             *("--peers", f"n0@{replication}", f"--set=acl_file={directory / 'plain_acl.yml'}", *settings),
         ],
     }
-    with ExitStack() as stack:
-        processes = {}
+    with open_processes(directory) as processes:
         for name, command in commands.items():
-            log = stack.enter_context((directory / f"{name}.log").open("wb"))
-            arguments = [sys.executable, "-m", "mq.cli", *command]
-            process = subprocess.Popen(
-                arguments, stdout=log, stderr=log, env=os.environ | _NAME_SERVER_SETTINGS, cwd=directory
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            processes[name] = process
+            processes.start(name, [sys.executable, "-m", "mq.cli", *command], _NAME_SERVER_SETTINGS)
         trio.run(_wait_serving, ports[0], ports[1])
         target = Target(directory, processes, ports)
         trio.run(target.serve_first)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import trio
-
-from mq.cli.dev_cluster import HOST, DevClusterFailed, Ports
 from mq.client import Admin
+from mq.local_cluster import HOST, Ports, Processes
 from tests.interop.clients import SERVERS_VERSION
-from tests.interop.rocketmq_servers import CLUSTER, READY_SECONDS_MAX, RocketMQServer
+from tests.interop.rocketmq_servers import CLUSTER, READY_SECONDS_MAX, start_java
 from tests.interop.security import PROXY, Security
 
 _SYNC_TOPIC = "DefaultHeartBeatSyncerTopic"
 """RocketMQ's proxy creates it, and ends if name servers do not know it at once."""
 
+_PROXY = "proxy"
+_LISTENING = re.compile('"listening"')
 _MAIN = "org.apache.rocketmq.proxy.ProxyStartup"
 
 
@@ -31,15 +31,14 @@ class RaftmqProxy:
     """`raftmq proxy` as a child process that can be stopped and started again at the same address."""
 
     address: str
-    log: Path
     _command: list[str]
     _environment: Mapping[str, str]
-    _process: trio.Process | None = None
+    _processes: Processes
 
     @classmethod
     @asynccontextmanager
     async def open(cls, namesrv: str, directory: Path, security: Security) -> AsyncIterator[RaftmqProxy]:
-        """In front of the brokers that a name server knows. Raises DevClusterFailed.
+        """In front of the brokers that a name server knows. Raises ServersFailed.
 
         Clients must sign their calls, or use TLS, as ``security`` says.
         """
@@ -51,45 +50,25 @@ class RaftmqProxy:
         for name in ("tls_mode", "tls_certificate", "tls_key"):
             if name in security.settings:
                 command += ["--set", f"{name}={security.settings[name]}"]
-        environment = dict(os.environ)
+        environment = dict[str, str]()
         if security.administrator is not None:
             environment |= {"RAFTMQ_ACCESS_KEY": PROXY.access_key, "RAFTMQ_SECRET_KEY": PROXY.secret_key}
-        proxy = cls(address, directory / "output", command, environment)
+        proxy = cls(address, command, environment, Processes(directory))
         await proxy.start()
         try:
             yield proxy
         finally:
-            with trio.CancelScope(shield=True):
-                await proxy.stop()
+            await proxy._processes.stop_all()
 
     async def start(self) -> None:
-        """Until it listens. Raises DevClusterFailed."""
-        began = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as output:
-            self._process = await trio.lowlevel.open_process(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=self._environment,
-            )
-        with trio.move_on_after(READY_SECONDS_MAX):
-            while b'"listening"' not in self.log.read_bytes()[began:]:
-                if (code := self._process.poll()) is not None:
-                    raise DevClusterFailed(f"raftmq proxy ended with exit code {code}; see {self.log}")
-                await trio.sleep(0.05)
-            return
-        raise DevClusterFailed(f"raftmq proxy does not listen; see {self.log}")
+        """Until it listens. Raises ServersFailed."""
+        began = self._processes.log_bytes(_PROXY)
+        self._processes.start(_PROXY, self._command, self._environment, input_pipe=True)
+        await self._processes.wait_said(_PROXY, _LISTENING, began, READY_SECONDS_MAX)
 
-    async def stop(self, number: int = signal.SIGTERM) -> None:
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send it a signal, and wait for its end. No effect the second time."""
-        if self._process is not None:
-            self._process.send_signal(number)
-            await self._process.wait()
-            assert self._process.stdin is not None, "started with a pipe"
-            await self._process.stdin.aclose()
-            self._process = None
+        await self._processes.end(_PROXY, number)
 
 
 @asynccontextmanager
@@ -98,7 +77,7 @@ async def rocketmq_proxy(
 ) -> AsyncIterator[str]:
     """RocketMQ's proxy in cluster mode, in front of whatever brokers a name server knows; yields its address.
 
-    It signs requests, or uses TLS, as ``security`` says. Raises DevClusterFailed, and ClientError if the servers do not
+    It signs requests, or uses TLS, as ``security`` says. Raises ServersFailed, and ClientError if the servers do not
     answer.
     """
     async with Admin(namesrv) as admin:
@@ -117,9 +96,10 @@ async def rocketmq_proxy(
     path = directory / "conf" / "rmq-proxy.json"
     path.write_text(json.dumps(settings) + "\n")
     options = security.java_tls_options
-    server = await RocketMQServer.start("the proxy", _MAIN, directory, ["-pc", str(path)], version, options=options)
+    processes = Processes(directory)
     try:
-        await server.wait_listening(port)
+        start_java(processes, _PROXY, _MAIN, directory, ["-pc", str(path)], version, options=options)
+        await processes.wait_listening(_PROXY, port, READY_SECONDS_MAX)
         yield f"{HOST}:{port}"
     finally:
-        await server.stop()
+        await processes.stop_all()

@@ -19,9 +19,9 @@ import grpc
 import trio
 from google.protobuf.message import Message
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError, SubscriptionGroupConfig
+from mq.local_cluster import DevCluster, Ports
 from mq.proxy.service_table import SERVICE
 from mq.proxy.wire import messaging_pb2 as pb
 from tests.interop.clients import build_servers, servers_built, tools_missing

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, BrokerError, LiteConsumer, Message, Producer, SubscriptionGroupConfig
+from mq.local_cluster import DevCluster, Ports
 from tests.interop.clients import build_servers, servers_built, servers_lib, tools_missing
 
 VERSION = "5.5.0"

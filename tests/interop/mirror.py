@@ -20,7 +20,6 @@ from pathlib import Path
 
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import (
     Admin,
     ClientError,
@@ -33,6 +32,7 @@ from mq.client import (
     RetryLater,
     TransactionProducer,
 )
+from mq.local_cluster import DevCluster, Ports
 from tests.interop.clients import build_servers
 from tests.interop.rocketmq_servers import RocketMQCluster
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import trio
 
 from benchmarks.procfs import machine
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError
+from mq.local_cluster import DevCluster, Ports, ServersFailed
 from tests.interop import mqadmin
 from tests.interop.all_clients import CLIENTS
 from tests.interop.clients import GRPC, HERE, REMOTING, ROCKETMQ, SERVERS_VERSION, BuildFailed, Client
@@ -93,7 +93,7 @@ class Performance:
     outcomes: list[Outcome]
 
     async def run(self) -> None:
-        """Raises DevClusterFailed when the cluster cannot be started, or a server ends that nobody stopped."""
+        """Raises ServersFailed when the cluster cannot be started, or a server ends that nobody stopped."""
         async with self._servers() as servers, self._entrance(servers) as (address, proxy):
             together = [each for each in self.scenarios if not each.alone]
             limiter = trio.CapacityLimiter(self.jobs)
@@ -233,7 +233,7 @@ async def _perform_one(
 ) -> None:
     try:
         await Performance(client, security, wanted, directory, jobs, outcomes).run()
-    except* DevClusterFailed as errors:
+    except* ServersFailed as errors:
         outcomes.append(
             Outcome(client.name, security.name, "cluster", False, "; ".join(_leaves(errors)), played=_now())
         )

@@ -24,8 +24,8 @@ import pytest
 import trio
 
 from benchmarks.procfs import machine
-from mq.cli.dev_cluster import DevClusterFailed
 from mq.cli.errors import run_trio
+from mq.local_cluster import ServersFailed
 from tests.interop.clients import HERE, BuildFailed, build_servers
 from tests.interop.rocketmq_servers import RocketMQCluster
 from tests.support import guide_examples as guide
@@ -113,7 +113,7 @@ async def _played(scenario: str, version: str, play: Callable[[], Awaitable[None
 
 
 async def play(version: str, directory: Path) -> list[Played]:
-    """All scenarios on a broker of its own. Raises DevClusterFailed."""
+    """All scenarios on a broker of its own. Raises ServersFailed."""
     played: list[Played] = []
 
     def note(each: Played) -> None:
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str]) -> int:
             build_servers(version)
             with tempfile.TemporaryDirectory() as directory:
                 played += run_trio(partial(play, version, Path(directory)))
-    except (BuildFailed, DevClusterFailed) as error:
+    except (BuildFailed, ServersFailed) as error:
         print(f"raftmq: {error}", file=sys.stderr)
         return 1
     if not plan.no_write:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trustme
 
-from mq.cli.dev_cluster import HOST
+from mq.local_cluster import HOST
 
 NONE, ACL, TLS = "none", "acl", "tls"
 

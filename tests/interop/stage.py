@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import trio
 
-from mq.cli.dev_cluster import DevCluster
 from mq.client import Admin, MessageQueue, PushConsumer, ReceivedMessage
 from mq.client.net.client_core import ClientCore
+from mq.local_cluster import DevCluster
 from mq.protocol.codes import RequestCode
 from mq.protocol.requests.raft_group import GroupAnswer
 from mq.protocol.wire import fastjson
@@ -107,16 +107,16 @@ class Servers(Protocol):
         """Name of the broker group, or of the only broker."""
 
     def check(self) -> None:
-        """Raises DevClusterFailed if a server has ended that nobody killed or stopped."""
+        """Raises ServersFailed if a server has ended that nobody killed or stopped."""
 
 
 class RestartableProxy(Protocol):
     """`raftmq proxy`, to be disturbed."""
 
     async def start(self) -> None:
-        """Until it listens at its address. Raises DevClusterFailed."""
+        """Until it listens at its address. Raises ServersFailed."""
 
-    async def stop(self, number: int = signal.SIGTERM) -> None:
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send it a signal, and wait for its end."""
 
 

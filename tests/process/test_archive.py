@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Message, Producer
+from mq.local_cluster import DevCluster, Ports
 from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
 from tests.support.waiting import until
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, Every, Message, MessageQueue, Producer, PullConsumer, Schedule, SendResult
+from mq.local_cluster import HOST, DevCluster, Ports
 from tests.support.backups import EXPIRING, SETTINGS, backed_up, committed, printed, raftmq
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer
+from mq.local_cluster import DevCluster, Ports
 from mq.protocol.messages.records import StoredMessage, decode_records
 from tests.support.real_groups import connected, transfer, wait_level
 from tests.support.running_broker import SECONDS_MAX

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, BrokerError, Message, Producer
+from mq.local_cluster import DevCluster, Ports
 from spark.bulk_reader import BulkTaskReader
 from spark.bulk_survey import BulkSurveyor
 from spark.options import Topics

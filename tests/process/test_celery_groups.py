@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio.from_thread
 import pytest
 
-from mq.cli.dev_cluster import Ports
-from mq.cli.dev_groups import open_groups
+from mq.local_cluster import Ports
+from mq.local_cluster.groups import open_groups
 from tests.support.celery_workers import Workers
 from tests.support.waiting import wait_until
 

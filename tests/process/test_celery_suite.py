@@ -17,7 +17,7 @@ import anyio.from_thread
 import pytest
 
 from benchmarks.celery_load.redis import open_redis, redis_missing
-from mq.cli.dev_cluster import DevCluster, Ports
+from mq.local_cluster import DevCluster, Ports
 from tests.support.real_groups import Cluster
 from tests.support.source_distributions import unpacked
 

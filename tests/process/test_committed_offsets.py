@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, MessageQueue, Producer, PullConsumer, SendResult
+from mq.local_cluster import DevCluster, Ports
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

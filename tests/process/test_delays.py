@@ -12,8 +12,8 @@ import anyio.to_thread
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SendResult
+from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import decode_records
 from tests.support.real_groups import Cluster, delivered

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from jepsen.wire import Wire, open_wire
-from mq.cli.dev_cluster import HOST, Ports
+from mq.local_cluster import HOST, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 
 SEND = {"a": "P", "b": "T", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 0, "h": 0, "i": "", "j": 0, "k": "false"}

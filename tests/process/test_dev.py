@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.cli.dev_cluster import Ports
+from mq.local_cluster import Ports
 
 ROOT = Path(__file__).parent.parent.parent
 

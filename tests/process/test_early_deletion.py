@@ -14,8 +14,8 @@ import trio
 from jepsen.damage import BALLAST
 from jepsen.damage import fill as fill_disk
 from jepsen.wire import ask_figures
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, PushConsumer
+from mq.local_cluster import HOST, DevCluster, Ports
 from mq.protocol.codes import RequestCode
 from mq.protocol.requests.raft_group import GroupCommand
 from tests.support.real_groups import connected, transfer

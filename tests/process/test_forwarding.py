@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
+from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
 from mq.protocol.incoming.decoding import Response, decode_header

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, Message, MessageQueue, Producer, SendResult
+from mq.local_cluster import HOST, DevCluster, Ports
 from tests.support.commands import raftmq
 from tests.support.waiting import until
 

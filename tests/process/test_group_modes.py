@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
 from mq.client.consume.allocation import allocate_in_circle
 from mq.client.errors import OffsetsFileDamaged
+from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.wire import fastjson
 from tests.support.running_broker import Client

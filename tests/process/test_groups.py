@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
-from mq.cli.dev_groups import count_groups, open_groups
 from mq.client import Admin, Message, Producer, PullConsumer, SendResult
+from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster.groups import count_groups, open_groups
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, Message, Producer
+from mq.local_cluster import HOST, DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.wire.encoding import encode_request
 from tests.support.real_groups import connected

@@ -17,9 +17,9 @@ import kombu
 import pytest
 
 import raftmq.celery  # noqa: F401 - makes the URLs known
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Message
 from mq.client.sync import SyncAdmin, SyncProducer, SyncPullConsumer
+from mq.local_cluster import DevCluster, Ports
 from mq.tasks.names import queue_topic
 from tests.support.real_groups import Cluster
 from tests.support.waiting import wait_until

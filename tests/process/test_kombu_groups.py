@@ -10,8 +10,8 @@ import kombu
 import pytest
 
 import raftmq.celery  # noqa: F401 - makes the URLs known
-from mq.cli.dev_cluster import DevCluster, Ports
-from mq.cli.dev_groups import open_groups
+from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster.groups import open_groups
 from tests.support.waiting import until, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly]

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio.from_thread
 import pytest
 
-from mq.cli.dev_cluster import DevCluster, Ports
+from mq.local_cluster import DevCluster, Ports
 from tests.support.real_groups import Cluster
 from tests.support.source_distributions import unpacked
 

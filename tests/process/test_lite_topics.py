@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import (
     Admin,
     BrokerError,
@@ -23,6 +22,7 @@ from mq.client import (
     PullConsumer,
     SubscriptionGroupConfig,
 )
+from mq.local_cluster import HOST, DevCluster, Ports
 from tests.support.backups import EXPIRING, SETTINGS, backed_up, committed, printed
 from tests.support.real_groups import transfer
 from tests.support.waiting import until

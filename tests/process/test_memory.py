@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from jepsen.wire import Wire, open_wire
-from mq.cli.dev_cluster import HOST, Ports
+from mq.local_cluster import HOST, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import encode_prefix
 from mq.protocol.requests.broker import KVTable

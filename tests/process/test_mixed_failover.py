@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
+from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.store.dispatch import QUEUE_ENTRY_BYTES

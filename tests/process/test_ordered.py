@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, ClientError, Message, MessageQueue, Producer, PushConsumer, ReceivedMessage
+from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.running_broker import Client
 from tests.support.waiting import until

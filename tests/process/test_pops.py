@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from jepsen.wire import ask_figures
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin
+from mq.local_cluster import HOST, DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.popping import Popped, batch_body, now_ms, pop_ext, read_popped
 from tests.support.real_groups import LOST, SETTINGS

@@ -23,8 +23,8 @@ import trio
 import yaml
 
 from mq.addresses import metrics_address_beside
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SubscriptionGroupConfig
+from mq.local_cluster import DevCluster, Ports
 from tests.free_ports import free_ports
 from tests.support.waiting import until
 

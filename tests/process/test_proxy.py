@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.procfs import rss_bytes
-from mq.cli.dev_cluster import HOST, Ports
+from mq.local_cluster import HOST, Ports
 
 pytestmark = pytest.mark.process
 

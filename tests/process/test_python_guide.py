@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from mq.broker.state.format_level import LEVEL_NEWEST
-from mq.cli.dev_cluster import DevCluster, Ports
+from mq.local_cluster import DevCluster, Ports
 from tests.support.guide_examples import GUIDE, ROOT, compiled, examples, expected_output, run
 from tests.support.real_groups import connected
 from tests.support.running_broker import SECONDS_MAX

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.cli.dev_cluster import Ports
+from mq.local_cluster import Ports
 from tests.support.commands import Done, run_here
 
 ROOT = Path(__file__).parent.parent.parent

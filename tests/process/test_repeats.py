@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
+from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.real_groups import LOST, SETTINGS
 from tests.support.running_broker import Answer, Client, properties, send_ext

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from mq.broker.state.format_level import LEVEL_NEWEST
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, SendResult
+from mq.local_cluster import DevCluster, Ports
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]

@@ -12,7 +12,6 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import (
     Admin,
     Message,
@@ -21,6 +20,7 @@ from mq.client import (
     ReceivedMessage,
     SendResult,
 )
+from mq.local_cluster import DevCluster, Ports
 from tests.support.real_groups import Cluster
 from tests.support.sdk_scenarios import GROUP, MESSAGE_BYTES_MAX, QUEUES, SCENARIOS, consumer_of, new_topic
 from tests.support.waiting import until

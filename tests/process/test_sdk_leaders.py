@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage
+from mq.local_cluster import DevCluster, Ports
 from tests.support.real_groups import transfer
 from tests.support.waiting import until
 

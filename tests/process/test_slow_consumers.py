@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer
+from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import ResponseCode
 from tests.support.real_groups import connected
 from tests.support.running_broker import SECONDS_MAX, Answer, Client

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
+from mq.local_cluster import DevCluster, Ports
 from spark.numbering import Job
 from spark.outgoing import sink_columns
 from spark.writer import TaskWriter, WriterLimits, WriterOptions, Written

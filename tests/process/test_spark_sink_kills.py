@@ -20,8 +20,8 @@ import pyarrow as pa
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
+from mq.local_cluster import DevCluster, Ports
 from spark import writer
 from spark.numbering import Job
 from spark.outgoing import sink_columns

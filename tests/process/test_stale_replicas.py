@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from jepsen.wire import Wire, ask_figures, open_wire
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, Message, Producer
+from mq.local_cluster import HOST, DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.decoding import Response
 from tests.support.waiting import until

@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
+from mq.local_cluster import DevCluster, Ports
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]

@@ -11,8 +11,8 @@ import anyio
 import anyio.from_thread
 import pytest
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, BrokerError, Message, Producer, ReceivedMessage, SendResult
+from mq.local_cluster import DevCluster, Ports
 from tests.support.real_groups import Cluster, delivered
 from tests.support.waiting import until
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
+from mq.local_cluster import DevCluster, Ports
 from tests.support.commands import raftmq
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]

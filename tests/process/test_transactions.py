@@ -12,7 +12,6 @@ import anyio.from_thread
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import (
     Admin,
     Message,
@@ -22,6 +21,7 @@ from mq.client import (
     SendOutcomeUnknown,
     TransactionProducer,
 )
+from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.half_messages import COMMIT, PREPARED, end, half_text
 from tests.support.real_groups import Cluster

@@ -14,11 +14,11 @@ import anyio
 import trio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client.admin import Admin
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.message import Message, ReceivedMessage, SendResult
 from mq.client.produce.producer import Producer
+from mq.local_cluster import HOST, DevCluster, Ports
 from mq.protocol.requests.group_progress import GroupProgress
 from mq.protocol.requests.raft_group import GroupCommand
 from tests.support.waiting import until

@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from mq.cli.dev_cluster import DevCluster
+from mq.local_cluster import DevCluster
 
 SETTINGS = {
     "segment_bytes": "262144",

@@ -13,12 +13,12 @@ import anyio.from_thread
 import anyio.to_thread
 import trio
 
-from mq.cli.dev_cluster import DevCluster
 from mq.client import (
     Admin,
     PushConsumer,
     ReceivedMessage,
 )
+from mq.local_cluster import DevCluster
 from mq.protocol.requests.raft_group import GroupCommand
 from tests.support.running_broker import SECONDS_MAX, Client
 from tests.support.waiting import until

@@ -6,7 +6,7 @@ from collections import Counter
 
 import trio
 
-from mq.cli.dev_cluster import DevCluster
+from mq.local_cluster import DevCluster
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.running_broker import Client, pull_ext
 

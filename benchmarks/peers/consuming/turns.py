@@ -18,11 +18,10 @@ from benchmarks.peers.consuming.cases import CASES, Case, Measured, Sample, job_
 from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS, Client
 from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, Job
 from benchmarks.peers.peer import Peer, Target
-from benchmarks.peers.servers import PeerFailed
 from benchmarks.procfs import load_average
 from benchmarks.workers import ROOT, GeneratorFailed
-from mq.cli.dev_cluster import DevClusterFailed
 from mq.client.errors import ClientError
+from mq.local_cluster import ServersFailed
 
 WIRE_LOAD = "benchmarks.peers.consuming.load"
 TURN_SECONDS_MAX = 900.0
@@ -72,7 +71,7 @@ async def measure(peers: Sequence[Peer], plan: Plan, directory: Path, outcome: O
             try:
                 with trio.fail_after(TURN_SECONDS_MAX):
                     await _take_turn(peer, plan, place, measured, say)
-            except (PeerFailed, DevClusterFailed, ClientError, GeneratorFailed, OSError) as error:
+            except (ServersFailed, ClientError, GeneratorFailed, OSError) as error:
                 _note(measured, peer, str(error), say)
             except trio.TooSlowError:
                 _note(measured, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
@@ -125,7 +124,7 @@ async def _fill(job: Job, attempts: int) -> None:
 
 
 async def _sample(case: Case, base: Job, target: Target) -> Sample:
-    """Raises GeneratorFailed, PeerFailed, DevClusterFailed."""
+    """Raises GeneratorFailed, ServersFailed."""
     load = load_average()
     client = CLIENTS[base.wire] if case.by_client else None
     consumed = await run_load(job_of(case, base, f"bench-{case.name}"), client)

@@ -15,12 +15,14 @@ from mq.broker.settings import BrokerSettings
 from mq.cli.demo import TOPIC, _Run
 from mq.cli.demo_consumer import ConsumedLine, parse_line
 from mq.cli.dev import dev
-from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports, _choose_ports, _held, _in_words, _last_words
 from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
 from mq.cli.messages import Lines, consume
 from mq.cli.servers import broker, checked, split_address, split_settings
 from mq.client.message import MessageQueue, SendResult
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus
+from mq.local_cluster.cluster import DevCluster, _in_words
+from mq.local_cluster.ports import Ports, choose_ports, held
+from mq.local_cluster.processes import ServersFailed, last_words
 from mq.protocol.hashes import offset_message_id
 from mq.protocol.numbers import PhysicalOffset
 
@@ -120,7 +122,7 @@ def test_group_does_not_start_where_somebody_else_listens(tmp_path: Path) -> Non
     ports = Ports.free(1)
     with (
         socket.create_server(("127.0.0.1", ports.clients[0])),
-        pytest.raises(DevClusterFailed, match=f"another process listens on 127.0.0.1:{ports.clients[0]};"),
+        pytest.raises(ServersFailed, match=f"another process listens on 127.0.0.1:{ports.clients[0]};"),
     ):
         trio.run(open_cluster, tmp_path / "new", ports)
     assert not (tmp_path / "new").exists()
@@ -177,40 +179,40 @@ def test_a_group_without_a_leader_is_described_in_words(status: GroupStatus | No
 
 def test_directory_remembers_its_ports(tmp_path: Path) -> None:
     chosen = Ports.free(3)
-    assert _choose_ports(tmp_path, 3, chosen, None) == chosen
-    assert _choose_ports(tmp_path, 3, None, None) == chosen
+    assert choose_ports(tmp_path, 3, chosen, None) == chosen
+    assert choose_ports(tmp_path, 3, None, None) == chosen
 
 
 def test_a_directory_with_a_running_group_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     ports = Ports.free(1)
     with (
-        _held(tmp_path),
-        pytest.raises(DevClusterFailed, match=f"{tmp_path} is in use: .* started by process {os.getpid()}$"),
+        held(tmp_path),
+        pytest.raises(ServersFailed, match=f"{tmp_path} is in use: .* started by process {os.getpid()}$"),
     ):
         trio.run(open_cluster, tmp_path, ports)
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "logs"}
-    with _held(tmp_path):
+    with held(tmp_path):
         pass
 
 
 def test_ports_that_are_taken_are_not_remembered(tmp_path: Path) -> None:
     first, others = Ports.free(1), Ports.free(1)
-    _choose_ports(tmp_path, 1, first, None)
-    with socket.create_server(("127.0.0.1", others.namesrv)), pytest.raises(DevClusterFailed):
-        _choose_ports(tmp_path, 1, others, None)
-    assert _choose_ports(tmp_path, 1, None, None) == first
+    choose_ports(tmp_path, 1, first, None)
+    with socket.create_server(("127.0.0.1", others.namesrv)), pytest.raises(ServersFailed):
+        choose_ports(tmp_path, 1, others, None)
+    assert choose_ports(tmp_path, 1, None, None) == first
 
 
 def test_directory_of_another_group_size_is_refused(tmp_path: Path) -> None:
-    _choose_ports(tmp_path, 3, Ports.free(3), None)
-    with pytest.raises(DevClusterFailed, match="3 replicas, not of 1"):
-        _choose_ports(tmp_path, 1, None, None)
+    choose_ports(tmp_path, 3, Ports.free(3), None)
+    with pytest.raises(ServersFailed, match="3 replicas, not of 1"):
+        choose_ports(tmp_path, 1, None, None)
 
 
 def test_unreadable_memory_of_ports_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{")
-    with pytest.raises(DevClusterFailed, match=r"cluster\.json cannot be read"):
-        _choose_ports(tmp_path, 3, None, None)
+    with pytest.raises(ServersFailed, match=r"cluster\.json cannot be read"):
+        choose_ports(tmp_path, 3, None, None)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +253,6 @@ def test_the_last_words_of_a_server_are_its_error_without_the_frame(tmp_path: Pa
     log.write_text(
         "{}\n  + Exception Group Traceback\n    | OSError: the reason\n    +------------------------------------\n"
     )
-    assert _last_words(log) == f"OSError: the reason (see {log})"
+    assert last_words(log) == f"OSError: the reason (see {log})"
     log.write_text("")
-    assert _last_words(log) == f"it said nothing (see {log})"
+    assert last_words(log) == f"it said nothing (see {log})"

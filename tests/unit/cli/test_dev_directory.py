@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mq.cli.dev_cluster import PORTS_FILE, DevClusterFailed, Ports
-from mq.cli.dev_groups import SEGMENT_BYTES, count_groups, group_directory, open_groups, remember_segment_bytes
+from mq.local_cluster.groups import SEGMENT_BYTES, count_groups, group_directory, open_groups, remember_segment_bytes
+from mq.local_cluster.ports import PORTS_FILE, Ports
+from mq.local_cluster.processes import ServersFailed
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,6 @@ async def test_a_directory_of_two_groups_is_not_started_with_one(tmp_path: Path)
         group_directory(tmp_path, number).mkdir(exist_ok=True)
         (group_directory(tmp_path, number) / PORTS_FILE).write_text("{}")
         assert count_groups(tmp_path) == number + 1
-    with pytest.raises(DevClusterFailed, match="holds 2 broker groups, not 1"):
+    with pytest.raises(ServersFailed, match="holds 2 broker groups, not 1"):
         async with open_groups(tmp_path, 1):
             pass

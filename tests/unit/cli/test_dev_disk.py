@@ -10,8 +10,8 @@ import trio.testing
 
 from mq.broker.settings import BrokerSettings
 from mq.cli import dev_disk
-from mq.cli.dev_cluster import DevClusterFailed
 from mq.cli.dev_disk import check_disk, watch_disk
+from mq.local_cluster import ServersFailed
 
 PLAIN = BrokerSettings(node_id="n0", peers="n0@127.0.0.1:1")
 DATA = Path("/data")
@@ -50,13 +50,13 @@ def test_a_group_with_data_starts_on_a_full_disk_for_its_consumers() -> None:
 
 
 def test_a_new_group_is_not_started_on_a_full_disk() -> None:
-    with pytest.raises(DevClusterFailed, match=r"above 90 % \(disk_full_ratio\), brokers refuse messages"):
+    with pytest.raises(ServersFailed, match=r"above 90 % \(disk_full_ratio\), brokers refuse messages"):
         note(93, is_new=True)
 
 
 @pytest.mark.parametrize("is_new", [False, True])
 def test_nothing_is_started_on_a_disk_on_which_no_leader_could_serve(is_new: bool) -> None:
-    with pytest.raises(DevClusterFailed) as failed:
+    with pytest.raises(ServersFailed) as failed:
         note(99.2, is_new=is_new)
     assert str(failed.value) == (
         "the disk of /data is 99 % full, with 2.0 GB free: above 95 %, brokers store nothing, and no leader can serve. "
@@ -66,7 +66,7 @@ def test_nothing_is_started_on_a_disk_on_which_no_leader_could_serve(is_new: boo
 
 @pytest.mark.parametrize("percent", [90, 91.2, 96.9])
 def test_the_setting_that_is_proposed_is_enough(percent: float) -> None:
-    with pytest.raises(DevClusterFailed) as failed:
+    with pytest.raises(ServersFailed) as failed:
         note(percent, is_new=True)
     ratio = float(str(failed.value).rpartition("disk_full_ratio=")[2])
     allowed = BrokerSettings(node_id="n0", peers="n0@127.0.0.1:1", disk_full_ratio=ratio)

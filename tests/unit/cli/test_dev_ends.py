@@ -11,7 +11,7 @@ import trio
 from rich.console import Console
 
 from mq.cli.dev import _say_who_ends
-from mq.cli.dev_cluster import DevCluster
+from mq.local_cluster import DevCluster
 
 
 class SomeServers:

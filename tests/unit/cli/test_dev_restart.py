@@ -11,8 +11,9 @@ from typing import Any, cast
 import pytest
 import trio
 
-from mq.cli.dev_cluster import LOCK_FILE, DevCluster, DevClusterFailed
 from mq.cli.dev_restart import ask_restart, find_group, serve_restarts
+from mq.local_cluster import DevCluster, ServersFailed
+from mq.local_cluster.ports import LOCK_FILE
 
 
 class Group:
@@ -36,7 +37,7 @@ class Group:
     async def wait_ready(self) -> None:
         await trio.sleep(1)  # a process takes its time, here on the clock of the test
         if self.fails:
-            raise DevClusterFailed(self.fails)
+            raise ServersFailed(self.fails)
         self.done.append("ready")
 
 
@@ -67,7 +68,7 @@ async def test_a_replica_is_stopped_started_and_waited_for(held: Path, autojump_
 async def test_the_asker_learns_the_reason_of_a_failed_restart(held: Path, autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_restarts, [cast("DevCluster", Group(held, fails="n1 stopped with exit code 2"))])
-        with pytest.raises(DevClusterFailed, match=r"n1 was not restarted: n1 stopped with exit code 2"):
+        with pytest.raises(ServersFailed, match=r"n1 was not restarted: n1 stopped with exit code 2"):
             await ask_restart(held, "n1")
         nursery.cancel_scope.cancel()
 
@@ -80,7 +81,7 @@ async def test_of_two_commands_for_one_replica_the_second_says_so(held: Path, au
         async with trio.open_nursery() as first:
             first.start_soon(ask_restart, held, "n1")
             await trio.sleep(0.1)  # on the clock of the test
-            with pytest.raises(DevClusterFailed, match="another command is restarting n1"):
+            with pytest.raises(ServersFailed, match="another command is restarting n1"):
                 await ask_restart(held, "n1")
         nursery.cancel_scope.cancel()
     assert group.done == ["stop n1", "start n1", "ready"]
@@ -88,9 +89,9 @@ async def test_of_two_commands_for_one_replica_the_second_says_so(held: Path, au
 
 @pytest.mark.trio
 async def test_nobody_answers(held: Path, tmp_path_factory: pytest.TempPathFactory, autojump_clock: Any) -> None:
-    with pytest.raises(DevClusterFailed, match="no raftmq dev runs in"):
+    with pytest.raises(ServersFailed, match="no raftmq dev runs in"):
         await ask_restart(tmp_path_factory.mktemp("idle"), "n1")
-    with pytest.raises(DevClusterFailed, match="no answer within"):
+    with pytest.raises(ServersFailed, match="no answer within"):
         await ask_restart(held, "n1")
     assert not (held / "restarts" / "n1").exists(), "the next raftmq dev must not restart it"
 
@@ -108,7 +109,7 @@ def test_which_replica_is_meant(held: Path, tmp_path_factory: pytest.TempPathFac
         ("..", "no replica"),
         ("broker-b:restarts", "no replica"),
     ):
-        with pytest.raises(DevClusterFailed, match=reason):
+        with pytest.raises(ServersFailed, match=reason):
             find_group(held, groups, wanted)
-    with pytest.raises(DevClusterFailed, match="start raftmq dev"):
+    with pytest.raises(ServersFailed, match="start raftmq dev"):
         find_group(held, [], "n1")

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from mq.cli.dev_cluster import GROUP_PORTS, Ports
-from mq.cli.own_ports import BLOCK_PORTS, METRICS_ABOVE, NoFreePorts, OwnPorts
+from mq.local_cluster.own_ports import BLOCK_PORTS, METRICS_ABOVE, NoFreePorts, OwnPorts
+from mq.local_cluster.ports import GROUP_PORTS, Ports
 
 FIRST = 11_200
 """Below the ports from which everybody else takes."""
@@ -49,7 +49,7 @@ def test_processes_choose_different_ports_although_nobody_listens_yet() -> None:
 
 
 def test_a_process_that_has_ended_gives_its_ports_back() -> None:
-    code = f"from mq.cli.own_ports import OwnPorts; print(OwnPorts({FIRST}, {FIRST + BLOCK_PORTS}).take(3))"
+    code = f"from mq.local_cluster.own_ports import OwnPorts; print(OwnPorts({FIRST}, {FIRST + BLOCK_PORTS}).take(3))"
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
         assert int(done.stdout) == FIRST

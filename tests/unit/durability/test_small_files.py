@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from chaos.watched_files import Left, WatchedFiles, watched
-from mq.cli.dev_groups import remember_segment_bytes
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.message import MessageQueue
+from mq.local_cluster.groups import remember_segment_bytes
 from mq.namesrv.kv_config import KvConfig
 from mq.namesrv.kv_file import FILE_NAME, KvFile, KvFileDamaged
 from raftlog.net.secret_file import create_secret, new_secret, read_secrets, write_secrets

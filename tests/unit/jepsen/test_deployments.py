@@ -12,7 +12,7 @@ from jepsen.deployments.docker import Containers
 from jepsen.deployments.local import open_loopback
 from jepsen.deployments.netns import Networks, deaf_to, left_in, packets_counted
 from jepsen.deployments.network import CLIENTS, NAME_SERVERS
-from mq.cli.dev_cluster import HOST
+from mq.local_cluster import HOST
 
 LISTING = b"""{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"table": {"family": "inet", "name": "rmqf"}},
  {"rule": {"chain": "in", "expr": [{"match": {}}, {"counter": {"packets": 30, "bytes": 1800}}, {"drop": null}]}},

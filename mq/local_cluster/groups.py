@@ -8,15 +8,10 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from mq.cli.dev_cluster import (
-    PORTS_FILE,
-    DevCluster,
-    DevClusterFailed,
-    Ports,
-    check_ports_of_new_directory,
-    remembered_ports,
-)
 from mq.durable_files import replace_file
+from mq.local_cluster.cluster import DevCluster
+from mq.local_cluster.ports import PORTS_FILE, Ports, check_ports_of_new_directory, remembered_ports
+from mq.local_cluster.processes import ServersFailed
 
 GROUPS_MAX = 16
 SEGMENT_BYTES = 64 * 1024 * 1024
@@ -59,13 +54,13 @@ async def open_groups(
         on_progress: called with a text about what is being waited for.
 
     Raises:
-        DevClusterFailed: as `DevCluster.open`; or the directory has more groups.
+        ServersFailed: as `DevCluster.open`; or the directory has more groups.
         OSError: the directory cannot be used.
     """
     known = count_groups(directory)
     groups = groups or max(known, 1)
     if groups < known:
-        raise DevClusterFailed(f"{directory} holds {known} broker groups, not {groups}; all of them have messages")
+        raise ServersFailed(f"{directory} holds {known} broker groups, not {groups}; all of them have messages")
     wanted = [_ports_of(directory, number, nodes, ports) for number in range(groups)]
     for number, each in enumerate(wanted):
         shared = each.namesrv if each is not None and number else None

@@ -1,0 +1,12 @@
+"""Servers on this machine as child processes: started, watched, killed and stopped, for whoever needs some.
+
+`Processes` has children of any kind, `DevCluster` a name server and a broker group, `open_groups` several groups.
+"""
+
+from mq.local_cluster.cluster import DevCluster
+from mq.local_cluster.groups import open_groups
+from mq.local_cluster.own_ports import HOST
+from mq.local_cluster.ports import Ports
+from mq.local_cluster.processes import Processes, ServersFailed, open_processes
+
+__all__ = ["HOST", "DevCluster", "Ports", "Processes", "ServersFailed", "open_groups", "open_processes"]

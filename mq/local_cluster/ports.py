@@ -1,0 +1,133 @@
+"""Ports of the servers of a group, and the file in its directory that remembers them for the next start."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from mq.durable_files import replace_file
+from mq.local_cluster.own_ports import BLOCK_PORTS, HOST, OWN_PORTS, NoFreePorts, is_free
+from mq.local_cluster.processes import ServersFailed
+
+LOCK_FILE = "lock"
+"""File in the directory of a group that the process which runs it holds locked."""
+PORTS_FILE = "cluster.json"
+"""File in the directory of a group with its ports. Without it the directory is new."""
+GROUP_PORTS = BLOCK_PORTS
+"""Distance between the ports of broker groups; metrics ports are 100 above client ports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Ports of the servers, all on the loopback address. ``clients`` and ``replication`` are by node."""
+
+    namesrv: int
+    clients: tuple[int, ...]
+    replication: tuple[int, ...]
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Every port."""
+        return (self.namesrv, *self.clients, *self.replication)
+
+    @classmethod
+    def conventional(cls, nodes: int) -> Ports:
+        """The ports RocketMQ's users expect: 9876 for the name server, 10911 and up for brokers."""
+        return cls(9876, tuple(10911 + i for i in range(nodes)), tuple(10931 + i for i in range(nodes)))
+
+    @classmethod
+    def from_base(cls, base: int, nodes: int) -> Ports:
+        """``base`` for the name server and the next ones for the brokers."""
+        first = base + 1
+        return cls(base, tuple(range(first, first + nodes)), tuple(range(first + nodes, first + 2 * nodes)))
+
+    def of_group(self, number: int) -> Ports:
+        """The ports of a further group, ``number`` 1 and up: same name server, other brokers."""
+        step = number * GROUP_PORTS
+        return Ports(
+            self.namesrv,
+            tuple(port + step for port in self.clients),
+            tuple(port + step for port in self.replication),
+        )
+
+    @classmethod
+    def free(cls, nodes: int, *, groups: int = 1) -> Ports:
+        """Ports on which nobody listens and that no other process chooses while this one lives, those of metrics
+        included; also for each `of_group` of ``groups`` groups. Raises ServersFailed.
+        """
+        try:
+            return cls.from_base(OWN_PORTS.take(1 + 2 * nodes, blocks=groups), nodes)
+        except NoFreePorts as error:
+            raise ServersFailed(str(error)) from error
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Lock ``directory`` until the block or this process ends. Raises ServersFailed, OSError."""
+    with (directory / LOCK_FILE).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "of unknown id"
+            raise ServersFailed(f"{directory} is in use: a group runs in it, started by process {holder}") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def check_ports_of_new_directory(
+    directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None = None
+) -> None:
+    """Raises ServersFailed, before anything is written, if the ports for a new group are not free.
+
+    Does not check the directory of an existing group: that group may be the one listening.
+    """
+    if not (directory / PORTS_FILE).exists():
+        _free_ports(directory, nodes, wanted, shared_namesrv)
+
+
+def choose_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None) -> Ports:
+    """As `_free_ports`, and stores them for the next time."""
+    chosen = _free_ports(directory, nodes, wanted, shared_namesrv)
+    path = directory / PORTS_FILE
+    if chosen != remembered_ports(path):
+        replace_file(path, json.dumps(asdict(chosen)).encode() + b"\n")
+    return chosen
+
+
+def _free_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None) -> Ports:
+    """``wanted``; else the ports this directory was used with; else the conventional ones.
+
+    With ``shared_namesrv`` that is the port of the name server, which another group's name server may use.
+
+    Raises ServersFailed if a port is in use, or if the directory belongs to a group of another size.
+    """
+    known = remembered_ports(directory / PORTS_FILE)
+    if known is not None and len(known.clients) != nodes:
+        raise ServersFailed(f"{directory} holds a group of {len(known.clients)} replicas, not of {nodes}")
+    chosen = wanted or known or Ports.conventional(nodes)
+    if shared_namesrv is not None:
+        chosen = replace(chosen, namesrv=shared_namesrv)
+    if taken := [port for port in chosen.all if port != shared_namesrv and not is_free(port)]:
+        raise ServersFailed(
+            f"another process listens on {HOST}:{taken[0]}; stop it, or choose other ports with --base-port"
+        )
+    return chosen
+
+
+def remembered_ports(path: Path) -> Ports | None:
+    """The ports in the file; None without a file. Raises ServersFailed if it cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        known = json.loads(path.read_text())
+        return Ports(int(known["namesrv"]), tuple(known["clients"]), tuple(known["replication"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ServersFailed(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,137 @@
+"""Children with names and logs: programs of the shell here, servers elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.local_cluster import HOST, Processes, ServersFailed, open_processes
+from mq.local_cluster.processes import last_words
+from tests.free_ports import free_ports
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).parent.parent.parent.parent
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with open_processes(tmp_path) as started:
+        yield started
+
+
+def shell(text: str) -> list[str]:
+    return ["sh", "-c", text]
+
+
+def test_an_unexpected_end_is_told_with_the_last_line(processes: Processes) -> None:
+    processes.start("server", shell("echo it starts; echo no room; exit 3"))
+    wait_until(lambda: not processes.is_running("server"))
+    assert processes.ended() == {"server": 3}
+    with pytest.raises(ServersFailed, match=r"^server stopped with exit code 3: no room \(see .*server\.log\)$"):
+        processes.check()
+    processes.may_end("server")
+    assert not processes.ended()
+
+
+def test_a_killed_process_has_not_ended_unexpectedly(processes: Processes) -> None:
+    processes.start("server", ["sleep", "100"])
+    processes.kill("server")
+    assert trio.run(processes.wait_ended, "server") == -signal.SIGKILL
+    processes.check()
+    first = processes.pid("server")
+    assert processes.start("server", ["sleep", "100"]) != first
+    with pytest.raises(AssertionError, match="server is running already"):
+        processes.start("server", ["sleep", "100"])
+
+
+def test_any_thread_and_event_loop_may_end_what_another_started(processes: Processes) -> None:
+    starting = threading.Thread(target=processes.start, args=("server", ["sleep", "100"]), kwargs={"input_pipe": True})
+    starting.start()
+    starting.join()
+    trio.run(processes.stop, "server")
+    assert processes.exit_code("server") == -signal.SIGTERM
+
+
+def test_a_process_that_ignores_the_signal_is_killed_after_a_while(processes: Processes) -> None:
+    processes.start("server", shell("trap '' TERM; echo ready; while true; do sleep 0.05; done"))
+    trio.run(processes.wait_said, "server", re.compile("ready"))
+    trio.run(processes.stop, "server", 0.1)
+    assert processes.exit_code("server") == -signal.SIGKILL
+
+
+def test_a_stopped_process_ends_at_the_end_of_all(processes: Processes) -> None:
+    processes.start("server", ["sleep", "100"])
+    processes.send_signal("server", signal.SIGSTOP)
+    trio.run(processes.stop_all)
+    assert processes.exit_code("server") == -signal.SIGTERM
+
+
+def test_only_the_present_run_counts_for_what_a_server_says(processes: Processes) -> None:
+    processes.start("server", shell("echo port 1"))
+    wait_until(lambda: not processes.is_running("server"))
+    begin = processes.log_bytes("server")
+    processes.start("server", shell("echo port 2; sleep 100"))
+    assert trio.run(processes.wait_said, "server", re.compile(r"port (\d)"), begin)[1] == "2"
+    processes.kill("server")
+
+
+def test_who_ends_instead_of_listening_is_told(processes: Processes) -> None:
+    processes.start("server", shell("echo the port is taken; exit 1"))
+    with pytest.raises(ServersFailed, match="server stopped with exit code 1: the port is taken"):
+        trio.run(processes.wait_listening, "server", free_ports(1)[0])
+
+
+def test_a_server_that_does_not_listen_in_time_is_told(processes: Processes) -> None:
+    port = free_ports(1)[0]
+    processes.start("server", ["sleep", "100"])
+    with pytest.raises(ServersFailed, match=rf"no server on port {port} within 0\.1 s .*{HOST}.*server says it said"):
+        trio.run(processes.wait_listening, "server", port, 0.1)
+
+
+def test_what_a_server_started_is_killed_with_its_session(processes: Processes) -> None:
+    processes.start("server", shell("sleep 100 & echo child $!; wait"))
+    child = int(trio.run(processes.wait_said, "server", re.compile(r"child (\d+)\n"))[1])
+    processes.kill_all()
+    wait_until(lambda: state_of(child) in ("", "Z"))
+
+
+def test_children_are_killed_when_their_parent_is(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from mq.local_cluster import Processes; "
+        "print(Processes(Path(sys.argv[1])).start('server', ['sleep', '100']), flush=True); time.sleep(100)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        os.kill(child, 0)
+        parent.kill()
+    wait_until(lambda: state_of(child) in ("", "Z"))
+
+
+@pytest.mark.parametrize("has_pipe", [True, False])
+def test_a_program_that_is_not_there_is_an_error_at_once(tmp_path: Path, has_pipe: bool) -> None:
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        Processes(tmp_path).start("server", ["no-such-program"], input_pipe=has_pipe)
+
+
+def test_the_last_words_of_a_java_server_are_not_its_stack_trace(tmp_path: Path) -> None:
+    log = tmp_path / "broker.log"
+    log.write_text("java.net.BindException: Address already in use\n\tat sun.nio.ch.Net.bind(Net.java:1)\n")
+    assert last_words(log) == f"java.net.BindException: Address already in use (see {log})"
+
+
+def state_of(pid: int) -> str:
+    """The letter that the kernel has for a process; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
