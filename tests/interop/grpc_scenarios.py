@@ -209,7 +209,7 @@ async def _leader_killed(stage: Stage) -> str:
     return note
 
 
-async def _proxy_stopped(stage: Stage, number: int) -> str:
+async def _proxy_stopped(stage: Stage, number: signal.Signals) -> str:
     """Stop the proxy twice under load, and start it again at once."""
     assert stage.proxy is not None, "this client connects to another proxy"
     await _put_group(stage)
