@@ -32,7 +32,7 @@ def shell(text: str) -> list[str]:
     return ["sh", "-c", text]
 
 
-def test_an_unexpected_end_is_told_with_the_last_line(processes: Processes) -> None:
+def test_an_unexpected_end_is_named_with_the_last_line(processes: Processes) -> None:
     processes.start("server", shell("echo it starts; echo no room; exit 3"))
     wait_until(lambda: not processes.is_running("server"))
     assert processes.ended() == {"server": 3}
@@ -84,13 +84,13 @@ def test_only_the_present_run_counts_for_what_a_server_says(processes: Processes
     processes.kill("server")
 
 
-def test_who_ends_instead_of_listening_is_told(processes: Processes) -> None:
+def test_a_server_that_ends_instead_of_listening_is_named(processes: Processes) -> None:
     processes.start("server", shell("echo the port is taken; exit 1"))
     with pytest.raises(ServersFailed, match="server stopped with exit code 1: the port is taken"):
         trio.run(processes.wait_listening, "server", free_ports(1)[0])
 
 
-def test_a_server_that_does_not_listen_in_time_is_told(processes: Processes) -> None:
+def test_a_server_that_does_not_listen_in_time_is_named(processes: Processes) -> None:
     port = free_ports(1)[0]
     processes.start("server", ["sleep", "100"])
     with pytest.raises(ServersFailed, match=rf"no server on port {port} within 0\.1 s .*{HOST}.*server says it said"):
