@@ -14,6 +14,13 @@ DURABLE = ("rocketmq-single", "nats-always", "rabbitmq")
 """The systems that sync a message before they acknowledge it."""
 P50_MS_MAX, NATS_TIMES_MAX = 1.5, 1.5
 BACKLOG_TIMES_MIN = 3.0
+DRAINS = (
+    ("drain-1", "drain-1", "one consumer"),
+    ("drain-8", "drain-8", "8 consumers"),
+    ("drain-8-each", "drain-8-each", "8 consumers, POP, an ACK for each message"),
+    ("drain-8-joined", "drain-8-each", "8 consumers, POP, ACKs in one request"),
+)
+"""Our case, that of the others, and what they are called."""
 GROUPS, GROUPS_TIMES_MAX = 16, 3.0
 
 Samples = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
@@ -41,8 +48,8 @@ def goals(samples: Samples) -> list[Figure]:
         if others:
             limit = NATS_TIMES_MAX * min(others)
             found.append(Figure("500 msgs/s", f"p50, at most {NATS_TIMES_MAX:g} times NATS's", p50, "ms", limit))
-    for case, about in (("drain-1", "one consumer"), ("drain-8", "8 consumers"), ("drain-8-each", "8 consumers, POP")):
-        own = median(samples, OWN, case, "servers_us")
+    for own_case, case, about in DRAINS:
+        own = median(samples, OWN, own_case, "servers_us")
         durable = [each for name in DURABLE if (each := median(samples, name, case, "servers_us"))]
         if own and durable:
             name = (

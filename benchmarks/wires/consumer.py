@@ -39,7 +39,8 @@ class Share:
     """What one of ``consumers`` of a group reads: number ``number``, from 0.
 
     ``group``: one name for all of the group, and new in each measurement. ``confirms_each``: each message is confirmed
-    by itself; otherwise a position, or the last of many. ``is_late``: only what is sent from now on. ``fan_out``: for
+    by itself; otherwise a position, or the last of many. ``joins``: with one request for all that came together, where
+    the protocol has that. ``is_late``: only what is sent from now on. ``fan_out``: for
     servers whose groups read from a queue of their own, that messages come from the exchange `FAN_OUT`.
     """
 
@@ -47,6 +48,7 @@ class Share:
     number: int = 0
     consumers: int = 1
     confirms_each: bool = False
+    joins: bool = False
     is_late: bool = False
     fan_out: bool = False
 

@@ -5,6 +5,7 @@ A connection has one request in flight for each of its queues, as stock consumer
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import struct
@@ -23,7 +24,7 @@ PULLED_MAX = 32
 BROKER = "broker-a"
 INVISIBLE_MS = 60_000
 WAIT_MS = 15_000
-_PULL, _COMMIT, _GET_MAX_OFFSET, _POP, _ACK = 11, 15, 30, 200050, 200051
+_PULL, _COMMIT, _GET_MAX_OFFSET, _POP, _ACK, _BATCH_ACK = 11, 15, 30, 200050, 200051, 200151
 _FOUND, _NOTHING_NEW = 0, (19, 20, 209, 210)
 _COMMITS, _WAITS, _HAS_SUBSCRIPTION = 1, 2, 4
 _RESPONSE = 1
@@ -43,12 +44,12 @@ class _Header(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Header).decode
 
 
-def request(code: int, opaque: int, ext: Mapping[str, Any]) -> bytes:
-    """A whole frame without a body."""
+def request(code: int, opaque: int, ext: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """A whole frame."""
     fields = {key: str(value) for key, value in ext.items()}
     header = {"code": code, "extFields": fields, "flag": 0, "language": "JAVA", "opaque": opaque, "version": 409}
     encoded = json.dumps(header | {"serializeTypeCurrentRPC": "JSON"}, separators=(",", ":")).encode()
-    return _LENGTHS.pack(4 + len(encoded), len(encoded)) + encoded
+    return _LENGTHS.pack(4 + len(encoded) + len(body), len(encoded)) + encoded + body
 
 
 def responses(data: bytes) -> tuple[list[_Header], int]:
@@ -112,7 +113,7 @@ class RocketMQPull:
 
 
 class RocketMQPop:
-    """A pop of each queue; each message is acknowledged by a request of its own."""
+    """A pop of each queue; each message is acknowledged by a request of its own, or all of a pop by one."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -156,7 +157,7 @@ class RocketMQPop:
             _check(head)
             if head.opaque < _ACKS_FROM:
                 if head.code == _FOUND:
-                    again += self._acknowledge(head.ext or {})
+                    again += (self._acknowledge_together if self._share.joins else self._acknowledge)(head.ext or {})
                 again.append(self._pop(head.opaque))
         return end, b"".join(again)
 
@@ -170,6 +171,23 @@ class RocketMQPop:
                 fields = {"consumerGroup": self._share.group, "topic": TOPIC, "queueId": queue, "offset": offset}
                 fields["extraInfo"] = f"{taken} {queue} {offset}"
                 yield request(_ACK, _ACKS_FROM + self._acks, fields)
+
+    def _acknowledge_together(self, ext: Mapping[str, str]) -> Iterator[bytes]:
+        """A request with a bit for each message, counted from the first one of its queue."""
+        starts = {tuple(each.split(" ")[:2]): int(each.split(" ")[2]) for each in _listed(ext, "startOffsetInfo")}
+        rows = list[dict[str, Any]]()
+        for each in _listed(ext, "msgOffsetInfo"):
+            mark, queue, offsets = each.split(" ")
+            start = starts[mark, queue]
+            bits = sum(1 << (int(offset) - start) for offset in offsets.split(","))
+            encoded = base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
+            row: dict[str, Any] = {"c": self._share.group, "t": TOPIC, "r": mark, "q": int(queue), "so": start}
+            times = {"rq": int(ext["reviveQid"]), "pt": int(ext["popTime"]), "it": int(ext["invisibleTime"])}
+            rows.append(row | times | {"b": encoded})
+        self._acks = (self._acks + 1) % 2**20
+        yield request(
+            _BATCH_ACK, _ACKS_FROM + self._acks, {}, json.dumps({"brokerName": BROKER, "acks": rows}).encode()
+        )
 
 
 def _ends(sock: socket.socket, queues: Iterable[int]) -> dict[int, int]:

@@ -13,7 +13,9 @@ CONSUMERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``about``: as a heading. ``by_client``: by the usual Python client of each system, not by our load generator."""
+    """``about``: as a heading. ``by_client``: by the usual Python client of each system, not by our load generator.
+    ``joins``: only where a request can confirm several messages, each by itself.
+    """
 
     name: str
     about: str
@@ -22,6 +24,7 @@ class Case:
     groups: int = 1
     confirms_each: bool = False
     by_client: bool = False
+    joins: bool = False
 
 
 _drain, _pace = partial(Case, kind=DRAIN), partial(Case, kind=PACE)
@@ -33,6 +36,13 @@ CASES = (
         f"a backlog, {CONSUMERS} consumers of a group, which confirm each message",
         consumers=CONSUMERS,
         confirms_each=True,
+    ),
+    _drain(
+        "drain-8-joined",
+        f"a backlog, {CONSUMERS} consumers of a group, which confirm each message, those of a POP in one request",
+        consumers=CONSUMERS,
+        confirms_each=True,
+        joins=True,
     ),
     _pace("pace-1", f"{RATE:g} messages/s to one group, which confirms its position"),
     _pace("pace-4", f"{RATE:g} messages/s, all of them to each of 4 groups", groups=4),
@@ -79,6 +89,7 @@ def job_of(case: Case, base: Job, group: str) -> Job:
         groups=case.groups,
         consumers=case.consumers,
         confirms_each=case.confirms_each,
+        joins=case.joins,
         rate=RATE,
         seconds=base.seconds,
         namesrv=base.namesrv,

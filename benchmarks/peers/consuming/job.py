@@ -20,7 +20,7 @@ class Job:
         group: of consumers; a new name for each job.
         groups: how many, of one consumer each, in `PACE`.
         consumers: of the one group in `DRAIN`.
-        confirms_each: see `benchmarks.wires.consumer.Share`.
+        confirms_each, joins: see `benchmarks.wires.consumer.Share`.
         namesrv: for our own client library.
         warm_up: seconds of load before those that count, in `PACE`.
     """
@@ -35,6 +35,7 @@ class Job:
     groups: int = 1
     consumers: int = 1
     confirms_each: bool = False
+    joins: bool = False
     rate: float = 0.0
     seconds: float = 0.0
     warm_up: float = 1.0

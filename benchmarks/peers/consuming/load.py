@@ -153,7 +153,8 @@ def _more(sender: _Sender, keys: Sequence[Hashable], most: int) -> int:
 
 def _drain(job: Job) -> Consumed:
     shares = [
-        Share(job.group, number, job.consumers, confirms_each=job.confirms_each) for number in range(job.consumers)
+        Share(job.group, number, job.consumers, confirms_each=job.confirms_each, joins=job.joins)
+        for number in range(job.consumers)
     ]
     consumers = [_Consumer(job, share) for share in shares]
     meters, count = _Meters(job), 0

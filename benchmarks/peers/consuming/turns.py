@@ -27,6 +27,8 @@ WIRE_LOAD = "benchmarks.peers.consuming.load"
 TURN_SECONDS_MAX = 900.0
 REMOVES = frozenset({"amqp"})
 """Protocols whose servers forget what was consumed: they are filled before each drain."""
+JOINS = ("rocketmq",)
+"""Protocols with a request that confirms several messages, each by itself."""
 FILLS_MAX = 4
 """RocketMQ refuses messages while its queue of requests is long."""
 BODY_BYTES = 1024
@@ -163,7 +165,11 @@ async def run_load(job: Job, client: Client | None = None) -> Consumed:
 def cases_of(peer: Peer, plan: Plan) -> list[Case]:
     """Those that a system has, and that were asked for."""
     cases = [case for case in CASES if not plan.case or case.name in plan.case]
-    return [case for case in cases if not case.by_client or peer.name in WITH_CLIENTS]
+    return [
+        case
+        for case in cases
+        if (not case.by_client or peer.name in WITH_CLIENTS) and (not case.joins or peer.wire in JOINS)
+    ]
 
 
 def _note(measured: Measured, peer: Peer, what: str, say: Say) -> None:

@@ -6,6 +6,7 @@ import json
 import struct
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.consuming_goals import goals
@@ -23,6 +24,7 @@ from benchmarks.wires.nats_consumer import ASKED, NatsConsumer
 from benchmarks.wires.rocketmq import RocketMQWire
 from benchmarks.wires.rocketmq_consumers import RocketMQPop, RocketMQPull
 from benchmarks.wires.wire import LoadFailed
+from mq.protocol.requests.receipts import BatchAck
 
 
 def fields_of(data: bytes) -> list[dict[str, Any]]:
@@ -82,6 +84,20 @@ def test_a_pop_is_followed_by_an_acknowledgement_of_each_message() -> None:
     assert acks[1]["extFields"]["extraInfo"] == "100 5 60000 3 0 broker-a 2 101"
     assert (pop["code"], pop["opaque"]) == (200050, 2)
     assert wire.take(answer(acks[0]["opaque"]))[1] == b""
+
+
+def test_one_request_acknowledges_all_messages_of_a_pop() -> None:
+    wire = RocketMQPop(Share("g", confirms_each=True, joins=True))
+    found: dict[str, Any] = {"popTime": 5, "invisibleTime": 60000, "reviveQid": 3, "startOffsetInfo": "0 2 100"}
+    _, said = wire.take(answer(2, msgOffsetInfo="0 2 100,101,109", **found))
+    ack, length = said, int.from_bytes(said[:4], "big")
+    header_bytes = int.from_bytes(ack[4:8], "big")
+    assert json.loads(ack[8 : 8 + header_bytes])["code"] == 200151
+    body = msgspec.json.Decoder(BatchAck).decode(ack[8 + header_bytes : 4 + length])
+    assert [(row.group, row.queue_id, row.start, row.bits, row.pop_time_ms) for row in body.acks] == [
+        ("g", 2, 100, 0b1000000011, 5)
+    ]
+    assert fields_of(said[4 + length :])[0]["code"] == 200050
 
 
 def delivered(number: int) -> bytes:
