@@ -17,6 +17,7 @@ from mq.protocol.access.address_patterns import Matches, compiled
 from mq.protocol.access.plain_acl import GLOBAL_ADDRESSES, AclFileInvalid, PlainAccount, decode_plain_acl
 from mq.protocol.access.signing import Signer
 from mq.protocol.names import RETRY_PREFIX, retry_topic
+from mq.protocol.requests.accounts import AccountInfo, AccountList
 
 
 class Permission(enum.Enum):
@@ -66,6 +67,8 @@ class Accounts:
 
     by_key: Mapping[str, Account]
     white_listed: Matches
+    shown: AccountList
+    """What people may see of them."""
 
 
 class AccountsFile:
@@ -110,6 +113,21 @@ def parse_accounts(text: str) -> Accounts:
     return Accounts(
         {each.access_key: _account(each) for each in acl.accounts},
         _addresses(GLOBAL_ADDRESSES, ",".join(acl.white_remote_addresses)),
+        AccountList(has_file=True, accounts=[*map(_shown, acl.accounts)], addresses=acl.white_remote_addresses),
+    )
+
+
+def _shown(plain: PlainAccount) -> AccountInfo:
+    return AccountInfo(
+        access_key=plain.access_key,
+        admin=plain.admin,
+        proxy=plain.proxy,
+        broker=plain.broker,
+        addresses=plain.white_remote_address,
+        default_topic=sorted(plain.default_topic),
+        default_group=sorted(plain.default_group),
+        topics={name: sorted(words) for name, words in plain.topics.items()},
+        groups={name: sorted(words) for name, words in plain.groups.items()},
     )
 
 

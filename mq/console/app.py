@@ -104,12 +104,20 @@ CHANGES: Final[Mapping[str, tuple[str, Act]]] = {
     "/create-user": ("create user", accounts.create),
     "/change-user": ("change user", accounts.change),
     "/delete-user": ("delete user", accounts.delete),
+    "/set-quota": ("set quota", accounts.set_quota),
     "/put-policy": ("put policy", accounts.put_policy),
     "/delete-policy": ("delete policy", accounts.delete_policy),
     "/change-setting": ("change setting", overview.change_setting),
     "/transfer": ("transfer leadership", overview.transfer),
 }
 
+HTTP_UNKNOWN: Final = 404
+UNKNOWING: Final = "The broker is one of Apache RocketMQ, or of an earlier release, and does not have that"
+_REFUSALS: Final[Mapping[int, int]] = {
+    ResponseCode.NO_PERMISSION: 403,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: HTTP_UNKNOWN,
+}
+"""The status of an answer to a change that a broker refuses; of any other code it is 502."""
 USER_CHARACTERS_MAX: Final = 200
 """Of an access key that is counted and logged when a login fails: whoever tries may send more than memory can keep."""
 
@@ -269,8 +277,9 @@ class Console:
             return self._failed(visit, name, target, str(error), 400)
         except ClientError as error:
             after = "" if error.stored == "no" else ": it may have been carried out all the same"
-            is_denied = isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
-            return self._failed(visit, name, target, f"{error}{after}", 403 if is_denied else 502)
+            status = _REFUSALS.get(error.code, 502) if isinstance(error, BrokerError) else 502
+            before = f"{UNKNOWING}: " if status == HTTP_UNKNOWN else ""
+            return self._failed(visit, name, target, f"{before}{error}{after}", status)
         visit.watch.changed()
         self._records.add(Record(visit.now_ms, session.user, name, done.target, done.said or "begun", True))
         if done.said:
@@ -409,8 +418,7 @@ def _refusal(error: BrokerError) -> tuple[int, Page]:
     if error.code == ResponseCode.NO_PERMISSION:
         return 403, _fault_page("The broker does not allow that", error.remark or str(error))
     if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-        why = f"It is one of Apache RocketMQ, or of an earlier release, and does not have that: {error}"
-        return 404, _fault_page("This broker does not know that", why)
+        return HTTP_UNKNOWN, _fault_page("This broker does not know that", f"{UNKNOWING}: {error}")
     return 502, _fault_page("The broker refused that", str(error))
 
 

@@ -33,6 +33,11 @@ from mq.protocol.requests.topics import TopicConfig
 CLUSTER_SECONDS: Final = 2.0
 CATALOGUE_SECONDS: Final = 5.0
 SURVEY_SECONDS: Final = 30.0
+QUEUES_PER_SECOND: Final = 250
+"""How much of the progress of groups is asked for in the background: a leader pays about 8 us for each queue of a group
+in an answer, and a survey asks twice."""
+REQUEST_QUEUES: Final = 6
+"""A survey makes a request for each group that lags, and others; one costs as much as so many queues in both answers."""
 PENDING_SECONDS: Final = 5.0
 MEMBERS_SECONDS: Final = 10.0
 """Each member of a group is asked for its queues, so a group is asked less often than brokers."""
@@ -69,11 +74,17 @@ class Shared(Generic[T]):
     """One answer for all who ask within ``seconds``. Those who ask meanwhile wait for the same request.
 
     A failure is an answer, too: nobody asks a dead server as often as there are tabs. It keeps the last good value.
+
+    Args:
+        least: of an answer that costs the servers much, for how many seconds it has to do, if that is longer.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[T]], seconds: float) -> None:
+    def __init__(
+        self, ask: Callable[[], Awaitable[T]], seconds: float, least: Callable[[T], float] | None = None
+    ) -> None:
         self._ask = ask
-        self._seconds = seconds
+        self._seconds_min = self._seconds = seconds
+        self._least = least
         self._lock = trio.Lock()
         self._seen: Seen[T] | None = None
         self._asked = float("-inf")
@@ -93,6 +104,8 @@ class Shared(Generic[T]):
                 )
             else:
                 self._seen = Seen(value, trio.current_time())
+                if self._least is not None:
+                    self._seconds = max(self._seconds_min, self._least(value))
             self._asked = trio.current_time()
             return self._seen
 
@@ -120,6 +133,19 @@ class Shared(Generic[T]):
 Topics = Mapping[str, Mapping[str, TopicConfig]]
 Groups = Mapping[str, Mapping[str, SubscriptionGroupConfig]]
 Progress = Mapping[str, Mapping[MessageQueue, GroupProgress]]
+Offsets = Mapping[str, Mapping[MessageQueue, int]]
+
+
+def queues_of(progress: Progress) -> int:
+    """In how many queues groups have offsets, each group counted by itself."""
+    return sum(map(len, progress.values()))
+
+
+def _least_of_survey(found: Survey) -> float:
+    if (known := found.consumers) is None:
+        return 0.0
+    asked = len(known.members) + len(known.at_risk) + len(known.ends) + len(known.dead_letters)
+    return (queues_of(known.after) + REQUEST_QUEUES * asked) / QUEUES_PER_SECOND
 
 
 class Watch:
@@ -153,6 +179,7 @@ class Watch:
         self.names: Shared[list[str]] = Shared(looking.topics, CATALOGUE_SECONDS)
         self.groups: Shared[Groups] = Shared(looking.consumer_groups, CATALOGUE_SECONDS)
         self.progress: Shared[Progress] = Shared(looking.all_progress, CATALOGUE_SECONDS)
+        self.offsets: Shared[Offsets] = Shared(looking.group_offsets, CATALOGUE_SECONDS)
         self.history = History()
         self.lags = lags.LagHistory()
         self.events = Events()
@@ -160,7 +187,7 @@ class Watch:
         self._members: dict[str, Shared[list[Member]]] = {}
         self._kept_out: dict[str, Shared[list[KeptOutMember]]] = {}
         self.survey: Shared[Survey] = Shared(
-            partial(survey, namesrv, watch_seconds=WATCHED_SECONDS, remoting=remoting), SURVEY_SECONDS
+            partial(survey, namesrv, watch_seconds=WATCHED_SECONDS, remoting=remoting), SURVEY_SECONDS, _least_of_survey
         )
 
     @classmethod
@@ -200,11 +227,17 @@ class Watch:
         # Lags of a broker group without a leader are unknown: the next ones are noted when it has one.
         if trio.current_time() < lags_at or any(group.is_leaderless for group in groups):
             return lags_at
-        lags_at = trio.current_time() + lags.EVERY_SECONDS
         progress = await self.progress.get()
         if not progress.fault:
             self.lags.add(progress.value or {}, trio.current_time())
-        return lags_at
+        return trio.current_time() + max(lags.EVERY_SECONDS, queues_of(progress.value or {}) / QUEUES_PER_SECOND)
+
+    async def is_stock(self) -> bool:
+        """Whether all broker groups that answer are of Apache RocketMQ."""
+        answering = [
+            group for group in (await self.cluster.get()).value or () if any(r.figures for r in group.replicas)
+        ]
+        return bool(answering) and all(group.is_stock for group in answering)
 
     async def left_out(self) -> str:
         """Which broker groups are missing in lists of what all have, since they have no leader; empty if none is."""
@@ -230,7 +263,7 @@ class Watch:
     def changed(self) -> None:
         """Something was changed through this console: pages show it at once."""
         shared: tuple[Shared[Any], ...] = (
-            *(self.cluster, self.topics, self.names, self.groups, self.progress, self.survey),
+            *(self.cluster, self.topics, self.names, self.groups, self.progress, self.offsets, self.survey),
             *self.pending.values(),
             *self._members.values(),
             *self._kept_out.values(),

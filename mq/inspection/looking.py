@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeVar
 
-from mq.client.errors import BrokerError
+import trio
+
+from mq.client.errors import BrokerError, ClientError
 from mq.client.net.replies import read_body
 from mq.client.net.routes import LEADER_ID
 from mq.inspection.catalogue import CatalogueAdmin
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.requests.accounts import AccountList
 from mq.protocol.requests.pending import AskPendingExt, PendingInfo, PendingKind
 from mq.protocol.topic_ends import decode_ends, encode_topics
+
+FILE_SECONDS: Final = 3.0
+"""A replica that does not answer for so long is left out."""
 
 
 class Held(NamedTuple):
@@ -19,6 +26,33 @@ class Held(NamedTuple):
 
     messages: int
     queues: int
+
+
+T = TypeVar("T")
+
+
+async def unless_unknown(answer: Awaitable[T]) -> T | None:
+    """The answer; None if a broker does not know the request, as one of Apache RocketMQ or of an earlier release."""
+    try:
+        return await answer
+    except BrokerError as error:
+        if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return None
+        raise
+
+
+@dataclass(slots=True)
+class AccountsSeen:
+    """The accounts in the ``acl_file`` of each replica, by broker group and address.
+
+    Attributes:
+        silent: replicas that did not answer.
+        unknowing: those that do not know the request, as those of Apache RocketMQ or of an earlier release.
+    """
+
+    files: dict[str, AccountList] = field(default_factory=dict)
+    silent: list[str] = field(default_factory=list)
+    unknowing: list[str] = field(default_factory=list)
 
 
 class LookingAdmin(CatalogueAdmin):
@@ -61,6 +95,35 @@ class LookingAdmin(CatalogueAdmin):
                 count = sum(ends.ends) - sum(ends.firsts)
                 found[topic] = Held(before.messages + count, before.queues + len(ends.ends))
         return found
+
+    async def accounts(self) -> AccountsSeen:
+        """The accounts in the files of all replicas, which are asked at once. One request per replica.
+
+        Raises BrokerError if one refuses it, as to those who are no administrators.
+        """
+        seen = AccountsSeen()
+        refusals: list[BrokerError] = []
+        info = await self.cluster_info()
+
+        async def ask(replica: str, address: str) -> None:
+            try:
+                _, body = await self._opened().call(address, RequestCode.LIST_ACCOUNTS, {}, timeout=FILE_SECONDS)
+                seen.files[replica] = read_body(AccountList.decode, body)
+            except BrokerError as error:
+                if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    seen.unknowing.append(replica)
+                else:
+                    refusals.append(error)
+            except ClientError:
+                seen.silent.append(replica)
+
+        async with trio.open_nursery() as nursery:
+            for group, data in info.brokers.items():
+                for address in data.broker_addrs.values():
+                    nursery.start_soon(ask, f"{group} {address}", address)
+        if refusals:
+            raise refusals[0]
+        return seen
 
     async def pending(self, kind: PendingKind, count: int) -> dict[str, PendingInfo] | None:
         """What waits in each broker group, with the first ``count`` messages of it. One request per broker group.

@@ -195,6 +195,8 @@ class RequestCode(IntEnum):
     """Our own: a client leaves a consumer group, and stays out of it for a while."""
     LIST_KEPT_OUT = 9027
     """Our own: the clients that stay out of a consumer group."""
+    LIST_ACCOUNTS = 9028
+    """Our own: the accounts in a broker's acl_file, without their keys."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -24,6 +24,12 @@ ADMINISTRATOR = Credentials("administrator", "admin-SECRET")
 ACCOUNTS = f"""
 accounts:
 - {{accessKey: {ADMINISTRATOR.access_key}, secretKey: {ADMINISTRATOR.secret_key}, admin: true}}
+- accessKey: readers
+  secretKey: reader-SECRET
+  whiteRemoteAddress: 10.1.2.*
+  defaultGroupPerm: SUB
+  topicPerms: [Orders=SUB]
+  groupPerms: [mail=PUB|SUB]
 """
 
 
@@ -213,9 +219,71 @@ def test_a_console_that_only_shows_changes_no_user_and_no_setting(kit: SyncKit) 
         await browser.get("/accounts")
         for address in (
             *("/create-user", "/change-user", "/delete-user", "/put-policy", "/delete-policy", "/change-setting"),
+            "/set-quota",
         ):
             assert (await browser.post(address, NEW)).status == 403, address
         for address in ("/accounts", await settings_page(browser)):
             assert 'method="post"' not in (await browser.get(address)).content
 
     run(main, kit)
+
+
+def test_accounts_of_the_file_are_shown_without_their_keys(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/accounts")
+        assert re.search(r"administrator</a><td>administrator<td>yes<td>acl_file<td>all replicas", page.content)
+        assert re.search(r"readers</a><td>ordinary<td>yes<td>acl_file", page.content)
+        one = await browser.get("/account?name=readers")
+        for row in ("Topic:Orders<td>SUB", "Group:mail<td>PUB, SUB", "other topics<td>nothing", "other groups<td>SUB"):
+            assert f'<th scope="row">{row}' in one.content, row
+        assert "10.1.2.*" in one.content
+        for form in ("/change-user", "/delete-user", "/put-policy"):
+            assert form not in one.content, "it is changed in the file"
+        assert '/set-quota"' in one.content
+        for text in (page.text, one.text):
+            assert ADMINISTRATOR.secret_key not in text
+            assert "reader-SECRET" not in text
+
+    run(main, kit, allow_changes=True)
+
+
+def test_a_user_of_an_accounts_name_is_refused(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/accounts")
+        answer = await browser.post("/create-user", NEW | {"name": "readers"})
+        assert (answer.status, "readers" in answer.content) == (403, True), answer.content
+
+    run(main, kit, allow_changes=True)
+
+
+def test_the_quota_of_a_user_is_set_and_removed(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/new-topic")
+        for name in ("readers", "*", "nobody-yet"):
+            form = {"name": name, "produce_messages": "50", "connections": "3", "consume_bytes": ""}
+            page = await browser.follow(await browser.post("/set-quota", form))
+            assert "produce 50 messages/s; connections 3" in page.content, name
+            assert 'name="produce_messages" type="number" min="1" value="50"' in page.content
+        listed = await browser.get("/accounts")
+        assert listed.content.count("produce 50 messages/s; connections 3") == 3
+        assert re.search(r"nobody-yet</a><td>no such user", listed.content)
+        for name in ("readers", "*", "nobody-yet"):
+            assert (await browser.post("/set-quota", {"name": name, "produce_messages": ""})).status == 303
+        assert "produce 50" not in (await browser.get("/accounts")).content
+        assert (await browser.get("/account?name=nobody-yet")).status == 404
+        assert "readers: no limit" in (await browser.get("/changes")).content
+
+    run(main, kit, allow_changes=True)
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "1" + "0" * 16, "٣"])
+def test_a_limit_that_is_none_is_refused(kit: SyncKit, limit: str) -> None:
+    async def main(browser: Browser) -> None:
+        await browser.get("/new-topic")
+        answer = await browser.post("/set-quota", {"name": "readers", "consume_bytes": limit})
+        assert answer.status == 400
+        assert "quota of" not in answer.content
+        nothing = await browser.post("/set-quota", {"name": "readers"})
+        assert (nothing.status, "no limit was given" in nothing.content) == (400, True)
+
+    run(main, kit, allow_changes=True)

@@ -32,6 +32,7 @@ from mq.protocol.errors import HeaderError
 from mq.protocol.incoming.chunks import Incoming, headers_of
 from mq.protocol.incoming.decoding import Response, UnknownRequest
 from mq.protocol.names import RETRY_PREFIX
+from mq.protocol.requests.accounts import AccountList
 from mq.protocol.requests.quota_attributes import EVERYBODY
 
 _NOWHERE: Final = compiled("")
@@ -80,6 +81,11 @@ class AccessControl:
     def is_in_file(self, name: str) -> bool:
         """Whether the file has an account of this name. It takes precedence over a user of the same name."""
         return name in self._file.accounts.by_key
+
+    @property
+    def shown(self) -> AccountList:
+        """What people may see of the accounts of the file."""
+        return self._file.accounts.shown
 
     def add_users(self, users: Users, secrets: Callable[[], Sequence[bytes]], quotas: UserQuotas) -> None:
         """Set the users that exist in addition to the accounts of the file, and the quotas of all of them; ``secrets``

@@ -16,6 +16,7 @@ from mq.protocol.errors import BodyError
 from mq.protocol.messages.transaction_sets import TransactionSet
 from mq.protocol.names import retry_topic
 from mq.protocol.requests import (
+    accounts,
     assignment,
     broker,
     bulk,
@@ -287,6 +288,7 @@ ROWS: Final[Mapping[type[Any], Row]] = {
         relayed.ConsumeMessageDirectly,
         quotas.PutUserQuota,
         quotas.ListQuotas,
+        accounts.ListAccounts,
     ),
 }
 

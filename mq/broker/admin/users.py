@@ -1,5 +1,5 @@
 """Users and their policies, for RocketMQ's ``mqadmin createUser``, ``createAcl`` and others: request codes 3001 to
-3010.
+3010; and what the ``acl_file`` has: 9028.
 
 Users supplement the accounts of `BrokerSettings.acl_file` and apply only if that is set: without it the broker does not
 authenticate clients.
@@ -38,6 +38,7 @@ from mq.broker.state.users import CreateUser as CreateUserCommand
 from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol.access.signing import KEY_LENGTH_MIN
 from mq.protocol.codes import ResponseCode
+from mq.protocol.requests.accounts import AccountList, ListAccounts
 from mq.protocol.requests.users import (
     DISABLED,
     ENABLED,
@@ -94,10 +95,16 @@ class UserAdministration(Service):
         yield Route(DeleteAcl, self.handle_delete_policies, leader_only=True)
         yield Route(GetAcl, self.handle_get_policies)
         yield Route(ListAcls, self.handle_list_policies)
+        yield Route(ListAccounts, self.handle_accounts)
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
         yield Periodic(self._reseal_seconds, self.reseal)
+
+    def handle_accounts(self, call: Call[ListAccounts]) -> bytes:
+        """Request code 9028: the accounts in the file of this replica; each has its own."""
+        shown = AccountList(has_file=False) if self._access is None else self._access.shown
+        return call.response(body=shown.encode())
 
     # -- users -------------------------------------------------------------------------------------------------------
 

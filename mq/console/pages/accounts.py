@@ -1,47 +1,149 @@
-"""Users of the brokers and their policies: the list, one user, and changes of both."""
+"""Users of the brokers, accounts of their files, policies and quotas: the list, one user, and changes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, one, required
-from mq.console.views.accounts import policy_rows, user_rows, without_user
+from mq.client.errors import BrokerError
+from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, integer, one, required
+from mq.console.views.accounts import (
+    addresses_of,
+    connections_of,
+    file_rows,
+    file_words,
+    policy_rows,
+    quota_of,
+    quotas_by_name,
+    throttled_rows,
+    user_rows,
+    without_user,
+)
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
-from mq.protocol.requests.users import DISABLED, ENABLED, NORMAL, SUPER, PolicyEntryInfo, UserInfo
+from mq.inspection.looking import AccountsSeen, unless_unknown
+from mq.protocol.codes import ResponseCode
+from mq.protocol.requests.quota_attributes import EVERYBODY, NO_QUOTA, QUOTA_MAX, Quota
+from mq.protocol.requests.quotas import QuotaList
+from mq.protocol.requests.users import DISABLED, ENABLED, NORMAL, SUPER, AclInfo, PolicyEntryInfo, UserInfo
 
 ACTIONS: Final = ("Pub", "Sub")
 DECISIONS: Final = ("Allow", "Deny")
 LOCKED_OUT: Final = "this console would be locked out, whose requests are signed as this user: let another do that"
 
 
-async def accounts(visit: Visit) -> Page:
-    """A page of the users, with their policies; two requests per broker group. Passwords are never told by brokers."""
+QUOTA_FIELDS: Final = {
+    "produce_messages": "Messages per second that it may send",
+    "produce_bytes": "Bytes per second that it may send",
+    "consume_messages": "Messages per second that it gets",
+    "consume_bytes": "Bytes per second that it gets",
+    "connections": "Connections to one broker",
+}
+
+
+@dataclass(slots=True)
+class _Known:
+    """What brokers say of users; ``said`` what they cannot say, as sentences."""
+
+    users: Mapping[str, Sequence[UserInfo]]
+    policies: Mapping[str, Sequence[AclInfo]]
+    quotas: Mapping[str, QuotaList] | None
+    files: AccountsSeen
+    said: list[str]
+
+
+async def _ask(visit: Visit, part: str = "") -> _Known:
+    """Three requests for the leader of each broker group, and one for each replica, however many users there are."""
     looking = visit.watch.looking
-    users = {each.name: each for each in user_rows(await looking.users())}
-    policies = policy_rows(await looking.policies())
+    said = []
+    users: Mapping[str, Sequence[UserInfo]] | None = None
+    policies: Mapping[str, Sequence[AclInfo]] | None = None
+    try:
+        users, policies = await unless_unknown(looking.users(part)), await unless_unknown(looking.policies(part))
+    except BrokerError as error:
+        if error.code == ResponseCode.NO_PERMISSION or not await visit.watch.is_stock():
+            raise
+        said.append(f"Brokers of Apache RocketMQ tell no users while they authenticate nobody: {error}")
+    else:
+        if users is None or policies is None:
+            said.append(
+                "These brokers have no users that are created by command: Apache RocketMQ has them from 5.3 on."
+            )
+    quotas = await unless_unknown(looking.quotas())
+    if quotas is None:
+        said.append("These brokers have no quotas: Apache RocketMQ's do not know them.")
+    files = await looking.accounts()
+    return _Known(users or {}, policies or {}, quotas, files, said + file_words(files))
+
+
+async def accounts(visit: Visit) -> Page:
+    """A page of the users and accounts, with their policies and quotas. Keys are never told by brokers."""
+    known = await _ask(visit)
+    quotas = quotas_by_name(known.quotas or {})
+    users = user_rows(known.users, quotas, known.files)
+    policies = policy_rows(known.policies)
     part = visit.query.get("part", "")
     page = paged(matching({*users, *(each.user for each in policies)}, part), visit.page)
+    shown = frozenset(page.rows)
     values = {
         "page": page,
         "part": part,
         "users": [users.get(name) or without_user(name) for name in page.rows],
-        "policies": [each for each in policies if each.user in page.rows],
+        "policies": [each for each in policies if each.user in shown],
+        "everybody": EVERYBODY,
+        "default_quota": quotas.get(EVERYBODY, "no limit") if known.quotas is not None else "",
+        "throttled": throttled_rows(known.quotas or {}),
+        "said": known.said,
         "fault": await visit.watch.left_out(),
     }
     return Page("accounts.html", "Users", values, live=False)
 
 
 async def account(visit: Visit) -> Page:
-    """One user, its policies, and forms for changes."""
+    """One user or account, its policies, its quota, and forms for changes; ``*`` has only a quota."""
     name = visit.name()
-    looking = visit.watch.looking
-    user = next((each for each in user_rows(await looking.users(name)) if each.name == name), None)
-    if user is None:
-        raise NotFound(f"there is no user {name}; accounts in the brokers' acl_file are changed there")
-    policies = [each for each in policy_rows(await looking.policies(name)) if each.user == name]
-    values = {"user": user, "policies": policies, "is_self": name == visit.signed_as}
-    return Page("account.html", f"User {name}", values, live=False)
+    known = await _ask(visit, name)
+    quotas = quotas_by_name(known.quotas or {})
+    user = user_rows(known.users, quotas, known.files).get(name)
+    policies = [each for each in policy_rows(known.policies) if each.user == name]
+    if user is None and policies:
+        user = without_user(name)
+    is_everybody = name == EVERYBODY
+    if user is None and not is_everybody:
+        raise NotFound(f"there is no user {name}, and no account of this name in the acl_file of a broker")
+    own = user_rows(known.users, {}, AccountsSeen()).get(name)
+    quota = quota_of(name, known.quotas or {})
+    values = {
+        "name": name,
+        "user": user,
+        "is_user": own is not None,
+        "own": own,
+        "is_everybody": is_everybody,
+        "rights": file_rows(name, known.files),
+        "addresses": addresses_of(name, known.files),
+        "policies": policies,
+        "is_self": name == visit.signed_as,
+        "quota": quotas.get(name, "no limit") if known.quotas is not None else "",
+        "connections": connections_of(name, known.quotas or {}),
+        "limits": [(field, words, getattr(quota, field) or "") for field, words in QUOTA_FIELDS.items()],
+        "said": known.said,
+    }
+    title = "Each user without a quota of its own" if is_everybody else f"User {name}"
+    return Page("account.html", title, values, live=False)
+
+
+async def set_quota(visit: Visit, form: Form) -> Done:
+    """Replace the quota of a user, or of each one without; an empty field is no limit."""
+    name = required(form, "name")
+    limits = {field: integer(form, field, 1, QUOTA_MAX) for field in QUOTA_FIELDS if one(form, field)}
+    quota = Quota(**limits)
+    known = await visit.watch.changing.quotas()
+    if quota == NO_QUOTA and not any(each.user == name for listed in known.values() for each in listed.users):
+        raise Refused("no limit was given, and there is none: nothing was changed")
+    await visit.watch.changing.put_quota(name, quota)
+    who = "each user without a quota of its own" if name == EVERYBODY else name
+    return Done(link("/account", name=name), f"The quota of {who} is now: {quota}.", f"{name}: {quota}")
 
 
 async def create(visit: Visit, form: Form) -> Done:

@@ -67,6 +67,7 @@ async def group(visit: Visit) -> Page:
         "behind": number(waiting(progress)),
         "lag": duration(lag_seconds(progress, visit.now_ms)),
         "members": member_rows(members, visit.now_ms),
+        "can_remove": not await visit.watch.is_stock(),
         "kept_out": kept_out_rows((await visit.watch.kept_out(name).get()).value or ()),
         "reasons": reasons(progress, seen.value, own, visit.now_ms),
         "chart": lag_chart(visit.watch.lags.of(name, trio.current_time()), trio.current_time()),

@@ -42,6 +42,10 @@ READ_SECONDS: Final = 5.0
 BODY_BYTES_MAX: Final = 64 * 1024
 """More of a body is shown on request only."""
 
+WITHOUT_SQL: Final = (
+    "The brokers sent nothing. Those of Apache RocketMQ filter by SQL92 with the setting enablePropertyFilter=true only"
+)
+
 Found = tuple[tuple[int, int], MessageRow]
 """A row with the store time and the offset of its message."""
 
@@ -71,6 +75,8 @@ async def browse(visit: Visit) -> Page:
             ranges = await _ranges(looking, ends, queues, by, visit, looked_at or count)
             wanted = Sql(sql) if sql else tags
             rows, is_partial = await _read(visit, ranges, count, wanted, is_newest=by == "newest")
+            if sql and is_partial and not rows and await visit.watch.is_stock():
+                fault = WITHOUT_SQL
     except (Refused, SubscriptionError, ValueError) as error:
         fault = str(error)
     values = {

@@ -73,6 +73,8 @@ async def transfer(visit: Visit, form: Form) -> Done:
     node = one(form, "node")
     groups = (await visit.watch.cluster.get()).value or []
     group = next((each for each in groups if each.group == name), None)
+    if group is not None and group.is_stock:
+        raise Refused(f"{name} is a group of Apache RocketMQ, which has no leader that could hand over")
     leader = next((each for each in group.replicas if each.role == "leader"), None) if group is not None else None
     if leader is None or leader.address is None:
         raise Refused(f"{name} has no leader that could hand over")

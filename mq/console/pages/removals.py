@@ -16,6 +16,8 @@ REASON_LENGTH_MAX: Final = 200
 async def preview(visit: Visit) -> Page:
     """What the removal of a member would do."""
     name, member = visit.name(), visit.name("member")
+    if await visit.watch.is_stock():
+        raise Refused("brokers of Apache RocketMQ cannot keep a member out of its group: end its process instead")
     members = [each.client_id for each in await visit.watch.looking.group_members(name)]
     if member not in members:
         raise NotFound(f"{member} is not a member of {name} now")

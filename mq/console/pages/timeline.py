@@ -10,8 +10,11 @@ from mq.client.errors import ClientError, TopicNotFound
 from mq.client.message import ReceivedMessage
 from mq.console.pages.visit import Visit, fault_of
 from mq.console.views.timeline import copy_topics, group_states, timeline
+from mq.console.views.topics import only_offsets
 from mq.console.watch import words_of
 from mq.protocol.messages.trace import MessageTrace
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+from mq.protocol.requests.topics import QueueEnds
 
 READ_SECONDS: Final = 5.0
 GROUPS_MAX: Final = 10
@@ -22,9 +25,12 @@ COPIES_MAX: Final = 32
 
 async def timeline_of(visit: Visit, message: ReceivedMessage) -> dict[str, Any]:
     """What the page of a message says of its past."""
-    progress = await visit.watch.progress.get()
+    progress, offsets = await visit.watch.progress.get(), await visit.watch.offsets.get()
     names = await visit.watch.names.get()
-    groups = group_states(message.queue, message.queue_offset, progress.value or {})
+    known = progress.value or {}
+    ends = {message.queue: QueueEnds(FIRST_OFFSET, QueueOffset(message.queue_offset + 1), 0)}
+    only = only_offsets(known, offsets.value or {}, ends)
+    groups = group_states(message.queue, message.queue_offset, {**known, **only})
     asked = copy_topics([each.group for each in groups[:GROUPS_MAX]], message.topic, names.value or [])
     story: MessageTrace | None = None
     trace_fault = ""
@@ -62,6 +68,6 @@ async def timeline_of(visit: Visit, message: ReceivedMessage) -> dict[str, Any]:
         "groups": groups,
         "has_trace": story is not None and story.found,
         "groups_left_out": max(0, len(groups) - GROUPS_MAX),
-        "timeline_fault": trace_fault or fault_of(progress),
+        "timeline_fault": trace_fault or fault_of(progress) or fault_of(offsets),
         "timeline_is_partial": is_partial,
     }

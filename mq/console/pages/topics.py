@@ -6,7 +6,7 @@ from mq.client.errors import BrokerError, ClientError
 from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, integer, one, required
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
-from mq.console.views.topics import age_of_last, chosen, queue_rows, reader_rows, rows, settings_of, total
+from mq.console.views.topics import age_of_last, chosen, only_offsets, queue_rows, reader_rows, rows, settings_of, total
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
 from mq.protocol.names import NameRefused, check_topic, is_system_topic
 from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY
@@ -52,7 +52,9 @@ async def topic(visit: Visit) -> Page:
         configs = await visit.watch.looking.topic_config(name)
     except BrokerError as error:
         configs, fault = {}, error.remark or str(error)
-    progress = await visit.watch.progress.get()
+    progress, offsets = await visit.watch.progress.get(), await visit.watch.offsets.get()
+    only = only_offsets(progress.value or {}, offsets.value or {}, ends)
+    groups = (await visit.watch.groups.get()).value or {}
     values = {
         "name": name,
         "queues": queue_rows(ends),
@@ -60,8 +62,8 @@ async def topic(visit: Visit) -> Page:
         "last": age_of_last(ends, visit.now_ms),
         "settings": settings_of(configs),
         "config": next(iter(configs.values()), None),
-        "readers": reader_rows(name, progress.value or {}),
-        "fault": fault or fault_of(progress),
+        "readers": reader_rows(name, progress.value or {}, only, groups),
+        "fault": fault or fault_of(progress) or fault_of(offsets),
         "is_system": is_system_topic(name),
         "attributes": sorted(
             {MESSAGE_TYPE_ATTRIBUTE, RESERVE_TIME, CLEANUP_POLICY}.union(

@@ -1,21 +1,34 @@
-"""Users of broker groups and their policies. Pure."""
+"""Users of broker groups, accounts of their files, policies and quotas. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mq.inspection.looking import AccountsSeen
+from mq.inspection.wording import some_of
+from mq.protocol.requests.accounts import AccountInfo
+from mq.protocol.requests.quota_attributes import EVERYBODY, NO_QUOTA, Quota
+from mq.protocol.requests.quotas import QuotaList
 from mq.protocol.requests.users import DISABLED, SUBJECT_PREFIX, SUPER, AclInfo, UserInfo
+
+SHOWN_OF_LIST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class UserRow:
-    """A user, and the broker groups that have it; ``state`` is "bad" if some lack it or differ."""
+    """A user, an account of a file, or a name that only has policies or a quota; ``state`` is "bad" if some broker
+    groups or replicas lack it, or differ.
+
+    ``origin`` is who defines it: "a command" or "acl_file"; ``where`` the broker groups, or replicas, that have it.
+    """
 
     name: str
     kind: str
     enabled: str
-    brokers: str
+    origin: str
+    where: str
+    quota: str
     state: str
 
 
@@ -31,26 +44,141 @@ class PolicyRow:
     brokers: str
 
 
-def user_rows(found: Mapping[str, Sequence[UserInfo]]) -> list[UserRow]:
-    """The users by name; each broker group has its own, which should be the same."""
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """What an account of a file may do; ``resource`` as in policies."""
+
+    resource: str
+    actions: str
+    replicas: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottledRow:
+    """A user or topic that was throttled within the last minute."""
+
+    kind: str
+    name: str
+    what: str
+    counts: str
+    last: str
+    broker: str
+
+
+def user_rows(
+    found: Mapping[str, Sequence[UserInfo]], quotas: Mapping[str, str], files: AccountsSeen
+) -> dict[str, UserRow]:
+    """All names with a user, an account or a quota; each broker group has its own users, which should be the same.
+
+    An account of a file takes precedence over a user of the same name.
+    """
     by_name: dict[str, dict[str, UserInfo]] = {}
     for broker, users in sorted(found.items()):
         for user in users:
             by_name.setdefault(user.name, {})[broker] = user
-    rows = []
-    for name, brokers in sorted(by_name.items()):
+    rows = {}
+    for name, brokers in by_name.items():
         kinds = {"administrator" if each.user_type == SUPER else "ordinary" for each in brokers.values()}
         enabled = {"no" if each.user_status == DISABLED else "yes" for each in brokers.values()}
         differs = len(brokers) < len(found) or len(kinds) > 1 or len(enabled) > 1
-        rows.append(
-            UserRow(name, " or ".join(sorted(kinds)), " or ".join(sorted(enabled)), ", ".join(brokers), _state(differs))
-        )
+        words = " or ".join(sorted(kinds)), " or ".join(sorted(enabled))
+        where = ", ".join(brokers)
+        rows[name] = UserRow(name, *words, "a command", where, quotas.get(name, "-"), _state(differs))
+    for name, replicas in accounts_of(files).items():
+        differs = len(replicas) < len(files.files) or len({each.encoded for each in replicas.values()}) > 1
+        kinds = {each.kind for each in replicas.values()}
+        origin = "acl_file, not the user of this name" if name in rows else "acl_file"
+        where = "all replicas" if len(replicas) == len(files.files) else ", ".join(sorted(replicas))
+        quota = quotas.get(name, "-")
+        rows[name] = UserRow(name, " or ".join(sorted(kinds)), "yes", origin, where, quota, _state(differs))
+    for name in quotas.keys() - rows.keys() - {EVERYBODY}:
+        rows[name] = without_user(name, quotas[name])
     return rows
 
 
-def without_user(name: str) -> UserRow:
-    """A name that has policies, and no user."""
-    return UserRow(name, "no such user", "-", "-", _state(True))
+def without_user(name: str, quota: str = "-") -> UserRow:
+    """A name that has policies or a quota, and is neither a user nor an account."""
+    return UserRow(name, "no such user", "-", "-", "-", quota, _state(True))
+
+
+@dataclass(frozen=True, slots=True)
+class FileAccount:
+    """An account as one replica has it; equal ``encoded`` mean the same, but for the keys."""
+
+    info: AccountInfo
+    kind: str
+    encoded: str
+
+
+def accounts_of(files: AccountsSeen) -> dict[str, dict[str, FileAccount]]:
+    """The accounts of the files, by access key and replica."""
+    found: dict[str, dict[str, FileAccount]] = {}
+    for replica, file in sorted(files.files.items()):
+        for info in file.accounts:
+            found.setdefault(info.access_key, {})[replica] = FileAccount(info, _kind_of(info), repr(info))
+    return found
+
+
+def _kind_of(info: AccountInfo) -> str:
+    if info.admin:
+        return "administrator"
+    if info.proxy:
+        return "a proxy, for its users"
+    return "registers brokers" if info.broker else "ordinary"
+
+
+def file_rows(name: str, files: AccountsSeen) -> list[FileRow]:
+    """What an account of this name may do, by resource, as the files of the replicas say."""
+    replicas_of: dict[tuple[str, str], list[str]] = {}
+    for replica, each in accounts_of(files).get(name, {}).items():
+        for resource, actions in _rights(each.info):
+            replicas_of.setdefault((resource, actions), []).append(replica)
+    everywhere = len(files.files)
+    return [
+        FileRow(resource, actions, "all" if len(replicas) == everywhere else ", ".join(replicas))
+        for (resource, actions), replicas in replicas_of.items()
+    ]
+
+
+def _rights(info: AccountInfo) -> list[tuple[str, str]]:
+    if info.admin:
+        return [("everything", "all")]
+    if info.proxy or info.broker:
+        return [("nothing of its own", "-")]
+    rows = [
+        *((f"Topic:{name}", words) for name, words in sorted(info.topics.items())),
+        *((f"Group:{name}", words) for name, words in sorted(info.groups.items())),
+        ("other topics", info.default_topic),
+        ("other groups", info.default_group),
+    ]
+    return [(resource, ", ".join(words) or "nothing") for resource, words in rows]
+
+
+def addresses_of(name: str, files: AccountsSeen) -> list[str]:
+    """The patterns of addresses from which this account needs no signature."""
+    found = {each.info.addresses for each in accounts_of(files).get(name, {}).values()}
+    return sorted(found - {""})
+
+
+def file_words(files: AccountsSeen) -> list[str]:
+    """What has to be said of the files as a whole, as sentences."""
+    said = []
+    if files.unknowing:
+        these = some_of(sorted(files.unknowing), SHOWN_OF_LIST)
+        said.append(
+            f"{these} cannot say what is in an acl_file: brokers of Apache RocketMQ, and of earlier releases, do not "
+            "tell it."
+        )
+    if files.silent:
+        said.append(f"{some_of(sorted(files.silent), SHOWN_OF_LIST)} did not answer: their acl_file is not shown.")
+    if (without := sorted(replica for replica, file in files.files.items() if not file.has_file)) != []:
+        said.append(
+            f"{some_of(without, SHOWN_OF_LIST)} has no acl_file: whoever reaches it may do everything there, and users "
+            "and policies mean nothing."
+        )
+    if (addresses := sorted({each for file in files.files.values() for each in file.addresses})) != []:
+        said.append(f"From {some_of(addresses, SHOWN_OF_LIST)} everything may be done without an account.")
+    return said
 
 
 def policy_rows(found: Mapping[str, Sequence[AclInfo]]) -> list[PolicyRow]:
@@ -69,6 +197,49 @@ def policy_rows(found: Mapping[str, Sequence[AclInfo]]) -> list[PolicyRow]:
                     )
                     brokers_of.setdefault(key, []).append(broker)
     return [PolicyRow(*key, ", ".join(brokers)) for key, brokers in sorted(brokers_of.items())]
+
+
+def quotas_by_name(found: Mapping[str, QuotaList]) -> dict[str, str]:
+    """The quota of each name as a text; broker groups with different ones are named."""
+    by_name: dict[str, dict[str, Quota]] = {}
+    for broker, listed in sorted(found.items()):
+        for each in listed.users:
+            by_name.setdefault(each.user, {})[broker] = each.quota
+    return {name: _one_or_each(quotas, found) for name, quotas in by_name.items()}
+
+
+def _one_or_each(quotas: Mapping[str, Quota], brokers: Iterable[str]) -> str:
+    texts = {broker: str(quotas.get(broker, NO_QUOTA)) for broker in sorted(brokers)}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return ", ".join(f"{broker}: {text}" for broker, text in texts.items())
+
+
+def quota_of(name: str, found: Mapping[str, QuotaList]) -> Quota:
+    """The quota of a name in the first broker group that has one."""
+    rows = (each for _, listed in sorted(found.items()) for each in listed.users)
+    return next((each.quota for each in rows if each.user == name), NO_QUOTA)
+
+
+def connections_of(name: str, found: Mapping[str, QuotaList]) -> int:
+    """The connections of a user that has a quota, to the leaders."""
+    return sum(each.connections for listed in found.values() for each in listed.users if each.user == name)
+
+
+def throttled_rows(found: Mapping[str, QuotaList]) -> list[ThrottledRow]:
+    """Who was throttled within the last minute, by broker group."""
+    return [
+        ThrottledRow(
+            each.kind,
+            each.name,
+            each.direction,
+            f"{each.delayed:,} delayed, {each.refused:,} refused",
+            f"{each.seconds_ago:.0f} s ago",
+            broker,
+        )
+        for broker, listed in sorted(found.items())
+        for each in listed.throttled
+    ]
 
 
 def _state(differs: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mq.client.message import MessageQueue
@@ -10,7 +10,8 @@ from mq.console.views.text import Paged, duration, number
 from mq.inspection.looking import Held
 from mq.inspection.wording import time_of
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
-from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.group_progress import GroupProgress
 from mq.protocol.requests.topics import QueueEnds, TopicConfig
 
@@ -100,6 +101,7 @@ class ReaderRow:
     behind: str
     behind_count: int
     last: str
+    note: str
 
 
 def queue_rows(ends: Mapping[MessageQueue, QueueEnds]) -> list[QueueRow]:
@@ -119,15 +121,47 @@ def queue_rows(ends: Mapping[MessageQueue, QueueEnds]) -> list[QueueRow]:
     ]
 
 
-def reader_rows(topic: str, progress: Mapping[str, Mapping[MessageQueue, GroupProgress]]) -> list[ReaderRow]:
-    """The consumer groups with offsets in a topic, the one with most to do first."""
+def only_offsets(
+    progress: Mapping[str, Mapping[MessageQueue, GroupProgress]],
+    offsets: Mapping[str, Mapping[MessageQueue, int]],
+    ends: Mapping[MessageQueue, QueueEnds],
+) -> dict[str, dict[MessageQueue, GroupProgress]]:
+    """The groups that have an offset in one of these queues, and that brokers leave out of the progress of all groups.
+
+    These were never created or were deleted, as many that assign queues to themselves, or have members that do not
+    subscribe to the topic any more. A queue without an offset counts as not begun.
+    """
+    topics = {queue.topic for queue in ends}
+    found = {}
+    for group, own in offsets.items():
+        if group in SYSTEM_GROUPS or any(queue.topic in topics for queue in progress.get(group, ())):
+            continue
+        if any(queue in ends for queue in own):
+            found[group] = {
+                queue: GroupProgress(each.max_offset, QueueOffset(own.get(queue, 0))) for queue, each in ends.items()
+            }
+    return found
+
+
+def reader_rows(
+    topic: str,
+    progress: Mapping[str, Mapping[MessageQueue, GroupProgress]],
+    only: Mapping[str, Mapping[MessageQueue, GroupProgress]],
+    groups: Collection[str],
+) -> list[ReaderRow]:
+    """The consumer groups with offsets in a topic, the one with most to do first; ``only`` are those of `only_offsets`,
+    ``groups`` those that were created.
+    """
     found = []
-    for group, queues in progress.items():
+    for group, queues in {**progress, **only}.items():
         own = {queue: each for queue, each in queues.items() if queue.topic == topic}
         if own:
             behind = sum(max(0, each.end - each.offset) for each in own.values())
             last_ms = max((each.last_ms for each in own.values()), default=0)
-            found.append(ReaderRow(group, number(behind), behind, time_of(last_ms) or "-"))
+            note = ""
+            if group in only:
+                note = "its members do not subscribe to it any more" if group in groups else "it has offsets only"
+            found.append(ReaderRow(group, number(behind), behind, time_of(last_ms) or "-", note))
     return sorted(found, key=lambda row: (-row.behind_count, row.group))
 
 

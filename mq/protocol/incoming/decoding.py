@@ -20,6 +20,7 @@ import msgspec
 from mq.protocol.errors import HeaderError
 from mq.protocol.frames import BINARY
 from mq.protocol.requests import (
+    accounts,
     assignment,
     broker,
     bulk,
@@ -225,6 +226,7 @@ def _request_classes() -> Iterator[type[Request]]:
         transactions,
         users,
         quotas,
+        accounts,
     ):
         for each in vars(module).values():
             if isinstance(each, type) and issubclass(each, Request) and each is not Request:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mq.console.views.accounts import PolicyRow, policy_rows, user_rows
+from mq.console.views.accounts import FileRow, PolicyRow, file_rows, file_words, policy_rows, quotas_by_name, user_rows
+from mq.inspection.looking import AccountsSeen
+from mq.protocol.requests.accounts import AccountInfo, AccountList
+from mq.protocol.requests.quota_attributes import Quota
+from mq.protocol.requests.quotas import NamedQuota, QuotaList
 from mq.protocol.requests.users import DISABLED, ENABLED, NORMAL, SUPER, AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 
 
@@ -15,9 +19,11 @@ def test_a_user_that_a_broker_group_lacks_or_has_otherwise_is_marked() -> None:
         {
             "broker-b": [user("ann"), user("bob", status=DISABLED)],
             "broker-a": [user("ann"), user("bob"), user("eve", SUPER)],
-        }
+        },
+        {},
+        AccountsSeen(),
     )
-    assert [(row.name, row.kind, row.enabled, row.brokers, row.state) for row in rows] == [
+    assert [(row.name, row.kind, row.enabled, row.where, row.state) for row in rows.values()] == [
         ("ann", "ordinary", "yes", "broker-a, broker-b", ""),
         ("bob", "ordinary", "no or yes", "broker-a, broker-b", "bad"),
         ("eve", "administrator", "yes", "broker-a", "bad"),
@@ -32,3 +38,44 @@ def test_equal_policies_of_broker_groups_are_one_row() -> None:
         PolicyRow("ann", "Topic:*", "Sub", "Deny by default", "anywhere", "broker-a"),
         PolicyRow("ann", "Topic:Orders", "Pub, Sub", "Allow", "10.0.0.0/8", "broker-a, broker-b"),
     ]
+
+
+READER = AccountInfo(access_key="reader", default_group=["SUB"], topics={"Orders": ["SUB"]})
+
+
+def test_an_account_that_a_replica_lacks_or_has_otherwise_is_marked() -> None:
+    other = AccountInfo(access_key="reader", default_group=["SUB"], topics={"Orders": ["PUB", "SUB"]})
+    root = AccountInfo(access_key="root", admin=True)
+    seen = AccountsSeen({"a n0": AccountList(has_file=True, accounts=[READER, root])})
+    seen.files["a n1"] = AccountList(has_file=True, accounts=[other, root])
+    rows = user_rows({}, {"root": "connections 3"}, seen)
+    assert [(each.name, each.kind, each.origin, each.where, each.quota, each.state) for each in rows.values()] == [
+        ("reader", "ordinary", "acl_file", "all replicas", "-", "bad"),
+        ("root", "administrator", "acl_file", "all replicas", "connections 3", ""),
+    ]
+    assert file_rows("reader", seen) == [
+        FileRow("Topic:Orders", "SUB", "a n0"),
+        FileRow("other topics", "nothing", "all"),
+        FileRow("other groups", "SUB", "all"),
+        FileRow("Topic:Orders", "PUB, SUB", "a n1"),
+    ]
+    seen.files["a n2"] = AccountList(has_file=True)
+    assert [each.where for each in user_rows({}, {}, seen).values()] == ["a n0, a n1", "a n0, a n1"]
+
+
+def test_what_the_files_as_a_whole_mean_is_said() -> None:
+    assert file_words(AccountsSeen({"a n0": AccountList(has_file=True, accounts=[READER])})) == []
+    seen = AccountsSeen({"a n0": AccountList(has_file=False)}, ["a n1"], ["b n0"])
+    seen.files["a n2"] = AccountList(has_file=True, addresses=["10.*"])
+    unknowing, silent, without, everybody = file_words(seen)
+    assert "b n0" in unknowing
+    assert "a n1 did not answer" in silent
+    assert "a n0 has no acl_file" in without
+    assert everybody == "From 10.* everything may be done without an account."
+
+
+def test_a_quota_that_broker_groups_have_otherwise_names_them() -> None:
+    one, two = (QuotaList(users=[NamedQuota(user="ann", quota=Quota(connections=count))]) for count in (1, 2))
+    assert quotas_by_name({"a": one, "b": one}) == {"ann": "connections 1"}
+    assert quotas_by_name({"a": one, "b": two}) == {"ann": "a: connections 1, b: connections 2"}
+    assert quotas_by_name({"a": one, "b": QuotaList(users=[])}) == {"ann": "a: connections 1, b: no limit"}

@@ -116,7 +116,7 @@ def test_lag_in_time_counts_queues_where_messages_wait() -> None:
 def test_groups_with_most_to_consume_come_first() -> None:
     known = {"a": {Q0: progress(0, 5)}, "b": {Q0: progress(0, 50)}}
     assert most_behind(["a", "b", "c"], known) == ["b", "a", "c"]
-    assert [row.group for row in reader_rows("Orders", known)] == ["b", "a"]
+    assert [row.group for row in reader_rows("Orders", known, {}, ())] == ["b", "a"]
 
 
 def test_a_preview_says_what_a_reset_does() -> None:

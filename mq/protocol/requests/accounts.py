@@ -1,0 +1,45 @@
+"""The accounts of a broker's ``acl_file``, for people to see: our own 9028. Secret keys are in no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.wire.json_body import Body
+from mq.protocol.wire.request import Request
+
+
+class ListAccounts(Request, tag=int(Code.LIST_ACCOUNTS)):
+    """9028, our own: the accounts in the file of the replica that is asked."""
+
+
+class AccountInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An account of the file.
+
+    Attributes:
+        addresses: the pattern of those that need no signature; empty for none.
+        default_topic, default_group: what it may do where ``topics`` and ``groups`` say nothing.
+    """
+
+    access_key: str
+    admin: bool = False
+    proxy: bool = False
+    broker: bool = False
+    addresses: str = ""
+    default_topic: Sequence[str] = ()
+    default_group: Sequence[str] = ()
+    topics: Mapping[str, Sequence[str]] = {}
+    groups: Mapping[str, Sequence[str]] = {}
+
+
+class AccountList(Body, kw_only=True):
+    """The file of one replica. Without one (``has_file`` False), it does not check who sends requests.
+
+    ``addresses`` are the patterns of those that may do anything without an account.
+    """
+
+    has_file: bool
+    accounts: Sequence[AccountInfo] = ()
+    addresses: Sequence[str] = ()
