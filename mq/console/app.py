@@ -63,6 +63,7 @@ PAGES: Final[Mapping[str, Build]] = {
     "/member-change": members.preview,
     "/settings": overview.replica_settings,
     "/changes": overview.changes,
+    "/readers": overview.readers,
     "/events": overview.event_list,
     "/topics": topics.topic_list,
     "/topic": topics.topic,

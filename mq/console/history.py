@@ -27,14 +27,28 @@ class History:
 
     def __init__(self) -> None:
         self._points: dict[str, deque[Rates]] = {}
+        self._positions: dict[str, deque[tuple[float, int]]] = {}
 
     def add(self, groups: Sequence[GroupStatus], now: float) -> None:
         """Note the rates of now. A group that is not there any more is forgotten after an hour."""
         for group in groups[:GROUPS_MAX]:
             points = self._points.setdefault(group.group, deque(maxlen=int(SECONDS / EVERY_SECONDS)))
             points.append(Rates(now, *rates_of(group)))
+            leader = next((each for each in group.replicas if each.role == "leader"), None)
+            if leader is not None and leader.commit_position is not None:
+                positions = self._positions.setdefault(group.group, deque(maxlen=int(SECONDS / EVERY_SECONDS)))
+                positions.append((now, leader.commit_position))
         for name in [name for name, points in self._points.items() if points[-1].at < now - SECONDS]:
             del self._points[name]
+            self._positions.pop(name, None)
+
+    def seconds_behind(self, group: str, position: int, now: float) -> float | None:
+        """How long ago the leader of a broker group had committed no more than ``position``.
+
+        None if that was before the first look; at least by what the log has grown since then.
+        """
+        times = [at for at, committed in self._positions.get(group, ()) if committed <= position]
+        return now - times[-1] if times else None
 
     def of(self, group: str, now: float) -> list[Rates]:
         """The points of the last hour, the oldest first."""

@@ -20,10 +20,11 @@ from mq.console.history import EVERY_SECONDS, History
 from mq.console.tails import DEFAULT, TailLimits, Tails
 from mq.inspection.changing import ChangingAdmin
 from mq.inspection.cluster import GroupStatus, ask_brokers
-from mq.inspection.looking import LookingAdmin
+from mq.inspection.looking import LookingAdmin, OfReplicas
 from mq.inspection.members import Member, members_of
 from mq.inspection.survey import Survey, survey
 from mq.protocol.codes import ResponseCode
+from mq.protocol.requests.bulk import LeaseList
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
 from mq.protocol.requests.pending import KINDS, SHOWN_MAX, PendingInfo, PendingKind
@@ -37,7 +38,8 @@ QUEUES_PER_SECOND: Final = 250
 """How much of the progress of groups is asked for in the background: a leader pays about 8 us for each queue of a group
 in an answer, and a survey asks twice."""
 REQUEST_QUEUES: Final = 6
-"""A survey makes a request for each group that lags, and others; one costs as much as so many queues in both answers."""
+"""A survey makes a request for each group that lags, and others; each costs as much as so many queues in both answers.
+"""
 PENDING_SECONDS: Final = 5.0
 MEMBERS_SECONDS: Final = 10.0
 """Each member of a group is asked for its queues, so a group is asked less often than brokers."""
@@ -180,6 +182,7 @@ class Watch:
         self.groups: Shared[Groups] = Shared(looking.consumer_groups, CATALOGUE_SECONDS)
         self.progress: Shared[Progress] = Shared(looking.all_progress, CATALOGUE_SECONDS)
         self.offsets: Shared[Offsets] = Shared(looking.group_offsets, CATALOGUE_SECONDS)
+        self.leases: Shared[OfReplicas[LeaseList]] = Shared(looking.leases, CATALOGUE_SECONDS)
         self.history = History()
         self.lags = lags.LagHistory()
         self.events = Events()

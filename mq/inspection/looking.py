@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import trio
 
@@ -14,10 +14,11 @@ from mq.client.net.routes import LEADER_ID
 from mq.inspection.catalogue import CatalogueAdmin
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.accounts import AccountList
+from mq.protocol.requests.bulk import LeaseList
 from mq.protocol.requests.pending import AskPendingExt, PendingInfo, PendingKind
 from mq.protocol.topic_ends import decode_ends, encode_topics
 
-FILE_SECONDS: Final = 3.0
+REPLICA_SECONDS: Final = 3.0
 """A replica that does not answer for so long is left out."""
 
 
@@ -42,15 +43,15 @@ async def unless_unknown(answer: Awaitable[T]) -> T | None:
 
 
 @dataclass(slots=True)
-class AccountsSeen:
-    """The accounts in the ``acl_file`` of each replica, by broker group and address.
+class OfReplicas(Generic[T]):
+    """What each replica answered, by broker group and address.
 
     Attributes:
         silent: replicas that did not answer.
         unknowing: those that do not know the request, as those of Apache RocketMQ or of an earlier release.
     """
 
-    files: dict[str, AccountList] = field(default_factory=dict)
+    answers: dict[str, T] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
     unknowing: list[str] = field(default_factory=list)
 
@@ -96,19 +97,26 @@ class LookingAdmin(CatalogueAdmin):
                 found[topic] = Held(before.messages + count, before.queues + len(ends.ends))
         return found
 
-    async def accounts(self) -> AccountsSeen:
-        """The accounts in the files of all replicas, which are asked at once. One request per replica.
-
-        Raises BrokerError if one refuses it, as to those who are no administrators.
+    async def accounts(self) -> OfReplicas[AccountList]:
+        """The accounts in the files of all replicas. Raises BrokerError if one refuses it, as to others than
+        administrators.
         """
-        seen = AccountsSeen()
+        return await self._of_replicas(RequestCode.LIST_ACCOUNTS, AccountList.decode)
+
+    async def leases(self) -> OfReplicas[LeaseList]:
+        """The readers for which each replica keeps its log. Raises BrokerError as `accounts`."""
+        return await self._of_replicas(RequestCode.LIST_LEASES, LeaseList.decode)
+
+    async def _of_replicas(self, code: RequestCode, decode: Callable[[bytes | memoryview], T]) -> OfReplicas[T]:
+        """Ask all replicas at once, each with one request."""
+        seen: OfReplicas[T] = OfReplicas()
         refusals: list[BrokerError] = []
         info = await self.cluster_info()
 
         async def ask(replica: str, address: str) -> None:
             try:
-                _, body = await self._opened().call(address, RequestCode.LIST_ACCOUNTS, {}, timeout=FILE_SECONDS)
-                seen.files[replica] = read_body(AccountList.decode, body)
+                _, body = await self._opened().call(address, code, {}, timeout=REPLICA_SECONDS)
+                seen.answers[replica] = read_body(decode, body)
             except BrokerError as error:
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     seen.unknowing.append(replica)

@@ -197,6 +197,8 @@ class RequestCode(IntEnum):
     """Our own: the clients that stay out of a consumer group."""
     LIST_ACCOUNTS = 9028
     """Our own: the accounts in a broker's acl_file, without their keys."""
+    LIST_LEASES = 9029
+    """Our own: the readers for which a replica keeps its log."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

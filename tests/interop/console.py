@@ -17,9 +17,9 @@ from pathlib import Path
 import structlog
 import trio
 
-from mq.cli.dev_cluster import DevClusterFailed
 from mq.client import Admin, ClientError, Message, Producer, PushConsumer, ReceivedMessage, TransactionProducer
 from mq.console.app import CHANGES, PAGES
+from mq.local_cluster import ServersFailed
 from tests.interop.clients import SERVERS_VERSION, BuildFailed, build_servers, servers_built
 from tests.interop.rocketmq_servers import RocketMQCluster
 from tests.support.console_browser import Answer, Browser, console
@@ -108,6 +108,7 @@ WITHOUT: dict[str, str] = {
     "/member-change": "Apache RocketMQ",
     "/pending": "Apache RocketMQ",
     "/schedules": "Apache RocketMQ",
+    "/readers": "Apache RocketMQ",
     "/accounts": "Apache RocketMQ",
     "/account": "Apache RocketMQ",
     "/remove-member": "Apache RocketMQ",
@@ -201,7 +202,7 @@ async def changes(
 
 
 async def run(version: str, directory: Path) -> list[str]:
-    """Start a broker, fill it, and play. Raises AssertionError, DevClusterFailed."""
+    """Start a broker, fill it, and play. Raises AssertionError, ServersFailed."""
     settings = {"transactionCheckInterval": 1000, "timerWheelEnable": "true"}
     given = {name: str(value) for name, value in settings.items()}
     async with RocketMQCluster.open(directory, settings=given, version=version) as cluster:
@@ -220,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
             build_servers(given.version)
         with tempfile.TemporaryDirectory(prefix="raftmq-console-") as directory:
             print("\n".join(trio.run(run, given.version, Path(directory))))
-    except (AssertionError, BuildFailed, DevClusterFailed) as error:
+    except (AssertionError, BuildFailed, ServersFailed) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

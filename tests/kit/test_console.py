@@ -16,6 +16,7 @@ import trio
 from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, RequestTimeout
 from mq.console.watch import Watch
 from mq.inspection.dead_letters import read_letters
+from mq.inspection.looking import LookingAdmin
 from mq.inspection.survey import survey
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit, running_kit
@@ -33,7 +34,7 @@ PAGES = (
         "/members?name=broker-a",
         "/broker-group?name=broker-a",
     ),
-    *("/accounts", "/tail?topic=Orders", "/send?topic=Orders", "/pending", "/schedules"),
+    *("/accounts", "/readers", "/tail?topic=Orders", "/send?topic=Orders", "/pending", "/schedules"),
     *("/delete-topic?name=Orders", "/delete-group?name=mail"),
     *("/new-topic", "/messages?topic=Orders&by=key&value=k1", "/messages?topic=Orders&by=time&time=2026-01-01T00:00"),
 )
@@ -246,6 +247,25 @@ def test_dead_letters_are_sent_again(kit: SyncKit) -> None:
     run(main, kit, allow_changes=True)
 
 
+def test_dead_letters_that_match_are_sent_again(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/dead-letters?group=mail&all=yes&key=k3")
+        assert page.text.count('name="letter"') == 1
+        assert "Send all that match again" in page.content
+        assert 'value="all">' not in page.content, "it would send those that are not shown, too"
+        form = {"group": "mail", "which": "matching", "key": "k3", "why": "no such address", "all": "yes"}
+        job = await ended(browser, (await browser.post("/requeue", form)).to)
+        assert "<b>1</b> done, <b>0</b> failed" in job
+        job = await ended(browser, (await browser.post("/requeue", form | {"why": "something else"})).to)
+        assert "<b>0</b> done, <b>0</b> failed" in job
+        none = await browser.post("/requeue", {"group": "mail", "which": "matching"})
+        assert (none.status, "which ones match" in none.text) == (400, True)
+        exported = await browser.get("/export-dead-letters?group=mail&all=yes&key=k3")
+        assert [json.loads(row)["keys"][0] for row in exported.text.splitlines()] == ["k3"]
+
+    run(main, kit, allow_changes=True)
+
+
 def test_what_is_behind_a_dead_letter_that_failed_is_not_sent_twice(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,6 +467,25 @@ def test_more_open_pages_than_allowed_are_refused(kit: SyncKit) -> None:
             nursery.cancel_scope.cancel()
 
     run(main, kit, streams_max=1)
+
+
+def test_readers_for_which_a_replica_keeps_its_log_are_shown(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        assert "nobody reads in bulk now" in (await browser.get("/readers")).content
+        async with LookingAdmin(kit.namesrv) as admin:
+            [address] = [
+                row for each in (await admin.cluster_info()).brokers.values() for row in each.broker_addrs.values()
+            ]
+            fields = {"leaseId": f"spark-{HOSTILE[0]}", "position": "0", "seconds": "600"}
+            await admin._opened().call(address, RequestCode.HOLD_LOG, fields)
+
+        async def is_shown() -> bool:
+            row = (await browser.get("/readers")).content
+            return f"spark-{html.escape(HOSTILE[0])}" in row and "10 min" in row
+
+        await until(is_shown, seconds=20)
+
+    run(main, kit)
 
 
 def test_a_survey_takes_any_retention(kit: SyncKit) -> None:

@@ -30,7 +30,7 @@ def kit() -> Iterator[SyncKit]:
     structlog.reset_defaults()
 
 
-def test_a_minute_of_an_open_overview_costs_a_leader_a_hundredth_of_it(kit: SyncKit) -> None:
+def test_an_open_overview_costs_a_leader_little(kit: SyncKit) -> None:
     """The processor time of this process counts the console's part as well, which is more than that of the leader."""
 
     async def minute(parts: dict[str, int]) -> float:

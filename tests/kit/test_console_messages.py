@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -59,6 +60,49 @@ def test_an_sql_filter_chooses_messages(kit: SyncKit) -> None:
         wrong = await browser.get("/messages?topic=Orders&sql=region%20%3D%20%3D")
         assert 'role="alert"' in wrong.content
         assert "order 1" not in wrong.content
+
+    run(main, kit)
+
+
+@pytest.mark.parametrize(
+    ("by", "more", "count"),
+    [
+        ("newest", "", 40),
+        ("oldest", "", 40),
+        ("offset", "&offset=5", 30),
+        ("time", "&time=2020-01-01T00:00", 40),
+        ("newest", "&tags=new", 40),
+        ("newest", "&sql=region%20%3D%20%27eu%27", 10),
+        ("oldest", "&queue=broker-a/1", 20),
+    ],
+)
+def test_pages_of_messages_show_each_of_them_once(kit: SyncKit, by: str, more: str, count: int) -> None:
+    async def main(browser: Browser) -> None:
+        address = f"/messages?topic=Orders&count=7&by={by}{more}"
+        shown: list[str] = []
+        for _ in range(10):
+            page = await browser.get(address)
+            assert 'role="alert"' not in page.content, page.content
+            rows = re.findall(r"order \d+", page.content)
+            assert len(rows) <= 7
+            shown += rows
+            following = re.search(r'rel="next" href="([^"]+)"', page.content)
+            if following is None:
+                break
+            address = html.unescape(following[1])
+        assert len(shown) == len(set(shown)) == count, shown
+        if not more:
+            numbers = [int(row.split()[1]) for row in shown]
+            assert numbers == sorted(numbers, reverse=by == "newest")
+
+    run(main, kit)
+
+
+@pytest.mark.parametrize("at", ["1", "1.2.3", "x.1", "-1.0", "1" * 30 + ".1", "."])
+def test_a_page_of_messages_that_was_made_up_is_refused(kit: SyncKit, at: str) -> None:
+    async def main(browser: Browser) -> None:
+        page = await browser.get(f"/messages?topic=Orders&at={at}&path=x")
+        assert "begin again" in page.content
 
     run(main, kit)
 

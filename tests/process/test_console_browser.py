@@ -66,6 +66,7 @@ PAGES = {
     "pending": "/pending",
     "half": "/pending?kind=half",
     "schedules": "/schedules",
+    "readers": "/readers",
     "events": "/events",
     "accounts": "/accounts",
     "changes": "/changes",

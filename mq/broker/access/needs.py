@@ -289,6 +289,7 @@ ROWS: Final[Mapping[type[Any], Row]] = {
         quotas.PutUserQuota,
         quotas.ListQuotas,
         accounts.ListAccounts,
+        bulk.ListLeases,
     ),
 }
 

@@ -16,7 +16,7 @@ from mq.broker.net.service import Route, Service
 from mq.broker.setting_groups import BulkSettings
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.requests.bulk import HoldLog, LogLeaseReply
+from mq.protocol.requests.bulk import HoldLog, LeaseInfo, LeaseList, ListLeases, LogLeaseReply
 
 NOTHING: Final = PhysicalOffset(2**63 - 1)
 LEASE_ID_LENGTH_MAX: Final = 128
@@ -42,6 +42,7 @@ class LogLeases(Service):
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
         yield Route(HoldLog, self.handle)
+        yield Route(ListLeases, self.handle_list)
 
     def counters(self) -> dict[str, int]:
         """Figures."""
@@ -79,6 +80,16 @@ class LogLeases(Service):
         else:
             self._leases[ext.lease_id] = max(ext.position, base_pos), self._clock() + seconds
         return call.response(ext=LogLeaseReply(seconds=int(seconds), base_position=base_pos).fields())
+
+    def handle_list(self, call: Call[ListLeases]) -> bytes:
+        """Request code 9029."""
+        self._drop_over()
+        now = self._clock()
+        leases = [
+            LeaseInfo(lease_id=lease_id, position=position, seconds=int(until - now))
+            for lease_id, (position, until) in sorted(self._leases.items(), key=lambda each: (each[1][0], each[0]))
+        ]
+        return call.response(body=LeaseList(leases=leases).encode())
 
     def _drop_over(self) -> None:
         now = self._clock()

@@ -22,8 +22,9 @@ from mq.console.views.accounts import (
 )
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
-from mq.inspection.looking import AccountsSeen, unless_unknown
+from mq.inspection.looking import OfReplicas, unless_unknown
 from mq.protocol.codes import ResponseCode
+from mq.protocol.requests.accounts import AccountList
 from mq.protocol.requests.quota_attributes import EVERYBODY, NO_QUOTA, QUOTA_MAX, Quota
 from mq.protocol.requests.quotas import QuotaList
 from mq.protocol.requests.users import DISABLED, ENABLED, NORMAL, SUPER, AclInfo, PolicyEntryInfo, UserInfo
@@ -49,7 +50,7 @@ class _Known:
     users: Mapping[str, Sequence[UserInfo]]
     policies: Mapping[str, Sequence[AclInfo]]
     quotas: Mapping[str, QuotaList] | None
-    files: AccountsSeen
+    files: OfReplicas[AccountList]
     said: list[str]
 
 
@@ -112,7 +113,7 @@ async def account(visit: Visit) -> Page:
     is_everybody = name == EVERYBODY
     if user is None and not is_everybody:
         raise NotFound(f"there is no user {name}, and no account of this name in the acl_file of a broker")
-    own = user_rows(known.users, {}, AccountsSeen()).get(name)
+    own = user_rows(known.users, {}, OfReplicas()).get(name)
     quota = quota_of(name, known.quotas or {})
     values = {
         "name": name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -16,7 +17,7 @@ from mq.console.records import Record
 from mq.console.views.dead_letters import groups_with_letters, letter_rows, place_of, place_text
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
-from mq.inspection.dead_letters import Letter, letter_fields, queue_name, read_letters, wanted_letters
+from mq.inspection.dead_letters import Letter, Wanted, letter_fields, queue_name, read_letters, wanted_letters
 from mq.inspection.message_fields import message_fields
 from mq.protocol.names import DEAD_LETTER_PREFIX
 
@@ -49,9 +50,7 @@ async def letters(visit: Visit) -> Page:
     """The dead letters of a group that nobody dealt with, the oldest first; or all of them."""
     group = visit.name("group")
     everything = visit.query.get("all") == "yes"
-    # Where reasons are hidden, a search for them would tell them all the same.
-    reason = None if visit.settings.hide_bodies else visit.query.get("why") or None
-    wanted = wanted_letters(None, visit.query.get("key") or None, reason, None, None)
+    wanted = _matching(visit, visit.query.get("key", ""), visit.query.get("why", ""))
     found: list[Letter] = []
     more = False
     is_complete = False
@@ -73,18 +72,35 @@ async def letters(visit: Visit) -> Page:
         "is_partial": not is_complete,
         "all": "yes" if everything else "",
         "key": visit.query.get("key", ""),
+        "is_filtered": bool(visit.query.get("key") or visit.query.get("why")),
         "why": visit.query.get("why", ""),
         "hide_bodies": visit.settings.hide_bodies,
     }
     return Page("dead_letters.html", f"Dead letters of {group}", values, live=False)
 
 
+def _matching(visit: Visit, key: str, reason: str) -> Wanted:
+    """The dead letters with this key and this in their reason; where reasons are hidden, it would tell them."""
+    return wanted_letters(None, key or None, None if visit.settings.hide_bodies else reason or None, None, None)
+
+
 async def requeue(visit: Visit, form: Form) -> Done:
-    """Send dead letters again, the chosen ones or all that nobody dealt with; goes on in the background."""
+    """Send dead letters again, the chosen ones, those that match, or all that nobody dealt with; goes on in the
+    background.
+    """
     group = required(form, "group")
+    which = one(form, "which")
     everybody = one(form, "to") == "topic"
     chosen: set[tuple[str, int, int]] | None = None
-    if one(form, "which") != "all":
+    wanted: Wanted | None = None
+    everything = which != "all"
+    if which == "matching":
+        key, why = one(form, "key"), one(form, "why")
+        if not key and not why:
+            raise Refused("nothing says which ones match: choose some, or all")
+        wanted = _matching(visit, key, why)
+        everything = one(form, "all") == "yes"
+    elif which != "all":
         try:
             chosen = {place_of(text) for text in form.get("letter", ())}
         except ValueError as error:
@@ -94,14 +110,15 @@ async def requeue(visit: Visit, form: Form) -> Done:
         if len(chosen) > SELECTED_MAX:
             raise Refused(f"{len(chosen)} were chosen, at most {SELECTED_MAX}: choose all instead")
     what = (
-        f"{'all' if chosen is None else len(chosen)} dead letters of {group}, to {'the topic' if everybody else group}"
+        f"{which if chosen is None else len(chosen)} dead letters of {group}, to {'the topic' if everybody else group}"
     )
+    picked = Picked(everything, chosen, wanted)
     back = link("/dead-letters", group=group)
 
     async def run(job: Job) -> None:
         fault = "; it was stopped"
         try:
-            await _send(visit, group, chosen, everybody, job)
+            await _send(visit, group, picked, everybody, job)
             fault = ""
         except ClientError as error:
             fault = f"; it stopped: {error}"
@@ -118,13 +135,33 @@ async def requeue(visit: Visit, form: Form) -> Done:
     return Done(link("/job", number=job.number), "", what)
 
 
-async def _send(visit: Visit, group: str, chosen: set[tuple[str, int, int]] | None, everybody: bool, job: Job) -> None:
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Which dead letters are sent again.
+
+    Attributes:
+        everything: also those that were dealt with.
+        places: only these; None for any.
+        wanted: only those that match; None for any.
+    """
+
+    everything: bool
+    places: set[tuple[str, int, int]] | None
+    wanted: Wanted | None
+
+    @property
+    def are_all(self) -> bool:
+        """All that nobody dealt with: they count as dealt with then."""
+        return self.places is None and self.wanted is None
+
+
+async def _send(visit: Visit, group: str, picked: Picked, everybody: bool, job: Job) -> None:
     operator = f"{visit.session.user or 'console'}@console"
     done: dict[MessageQueue, int] = {}
-    left = set(chosen) if chosen is not None else None
+    left = set(picked.places) if picked.places is not None else None
     behind: dict[MessageQueue, int] = {}  # of a queue that stopped at a failure, how many were not tried
     async with read_letters(
-        visit.watch.namesrv, group, everything=chosen is not None, remoting=visit.watch.remoting
+        visit.watch.namesrv, group, everything=picked.everything, remoting=visit.watch.remoting
     ) as consumer:
         try:
             async for letter in await consumer.read_to_end():
@@ -133,6 +170,9 @@ async def _send(visit: Visit, group: str, chosen: set[tuple[str, int, int]] | No
                     if place not in left:
                         continue
                     left.discard(place)
+                elif picked.wanted is not None:
+                    if not picked.wanted(letter):
+                        continue
                 elif letter.queue in behind:  # sent now, it would be sent again when the failed one is
                     behind[letter.queue] += 1
                     continue
@@ -142,16 +182,17 @@ async def _send(visit: Visit, group: str, chosen: set[tuple[str, int, int]] | No
                 except ClientError as error:
                     unknown = "" if error.stored == "no" else "; it may have been sent all the same"
                     job.fail(f"{place_text(letter)}: {error}{unknown}")
-                    behind.setdefault(letter.queue, 0)
+                    if picked.are_all:
+                        behind.setdefault(letter.queue, 0)
                 else:
                     done[letter.queue] = letter.queue_offset + 1
-                if chosen is None and job.done % COMMIT_EVERY == 0 and done:
+                if picked.are_all and job.done % COMMIT_EVERY == 0 and done:
                     await consumer.commit(done)
                 if left is not None and not left:
                     break
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
-                if chosen is None and done:
+                if picked.are_all and done:
                     await consumer.commit(done)
     for stopped, count in sorted(behind.items()):
         if count:
@@ -176,10 +217,13 @@ async def export(visit: Visit, write: Callable[[str], Awaitable[None]]) -> None:
     group = visit.name("group")
     everything = visit.query.get("all") == "yes"
     hidden = visit.settings.hide_bodies
+    wanted = _matching(visit, visit.query.get("key", ""), visit.query.get("why", ""))
     async with read_letters(
         visit.watch.namesrv, group, everything=everything, remoting=visit.watch.remoting
     ) as consumer:
         async for letter in await consumer.read_to_end():
+            if not wanted(letter):
+                continue
             fields = letter_fields(letter) | message_fields(letter)
             if hidden:
                 fields = {name: value for name, value in fields.items() if name not in HIDDEN}

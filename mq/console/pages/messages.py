@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -17,6 +17,7 @@ from mq.console.pages.tail import sql_of
 from mq.console.pages.timeline import timeline_of
 from mq.console.pages.visit import NotFound, Page, Refused, Visit
 from mq.console.tails import GENTLE
+from mq.console.views.links import link
 from mq.console.views.messages import (
     BodyForm,
     MessageRow,
@@ -37,6 +38,8 @@ QUEUES_MAX: Final = 256
 """A topic with more is browsed queue by queue."""
 KEPT_MAX: Final = 10_000
 """Rows in memory, of which the page shows fewer."""
+CHOICES: Final = ("by", "value", "time", "offset", "queue", "tags", "sql", "count")
+"""The parameters by which the address chooses messages, besides the topic."""
 READ_SECONDS: Final = 5.0
 """What was not read within this time is left out, and the page says so."""
 BODY_BYTES_MAX: Final = 64 * 1024
@@ -46,8 +49,14 @@ WITHOUT_SQL: Final = (
     "The brokers sent nothing. Those of Apache RocketMQ filter by SQL92 with the setting enablePropertyFilter=true only"
 )
 
-Found = tuple[tuple[int, int], MessageRow]
-"""A row with the store time and the offset of its message."""
+
+class Found(NamedTuple):
+    """A message that was found: its store time, its offset, its queue, and its row."""
+
+    stored_ms: int
+    offset: int
+    queue: MessageQueue
+    row: MessageRow
 
 
 async def browse(visit: Visit) -> Page:
@@ -58,7 +67,7 @@ async def browse(visit: Visit) -> Page:
     count = min(max(1, visit.number("count", COUNT_DEFAULT)), COUNT_MAX)
     rows: list[MessageRow] = []
     is_partial = False
-    fault = ""
+    fault = following = ""
     looked_at = 0
     looking = visit.watch.looking
     ends = await looking.topic_stats(topic)
@@ -72,13 +81,21 @@ async def browse(visit: Visit) -> Page:
             queues = _chosen(list(ends), query.get("queue", ""))
             sql, tags = sql_of(visit), query.get("tags", "").strip() or "*"
             looked_at = LOOKED_AT_MAX if sql or tags != "*" else 0
-            ranges = await _ranges(looking, ends, queues, by, visit, looked_at or count)
+            is_newest = by == "newest"
+            if places := places_of(query.get("at", ""), queues):
+                ranges = _within(ends, places, looked_at or count, is_newest=is_newest)
+            else:
+                ranges = await _ranges(looking, ends, queues, by, visit, looked_at or count)
             wanted = Sql(sql) if sql else tags
-            rows, is_partial = await _read(visit, ranges, count, wanted, is_newest=by == "newest")
+            shown, unshown, is_partial = await _read(visit, ranges, count, wanted, is_newest=is_newest)
+            rows = [each.row for each in shown]
+            if not is_partial:
+                following = next_places(queues, ranges, ends, unshown, is_newest=is_newest)
             if sql and is_partial and not rows and await visit.watch.is_stock():
                 fault = WITHOUT_SQL
     except (Refused, SubscriptionError, ValueError) as error:
         fault = str(error)
+    asked = {"topic": topic} | {name: query.get(name, "") for name in CHOICES}
     values = {
         "topic": topic,
         "by": by,
@@ -92,6 +109,9 @@ async def browse(visit: Visit) -> Page:
         "count": count,
         "queues": [f"{queue.broker_name}/{queue.queue_id}" for queue in ends],
         "rows": rows,
+        "following": link("/messages", **asked, at=following) if following else "",
+        "first": link("/messages", **asked),
+        "is_first": not query.get("at"),
         "is_partial": is_partial,
         "fault": fault,
         "hide_bodies": visit.settings.hide_bodies,
@@ -189,13 +209,15 @@ async def _ranges(
 
 async def _read(
     visit: Visit, ranges: dict[MessageQueue, tuple[int, int]], count: int, wanted: str | Sql, *, is_newest: bool
-) -> tuple[list[MessageRow], bool]:
-    """The messages in these ranges of offsets, of which the page shows ``count``; whether the time was too short.
+) -> tuple[list[Found], Mapping[MessageQueue, int], bool]:
+    """The messages in these ranges of offsets, of which the page shows ``count``; of those that it does not show, the
+    first one of each queue in the order of the page; and whether the time was too short.
 
     Bodies are dropped at once: those of a page may be larger than the memory.
     """
     found: list[Found] = []
     left = set(ranges)
+    unshown: dict[MessageQueue, int] = {}
     if left:
         with trio.move_on_after(READ_SECONDS):
             async with _reader(visit) as consumer:
@@ -205,18 +227,74 @@ async def _read(
                 async for each in await consumer.read_to_end():
                     if each.queue_offset < ranges[each.queue][1]:
                         row = message_row(each, hide_bodies=visit.settings.hide_bodies)
-                        found.append(((each.record.store_timestamp_ms, each.queue_offset), row))
+                        found.append(Found(each.record.store_timestamp_ms, each.queue_offset, each.queue, row))
                         if len(found) >= KEPT_MAX:
-                            found = _first(found, count, is_newest=is_newest)
+                            found = _first(found, count, unshown, is_newest=is_newest)
                     if consumer.position(each.queue) >= ranges[each.queue][1]:
                         left.discard(each.queue)
                     if not left:
                         break
                 else:
                     left.clear()
-    return [row for _, row in _first(found, count, is_newest=is_newest)], bool(left)
+    return _first(found, count, unshown, is_newest=is_newest), unshown, bool(left)
 
 
-def _first(found: list[Found], count: int, *, is_newest: bool) -> list[Found]:
-    """The first ``count`` rows of those found, by store time; of one time, by offset."""
-    return sorted(found, key=itemgetter(0), reverse=is_newest)[:count]
+def _first(found: list[Found], count: int, unshown: dict[MessageQueue, int], *, is_newest: bool) -> list[Found]:
+    """The first ``count`` of those found, by store time; of one time, by offset. Notes the others in ``unshown``."""
+    found = sorted(found, key=itemgetter(0, 1), reverse=is_newest)
+    # Store times may go back with a new leader, so these need not be behind all that are shown of their queue.
+    closer = max if is_newest else min
+    for each in found[count:]:
+        unshown[each.queue] = closer(each.offset, unshown.get(each.queue, each.offset))
+    return found[:count]
+
+
+def _within(
+    ends: Mapping[MessageQueue, QueueEnds], places: Mapping[MessageQueue, int], count: int, *, is_newest: bool
+) -> dict[MessageQueue, tuple[int, int]]:
+    """The ranges of a further page: up to these offsets for the newest, otherwise from them on."""
+    ranges = {}
+    for queue, place in places.items():
+        first, end = (place - count, place) if is_newest else (place, place + count)
+        ranges[queue] = (max(first, ends[queue].min_offset), min(end, ends[queue].max_offset))
+    return {queue: (first, end) for queue, (first, end) in ranges.items() if first < end}
+
+
+def places_of(text: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+    """Where a further page begins in each queue, as the link to it says; empty for the first page. Raises Refused."""
+    if not text:
+        return {}
+    parts = text.split(".")
+    if len(parts) != len(queues) or not all(each.isascii() and each.isdigit() and len(each) < 19 for each in parts):
+        raise Refused("the queues are not those of the page before: begin again")
+    return dict(zip(queues, map(int, parts), strict=True))
+
+
+def next_places(
+    queues: Sequence[MessageQueue],
+    ranges: Mapping[MessageQueue, tuple[int, int]],
+    ends: Mapping[MessageQueue, QueueEnds],
+    unshown: Mapping[MessageQueue, int],
+    *,
+    is_newest: bool,
+) -> str:
+    """Where the page after this one begins in each queue, for the link to it; empty if there is none.
+
+    Args:
+        queues: in the order of the link.
+        ranges: what was looked through for this page; a queue without one has no more in this direction.
+        unshown: of what was found there and is not shown, the next one.
+    """
+    places = []
+    is_more = False
+    for queue in queues:
+        first, last = ends[queue].min_offset, ends[queue].max_offset
+        begin, end = ranges.get(queue, (first, first) if is_newest else (last, last))
+        if is_newest:
+            place = unshown[queue] + 1 if queue in unshown else begin
+            is_more |= place > first
+        else:
+            place = unshown.get(queue, end)
+            is_more |= place < last
+        places.append(str(place))
+    return ".".join(places) if is_more else ""

@@ -8,7 +8,10 @@ from mq.client.errors import ClientError
 from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, one, required
 from mq.console.views.links import link
 from mq.console.views.overview import alarms, card, cards, damage_rows, page_of, plain_words
+from mq.console.views.readers import reader_rows, unknown_words
 from mq.console.views.records import event_rows, record_rows
+from mq.inspection.looking import OfReplicas
+from mq.protocol.requests.bulk import LeaseList
 from mq.protocol.requests.raft_group import GroupAction, GroupCommand
 
 CHANGE_SECONDS = 35.0
@@ -26,7 +29,9 @@ async def overview(visit: Visit) -> Page:
         {
             "cards": cards(groups, visit.watch.history, trio.current_time()),
             "fault": fault_of(seen),
-            "now": [words for group in groups for words in plain_words(group)],
+            "now": [
+                words for group in groups for words in plain_words(group, visit.watch.history, trio.current_time())
+            ],
             "alarms": alarms(*((None, "") if survey is None else (survey.value, survey.fault))),
             "alarms_fault": "" if survey is None else survey.fault,
         },
@@ -60,7 +65,7 @@ async def raft_group(visit: Visit) -> Page:
     values = {
         "card": card(group, visit.watch.history, trio.current_time()),
         "fault": fault_of(seen),
-        "now": plain_words(group),
+        "now": plain_words(group, visit.watch.history, trio.current_time()),
         "voters": voters,
         "damage": [] if group.is_stock else damage_rows(group),
     }
@@ -84,6 +89,18 @@ async def transfer(visit: Visit, form: Form) -> Done:
     if not answer.done:
         raise Refused(f"{answer.code}: {answer.text}")
     return Done(link("/broker-group", name=name), answer.text, f"{name} to {node or 'any voter'}")
+
+
+async def readers(visit: Visit) -> Page:
+    """The readers for which replicas keep their logs: one request for each replica."""
+    cluster, leases = await visit.watch.cluster.get(), await visit.watch.leases.get()
+    seen: OfReplicas[LeaseList] = leases.value or OfReplicas()
+    values = {
+        "rows": reader_rows(seen, cluster.value or ()),
+        "said": unknown_words(seen),
+        "fault": fault_of(leases) or fault_of(cluster),
+    }
+    return Page("readers.html", "Bulk readers", values)
 
 
 async def replica_settings(visit: Visit) -> Page:

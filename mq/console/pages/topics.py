@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Final
+
 from mq.client.errors import BrokerError, ClientError
 from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, integer, one, required
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
-from mq.console.views.topics import age_of_last, chosen, only_offsets, queue_rows, reader_rows, rows, settings_of, total
+from mq.console.views.topics import (
+    age_of_last,
+    chosen,
+    only_offsets,
+    queue_rows,
+    reader_rows,
+    rows,
+    sent_words,
+    settings_of,
+    total,
+)
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
 from mq.protocol.names import NameRefused, check_topic, is_system_topic
+from mq.protocol.requests.broker import BrokerStatsData
 from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY
 from mq.protocol.requests.retention_attributes import RESERVE_TIME
 
 QUEUES_MAX = 1024
+SENT: Final = ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE")
+"""Names of figures: messages and bytes that are sent to a topic."""
 
 
 async def topic_list(visit: Visit) -> Page:
@@ -52,6 +68,9 @@ async def topic(visit: Visit) -> Page:
         configs = await visit.watch.looking.topic_config(name)
     except BrokerError as error:
         configs, fault = {}, error.remark or str(error)
+    sent: list[dict[str, BrokerStatsData]] = []
+    with suppress(BrokerError):  # figures are for administrators
+        sent = [await visit.watch.looking.figure(figure, name) for figure in SENT]
     progress, offsets = await visit.watch.progress.get(), await visit.watch.offsets.get()
     only = only_offsets(progress.value or {}, offsets.value or {}, ends)
     groups = (await visit.watch.groups.get()).value or {}
@@ -60,6 +79,7 @@ async def topic(visit: Visit) -> Page:
         "queues": queue_rows(ends),
         "total": total(ends),
         "last": age_of_last(ends, visit.now_ms),
+        "sent": sent_words(*sent) if sent else "",
         "settings": settings_of(configs),
         "config": next(iter(configs.values()), None),
         "readers": reader_rows(name, progress.value or {}, only, groups),

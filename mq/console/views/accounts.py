@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mq.inspection.looking import AccountsSeen
+from mq.inspection.looking import OfReplicas
 from mq.inspection.wording import some_of
-from mq.protocol.requests.accounts import AccountInfo
+from mq.protocol.requests.accounts import AccountInfo, AccountList
 from mq.protocol.requests.quota_attributes import EVERYBODY, NO_QUOTA, Quota
 from mq.protocol.requests.quotas import QuotaList
 from mq.protocol.requests.users import DISABLED, SUBJECT_PREFIX, SUPER, AclInfo, UserInfo
@@ -66,7 +66,7 @@ class ThrottledRow:
 
 
 def user_rows(
-    found: Mapping[str, Sequence[UserInfo]], quotas: Mapping[str, str], files: AccountsSeen
+    found: Mapping[str, Sequence[UserInfo]], quotas: Mapping[str, str], files: OfReplicas[AccountList]
 ) -> dict[str, UserRow]:
     """All names with a user, an account or a quota; each broker group has its own users, which should be the same.
 
@@ -85,10 +85,10 @@ def user_rows(
         where = ", ".join(brokers)
         rows[name] = UserRow(name, *words, "a command", where, quotas.get(name, "-"), _state(differs))
     for name, replicas in accounts_of(files).items():
-        differs = len(replicas) < len(files.files) or len({each.encoded for each in replicas.values()}) > 1
+        differs = len(replicas) < len(files.answers) or len({each.encoded for each in replicas.values()}) > 1
         kinds = {each.kind for each in replicas.values()}
         origin = "acl_file, not the user of this name" if name in rows else "acl_file"
-        where = "all replicas" if len(replicas) == len(files.files) else ", ".join(sorted(replicas))
+        where = "all replicas" if len(replicas) == len(files.answers) else ", ".join(sorted(replicas))
         quota = quotas.get(name, "-")
         rows[name] = UserRow(name, " or ".join(sorted(kinds)), "yes", origin, where, quota, _state(differs))
     for name in quotas.keys() - rows.keys() - {EVERYBODY}:
@@ -110,10 +110,10 @@ class FileAccount:
     encoded: str
 
 
-def accounts_of(files: AccountsSeen) -> dict[str, dict[str, FileAccount]]:
+def accounts_of(files: OfReplicas[AccountList]) -> dict[str, dict[str, FileAccount]]:
     """The accounts of the files, by access key and replica."""
     found: dict[str, dict[str, FileAccount]] = {}
-    for replica, file in sorted(files.files.items()):
+    for replica, file in sorted(files.answers.items()):
         for info in file.accounts:
             found.setdefault(info.access_key, {})[replica] = FileAccount(info, _kind_of(info), repr(info))
     return found
@@ -127,13 +127,13 @@ def _kind_of(info: AccountInfo) -> str:
     return "registers brokers" if info.broker else "ordinary"
 
 
-def file_rows(name: str, files: AccountsSeen) -> list[FileRow]:
+def file_rows(name: str, files: OfReplicas[AccountList]) -> list[FileRow]:
     """What an account of this name may do, by resource, as the files of the replicas say."""
     replicas_of: dict[tuple[str, str], list[str]] = {}
     for replica, each in accounts_of(files).get(name, {}).items():
         for resource, actions in _rights(each.info):
             replicas_of.setdefault((resource, actions), []).append(replica)
-    everywhere = len(files.files)
+    everywhere = len(files.answers)
     return [
         FileRow(resource, actions, "all" if len(replicas) == everywhere else ", ".join(replicas))
         for (resource, actions), replicas in replicas_of.items()
@@ -154,13 +154,13 @@ def _rights(info: AccountInfo) -> list[tuple[str, str]]:
     return [(resource, ", ".join(words) or "nothing") for resource, words in rows]
 
 
-def addresses_of(name: str, files: AccountsSeen) -> list[str]:
+def addresses_of(name: str, files: OfReplicas[AccountList]) -> list[str]:
     """The patterns of addresses from which this account needs no signature."""
     found = {each.info.addresses for each in accounts_of(files).get(name, {}).values()}
     return sorted(found - {""})
 
 
-def file_words(files: AccountsSeen) -> list[str]:
+def file_words(files: OfReplicas[AccountList]) -> list[str]:
     """What has to be said of the files as a whole, as sentences."""
     said = []
     if files.unknowing:
@@ -171,12 +171,12 @@ def file_words(files: AccountsSeen) -> list[str]:
         )
     if files.silent:
         said.append(f"{some_of(sorted(files.silent), SHOWN_OF_LIST)} did not answer: their acl_file is not shown.")
-    if (without := sorted(replica for replica, file in files.files.items() if not file.has_file)) != []:
+    if (without := sorted(replica for replica, file in files.answers.items() if not file.has_file)) != []:
         said.append(
             f"{some_of(without, SHOWN_OF_LIST)} has no acl_file: whoever reaches it may do everything there, and users "
             "and policies mean nothing."
         )
-    if (addresses := sorted({each for file in files.files.values() for each in file.addresses})) != []:
+    if (addresses := sorted({each for file in files.answers.values() for each in file.addresses})) != []:
         said.append(f"From {some_of(addresses, SHOWN_OF_LIST)} everything may be done without an account.")
     return said
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from mq.console.events import count_of
 from mq.console.history import History, rates_of
@@ -15,6 +16,8 @@ from mq.inspection.diagnosis import findings_of, summary
 from mq.inspection.findings import Finding, Severity
 from mq.inspection.survey import Survey
 
+MOMENT: Final = 10.0
+"""A replica that is behind for less is not called so in seconds."""
 _DURABILITY = {
     "quorum-fsync": "acknowledged = on disk on a majority",
     "quorum-memory": "acknowledged = in memory of a majority, not yet on disk",
@@ -161,8 +164,11 @@ def page_of(finding: Finding) -> str:
     return link("/broker-group", name=name) if kind == "group" else ""
 
 
-def plain_words(group: GroupStatus) -> list[str]:
-    """What is wrong with a broker group right now, as sentences; the doctor says more, and what to do."""
+def plain_words(group: GroupStatus, history: History, now: float) -> list[str]:
+    """What is wrong with a broker group right now, as sentences; the doctor says more, and what to do.
+
+    ``now`` is on the clock of the history.
+    """
     said = []
     if group.leader is None and not group.is_stock:
         said.append(f"{group.group} has no leader: nobody can send or consume there now")
@@ -176,7 +182,10 @@ def plain_words(group: GroupStatus) -> list[str]:
             )
         elif replica.lag_entries and replica.lag_bytes:
             behind = f"{replica.lag_entries:,} entries, {size(replica.lag_bytes)}"
-            said.append(f"{replica.node_id} of {group.group} is {behind} behind the leader")
+            position = replica.commit_position
+            seconds = None if position is None else history.seconds_behind(group.group, position, now)
+            since = f"{duration(seconds)} behind the leader: " if seconds is not None and seconds >= MOMENT else ""
+            said.append(f"{replica.node_id} of {group.group} is {since}{behind}{'' if since else ' behind the leader'}")
     return said
 
 

@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mq.client.message import MessageQueue
-from mq.console.views.text import Paged, duration, number
+from mq.console.views.text import Paged, duration, number, size
 from mq.inspection.looking import Held
 from mq.inspection.wording import time_of
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic
 from mq.protocol.numbers import QueueOffset
+from mq.protocol.requests.broker import BrokerStatsData
 from mq.protocol.requests.group_progress import GroupProgress
 from mq.protocol.requests.topics import QueueEnds, TopicConfig
 
@@ -184,6 +185,13 @@ def _one_or_each(values: Mapping[str, str], brokers: int) -> str:
     if len(set(values.values())) == 1 and len(values) == brokers:
         return next(iter(values.values()))
     return ", ".join(f"{broker}: {value}" for broker, value in values.items())
+
+
+def sent_words(messages: Mapping[str, BrokerStatsData], nbytes: Mapping[str, BrokerStatsData]) -> str:
+    """What is sent to a topic per second, over the last minute, to all broker groups."""
+    per_second = sum(each.stats_minute.tps for each in messages.values())
+    bytes_per_second = sum(each.stats_minute.tps for each in nbytes.values())
+    return f"{per_second:,.1f}/s, {size(round(bytes_per_second))}/s"
 
 
 def total(ends: Mapping[MessageQueue, QueueEnds]) -> str:

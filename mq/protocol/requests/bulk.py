@@ -1,4 +1,4 @@
-"""Our own requests 9006 to 9009, for bulk reads of topics.
+"""Our own requests 9006 to 9009 and 9029, for bulk reads of topics.
 
 Their bodies and those of their answers are in `mq.protocol.bulk` and `mq.protocol.topic_ends`; `docs/wire-protocol.md`
 describes them.
@@ -6,10 +6,14 @@ describes them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from mq.protocol.codes import RequestCode as Code
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.wire.fields import I32, PhysicalOffset64
+from mq.protocol.wire.json_body import Body
 from mq.protocol.wire.reply import Reply
 from mq.protocol.wire.request import Ext, Request
 
@@ -73,6 +77,24 @@ class HoldLog(Request, tag=int(Code.HOLD_LOG)):
     """9008, our own: keep log files for a reader."""
 
     ext: HoldLogExt = msgspec.field(name="extFields")
+
+
+class ListLeases(Request, tag=int(Code.LIST_LEASES)):
+    """9029, our own: the readers for which this replica keeps its log."""
+
+
+class LeaseInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A reader: the log is kept for it from ``position`` on, for so many seconds from now."""
+
+    lease_id: str
+    position: PhysicalOffset
+    seconds: int
+
+
+class LeaseList(Body, kw_only=True):
+    """The leases of one replica, the one that holds most first (request code 9029)."""
+
+    leases: Sequence[LeaseInfo]
 
 
 class AskTopicEndsExt(Ext):

@@ -11,7 +11,7 @@ from mq.broker.bulk.log_lease import NOTHING, LogLeases
 from mq.broker.net.call import Call
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.requests.bulk import HoldLog, HoldLogExt
+from mq.protocol.requests.bulk import HoldLog, HoldLogExt, LeaseList
 from tests.support.bulk_reading import bulk, read_all
 from tests.support.running_broker import Answer, Client, broker_settings, running
 from tests.support.short_logs import SMALL, fill, shortened
@@ -60,6 +60,21 @@ def test_no_lease_lasts_longer_than_the_setting_allows(tmp_path: Path) -> None:
     assert b'"seconds":"60"' in held.hold("a", 0, 2**31 - 1)
     held.now = 60.0
     assert held.leases.counters() == {"log_leases": 0}
+
+
+@pytest.mark.trio
+async def test_a_replica_lists_its_readers_and_the_time_left(tmp_path: Path) -> None:
+    async with running(tmp_path, **SMALL) as broker:
+        client = await broker.connect()
+        assert LeaseList.decode((await client.request(RequestCode.LIST_LEASES)).body).leases == []
+        await hold(client, "spark-2", 0, 600)
+        await hold(client, "spark-1", 0, 60)
+        await hold(client, "gone", 0, 60)
+        await hold(client, "gone", 0, 0)
+        found = LeaseList.decode((await client.request(RequestCode.LIST_LEASES)).body).leases
+        assert [(each.lease_id, each.position) for each in found] == [("spark-1", 0), ("spark-2", 0)]
+        assert 50 <= found[0].seconds <= 60
+        assert 590 <= found[1].seconds <= 600
 
 
 async def hold(client: Client, lease_id: object, position: object, seconds: object) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mq.console.views.accounts import FileRow, PolicyRow, file_rows, file_words, policy_rows, quotas_by_name, user_rows
-from mq.inspection.looking import AccountsSeen
+from mq.inspection.looking import OfReplicas
 from mq.protocol.requests.accounts import AccountInfo, AccountList
 from mq.protocol.requests.quota_attributes import Quota
 from mq.protocol.requests.quotas import NamedQuota, QuotaList
@@ -21,7 +21,7 @@ def test_a_user_that_a_broker_group_lacks_or_has_otherwise_is_marked() -> None:
             "broker-a": [user("ann"), user("bob"), user("eve", SUPER)],
         },
         {},
-        AccountsSeen(),
+        OfReplicas(),
     )
     assert [(row.name, row.kind, row.enabled, row.where, row.state) for row in rows.values()] == [
         ("ann", "ordinary", "yes", "broker-a, broker-b", ""),
@@ -46,8 +46,8 @@ READER = AccountInfo(access_key="reader", default_group=["SUB"], topics={"Orders
 def test_an_account_that_a_replica_lacks_or_has_otherwise_is_marked() -> None:
     other = AccountInfo(access_key="reader", default_group=["SUB"], topics={"Orders": ["PUB", "SUB"]})
     root = AccountInfo(access_key="root", admin=True)
-    seen = AccountsSeen({"a n0": AccountList(has_file=True, accounts=[READER, root])})
-    seen.files["a n1"] = AccountList(has_file=True, accounts=[other, root])
+    seen = OfReplicas({"a n0": AccountList(has_file=True, accounts=[READER, root])})
+    seen.answers["a n1"] = AccountList(has_file=True, accounts=[other, root])
     rows = user_rows({}, {"root": "connections 3"}, seen)
     assert [(each.name, each.kind, each.origin, each.where, each.quota, each.state) for each in rows.values()] == [
         ("reader", "ordinary", "acl_file", "all replicas", "-", "bad"),
@@ -59,14 +59,14 @@ def test_an_account_that_a_replica_lacks_or_has_otherwise_is_marked() -> None:
         FileRow("other groups", "SUB", "all"),
         FileRow("Topic:Orders", "PUB, SUB", "a n1"),
     ]
-    seen.files["a n2"] = AccountList(has_file=True)
+    seen.answers["a n2"] = AccountList(has_file=True)
     assert [each.where for each in user_rows({}, {}, seen).values()] == ["a n0, a n1", "a n0, a n1"]
 
 
 def test_what_the_files_as_a_whole_mean_is_said() -> None:
-    assert file_words(AccountsSeen({"a n0": AccountList(has_file=True, accounts=[READER])})) == []
-    seen = AccountsSeen({"a n0": AccountList(has_file=False)}, ["a n1"], ["b n0"])
-    seen.files["a n2"] = AccountList(has_file=True, addresses=["10.*"])
+    assert file_words(OfReplicas({"a n0": AccountList(has_file=True, accounts=[READER])})) == []
+    seen = OfReplicas({"a n0": AccountList(has_file=False)}, ["a n1"], ["b n0"])
+    seen.answers["a n2"] = AccountList(has_file=True, addresses=["10.*"])
     unknowing, silent, without, everybody = file_words(seen)
     assert "b n0" in unknowing
     assert "a n1 did not answer" in silent

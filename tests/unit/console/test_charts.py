@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mq.console.history import EVERY_SECONDS, SECONDS, History, Rates, rates_of
 from mq.console.views.charts import HEIGHT, WIDTH, chart
-from mq.console.views.overview import card, damage_rows
+from mq.console.views.overview import card, damage_rows, plain_words
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
 
 
@@ -84,3 +86,21 @@ def test_rates_of_nothing_are_a_line_at_the_bottom() -> None:
     found = chart([Rates(0.0, 0.0, 0.0), Rates(10.0, 0.0, 0.0)], 10.0)
     assert found is not None
     assert all(pair.endswith(f",{HEIGHT:.1f}") for pair in found.sent[0].split())
+
+
+def test_a_replica_that_is_behind_says_for_how_long() -> None:
+    history = History()
+    leader = ReplicaStatus("n0", "10.0.0.1:10911", "leader")
+    follower = replace(leader, node_id="n2", role="follower", commit_position=500, lag_entries=7, lag_bytes=1500)
+
+    def words(now: float) -> list[str]:
+        return plain_words(GroupStatus("C", "broker-a", None, "n0", (leader, follower)), history, now)
+
+    assert words(0.0) == ["n2 of broker-a is 7 entries, 1.5 kB behind the leader"]
+    for number in range(30):
+        now = replace(leader, commit_position=100 * number)
+        history.add([GroupStatus("C", "broker-a", None, "n0", (now, follower))], 10.0 * number)
+    assert words(290.0) == ["n2 of broker-a is 4 min behind the leader: 7 entries, 1.5 kB"]
+    assert history.seconds_behind("broker-a", 99, 290.0) == 290.0
+    assert history.seconds_behind("broker-a", -1, 290.0) is None
+    assert history.seconds_behind("nope", 500, 290.0) is None

@@ -26,12 +26,14 @@ from mq.console.users import Users
 from mq.console.views.messages import MessageRow
 from mq.console.watch import Shared, Watch
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
-from mq.inspection.looking import AccountsSeen, Held, LookingAdmin
+from mq.inspection.looking import Held, LookingAdmin, OfReplicas
 from mq.inspection.members import Member
 from mq.protocol.messages.records import Host, StoredMessage
 from mq.protocol.names import dead_letter_topic
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.accounts import AccountInfo, AccountList
+from mq.protocol.requests.broker import BrokerStatsData
+from mq.protocol.requests.bulk import LeaseInfo, LeaseList
 from mq.protocol.requests.consumer_groups import ClientConnectionData, SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
 from mq.protocol.requests.pending import KINDS, SHOWN_MAX, PendingInfo, PendingMessage
@@ -44,7 +46,7 @@ from tests.support.console_browser import NOW_MS, Browser
 
 TOPICS, GROUPS, MEMBERS, QUEUES = 10_000, 5_000, 200, 8
 USERS, POLICIES, SETTINGS = 2_000, 5, 300
-ACCOUNTS, ONLY_OFFSETS = 500, 1_000
+ACCOUNTS, ONLY_OFFSETS, LEASES = 500, 1_000, 64
 ADDRESS = "10.0.0.1:10911"
 SECONDS_MAX = 0.3
 BYTES_MAX = 1_000_000
@@ -66,12 +68,19 @@ class Answers(LookingAdmin):
         users = [NamedQuota(user=user_name(number), quota=Quota(connections=3)) for number in range(USERS)]
         return {"broker-a": QuotaList(users=users)}
 
-    async def accounts(self) -> AccountsSeen:
+    async def accounts(self) -> OfReplicas[AccountList]:
         rights = {topic_name(number): ["PUB", "SUB"] for number in range(POLICIES)}
         accounts = [AccountInfo(access_key=f"account-{number:05}", topics=rights) for number in range(ACCOUNTS)]
-        return AccountsSeen(
-            {f"broker-a n{number}": AccountList(has_file=True, accounts=accounts) for number in range(5)}
-        )
+        return OfReplicas({f"broker-a n{number}": AccountList(has_file=True, accounts=accounts) for number in range(5)})
+
+    async def figure(self, name: str, key: str) -> dict[str, BrokerStatsData]:
+        return {f"broker-{number}": BrokerStatsData() for number in range(20)}
+
+    async def leases(self) -> OfReplicas[LeaseList]:
+        leases = [
+            LeaseInfo(lease_id=f"spark-{number}", position=PhysicalOffset(0), seconds=600) for number in range(LEASES)
+        ]
+        return OfReplicas({f"broker-{number} {ADDRESS}": LeaseList(leases=leases) for number in range(20)})
 
     async def group_offsets(self) -> dict[str, dict[MessageQueue, int]]:
         known = {group_name(number): dict.fromkeys(progress_of(number % 10), 900) for number in range(GROUPS)}
@@ -267,8 +276,9 @@ ELSEWHERE = {
     "/job": "it shows one change",
 }
 """Pages whose length does not grow with the cluster, and why."""
-MOST = {"messages_by_key": 30}
-"""How often a page asks for a thing: the copies of a message for ten groups at most, and anything else once."""
+MOST = {"messages_by_key": 30, "figure": 2}
+"""How often a page asks for a thing: the copies of a message for ten groups at most, messages and bytes that were sent
+to a topic, and anything else once."""
 ADDRESSES = [f"{path}?{query}" for path in PAGES if path not in ELSEWHERE for query in QUERIES.get(path, ("",))]
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mq.client.message import MessageQueue
-from mq.console.pages.messages import by_of
+from mq.console.pages.messages import by_of, next_places
 from mq.console.views.dead_letters import place_of
 from mq.console.views.groups import lag_rows, lag_seconds, most_behind, waiting
 from mq.console.views.links import link
@@ -15,10 +15,12 @@ from mq.console.views.messages import BodyForm, begin_of, body_of
 from mq.console.views.overview import page_of
 from mq.console.views.resets import preview_rows
 from mq.console.views.text import duration, matching, paged, visible
-from mq.console.views.topics import kind_of, reader_rows
+from mq.console.views.topics import kind_of, reader_rows, sent_words
 from mq.inspection.findings import Finding, Severity
 from mq.protocol.numbers import QueueOffset
+from mq.protocol.requests.broker import BrokerStatsData, StatsOver
 from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.topics import QueueEnds
 
 NOW_MS = 1_800_000_000_000
 Q0, Q1 = MessageQueue("Orders", "broker-a", 0), MessageQueue("Orders", "broker-a", 1)
@@ -197,3 +199,21 @@ def test_a_field_that_is_filled_chooses_messages(query: dict[str, str], by: str)
 )
 def test_a_finding_leads_to_the_page_about_it(subject: str, remedy: str, page: str) -> None:
     assert page_of(Finding(Severity.WARNING, subject, "waits", remedy, "docs/x.md")) == page
+
+
+def test_a_message_whose_clock_was_behind_is_on_the_next_page() -> None:
+    """It is not shown, although a later one of its queue is; what was shown comes twice then, and none is left out."""
+    ends = {Q0: QueueEnds(QueueOffset(0), QueueOffset(10), 0), Q1: QueueEnds(QueueOffset(3), QueueOffset(3), 0)}
+    assert next_places([Q0, Q1], {Q0: (5, 10)}, ends, {Q0: 8}, is_newest=True) == "9.3"
+    assert next_places([Q0, Q1], {Q0: (5, 10)}, ends, {}, is_newest=True) == "5.3"
+    assert next_places([Q0, Q1], {Q0: (0, 5)}, ends, {}, is_newest=True) == ""
+    assert next_places([Q0, Q1], {Q0: (0, 5)}, ends, {Q0: 2}, is_newest=False) == "2.3"
+    assert next_places([Q0, Q1], {Q0: (0, 5)}, ends, {}, is_newest=False) == "5.3"
+    assert next_places([Q0, Q1], {Q0: (5, 10)}, ends, {}, is_newest=False) == ""
+
+
+def test_rates_of_a_topic_add_up_over_broker_groups() -> None:
+    one = BrokerStatsData(stats_minute=StatsOver(sum=600, tps=10.0))
+    large = BrokerStatsData(stats_minute=StatsOver(sum=60_000, tps=1000.0))
+    assert sent_words({"a": one, "b": one}, {"a": large, "b": large}) == "20.0/s, 2.0 kB/s"
+    assert sent_words({}, {}) == "0.0/s, 0 bytes/s"

@@ -1,0 +1,54 @@
+"""Readers for which replicas keep their logs, such as Spark. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mq.console.views.text import duration, number, size
+from mq.inspection.cluster import GroupStatus
+from mq.inspection.looking import OfReplicas
+from mq.inspection.wording import some_of
+from mq.protocol.requests.bulk import LeaseList
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderRow:
+    """A lease on the log of a replica; ``held`` is what retention may not delete because of it."""
+
+    broker: str
+    address: str
+    reader: str
+    position: str
+    held: str
+    ends: str
+
+
+def reader_rows(seen: OfReplicas[LeaseList], groups: Sequence[GroupStatus]) -> list[ReaderRow]:
+    """The leases of all replicas, by broker group and address."""
+    ends: Mapping[str | None, int | None] = {
+        each.address: each.commit_position for group in groups for each in group.replicas
+    }
+    rows = []
+    for replica, found in sorted(seen.answers.items()):
+        broker, _, address = replica.rpartition(" ")
+        for lease in found.leases:
+            end = ends.get(address)
+            held = None if end is None else max(0, end - lease.position)
+            rows.append(
+                ReaderRow(broker, address, lease.lease_id, number(lease.position), size(held), duration(lease.seconds))
+            )
+    return rows
+
+
+def unknown_words(seen: OfReplicas[LeaseList]) -> list[str]:
+    """Which replicas are not in the list, as sentences."""
+    said = []
+    if seen.unknowing:
+        said.append(
+            f"{some_of(sorted(seen.unknowing), 3)} cannot say who reads: brokers of Apache RocketMQ have no bulk "
+            "readers, and those of earlier releases do not tell them."
+        )
+    if seen.silent:
+        said.append(f"{some_of(sorted(seen.silent), 3)} did not answer.")
+    return said
