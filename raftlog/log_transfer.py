@@ -19,6 +19,7 @@ import msgspec
 import structlog
 import trio
 
+from raftlog.archived_files import ArchivedFiles, OpenArchive
 from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.log_numbers import LogIndex
@@ -26,11 +27,12 @@ from raftlog.net import frames
 from raftlog.net.frames import RANGE_BYTES_MAX, InstallOffer, RangeReq, RangeResp, WireError
 from raftlog.net.received_entries import CheckBody, check_configuration, check_entry
 from raftlog.net.transport import Lane, Transport
-from raftlog.node_limits import DEFAULT
+from raftlog.node_limits import DEFAULT, NodeLimits
 from raftlog.range_server import ANSWER_SECONDS_MAX, GONE, NO_SNAPSHOT, RangeRefused
 from raftlog.replica import Replica
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import StorageFailed
+from raftlog.segment.meta import Base
 from raftlog.segment.meta_keys import EARLY, EARLY_ELSEWHERE
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, What, decode_manifest, discard, encode_manifest
 
@@ -91,10 +93,18 @@ class Offers:
     """The leader's side: makes offers, and keeps the snapshot of the newest one.
 
     Args:
-        snapshot: the application's, see `raftlog.node.Hosted`.
+        snapshot, archived: the application's, see `raftlog.node.Hosted`.
     """
 
-    def __init__(self, replica: Replica, transport: Transport, snapshot: Snapshot, log: Log) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        transport: Transport,
+        snapshot: Snapshot,
+        log: Log,
+        archived: Callable[[], Base | None] = lambda: None,
+    ) -> None:
+        self._archived = archived
         self._replica = replica
         self._transport = transport
         self._snapshot = snapshot
@@ -168,7 +178,8 @@ class Offers:
     def _manifest(self) -> Manifest:
         replica = self._replica
         conf = encode_conf(replica.core.conf_at(replica.log.base[0]))
-        return replica.log.manifest(replica.commit_index, conf=conf)
+        manifest = replica.log.manifest(replica.commit_index, conf=conf)
+        return msgspec.structs.replace(manifest, archived=self._archived())
 
 
 class Puller:
@@ -179,7 +190,8 @@ class Puller:
         on_complete: everything was fetched and will replace the log at the next opening.
         initial: the initial configuration of the group, as far as this node knows.
         check_body: see `Replica`.
-        room_seconds: a full disk is looked at again after this time.
+        limits: those of the node.
+        open_archive: see `raftlog.node.Hosted`.
     """
 
     def __init__(
@@ -193,9 +205,11 @@ class Puller:
         log: Log,
         initial: ConfState,
         check_body: CheckBody = lambda body, position: None,
-        room_seconds: float = DEFAULT.room_seconds,
+        limits: NodeLimits = DEFAULT,
+        open_archive: OpenArchive | None = None,
     ) -> None:
-        self._room_seconds = room_seconds
+        self._open_archive = open_archive
+        self._limits = limits
         self._check_body = check_body
         self._initial = encode_conf(initial)
         self._disk = disk
@@ -297,17 +311,42 @@ class Puller:
 
     async def _wait_for_room(self, reason: str) -> None:
         self._log.warning("install_waits", source=self._source, reason=reason)
-        await trio.sleep(self._room_seconds)
+        await trio.sleep(self._limits.room_seconds)
         self._gone = True  # so that a repeated offer is accepted
 
     async def _fetch(self, staging: SnapshotInstall) -> None:
-        """Fetch until everything is here, or another offer arrived."""
+        """Fetch until everything is here, or another offer arrived: archived files from the archive, if it answers."""
+        wanted, archived = staging.wanted(), staging.manifest.archived
+        if self._open_archive is None or archived is None or wanted is None or wanted[0] != "log":
+            await self._fetch_from(staging, None)
+            return
+        archive = ArchivedFiles(self._open_archive, archived, self._log, self._limits)
+        failed: StorageFailed | None = None
+        async with trio.open_nursery() as nursery:
+            if wanted[1] < archived.pos:
+                nursery.start_soon(archive.open, wanted[1])
+                with trio.move_on_after(self._limits.archive_open_seconds):
+                    await archive.opened.wait()
+            try:
+                await self._fetch_from(staging, archive)
+            except StorageFailed as error:
+                failed = error  # not raised here, where it would be wrapped
+            nursery.cancel_scope.cancel()
+        self._log.info("install_fetched", source=self._source, archived_bytes=archive.nbytes)
+        if failed is not None:
+            raise failed
+
+    async def _fetch_from(self, staging: SnapshotInstall, archive: ArchivedFiles | None) -> None:
         await trio.lowlevel.checkpoint()
         asked: dict[tuple[What, int], float] = {}
         logged_at = trio.current_time()
         while not staging.complete and self._next is None:
             now = trio.current_time()
             asked = {key: at for key, at in asked.items() if now < at + ANSWER_SECONDS_MAX}
+            first = staging.wanted()
+            if archive is not None and first is not None and first[0] == "log" and archive.has(first[1]):
+                await archive.fetch(staging, lambda: self._next is not None)
+                continue
             while len(asked) < REQUESTS_MAX and (wanted := staging.wanted(asked)) is not None:
                 what, pos, nbytes = wanted
                 asked[what, pos] = now

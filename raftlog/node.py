@@ -22,6 +22,7 @@ import cbor2
 import structlog
 import trio
 
+from raftlog.archived_files import OpenArchive
 from raftlog.bootstrap import Confs, configurations, core_for
 from raftlog.common_step import sleep_to_step
 from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX, encode_conf
@@ -47,6 +48,7 @@ from raftlog.replica import Application, Replica
 from raftlog.scrub_task import scrub_log
 from raftlog.segment.errors import SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
+from raftlog.segment.meta import Base
 from raftlog.segment.meta_keys import DAMAGED, MEMBERS, STORES
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.snapshot_install import encode_manifest
@@ -72,6 +74,8 @@ class Hosted:
         refill_bytes: how many bytes of entries that were deleted here early to fetch from the leader now, 0 for none,
             below 0 if the disk needs space. After a fetch, the next run begins with the note `REFILLED`, and with older
             entries in the log than the application has read; it removes the note.
+        archived: how much of the log an archive has, for a peer that gets the log; None for nothing.
+        open_archive: reads that archive, when this node gets the log; None if it cannot.
         tasks: run next to the replica until they are cancelled.
         check_body: see `Replica`.
     """
@@ -82,6 +86,8 @@ class Hosted:
     end_turn: Callable[[], None]
     snapshot: Callable[[], tuple[LogIndex, Callable[[], bytes]] | None] = lambda: None
     refill_bytes: Callable[[], int] = lambda: 0
+    archived: Callable[[], Base | None] = lambda: None
+    open_archive: OpenArchive | None = None
     tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
     check_body: CheckBody = lambda body, position: None
 
@@ -133,19 +139,8 @@ class Run:
         self._background = BackgroundJobs(self.reactor.wake)
         self._lease_clock = LeaseClock(trio.current_time) if settings.core.lease_reads else None
         self.replica = self._build_replica(confs, rng)
-        self._offers = Offers(self.replica, self.transport, self._hosted.snapshot, log)
-        self._puller = Puller(
-            self._disk,
-            settings.directory,
-            settings.segment_bytes,
-            self.transport,
-            self.replica,
-            self._fetched,
-            log,
-            settings.initial,
-            self._hosted.check_body,
-            settings.limits.room_seconds,
-        )
+        self._offers = Offers(self.replica, self.transport, self._hosted.snapshot, log, self._hosted.archived)
+        self._puller = self._file_puller()
         self._refill = self._prefix_refill()
         self._ranges = RangeServer(
             self.transport, self.reactor.wake, self._read_range, settings.catch_up_bytes_per_second
@@ -237,6 +232,22 @@ class Run:
             on_reset=self._offer,
             in_background=self._background.put,
             check_body=hosted.check_body,
+        )
+
+    def _file_puller(self) -> Puller:
+        settings = self.settings
+        return Puller(
+            self._disk,
+            settings.directory,
+            settings.segment_bytes,
+            self.transport,
+            self.replica,
+            self._fetched,
+            self._log,
+            settings.initial,
+            self._hosted.check_body,
+            settings.limits,
+            self._hosted.open_archive,
         )
 
     def _prefix_refill(self) -> PrefixRefill:

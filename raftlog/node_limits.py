@@ -20,6 +20,12 @@ class NodeLimits:
     """A node without room for what it fetches, or for a repair, tries again after this time."""
     refill_look_seconds: float = 2.0
     """Interval at which a node looks whether it may fetch what it deleted early."""
+    archive_read_bytes: int = 4 * 1024 * 1024
+    """A node that gets the log reads about so many bytes of an archive at once."""
+    archive_read_seconds: float = 4.0
+    """An archive that needs longer for that is too slow: a leader is faster."""
+    archive_open_seconds: float = 10.0
+    """For so long a node that gets the log waits for the archive before it begins with the leader."""
     repair_patience_seconds: float = 3.0
     """How long only committed bytes are requested for a repair: a group that works without this replica commits them
     meanwhile.

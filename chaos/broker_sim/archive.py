@@ -46,6 +46,7 @@ from mq.store.archive.archiver import archive
 from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
 from mq.store.archive.disk_cache import DiskCache
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from mq.store.archive.joining import JoiningReader, open_joining
 from mq.store.archive.reader import ArchiveReader
 from mq.store.checkpoint import QUEUE_DIRECTORY
 from raftlog.replica import Job
@@ -70,8 +71,10 @@ class Archive(Workload):
 
     @classmethod
     def adapted(cls, scenario: BrokerScenario) -> BrokerScenario:
-        """See `Workload.adapted`: many small files."""
-        return replace(scenario, segment_bytes=min(scenario.segment_bytes, 16 * 1024), proposal_seconds=0.02)
+        """See `Workload.adapted`: many small files, and new replicas get files, not entries."""
+        config = replace(scenario.config, install_entries_min=3) if scenario.spares else scenario.config
+        segment_bytes = min(scenario.segment_bytes, 16 * 1024)
+        return replace(scenario, segment_bytes=segment_bytes, proposal_seconds=0.02, config=config)
 
     def __init__(self, cluster: Brokers) -> None:
         super().__init__(cluster)
@@ -92,12 +95,13 @@ class Archive(Workload):
 
     def settings(self) -> dict[str, Any]:
         """See `Workload.settings`."""
-        segment_bytes = self.cluster.scenario.segment_bytes
+        scenario = self.cluster.scenario
+        segment_bytes = scenario.segment_bytes
         return {
             "archive_url": URL,
             "archive_bytes_per_second": 0,
             "archive_cache_bytes": self.rng.choice((0, 1 << 30)),
-            "local_retention_bytes": segment_bytes * self.rng.choice((1, 2, 4)),
+            "local_retention_bytes": segment_bytes * self.rng.choice((1, 2, 4)) * (4 if scenario.spares else 1),
             "archive_retention_bytes": self.rng.choice((None, segment_bytes * 5)),
             "retention_check_seconds": 0.5,
         }
@@ -148,6 +152,13 @@ class Archive(Workload):
         """See `Workload.archive_access`."""
         threads = self._threads[process] = Threads(self, process)
         return threads.access if process.settings.has_tiers else None
+
+    def read_archived(
+        self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+    ) -> bool:
+        """See `Workload.read_archived`."""
+        self._threads[process].read_file(archived, pos, nbytes, done)
+        return True
 
     def broker_began(self, process: BrokerProcess) -> None:
         """See `Workload.broker_began`."""
@@ -328,6 +339,7 @@ class Threads:
         self._reading = 0
         self._archiver: Strand | None = None
         self._heard_at = 0.0
+        self._joining: tuple[Base, JoiningReader] | None = None
         settings = process.settings
         cache = DiskCache(str(settings.data_dir / "archive-cache"), settings.archive_cache_bytes, self._has_room)
         self._blocks = ColdBlocks(
@@ -384,6 +396,34 @@ class Threads:
             self._read_next()
 
         self._begin(lambda: result.append(job()), over)
+
+    def read_file(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> None:
+        """A new replica reads a part of a log file, which is proven to lead to ``archived``."""
+        if self._joining is None or self._joining[0] != archived:
+            reader = open_joining(
+                archived,
+                open_store=partial(ArchiveBucketStore, self._workload.bucket),
+                identity=CLUSTER_ID,
+                segment_bytes=self._process.settings.segment_bytes,
+                name=URL,
+                blocks_max=self._cluster.limits.archive.read_blocks_max,
+                clock=self._process.node.clock,
+            )
+            self._joining = archived, reader
+        reader = self._joining[1]
+        result: list[bytes | None] = []
+
+        def read() -> None:
+            try:
+                result.append(reader.read(pos, nbytes))
+            except SegmentError:
+                result.append(None)
+
+        def over() -> None:
+            self._workload.counts["joined: archive " + ("left" if result[0] is None else "read")] += 1
+            self._cluster.in_process(self._process, "has read a file of the archive", lambda: done(result[0]))
+
+        self._begin(read, over)
 
     # -- archiving -----------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from raftlog import NodeId, Software
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import Role
 from raftlog.net import machine
+from raftlog.segment.meta import Base
 
 CLIENT_PORT, PEER_PORT = 10911, 40911
 EPOCH_MS = 1_700_000_000_000
@@ -226,6 +227,12 @@ class BrokerCluster(Cluster):
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
         """See `chaos.broker_sim.process.BrokerWorld`."""
         return self.workload.archive_access(process)
+
+    def read_archived(
+        self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+    ) -> bool:
+        """See `BrokerWorld`."""
+        return self.workload.read_archived(process, archived, pos, nbytes, done)
 
     def broker_began(self, process: BrokerProcess) -> None:
         """See `chaos.broker_sim.process.BrokerWorld`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from raftlog.consensus.types import EntryKind, Role, RoleChange
 from raftlog.log_numbers import LogIndex
 from raftlog.replica import CommittedEntry, Job
 from raftlog.segment.errors import SegmentError
+from raftlog.segment.meta import Base
 
 TICK_SECONDS = 0.1
 _DESCRIPTORS_MAX = 1 << 30
@@ -90,6 +91,11 @@ class BrokerWorld(World, Surroundings, Protocol):
 
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
         """How a new process reads the archive; None if it does not."""
+
+    def read_archived(
+        self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+    ) -> bool:
+        """See `LogProcess.read_archived`."""
 
     def broker_began(self, process: BrokerProcess) -> None:
         """A process runs."""
@@ -219,6 +225,14 @@ class BrokerProcess(LogProcess):
             checkpointer=self.checkpointer,
             limits=cluster.limits,
         )
+
+    def archived(self) -> Base | None:
+        """See `LogProcess.archived`."""
+        return self.metadata.archived.known_at(self.settings.archive_url)
+
+    def read_archived(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
+        """See `LogProcess.read_archived`."""
+        return self._cluster.read_archived(self, archived, pos, nbytes, done)
 
     def check_body(self, body: memoryview, position: int) -> None:
         """See `Replica`."""

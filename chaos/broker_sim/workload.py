@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
@@ -28,6 +28,7 @@ from mq.protocol.numbers import FIRST_OFFSET
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import QueueFileDamaged
 from raftlog.consensus.types import NodeId
+from raftlog.segment.meta import Base
 
 _BINARY_CODES_MAX = 32_767
 _ATTEMPTS_MAX = 3
@@ -122,6 +123,12 @@ class Workload:
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
         """How a new process reads the archive; None if it does not."""
         return None
+
+    def read_archived(
+        self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+    ) -> bool:
+        """See `chaos.log_sim.process.LogProcess.read_archived`."""
+        return False
 
     def broker_began(self, process: BrokerProcess) -> None:
         """A process runs."""

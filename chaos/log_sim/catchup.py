@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 
 from chaos.log_sim.group import Group
 from chaos.log_sim.node import DIRECTORY, Node, Process
+from chaos.violation import Violation
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import NodeId
 from raftlog.log_transfer import note_reset
@@ -30,6 +32,7 @@ class CatchUp:
         """The leader offers its files; see `raftlog.log_transfer.Offers`."""
         replica, log, cluster = process.replica, process.log, self._cluster
         manifest = log.manifest(replica.commit_index, conf=encode_conf(process.core.conf_at(log.base[0])))
+        manifest = msgspec.structs.replace(manifest, archived=process.archived())
         if log.base[0] == 0 and manifest.end_index == 0:
             replica.decline_install(peer)
             return
@@ -69,6 +72,8 @@ class CatchUp:
         cluster = self._cluster
         if self.pulls.get(node.node_id) is not pull or pull.gone:
             return
+        if pull.reads_archive(lambda: self._later(node, pull)):
+            return
         if pull.staging.complete:
             assert node.process is not None, f"{node.node_id} fetches and does not run"
             note_reset(node.process.replica, pull.manifest.base.index, lambda: self._finish(node, pull))
@@ -104,10 +109,32 @@ class _Pull:
         self._process = process
         self.manifest = manifest
         self._snapshot = snapshot
+        self._has_left_archive = False
+        self._arrived: tuple[int, bytes] | None = None
 
     def goes_on_with(self, source: Process, process: Process | None) -> bool:
         """Whether another offer of ``source`` changes nothing."""
         return self._process is process and self.source is source and not self.gone
+
+    def reads_archive(self, then: Callable[[], None]) -> bool:
+        """Whether the next piece comes from the archive: ``then`` is called when it is here, or will not come."""
+        if self._arrived is not None:
+            (pos, data), self._arrived = self._arrived, None
+            if not self.staging.take("log", pos, data):
+                raise Violation(f"the archive has bytes at {pos} that do not continue the log which was offered")
+        wanted, archived = self.staging.wanted(), self.manifest.archived
+        if wanted is None or archived is None or wanted[0] != "log" or self._has_left_archive:
+            return False
+        _, pos, nbytes = wanted
+
+        def done(data: bytes | None) -> None:
+            if data is None:
+                self._has_left_archive = True
+            else:
+                self._arrived = pos, data
+            then()
+
+        return pos < archived.pos and self._process.read_archived(archived, pos, nbytes, done)
 
     def fetch(self) -> None:
         """Request the next piece."""

@@ -20,7 +20,7 @@ from raftlog.consensus.types import HardState, NodeId
 from raftlog.replica import Replica
 from raftlog.segment.errors import SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.meta import SLOT_BYTES, MetaState, decode_slot
+from raftlog.segment.meta import SLOT_BYTES, Base, MetaState, decode_slot
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 
@@ -36,6 +36,12 @@ class Process(Protocol):
     replica: Replica
     log: SegmentLog
     writer: SimWriter
+
+    def archived(self) -> Base | None:
+        """See `LogProcess`."""
+
+    def read_archived(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None], /) -> bool:
+        """See `LogProcess`."""
 
     def begun(self) -> None:
         """The process runs: its own timers and I/O start."""

@@ -30,6 +30,7 @@ from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.codec import HEADER
 from raftlog.segment.errors import FrameCorrupt, StorageCorrupt
 from raftlog.segment.log import SegmentLog
+from raftlog.segment.meta import Base
 from raftlog.segment.meta_keys import DAMAGED
 
 CLUSTER_ID = "simulated"
@@ -125,6 +126,16 @@ class LogProcess:
         self._led_term = 0
         self._turns = 0
         self._forgeries = random.Random(f"forged frames for {node.node_id}")
+
+    def archived(self) -> Base | None:
+        """How much of the log an archive has, as the leader offers it; see `raftlog.node.Hosted`."""
+        return None
+
+    def read_archived(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
+        """Begin to read bytes of a closed file from the archive; whether there is one. ``done`` gets None if it has
+        failed.
+        """
+        return False
 
     def next_wake(self) -> float:
         """When the process needs a turn at the latest, in simulated time."""

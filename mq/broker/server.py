@@ -15,7 +15,7 @@ from functools import partial
 import structlog
 import trio
 
-from mq.broker.archive.access import open_archive
+from mq.broker.archive.access import open_archive, open_archive_to_join
 from mq.broker.base.archive_tier import QUEUES_FROM, note_queues_from
 from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.periodic_task import Periodic, PeriodicTask
@@ -428,6 +428,8 @@ class _Host:
             end_turn=broker.end_turn,
             snapshot=broker.snapshot,
             refill_bytes=lambda: broker.services.retention.refill_bytes(),
+            archived=lambda: metadata.archived.known_at(settings.archive_url),
+            open_archive=partial(open_archive_to_join, settings, self.limits) if settings.archive_url else None,
             tasks=(registrar.run, timers),
             check_body=check_entry,
         )

@@ -232,7 +232,10 @@ class Services:
     def _queries(self, context: BrokerContext) -> tuple[Service, ...]:
         self.lookup = OffsetAndTimeQueries(context, records=self._records)
         directory = str(context.settings.data_dir / INDEX_DIRECTORY)
-        self.keys = KeyQueries(context, index=KeyIndex(directory, context.replica.log, context.applied_index))
+        tier, index = context.tier, partial(KeyIndex, directory, context.replica.log, context.applied_index)
+        if context.tiered is not None:  # until the group serves archived messages, nothing is removed
+            index = partial(index, kept_from=lambda: tier.begin_pos or 0)
+        self.keys = KeyQueries(context, index=index())
         self.queue_repair = QueueRepair(context)
         return self.lookup, self.keys, self.queue_repair
 

@@ -72,7 +72,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """The content of a replacement.
 
     ``last`` is the last entry of its last closed file, or the placeholder for ``base`` if there is none; it must be
-    committed. ``conf`` goes into the note `CONF`. ``snapshot_crc`` is the CRC-32 of the snapshot.
+    committed. ``conf`` goes into the note `CONF`. ``snapshot_crc`` is the CRC-32 of the snapshot. ``archived`` is how
+    much of the log an archive has, as the leader knows it; None if there is none.
     """
 
     base: Base
@@ -82,6 +83,7 @@ class Manifest(msgspec.Struct, frozen=True):
     snapshot_bytes: int = 0
     snapshot_crc: int = 0
     format: int = _FORMAT
+    archived: Base | None = None
 
     @property
     def end_pos(self) -> int:
@@ -131,6 +133,13 @@ def why_impossible(manifest: Manifest) -> str | None:
         return "a checksum has more than 32 bits"
     if base.pos % segment_bytes:
         return f"its base at {base.pos} does not begin a file of {segment_bytes} bytes"
+    if (archived := manifest.archived) is not None and (
+        min(archived.index, archived.term, archived.pos) < 0
+        or max(archived.index, archived.term, archived.pos) > _NUMBER_MAX
+        or not 0 <= archived.chain < 2**32
+        or archived.pos % segment_bytes
+    ):
+        return f"its archive ends with entry {archived.index} at {archived.pos}"
     if last == base.ref:
         return None
     if last.index <= base.index or last.pos < base.pos or last.term < base.term:
@@ -147,6 +156,7 @@ class SnapshotInstall:
 
     Attributes:
         manifest: of the replacement.
+        piece_bytes: of the pieces of files, from the beginning of each; the last one of a file may be smaller.
     """
 
     def __init__(
@@ -170,7 +180,7 @@ class SnapshotInstall:
         self.manifest = manifest
         self._check_entry = check_entry
         self._disk = disk
-        self._piece_bytes = limits.piece_bytes
+        self.piece_bytes = limits.piece_bytes
         self._root = os.path.join(directory, name)
         self._snapshot_path = os.path.join(self._root, SNAPSHOT_NAME)
         try:
@@ -198,8 +208,8 @@ class SnapshotInstall:
     @property
     def missing_bytes(self) -> int:
         """Bytes still missing."""
-        log = 0 if self._log_done else self.manifest.starts.stop - self._start - len(self._got) * self._piece_bytes
-        snapshot = self.manifest.snapshot_bytes - len(self._got_of_snapshot) * self._piece_bytes
+        log = 0 if self._log_done else self.manifest.starts.stop - self._start - len(self._got) * self.piece_bytes
+        snapshot = self.manifest.snapshot_bytes - len(self._got_of_snapshot) * self.piece_bytes
         return max(0, log) + (0 if self._snapshot_done else max(0, snapshot))
 
     def wanted(self, in_flight: Container[tuple[What, int]] = ()) -> tuple[What, int, int] | None:
@@ -210,13 +220,13 @@ class SnapshotInstall:
         """
         if not self._log_done:
             file_end = self._start + self.manifest.segment_bytes
-            for pos in range(self._start, file_end, self._piece_bytes):
+            for pos in range(self._start, file_end, self.piece_bytes):
                 if pos not in self._got and ("log", pos) not in in_flight:
-                    return "log", pos, min(self._piece_bytes, file_end - pos)
+                    return "log", pos, min(self.piece_bytes, file_end - pos)
         if not self._snapshot_done:
-            for pos in range(0, self.manifest.snapshot_bytes, self._piece_bytes):
+            for pos in range(0, self.manifest.snapshot_bytes, self.piece_bytes):
                 if pos not in self._got_of_snapshot and ("snapshot", pos) not in in_flight:
-                    return "snapshot", pos, min(self._piece_bytes, self.manifest.snapshot_bytes - pos)
+                    return "snapshot", pos, min(self.piece_bytes, self.manifest.snapshot_bytes - pos)
         return None
 
     def take(self, what: What, pos: int, data: bytes) -> bool:
@@ -271,14 +281,14 @@ class SnapshotInstall:
         if not self._log_done and self._start in present:
             # An unfinished file. Its valid beginning need not be fetched again, but its sync may have failed.
             self._files.write_again(self._start, self._start + segment_bytes)
-            self._got = set(range(self._start, self._start + segment_bytes, self._piece_bytes))
+            self._got = set(range(self._start, self._start + segment_bytes, self.piece_bytes))
             self._verify()
 
     def _take_log(self, pos: int, data: bytes) -> bool:
         file_end = self._start + self.manifest.segment_bytes
         if not self._start <= pos < file_end or pos in self._got:
             return True  # of an earlier request, and no longer needed
-        if (pos - self._start) % self._piece_bytes or len(data) != min(self._piece_bytes, file_end - pos):
+        if (pos - self._start) % self.piece_bytes or len(data) != min(self.piece_bytes, file_end - pos):
             return False
         # Verified data is never overwritten.
         begin = max(pos, self._last.pos + self._last.size)
@@ -290,7 +300,7 @@ class SnapshotInstall:
     def _verify(self) -> bool:
         """Continue verifying the contiguous part; False if some was bad and is dropped."""
         start, file_end = self._start, self._start + self.manifest.segment_bytes
-        end = next((pos for pos in range(start, file_end, self._piece_bytes) if pos not in self._got), file_end)
+        end = next((pos for pos in range(start, file_end, self.piece_bytes) if pos not in self._got), file_end)
         pos = max(start, self._last.pos + self._last.size)
         window = memoryview(self._files.pread_padded(pos, max(0, end - pos)))
         at = 0
@@ -328,7 +338,7 @@ class SnapshotInstall:
         return self._last is not self._before and (not is_final or self._last == self.manifest.last)
 
     def _forget(self, pos: int) -> bool:
-        self._got = {piece for piece in self._got if piece + self._piece_bytes <= pos}
+        self._got = {piece for piece in self._got if piece + self.piece_bytes <= pos}
         if not self._got:
             # The verified part is fetched again, too: it may be a good file, but not the wanted one.
             self._index.truncate(self._before.index + 1)
@@ -364,8 +374,8 @@ class SnapshotInstall:
             if self._disk.size(fd) != self.manifest.snapshot_bytes:
                 return False
             crc = 0
-            for pos in range(0, self.manifest.snapshot_bytes, self._piece_bytes):
-                data = self._disk.pread(fd, self._piece_bytes, pos)
+            for pos in range(0, self.manifest.snapshot_bytes, self.piece_bytes):
+                data = self._disk.pread(fd, self.piece_bytes, pos)
                 if write_again:
                     write_fully(self._disk.pwritev, fd, [data], pos)
                 crc = zlib.crc32(data, crc)
@@ -380,7 +390,7 @@ class SnapshotInstall:
         if self._snapshot_done or pos in self._got_of_snapshot:
             return True
         nbytes = self.manifest.snapshot_bytes
-        if not 0 <= pos < nbytes or pos % self._piece_bytes or len(data) != min(self._piece_bytes, nbytes - pos):
+        if not 0 <= pos < nbytes or pos % self.piece_bytes or len(data) != min(self.piece_bytes, nbytes - pos):
             return False
         fd = self._disk.open(self._snapshot_path, create=True)
         try:
@@ -388,7 +398,7 @@ class SnapshotInstall:
         finally:
             self._disk.close(fd)
         self._got_of_snapshot.add(pos)
-        if len(self._got_of_snapshot) * self._piece_bytes < nbytes:
+        if len(self._got_of_snapshot) * self.piece_bytes < nbytes:
             return True
         self._snapshot_done = self._snapshot_is_right()
         if not self._snapshot_done:

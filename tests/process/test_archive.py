@@ -15,7 +15,9 @@ import pytest
 import trio
 
 from mq.client import Message, Producer
-from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster import HOST, DevCluster, Ports
+from tests.support.commands import raftmq as command
+from tests.support.joining_broker import start_joining
 from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
 from tests.support.waiting import until
 
@@ -28,13 +30,14 @@ TEXT = "0123456789abcdef" * 128
 
 @asynccontextmanager
 async def archiving(
-    tmp_path: Path, patch: pytest.MonkeyPatch, **given: str
+    tmp_path: Path, patch: pytest.MonkeyPatch, given: dict[str, str] | None = None, ports: Ports | None = None
 ) -> AsyncIterator[tuple[DevCluster, ObjectStorage]]:
     for name, value in ENVIRONMENT.items():
         patch.setenv(name, value)
     with object_storage() as storage:
-        settings = SETTINGS | {"archive_endpoint_url": storage.url} | given
-        async with DevCluster.open(tmp_path / "group", ports=Ports.free(3), settings=settings) as cluster:
+        settings = SETTINGS | {"archive_endpoint_url": storage.url} | (given or {})
+        ports = Ports.free(3) if ports is None else Ports(ports.namesrv, ports.clients[:3], ports.replication[:3])
+        async with DevCluster.open(tmp_path / "group", ports=ports, settings=settings) as cluster:
             yield cluster, storage
 
 
@@ -117,18 +120,13 @@ async def test_replica_without_queue_files_gets_them_back_though_it_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = {"local_retention_bytes": "1048576", "retention_check_seconds": "0.2", "checkpoint_seconds": "0.2"}
-    async with archiving(tmp_path, monkeypatch, archive_bytes_per_second="200000", **slow) as (cluster, _):
+    async with archiving(tmp_path, monkeypatch, slow | {"archive_bytes_per_second": "200000"}) as (cluster, _):
         for first in range(0, 2000, 400):
             await send(cluster, first, 400)
         await everything_archived(cluster)
         leader = await cluster.leader()
         follower = next(each for each in cluster.node_ids if each != leader)
-
-        async def is_shorter() -> bool:
-            status = await cluster.status()
-            return status is not None and all((each.base_index or 0) > 0 for each in status.replicas)
-
-        await until(is_shorter, seconds=120)
+        await until(lambda: is_shorter(cluster), seconds=120)
         await cluster.stop(follower)
         (queues,) = [path for path in (tmp_path / "group").rglob("queues") if follower in path.parts]
         shutil.rmtree(queues)
@@ -156,3 +154,47 @@ async def test_replica_without_queue_files_gets_them_back_though_it_is_killed(
         await until(lambda: left_is_below(first - 1), seconds=120)
         assert left[-1] < first, "what a checkpoint has is not read again"
         await until(lambda: left_is_below(0), seconds=120)
+
+
+def joined_lines(cluster: DevCluster, node: str, event: str) -> list[dict[str, Any]]:
+    """The log lines of a node with this event."""
+    lines = cluster.log_path(node).read_text().splitlines()
+    return [found for line in lines if event in line and (found := json.loads(line))["event"] == event]
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["store-there", "store-gone"])
+async def test_new_replica_takes_archived_files_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    ports = Ports.free(5)
+    given = {"retention_bytes": "1048576", "retention_check_seconds": "0.2", "checkpoint_seconds": "0.2"}
+    async with archiving(tmp_path, monkeypatch, given, ports) as (cluster, storage), trio.open_nursery() as nursery:
+        await send(cluster, 0, 900)
+        await everything_archived(cluster)
+        await until(lambda: is_shorter(cluster), seconds=120)
+        leader = await cluster.leader()
+        dead = next(each for each in cluster.node_ids if each != leader)
+        cluster.kill(dead)
+        if is_gone:
+            storage.fault = lambda method, path: 503
+        before = len(storage.requests)
+        await start_joining(cluster, ports, nursery, 4)
+        address = f"{HOST}:{ports.replication[4]}"
+        done = await command("group", "replace", dead, f"n4@{address}", "--namesrv", cluster.namesrv)
+        assert done.code == 0, done
+        fetched = joined_lines(cluster, "n4", "install_fetched")
+        left = joined_lines(cluster, "n4", "install_without_archive")
+        assert len(fetched) == 1, fetched
+        if is_gone:
+            assert (len(left), fetched[0]["archived_bytes"]) == (1, 0)
+        else:
+            assert left == []
+            assert fetched[0]["archived_bytes"] >= 524288
+            assert any(method == "GET" and "/log/" in path for method, path in storage.requests[before:])
+        nursery.cancel_scope.cancel()
+
+
+async def is_shorter(cluster: DevCluster) -> bool:
+    """Whether files of the logs were deleted, so that a new replica gets files, and not entries."""
+    status = await cluster.status()
+    return status is not None and all((each.base_index or 0) > 0 for each in status.replicas)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +14,7 @@ import trio
 from mq.client import Admin, Message, MessageQueue, Producer, SendResult
 from mq.local_cluster import HOST, DevCluster, Ports
 from tests.support.commands import raftmq
+from tests.support.joining_broker import start_joining
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
@@ -52,22 +49,7 @@ class Group:
 
     async def join(self, number: int) -> None:
         """Start a broker that waits to be added, and is not told how large log files are."""
-        node_id = f"n{number}"
-        command = [sys.executable, "-m", "mq.cli", "broker", "--join", "--node-id", node_id]
-        command += [
-            "--replication-listen",
-            self.replication(number),
-            "--listen",
-            f"{HOST}:{self._ports.clients[number]}",
-        ]
-        command += ["--namesrv", self.cluster.namesrv, "--data-dir", str(self.cluster.directory / node_id)]
-        own = {name: value for name, value in SETTINGS.items() if name != "segment_bytes"}
-        for name, value in (own | {"secret_file": str(self.cluster.secret_file)}).items():
-            command += ["--set", f"{name}={value}"]
-        environment = {name: value for name, value in os.environ.items() if name != "RAFTMQ_BROKER_SEGMENT_BYTES"}
-        with self.cluster.log_path(node_id).open("ab") as log:
-            run = partial(trio.run_process, command, stdout=log, stderr=subprocess.STDOUT, check=False, env=environment)
-            await self._nursery.start(run)
+        await start_joining(self.cluster, self._ports, self._nursery, number)
 
     async def produce(self, producer: Producer) -> None:
         while True:

@@ -15,6 +15,7 @@ from mq.broker.net.service import Service
 from mq.broker.settings import BrokerSettings
 from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
 from mq.store.archive.disk_cache import DiskCache
+from mq.store.archive.joining import JoiningReader, open_joining
 from raftlog import Reactor, Workers, this_machine
 from raftlog.segment.backup_s3 import open_s3
 from raftlog.segment.meta import Base
@@ -52,6 +53,23 @@ def open_archive(
     )
     workers = Workers(reactor, limits.archive.read_threads)
     return ArchiveAccess(blocks.fetch, workers.put, lambda: cache.nbytes), workers
+
+
+def open_archive_to_join(settings: BrokerSettings, limits: BrokerLimits, archived: Base) -> JoiningReader:
+    """The archive for a replica that gets the log of its group, which is archived up to ``archived``. For a thread."""
+    url = settings.archive_url
+    assert url is not None, "log files are taken from an archive, and there is none"
+    return open_joining(
+        archived,
+        open_store=partial(
+            open_s3, url, settings.archive_endpoint_url, answer_seconds=limits.archive.read_answer_seconds
+        ),
+        identity=settings.identity,
+        segment_bytes=settings.segment_bytes,
+        name=url,
+        blocks_max=limits.archive.read_blocks_max,
+        clock=this_machine().thread_clock,
+    )
 
 
 class ArchiveWatch(Service):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from struct import Struct
@@ -25,6 +26,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service, Task
+from mq.broker.query.archived_keys import ArchivedKeys
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.queries import FoundByKeyReply, QueryMessage
@@ -50,7 +52,6 @@ _RETRY_SECONDS = 3600.0
 _PLACE, _PLACE_AT = Struct(">i4xq"), 12
 """Queue id and queue offset in a record."""
 _NOT_FOUND = "can not find message, maybe time range not correct"
-_NOT_FOUND_LOCALLY = "not found in the local log; older messages are in the archive only, see `raftmq archive cat`"
 
 
 class _Waiting(NamedTuple):
@@ -63,10 +64,10 @@ class KeyQueries(Service):
 
     def __init__(self, context: BrokerContext, *, index: KeyIndex) -> None:
         self._index = index
+        self._archived = ArchivedKeys(context, index) if context.tiered is not None else None
         self._metadata, self._store = context.metadata, context.store
         self._read = context.reads.read
         self._beginning = context.beginning
-        self._tiered = context.tiered
         self._wake = context.reactor.wake
         self._index_seconds = context.settings.key_index_poll_seconds
         self._clock = context.environment.thread_clock
@@ -132,14 +133,48 @@ class KeyQueries(Service):
 
     async def serve(self) -> None:
         """Answer queries, one after the other, until cancelled."""
-        while True:
-            waiting = await self._receive.receive()
-            try:
-                if not waiting.call.connection.closed:
-                    await self._answer(waiting)
-                    self._wake()
-            finally:
-                self._count(waiting.call.connection, -1)
+        async with trio.open_nursery() as nursery:
+            while True:
+                waiting = await self._receive.receive()
+                goes_on = False
+                try:
+                    if not waiting.call.connection.closed:
+                        result = await self._search(waiting)
+                        goes_on = result is not None and self._is_in_archive(waiting, result)
+                        if result is not None and goes_on:
+                            nursery.start_soon(self._search_archive, waiting, result)
+                        elif result is not None:
+                            self._answer(waiting, result)
+                        self._wake()
+                finally:
+                    if not goes_on:
+                        self._count(waiting.call.connection, -1)
+
+    def _is_in_archive(self, waiting: _Waiting, result: SearchResult) -> bool:
+        """Whether what is missing may be in the archive: it must not hold up queries that the local log answers."""
+        query = waiting.query
+        is_known = query.count_max > 0 and query.key and waiting.call.request.ext.topic in self._metadata.topics
+        return bool(
+            is_known
+            and self._archived is not None
+            and self._archived.has_messages
+            and result.is_complete
+            and len(result.records) < query.count_max
+        )
+
+    async def _search_archive(self, waiting: _Waiting, result: SearchResult) -> None:
+        call, query = waiting
+        try:
+            assert self._archived is not None, "an archive is searched that is not there"
+            rest = replace(query, count_max=query.count_max - len(result.records))
+            found = await self._archived.find(rest)
+            result.records = self._served(call.request.ext.topic, found.records) + result.records
+            self._answer(waiting, result, found.missing)
+            self._wake()
+        except Exception as error:
+            call.refuse(error)
+        finally:
+            self._count(call.connection, -1)
 
     def _count(self, connection: ClientConnection, more: int) -> None:
         self._unanswered += more
@@ -148,32 +183,37 @@ class KeyQueries(Service):
         if not count:
             del self._of_connections[connection]
 
-    async def _answer(self, waiting: _Waiting) -> None:
+    async def _search(self, waiting: _Waiting) -> SearchResult | None:
+        """Search the local log; None if the query was refused."""
         await trio.lowlevel.checkpoint()
         call, query = waiting
-        end_pos, now_ms = self._index.applied_end, self._wall_clock_ms()
         deadline = self._clock() + SEARCH_SECONDS_MAX
         try:
             if query.count_max <= 0 or not query.key or call.request.ext.topic not in self._metadata.topics:
-                result = SearchResult()
-            else:
-                search = self._index.search(query, lambda: self._clock() >= deadline)
-                result = await this_machine().in_thread(search.run)
-                result.records = self._served(call.request.ext.topic, result.records)
+                return SearchResult()
+            search = self._index.search(query, lambda: self._clock() >= deadline)
+            result = await this_machine().in_thread(search.run)
+            result.records = self._served(call.request.ext.topic, result.records)
         except Exception as error:
             call.refuse(error)
-            return
+            return None
         for path, fault in zip(result.damaged, result.faults, strict=True):
             self._log.warning("key_index_damaged", path=path, reason=fault)
             self._index.discard(path)
+        return result
+
+    def _answer(self, waiting: _Waiting, result: SearchResult, missing: str = "") -> None:
+        """Answer a query; ``missing`` says why the archive may have more."""
+        call = waiting.call
+        end_pos, now_ms = self._index.applied_end, self._wall_clock_ms()
         code, remark = ResponseCode.SUCCESS, None
         if not result.records:
             code, remark = ResponseCode.QUERY_NOT_FOUND, _NOT_FOUND
-            if self._tiered is not None and self._tiered.begin_pos < self._tiered.base_pos:
-                remark = _NOT_FOUND_LOCALLY
             if not self._beginning.is_first:
                 refusal = self._beginning.refusal()
                 code, remark = refusal.code, refusal.remark
+            if missing:
+                code, remark = ResponseCode.SYSTEM_BUSY, f"not found in the local log, and {missing}"
             if not result.is_complete:
                 code, remark = (
                     ResponseCode.SYSTEM_BUSY,
@@ -206,11 +246,14 @@ class KeyQueries(Service):
                 if self._clock() >= retry_at:
                     retry_at = self._clock() + _RETRY_SECONDS
                     self._index.retry()
-                if self._index.jobs():
+                if self._index.jobs() or self._lacks_archived():
                     await self._make_files()
             except* (SegmentError, OSError) as errors:
                 # Until then, the log itself is searched.
                 self._log.error("key_index_failed", error=str(errors.exceptions[0]))
+
+    def _lacks_archived(self) -> bool:
+        return self._archived is not None and self._archived.lacks_files()
 
     async def _make_files(self) -> None:
         """Build files in one process until it has been idle for a while. Raises SegmentError, OSError."""
@@ -235,6 +278,11 @@ class KeyQueries(Service):
                     if jobs := self._index.jobs():
                         await self._make_file(jobs[0], builder.stdin, builder.stdout)
                         idle_since = self._clock()
+                    elif self._archived is not None and self._lacks_archived():
+                        if (copied := await self._archived.copy_next()) is not None:
+                            await self._make_file(copied, builder.stdin, builder.stdout)
+                            self._archived.indexed(copied)
+                        idle_since = self._clock()
                     else:
                         await trio.sleep(self._index_seconds)
 
@@ -254,7 +302,7 @@ class KeyQueries(Service):
             return
         self._index.failed(job.target)
         self._log.warning("key_index_failed", path=job.target, reason=result.failure)
-        if result.damaged_at is not None:
+        if result.damaged_at is not None and not job.is_copy:
             await this_machine().in_thread(partial(self._index.report_damage, result.damaged_at))
 
 

@@ -82,6 +82,11 @@ class ArchivedLog:
         """How much is archived at a URL; NOTHING if another archive is known, or none."""
         return self.end if url == self.url else NOTHING
 
+    def known_at(self, url: str | None) -> Base | None:
+        """As `end_at`; None instead of NOTHING."""
+        end = self.end_at(url)
+        return end if end.index else None
+
     def apply(self, command: TableCommand) -> None:
         """See `StateTable.apply`."""
         match command:

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from mq.store.archive.disk_cache import DiskCache
+from mq.store.archive.disk_cache import BlockCache
 from mq.store.archive.file_index import decode_block_places
 from raftlog.segment.backup import Backup
 from raftlog.segment.backup_manifest import BackupManifest, StoredObject
@@ -80,7 +80,7 @@ class ColdBlocks:
         self,
         open_store: Callable[[], RangeStore],
         known: KnownLog,
-        cache: DiskCache,
+        cache: BlockCache,
         *,
         blocks_max: int,
         clock: Callable[[], float],

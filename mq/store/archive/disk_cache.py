@@ -12,10 +12,37 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 _NAME: Final = re.compile(r"[0-9a-f]{16}\.\d{20}")
 _UNFINISHED: Final = ".new"
+
+
+class BlockCache(Protocol):
+    """See `DiskCache`."""
+
+    def get(self, name: str, /) -> bytes | None:
+        """See `DiskCache.get`."""
+
+    def put(self, name: str, data: bytes, /) -> None:
+        """See `DiskCache.put`."""
+
+    def drop(self, name: str, /) -> None:
+        """See `DiskCache.drop`."""
+
+
+class NoCache:
+    """Keeps nothing: for readers that read everything once."""
+
+    def get(self, name: str) -> bytes | None:
+        """See `DiskCache.get`."""
+        return None
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `DiskCache.put`."""
+
+    def drop(self, name: str) -> None:
+        """See `DiskCache.drop`."""
 
 
 class DiskCache:

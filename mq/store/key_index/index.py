@@ -4,6 +4,9 @@ A *part* is a whole segment, or an equal share of it if it has more than 64 MiB.
 part, 20 digits>.hashes``, built once all entries that begin in the part are committed and on this disk: then it never
 changes, on any replica. Nothing depends on these files; a bad one is deleted and built again.
 
+Files of parts that were deleted locally stay while they are in the archive. What is missing of them is built from a
+copy of the part (`archived_parts`).
+
 Belongs to the event loop's thread.
 """
 
@@ -18,6 +21,7 @@ from typing import Final
 
 from sortedcontainers import SortedSet
 
+from mq.store.key_index.file import Read
 from mq.store.key_index.job import IndexJob
 from mq.store.key_index.limits import DEFAULT, KeyIndexLimits
 from mq.store.key_index.search import KeyQuery, KeySearch, UnindexedPart
@@ -30,8 +34,10 @@ JOBS_MAX: Final = 8
 
 _SUFFIX: Final = ".hashes"
 _NAME: Final = re.compile(r"([0-9]{20})\.hashes")
-_OTHER_SUFFIXES: Final = (_SUFFIX, ".tmp", ".keys")
+_COPY_SUFFIX: Final = ".copy"
+_OTHER_SUFFIXES: Final = (_SUFFIX, ".tmp", ".keys", _COPY_SUFFIX)
 """Suffixes of files to remove: unfinished ones, and those of older formats."""
+_NOT_KEPT: Final = 2**63 - 1
 
 
 class KeyIndex:
@@ -40,6 +46,7 @@ class KeyIndex:
     Args:
         directory: of its files; created if missing. Files that do not match the log are removed. Raises OSError.
         applied_index: the last entry that readers may see.
+        kept_from: parts from this physical offset on keep their files, though the log begins later.
     """
 
     def __init__(
@@ -48,7 +55,9 @@ class KeyIndex:
         log: SegmentLog,
         applied_index: Callable[[], LogIndex],
         limits: KeyIndexLimits = DEFAULT,
+        kept_from: Callable[[], int] = lambda: _NOT_KEPT,
     ) -> None:
+        self._kept_from = kept_from
         self._limits = limits
         self._directory = directory
         self._log = log
@@ -62,10 +71,11 @@ class KeyIndex:
         self.is_suspended = False
         """Whether no files are built, because the disk is full."""
         self._complete_below = self._base_pos = log.base_pos
+        self._begin = self._first_kept()
         os.makedirs(directory, exist_ok=True)
         for name in os.listdir(directory):
             found = _NAME.fullmatch(name)
-            if found is not None and self._is_part(start := int(found[1])) and start >= self._base_pos:
+            if found is not None and self._is_part(start := int(found[1])) and start >= self._begin:
                 self._indexed.add(start)
             elif name.endswith(_OTHER_SUFFIXES):
                 os.unlink(os.path.join(directory, name))
@@ -112,9 +122,11 @@ class KeyIndex:
     def made(self, path: str) -> None:
         """The file of a job was built."""
         part = self._part_of(path)
-        if part >= self._base_pos and part in self._missing:
-            self._missing.remove(part)
+        if part >= self._begin:
+            self._missing.discard(part)
             self._indexed.add(part)
+        else:
+            _remove(path)
 
     def failed(self, path: str) -> None:
         """The file of a job could not be built; it is skipped until `retry`."""
@@ -136,25 +148,70 @@ class KeyIndex:
         part = self._part_of(path)
         if part in self._indexed:
             self._indexed.remove(part)
-            self._missing.add(part)
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+            if part >= self._base_pos:
+                self._missing.add(part)
+        _remove(path)
 
     def expire(self) -> None:
         """Remove files of parts that the log no longer has. Raises OSError."""
-        base_pos = self._log.base_pos
-        if base_pos == self._base_pos:
+        base_pos, begin = self._log.base_pos, self._first_kept()
+        if (base_pos, begin) == (self._base_pos, self._begin):
             return
-        self._base_pos = base_pos
+        self._base_pos, self._begin = base_pos, begin
         self._complete_below = max(self._complete_below, base_pos)
         del self._missing[: self._missing.bisect_left(base_pos)]
-        gone = self._indexed[: self._indexed.bisect_left(base_pos)]
+        gone = self._indexed[: self._indexed.bisect_left(begin)]
         del self._indexed[: len(gone)]
-        first = min([*self._missing[:1], *self._indexed[:1]], default=base_pos)
-        assert first >= base_pos, f"the part at {first} has a file or gets one, and the log begins at {base_pos}"
+        assert min(self._missing[:1], default=base_pos) >= base_pos, f"parts before {base_pos} get files"
+        assert min(self._indexed[:1], default=begin) >= begin, f"a part before {begin} has a file"
         for part in gone:
-            with suppress(FileNotFoundError):
-                os.unlink(self.path_of(part))
+            _remove(self.path_of(part))
+
+    def archived_missing(self, end: int) -> int:
+        """How many parts before the local log and before the physical offset ``end`` are kept and have no file."""
+        stop = min(end, self._base_pos)
+        shares = -(-self._segment_bytes // self._part_bytes)
+        have: int = self._indexed.bisect_left(stop)
+        return max(0, stop - self._begin) // self._segment_bytes * shares - have
+
+    def unindexed_archived(self, end: int) -> Iterator[tuple[int, int]]:
+        """These parts, newest first: where each begins, and where the next one does."""
+        size = self._segment_bytes
+        for start in range(min(end, self._base_pos) - size, self._begin - 1, -size):
+            for part in reversed([*self._parts_from(start, start + size)]):
+                if part not in self._indexed:
+                    yield part, self._behind(part)
+
+    def copied_job(self, part: int, begin: int, end: int) -> IndexJob:
+        """The job for a part of the archive whose entries from ``begin`` to ``end`` were copied to `copy_path_of`."""
+        assert part <= begin <= end, f"entries from {begin} to {end} of the part at {part}"
+        return IndexJob(self.copy_path_of(part), begin, begin, end, self.path_of(part), is_copy=True)
+
+    def copy_path_of(self, part: int) -> str:
+        """Where a part of the archive is copied to."""
+        return os.path.join(self._directory, f"{part:020d}{_COPY_SUFFIX}")
+
+    def search_archived(self, query: KeyQuery, read: Read, is_over: Callable[[], bool]) -> KeySearch:
+        """A search of the parts that only the archive has, as far as they have files, for a thread that may wait for
+        the archive. ``read`` reads that; only records of which a file has the hash are read.
+        """
+        return KeySearch(
+            query=query,
+            read=read,
+            newest=(),
+            unindexed=(),
+            indexed=tuple(self._indexed[: self._indexed.bisect_left(self._base_pos)]),
+            path_of=self.path_of,
+            is_complete=True,
+            is_over=is_over,
+            limits=self._limits,
+            checks_files=False,
+        )
+
+    def _first_kept(self) -> int:
+        """Parts from here on keep their files."""
+        kept = min(self._log.base_pos, self._kept_from())
+        return -(-kept // self._segment_bytes) * self._segment_bytes
 
     def search(self, query: KeyQuery, is_over: Callable[[], bool]) -> KeySearch:
         """A search of everything that is committed now, to be run in a worker thread. Raises SegmentError."""
@@ -175,7 +232,7 @@ class KeyIndex:
             read=log.read_range,
             newest=[entry.body for entry in newest if entry.kind == NORMAL],
             unindexed=unindexed,
-            indexed=tuple(self._indexed),
+            indexed=tuple(self._indexed[self._indexed.bisect_left(self._base_pos) :]),
             path_of=self.path_of,
             is_complete=len(chosen) == len(direct),
             is_over=is_over,
@@ -233,3 +290,8 @@ class KeyIndex:
     @staticmethod
     def _part_of(path: str) -> int:
         return int(os.path.basename(path).partition(".")[0])
+
+
+def _remove(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)

@@ -9,7 +9,7 @@ class IndexJob(msgspec.Struct, frozen=True):
     """The entries ``begin`` to ``end`` of the segment that begins at ``segment_start``; all are physical offsets.
 
     ``segment`` is the path of the segment, ``target`` that of the file to build. ``share`` is the part of a core that
-    building it may use, above 0 and at most 1.
+    building it may use, above 0 and at most 1. ``is_copy`` says that ``segment`` is a copy of entries of the archive.
     """
 
     segment: str
@@ -18,6 +18,7 @@ class IndexJob(msgspec.Struct, frozen=True):
     end: int
     target: str
     share: float = 1.0
+    is_copy: bool = False
 
 
 class IndexResult(msgspec.Struct, frozen=True):

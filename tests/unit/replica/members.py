@@ -12,6 +12,7 @@ import trio
 
 from raftlog import (
     ConfChange,
+    ConfChangeKind,
     ConfState,
     CoreConfig,
     Hosted,
@@ -217,3 +218,17 @@ async def group(
             await running.start(running.make(name, addresses, ports[name]))
         yield running
         nursery.cancel_scope.cancel()
+
+
+async def add_learner(nodes: Group, leader: Member) -> Member:
+    new = nodes.make("n3", {})
+    await nodes.start(new)
+    await leader.change(ConfChange(ConfChangeKind.ADD_LEARNER, new.name, new.address))
+    return new
+
+
+def same_files(one: Member, other: Member) -> bool:
+    """Whether the closed files that both have are equal, byte by byte."""
+    names = [f"{part.start:020d}" for part in other.replica.log.segments() if part.closed]
+    assert names
+    return all((one.directory / name).read_bytes() == (other.directory / name).read_bytes() for name in names)

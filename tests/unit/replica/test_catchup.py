@@ -20,17 +20,10 @@ from raftlog.segment.disk import write_fully
 from raftlog.segment.limits import LogLimits
 from tests.free_ports import free_ports
 from tests.support.waiting import until
-from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, group
+from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, add_learner, group, same_files
 
 pytestmark = pytest.mark.trio
 BODIES = [b"%03d" % number * 100 for number in range(200)]
-
-
-async def add_learner(nodes: Group, leader: Member) -> Member:
-    new = nodes.make("n3", {})
-    await nodes.start(new)
-    await leader.change(ConfChange(ConfChangeKind.ADD_LEARNER, new.name, new.address))
-    return new
 
 
 async def promote(nodes: Group, new: Member) -> Member:
@@ -42,13 +35,6 @@ async def promote(nodes: Group, new: Member) -> Member:
                 await new.until(lambda member: new.name in member.conf.voters and not member.conf.is_joint)
                 return await nodes.leader()
             await trio.sleep(0.01)
-
-
-def same_files(one: Member, other: Member) -> bool:
-    """Whether the closed files that both have are equal, byte by byte."""
-    names = [f"{part.start:020d}" for part in other.replica.log.segments() if part.closed]
-    assert names
-    return all((one.directory / name).read_bytes() == (other.directory / name).read_bytes() for name in names)
 
 
 async def test_add_learner_over_reset_with_app_snapshot_and_log_cut(tmp_path: Path) -> None:

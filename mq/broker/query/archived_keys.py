@@ -1,0 +1,159 @@
+"""Queries by key for messages that only the archive has, and the index files that they need.
+
+Index files stay when the files of the log are deleted locally; so a search reads nothing of the archive but the
+messages that it finds, in the threads for the archive, for a bounded time and number of bytes. A replica that lacks
+index files, such as a new one, copies parts of the archive, the newest first, and lets them be indexed like parts of
+the log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import trio
+
+from mq.broker.context import BrokerContext
+from mq.store.key_index.archived_parts import ArchivedRecords, copy_part
+from mq.store.key_index.index import KeyIndex
+from mq.store.key_index.job import IndexJob
+from mq.store.key_index.record_keys import Damaged
+from mq.store.key_index.search import KeyQuery, SearchResult
+from raftlog import SegmentError
+
+RETRY_SECONDS: Final = 60.0
+"""After a part of the archive could not be copied."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What was found in the archive; ``missing`` says why that may not be all, empty if it is."""
+
+    records: list[bytes] = field(default_factory=list)
+    missing: str = ""
+
+
+class ArchivedKeys:
+    """See the module. The context has an archive."""
+
+    def __init__(self, context: BrokerContext, index: KeyIndex) -> None:
+        access = context.environment.archive
+        assert access is not None, "archived messages are searched, and no archive is read"
+        self._access = access
+        self._index = index
+        self._tier = context.tier
+        self._limits = context.limits.archive
+        self._archived = context.metadata.archived
+        self._settings = context.settings
+        self._log_begin = context.replica.log
+        self._clock = context.environment.thread_clock
+        self._log = context.log
+        self._under_way = 0
+        self._copy_at = 0.0
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether the archive has messages that the local log does not have."""
+        begin_pos = self._tier.begin_pos
+        return begin_pos is not None and begin_pos < self._log_begin.base_pos
+
+    async def find(self, query: KeyQuery) -> Found:
+        """Search what the local log does not have; takes a second more than ``key_search_seconds`` at most."""
+        await trio.lowlevel.checkpoint()
+        limits = self._limits
+        if self._under_way >= limits.key_searches_max:
+            return Found(missing=f"{limits.key_searches_max} searches of the archive are under way; try again later")
+        records, deadline = ArchivedRecords(self._access.fetch), self._clock() + limits.key_search_seconds
+
+        def is_over() -> bool:
+            return records.nbytes >= limits.key_search_bytes or self._clock() >= deadline
+
+        search = self._index.search_archived(query, records.read, is_over)
+        outcome: list[SearchResult | Exception] = []
+        done = trio.Event()
+
+        def ended(result: SearchResult | Exception) -> None:
+            self._under_way -= 1
+            assert self._under_way >= 0, f"{self._under_way} searches of the archive are under way"
+            outcome.append(result)
+            done.set()
+
+        def job() -> Callable[[], None]:
+            try:
+                return partial(ended, search.run())
+            except (SegmentError, Damaged) as error:
+                return partial(ended, error)
+
+        self._under_way += 1
+        self._access.in_background(job)
+        with trio.move_on_after(limits.key_search_seconds + 1):
+            await done.wait()
+        if not outcome:
+            return Found(missing=f"the archive did not answer within {limits.key_search_seconds:g} s; try again later")
+        if isinstance(result := outcome[0], Exception):
+            return Found(missing=f"the archive cannot be read now: {result}")
+        return self._found(result)
+
+    def _found(self, result: SearchResult) -> Found:
+        for path, fault in zip(result.damaged, result.faults, strict=True):
+            self._log.warning("key_index_damaged", path=path, reason=fault)
+            self._index.discard(path)
+        missing = ""
+        if not result.is_complete:
+            missing = "the archive was searched in part only; try again with a shorter time"
+        elif self._tier.lacks_older or self._index.archived_missing(self._end):
+            missing = "this replica has not indexed all of the archive yet; try again later"
+        return Found(result.records, missing)
+
+    # -- index files that are missing ----------------------------------------------------------------------------------
+
+    @property
+    def _end(self) -> int:
+        return self._archived.end_at(self._settings.archive_url).pos
+
+    def lacks_files(self) -> bool:
+        """Whether a part of the archive should be copied now, to be indexed."""
+        return (
+            self.has_messages
+            and not self._index.is_suspended
+            and self._clock() >= self._copy_at
+            and self._index.archived_missing(self._end) > 0
+        )
+
+    async def copy_next(self) -> IndexJob | None:
+        """Copy the newest part without an index file; the job to index it. None if that is not possible now."""
+        await trio.lowlevel.checkpoint()
+        part, behind = next(self._index.unindexed_archived(self._end))
+        path, fetch = self._index.copy_path_of(part), self._access.fetch
+        outcome: list[tuple[int, int] | Exception] = []
+        done = trio.Event()
+
+        def ended(result: tuple[int, int] | Exception) -> None:
+            outcome.append(result)
+            done.set()
+
+        def job() -> Callable[[], None]:
+            try:
+                return partial(ended, copy_part(fetch, part, behind, path))
+            except (SegmentError, OSError) as error:
+                return partial(ended, error)
+
+        self._access.in_background(job)
+        await done.wait()
+        if isinstance(result := outcome[0], Exception):
+            self._copy_at = self._clock() + RETRY_SECONDS
+            self._log.warning("key_index_failed", path=path, reason=str(result))
+            return None
+        begin, end = result
+        if rate := self._settings.archive_bytes_per_second:
+            self._copy_at = self._clock() + (end - begin) / rate
+        return self._index.copied_job(part, begin, end)
+
+    def indexed(self, job: IndexJob) -> None:
+        """The copy for a job is not needed any more. Raises OSError."""
+        with suppress(FileNotFoundError):
+            os.unlink(job.segment)

@@ -1,0 +1,126 @@
+"""Takes closed files that a leader offers from an archive instead, so that they cost the leader nothing.
+
+The leader's offer says up to where its log is archived, by an entry and the chain after it. The application reads the
+archive, and returns only bytes that lead to that entry (`LogArchive`); they are staged and verified as if a peer had
+sent them. Whatever the archive lacks, and everything once it has failed or is slow, comes from the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import structlog
+import trio
+
+from raftlog.node_limits import NodeLimits
+from raftlog.segment.errors import SegmentError, StorageFailed
+from raftlog.segment.meta import Base
+from raftlog.segment.snapshot_install import SnapshotInstall
+
+Log = structlog.stdlib.BoundLogger
+
+
+class LogArchive(Protocol):
+    """A copy of the beginning of the log, outside of its replicas. For one thread at a time."""
+
+    def read(self, pos: int, nbytes: int, /) -> bytes:
+        """Bytes of one closed file, proven to be of this log. Fast for ascending positions. Raises SegmentError."""
+
+
+OpenArchive = Callable[[Base], LogArchive]
+"""Opens the archive of a log that is archived up to there. For a thread; raises SegmentError."""
+
+
+class ArchivedFiles:
+    """The archive for one offer.
+
+    Args:
+        archived: the log is archived up to there, as the leader has told.
+
+    Attributes:
+        opened: set when the first byte was read, or nothing will be.
+        nbytes: how many bytes of the log were taken from the archive.
+    """
+
+    def __init__(self, open_archive: OpenArchive, archived: Base, log: Log, limits: NodeLimits) -> None:
+        self._limits = limits
+        self._open_archive = open_archive
+        self._archived = archived
+        self._log = log
+        self._archive: LogArchive | None = None
+        self.opened = trio.Event()
+        self.nbytes = 0
+
+    def has(self, pos: int) -> bool:
+        """Whether the byte of a closed file is to be read here now."""
+        return self._archive is not None and pos < self._archived.pos
+
+    async def open(self, pos: int) -> None:
+        """Open the archive, and read at ``pos``, which shows that the file is of this log. It may take its time."""
+
+        def opened() -> LogArchive:
+            archive = self._open_archive(self._archived)
+            archive.read(pos, 1)
+            return archive
+
+        try:
+            self._archive = await trio.to_thread.run_sync(opened, abandon_on_cancel=True)
+        except SegmentError as error:
+            self._give_up(str(error))
+        self.opened.set()
+
+    async def fetch(self, staging: SnapshotInstall, is_over: Callable[[], bool]) -> None:
+        """Take what is missing and archived, until it fails or ``is_over``. Raises StorageFailed."""
+        assert self._archive is not None, "files are taken from an archive that is not open"
+        send, receive = trio.open_memory_channel[tuple[int, bytes]](1)
+        failed: StorageFailed | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_on, staging, send)
+            try:
+                async for pos, data in receive:
+                    if not await trio.to_thread.run_sync(partial(_take, staging, pos, data)):
+                        self._give_up("its files do not continue the log that the leader offers")
+                        break
+                    self.nbytes += len(data)
+                    if is_over():
+                        break
+            except StorageFailed as error:
+                failed = error  # not raised here, where it would be wrapped
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+
+    async def _read_on(self, staging: SnapshotInstall, send: trio.MemorySendChannel[tuple[int, bytes]]) -> None:
+        """Read ahead of what is staged, one piece."""
+        archive, wanted = self._archive, staging.wanted()
+        assert archive is not None, "an archive that is not open is read"
+        assert wanted is not None, "nothing is missing"
+        size, pos = staging.manifest.segment_bytes, wanted[1]
+        nbytes_max = max(1, self._limits.archive_read_bytes // staging.piece_bytes) * staging.piece_bytes
+        stop = min(self._archived.pos, staging.manifest.starts.stop)
+        async with send:
+            while pos < stop:
+                nbytes = min(nbytes_max, size - pos % size)
+                try:
+                    with trio.fail_after(self._limits.archive_read_seconds):
+                        data = await trio.to_thread.run_sync(archive.read, pos, nbytes, abandon_on_cancel=True)
+                except SegmentError as error:
+                    self._give_up(str(error))
+                    return
+                except trio.TooSlowError:
+                    self._give_up(f"{nbytes} bytes did not come within {self._limits.archive_read_seconds:g} s")
+                    return
+                await send.send((pos, data))
+                pos += nbytes
+
+    def _give_up(self, reason: str) -> None:
+        self._archive = None
+        self._log.warning("install_without_archive", reason=reason, archived_bytes=self.nbytes)
+
+
+def _take(staging: SnapshotInstall, pos: int, data: bytes) -> bool:
+    """Stage bytes piece by piece, as they are wanted; whether they fit. Raises StorageFailed."""
+    size = staging.piece_bytes
+    return all(staging.take("log", pos + at, data[at : at + size]) for at in range(0, len(data), size))

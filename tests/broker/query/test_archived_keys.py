@@ -1,0 +1,168 @@
+"""Messages by key that only the archive has: found by kept index files, bounded, refused clearly without the store."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq.protocol.codes import RequestCode, ResponseCode
+from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
+from tests.support.running_broker import Answer, Client, limited, properties, running, send_ext
+from tests.support.short_logs import COUNT, MIB, SMALL, body
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.trio
+
+LIMITS = limited(
+    archive={"look_seconds": 0.05, "retry_seconds": 0.05, "retry_seconds_max": 0.2, "check_seconds": 0.2},
+    upkeep={"raise_level_seconds": 0.01},
+)
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStorage]:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")  # a test must not wait for a machine to be idle
+    with object_storage() as found:
+        yield found
+
+
+def settings(storage: ObjectStorage) -> dict[str, Any]:
+    return SMALL | {
+        "retention_bytes": None,
+        "archive_url": f"s3://{BUCKET}/broker-a",
+        "archive_endpoint_url": storage.url,
+        "archive_bytes_per_second": 0,
+        "archive_cache_bytes": 0,
+        "local_retention_bytes": MIB,
+        "key_index_poll_seconds": 0.01,
+    }
+
+
+async def fill(client: Client) -> None:
+    """COUNT messages, each with a key of its own and one in common."""
+    assert (await client.create_topic("T", 1)).code == 0
+    for start in range(0, COUNT, 20):
+        frames = [
+            client.frame(
+                RequestCode.SEND_MESSAGE_V2,
+                send_ext(i=properties(KEYS=f"order{n} every", UNIQ_KEY=f"{n:032X}")),
+                body(n),
+            )
+            for n in range(start, start + 20)
+        ]
+        await client.stream.send_all(b"".join(data for _, data in frames))
+        for opaque, _ in frames:
+            assert (await client.answer(opaque)).code == 0
+
+
+async def ask(client: Client, key: str, **given: Any) -> Answer:
+    ext = {"topic": "T", "key": key, "maxNum": 8, "beginTimestamp": 0, "endTimestamp": 2**63 - 1}
+    return await client.request(RequestCode.QUERY_MESSAGE, ext | given)
+
+
+def numbers(answer: Answer) -> list[int]:
+    return [int(record.body[:6]) for record in answer.records]
+
+
+async def found(client: Client, key: str, expected: list[int]) -> None:
+    async def is_found() -> bool:
+        answer = await ask(client, key)
+        if answer.code == ResponseCode.SYSTEM_BUSY:
+            return False
+        assert answer.code == ResponseCode.SUCCESS, answer
+        assert numbers(answer) == expected
+        return True
+
+    await until(is_found)
+
+
+async def shortened(client: Client) -> None:
+    async def is_shorter() -> bool:
+        return int((await client.info())["raftmq.baseIndex"]) >= 8
+
+    await until(is_shorter)
+
+
+async def test_archived_messages_are_found_by_key(tmp_path: Path, storage: ObjectStorage) -> None:
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        await fill(client)
+        await shortened(client)
+        await found(client, "order3", [3])
+        await found(client, f"{5:032X}", [5])
+        assert numbers(await ask(client, f"{5:032X}", _UNIQUE_KEY_QUERY="true")) == [5]
+        # Of more than are wanted, the newest ones; the local log has them.
+        assert numbers(await ask(client, "every")) == [*range(COUNT - 8, COUNT)]
+        absent = await ask(client, "order-that-nobody-sent")
+        assert absent.code == ResponseCode.QUERY_NOT_FOUND, absent
+        storage.fault = lambda method, path: 503
+        refused = await ask(client, "order3")
+        assert refused.code == ResponseCode.SYSTEM_BUSY, refused
+        assert refused.remark is not None
+        assert "the archive cannot be read now" in refused.remark
+        # What the local log has, and what no index file has, needs no store.
+        assert numbers(await ask(client, f"order{COUNT - 1}")) == [COUNT - 1]
+        assert (await ask(client, "order-that-nobody-sent")).code == ResponseCode.QUERY_NOT_FOUND
+        storage.come_back()
+        await found(client, "order3", [3])
+    # A restart keeps the files of the index.
+    before = sorted((tmp_path / "index").glob("*.hashes"))
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        assert numbers(await ask(client, "order3")) == [3]
+        assert set(before) <= set((tmp_path / "index").glob("*.hashes"))
+
+
+async def test_lost_index_is_built_again_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        await fill(client)
+        await shortened(client)
+    shutil.rmtree(tmp_path / "index")
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        await found(client, "order3", [3])
+        await found(client, "order17", [17])
+
+        async def is_complete() -> bool:
+            return (await ask(client, "order-that-nobody-sent")).code == ResponseCode.QUERY_NOT_FOUND
+
+        await until(is_complete)
+        assert not list((tmp_path / "index").glob("*.copy"))
+
+
+async def test_stuck_store_delays_no_query_for_local_messages(tmp_path: Path, storage: ObjectStorage) -> None:
+    archive = replace(LIMITS.archive, key_search_seconds=0.05)
+    async with running(tmp_path, limits=replace(LIMITS, archive=archive), **settings(storage)) as broker:
+        client, other = await broker.connect(), await broker.connect()
+        await fill(client)
+        await shortened(client)
+        answers = threading.Event()
+
+        def stuck(method: str, path: str) -> int | None:
+            answers.wait(60)
+            return None
+
+        storage.fault = stuck
+        posted = [
+            await client.post(
+                RequestCode.QUERY_MESSAGE,
+                {"topic": "T", "key": f"order{n}", "maxNum": 8, "beginTimestamp": 0, "endTimestamp": 2**63 - 1},
+            )
+            for n in range(6)
+        ]
+        for _ in range(20):
+            assert numbers(await ask(other, f"order{COUNT - 1}")) == [COUNT - 1]
+        refused = [await client.answer(opaque) for opaque in posted]
+        assert {each.code for each in refused} == {ResponseCode.SYSTEM_BUSY}
+        assert any("did not answer within" in str(each.remark) for each in refused)
+        assert any("are under way; try again" in str(each.remark) for each in refused)
+        answers.set()
