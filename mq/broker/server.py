@@ -52,6 +52,7 @@ from mq.store.checkpoint import Checkpoint, Checkpointer, seconds_between_checkp
 from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost
 from mq.store.opening import LogBounds, OpenedStore, begin_to_note_floors, open_store, refuse_newer_formats
+from mq.store.queue_floors import forget_gap, has_gap, note_gap
 from mq.store.queue_store import QueueStore
 from mq.tls import Certificate
 from raftlog import (
@@ -385,6 +386,9 @@ class _Host:
             except OSError as error:
                 text = f"{error.filename or settings.data_dir}: {error.strerror}"
                 raise StartRefused(text, may_pass=True) from error
+            if settings.has_tiers and has_gap(str(settings.data_dir)):
+                noted = run.segment_log.notes.get(QUEUES_FROM)
+                replica.remember(QUEUES_FROM, noted, partial(forget_gap, str(settings.data_dir)))
             listener = _bound_listener(reactor, settings.listen_address, broker)
             undo.callback(lambda: log.info("stopped", last_index=run.segment_log.last_index))
             undo.callback(_checkpoint_last, broker, log)
@@ -465,8 +469,9 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
     )
     try:
         is_refilled = REFILLED in segment_log.notes
+        derives_again = is_refilled or (settings.has_tiers and has_gap(directory))
         opened = open_store(
-            directory, log=bounds, incoming=str(settings.log_dir / SNAPSHOT_NAME), is_refilled=is_refilled
+            directory, log=bounds, incoming=str(settings.log_dir / SNAPSHOT_NAME), is_refilled=derives_again
         )
         segment_log.set_note(REFILLED, None)
     except StoreLost as error:
@@ -477,6 +482,8 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
         log.info("log_refilled", first_index=segment_log.first_index, base_pos=segment_log.base_pos)
     if opened.rebuild_reason is not None:
         log.warning("queues_rebuilt", reason=opened.rebuild_reason)
+    if not settings.has_tiers and QUEUES_FROM in segment_log.notes:
+        note_gap(directory)
     note_queues_from(segment_log, has_tiers=settings.has_tiers, is_fresh=opened.is_fresh)
     if settings.has_tiers and opened.is_fresh:
         begin_to_note_floors(directory, opened.queues)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from struct import Struct
 from typing import Final
 
@@ -23,6 +24,8 @@ from raftlog import RealDisk
 from raftlog.log_numbers import LogIndex
 
 FLOORS_NAME: Final = "queue-floors"
+GAP_NAME: Final = "queues-without-archive"
+"""An empty file; see `note_gap`."""
 _HEAD: Final = Struct(">8sI")
 _MAGIC: Final = b"RAFTMQF1"
 _Row = tuple[str, int, QueueOffset]
@@ -68,3 +71,25 @@ def load_floors(directory: str, applied_index: LogIndex) -> dict[tuple[str, int]
     if found.applied_index < applied_index:
         return None
     return {(topic, queue_id): offset for topic, queue_id, offset in found.rows}
+
+
+def note_gap(directory: str) -> None:
+    """Note durably, before queues lose the entries of archived messages, that this may happen. Raises OSError.
+
+    The log's note of where they begin may survive a power cut longer than their entries: an idle replica writes nothing
+    to its log. So the queues are derived again when archived messages are served once more.
+    """
+    with open(os.path.join(directory, GAP_NAME), "wb") as file:
+        os.fsync(file.fileno())
+    RealDisk().sync_directory(directory)
+
+
+def has_gap(directory: str) -> bool:
+    """Whether the queues may have lost entries since they were derived for an archive; see `note_gap`."""
+    return os.path.exists(os.path.join(directory, GAP_NAME))
+
+
+def forget_gap(directory: str) -> None:
+    """The queues were derived again, and the log's note says durably where they begin."""
+    with suppress(OSError):  # they are derived once more at the next start
+        os.unlink(os.path.join(directory, GAP_NAME))

@@ -303,3 +303,25 @@ async def test_popped_messages_come_from_the_archive_and_are_redelivered(
 
         await until(both_came_twice)
         assert found[:2] == [body(0), body(1)]
+
+
+async def test_power_cut_while_the_archive_is_off_hides_no_messages(tmp_path: Path, storage: ObjectStorage) -> None:
+    given = settings(storage)
+    without = {name: value for name, value in given.items() if not name.startswith(("archive_", "local_"))}
+    async with running(tmp_path, limits=LIMITS, **given) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        await fill(client)
+        await deleted_locally(client)
+    meta = (tmp_path / "commitlog" / "meta").read_bytes()
+    async with running(tmp_path, limits=LIMITS, **without) as broker:
+        client = await broker.connect()
+        assert await client.offset(RequestCode.GET_MIN_OFFSET) > 0, "queues begin where the local log does"
+    # What a follower of an idle group has on its disk after a power cut: its log has written nothing since.
+    (tmp_path / "commitlog" / "meta").write_bytes(meta)
+    for _ in range(2):
+        async with running(tmp_path, limits=LIMITS, **given) as broker:
+            client = await broker.connect()
+            await refilled(client)
+            assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
+            assert await everything(client) == [body(number) for number in range(COUNT)]
