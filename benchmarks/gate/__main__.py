@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gate.counting import MARK
+from benchmarks.gate.counting import BY_CALLGRIND, CONTROL, MARK
 from benchmarks.gate.verdict import RISE_MAX, DumpUnreadable, instructions_in, judge, per_message
 from benchmarks.workers import ROOT
 from mq.compiled import IS_COMPILED, PURE_PYTHON
@@ -47,17 +47,18 @@ def interpreter() -> str:
 
 def count(form: str, seconds_max: float = SECONDS_MAX) -> dict[str, float]:
     """Run all cases under callgrind; instructions per message by name. Raises CannotTell."""
-    if shutil.which("valgrind") is None:
-        raise CannotTell("valgrind is not installed: apt-get install valgrind")
+    if shutil.which("valgrind") is None or shutil.which(CONTROL) is None:
+        raise CannotTell(f"valgrind, or its {CONTROL}, is not installed: apt-get install valgrind")
     if form == COMPILED and not IS_COMPILED:
         raise CannotTell("nothing is compiled: python -m mq.compiled")
     with tempfile.TemporaryDirectory(prefix="raftmq-gate-") as name:
         directory = Path(name)
         counted, dumps = directory / "counted.json", directory / "dump"
-        tool = ["valgrind", "-q", "--tool=callgrind", f"--dump-before={MARK}", f"--callgrind-out-file={dumps}"]
+        tool = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", f"--dump-before={MARK}"]
+        tool.append(f"--callgrind-out-file={dumps}")
         try:
             done = subprocess.run(
-                [*tool, sys.executable, "-m", "benchmarks.gate.cases", str(counted)],
+                [*tool, sys.executable, "-m", "benchmarks.gate.cases", str(counted), BY_CALLGRIND],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONHASHSEED": "0", PURE_PYTHON: "" if form == COMPILED else "1"},
                 capture_output=True,

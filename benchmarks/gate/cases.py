@@ -1,4 +1,4 @@
-"""The measured code, in the measured process: ``python -m benchmarks.gate.cases FILE``.
+"""The measured code, in the measured process: ``python -m benchmarks.gate.cases FILE [--by-callgrind]``.
 
 Each case warms up and then counts. ``FILE`` gets the names and the numbers of messages as JSON, in order.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frames import QUEUES, TOPIC, send_frame
-from benchmarks.gate.counting import Counting
+from benchmarks.gate.counting import BY_CALLGRIND, Counting
 from benchmarks.gate.log_writer import count_log_writer
 from benchmarks.gate.replication import count_replication
 from benchmarks.gate.whole_broker import count_whole_broker
@@ -138,7 +138,8 @@ def count_reply(counting: Counting) -> None:
 
 def main() -> None:
     """Run all cases, and write what was counted."""
-    counting = Counting()
+    file, *options = sys.argv[1:]
+    counting = Counting(by_callgrind=BY_CALLGRIND in options)
     with tempfile.TemporaryDirectory(prefix="raftmq-gate-") as name:
         directory = Path(name)
         gc.disable()
@@ -149,7 +150,7 @@ def main() -> None:
         gc.enable()
         count_log_writer(counting, directory / "written")
         count_whole_broker(counting, directory / "broker")
-    Path(sys.argv[1]).write_text(json.dumps(counting.counted) + "\n")
+    Path(file).write_text(json.dumps(counting.counted) + "\n")
 
 
 if __name__ == "__main__":
