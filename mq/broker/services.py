@@ -35,6 +35,7 @@ from mq.broker.admin.users import UserAdministration
 from mq.broker.archive.access import ArchiveWatch
 from mq.broker.archive.archiving import Archiving
 from mq.broker.archive.queue_refill import QueueRefill
+from mq.broker.base.added_times import BootClock
 from mq.broker.base.disk import disk_usage
 from mq.broker.base.retention import Retention
 from mq.broker.bulk.bulk_read import BulkReads
@@ -287,6 +288,7 @@ class Services:
             free_index=self.keys.free_disk,
             wall_clock_ms=context.wall_clock_ms,
             clock=context.clock,
+            boot_clock=BootClock(context.replica.log.boot_id, lambda: context.environment.wall_clock_ms.offset_ms),
             log=context.log,
             limits=context.limits.upkeep,
         )

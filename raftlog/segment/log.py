@@ -59,6 +59,7 @@ class SegmentLog(LogReads):
         end_pos: end of the last entry. Where the next one begins depends on its size, see `position_for`.
         chain: the chain after the last entry.
         meta: the content of the vote file at the opening, with term and vote as submitted since.
+        boot_id: of the machine, at the opening.
         store_id: random name of the directory, drawn when it was created.
         stopped_unclean: the last process that had the log open did not close it: it was killed or failed, or
             the machine lost power. Entries that it had accepted and not synced may be lost.
@@ -95,6 +96,7 @@ class SegmentLog(LogReads):
         self._submitted_index = self._durable_index = self.last_index
         self._last_ticket = 0
         self._commit_hint = opened.meta_state.commit_hint
+        self.boot_id = opened.meta_state.boot_id
         self._notes = dict(opened.meta_state.notes)
         self._notes_changed = False
         self._base_moved = False

@@ -275,3 +275,28 @@ async def test_retention_does_not_wait_for_the_key_index(tmp_path: Path, monkeyp
         assert (await client.create_topic("T", 1)).code == 0
         await fill(client)
         await until(lambda: client.offset(RequestCode.GET_MIN_OFFSET))
+
+
+async def test_a_clock_set_right_between_two_starts_deletes_nothing_early(
+    tmp_path: Path, clock: WallClock, brokers: list[Broker]
+) -> None:
+    """It was nine hours behind, and messages are kept for ten."""
+    given = SMALL | {"retention_bytes": 64 * MIB, "retention_hours": 10, "delete_when": -1}
+    clock.behind_ms = 9 * 60 * MINUTE
+    async with overfull(tmp_path, given, clock) as broker:
+        client = await broker.connect()
+        await fill(client)
+        await would_go(brokers[0], client)
+    clock.behind_ms = 0
+    async with running(tmp_path, **given) as broker:
+        client = await broker.connect()
+        await trio.sleep(0.1)  # retention looks at the files
+        clock.now_ms += 120 * MINUTE  # longer than a jump is doubted
+        await trio.sleep(0.3)  # its next looks
+        assert await base(client) == 0
+        clock.now_ms += 10 * 60 * MINUTE
+
+        async def is_shorter() -> bool:
+            return await base(client) > 0
+
+        await until(is_shorter)

@@ -6,7 +6,9 @@ the leader was wrong. So three bounds hold the stored times in place:
 - a file is no younger than a later file: if it has a time in the future, the next plausible time after it counts, or
   the time when this process first saw the file;
 - a file is no older than an earlier file;
-- a file is no older than the time since this process last saw messages being added to it.
+- a file is no older than the time since this process last saw it grow.
+
+What this finds for clocks that were behind is kept for later processes: see `mq.broker.base.added_times`.
 
 The current time may be wrong too. What a jump ahead has added to it does not count for an hour: see `PlausibleTime`.
 """
@@ -14,10 +16,14 @@ The current time may be wrong too. What a jump ahead has added to it does not co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Final
 
+from mq.broker.base.added_times import TOLERATED_MS, AddedTimes
 from mq.broker.base.rate_limited_log import Log
+from mq.protocol.messages.records import RecordError
+from raftlog import SegmentError
 from raftlog.segment import SegmentInfo
 
 PROOF_SECONDS: Final = 3600.0
@@ -68,36 +74,49 @@ class FileTimes:
     Args:
         stamps: reads store times of a file.
         clock: monotonic seconds.
+        added: what earlier processes have found.
     """
 
-    def __init__(self, stamps: Stamps, clock: Callable[[], float], log: Log) -> None:
+    def __init__(self, stamps: Stamps, clock: Callable[[], float], log: Log, added: AddedTimes) -> None:
         self._stamps = stamps
         self._clock = clock
         self._log = log
+        self.added = added
+        self._ends: dict[int, int] = {}
         self._read: dict[int, Sequence[int]] = {}
         self._grew_at: dict[int, float] = {}
         self._first_seen: dict[int, float] = {}
         self._warned: set[int] = set()
         self._segments: Sequence[SegmentInfo] = ()
-        self._now_ms = 0
+        self._now_ms = self._wall_ms = 0
         self._earlier_ms = 0
         self._found: dict[int, int | None] = {}
 
-    def look(self, segments: Sequence[SegmentInfo], now_ms: int) -> None:
-        """Begin a look at these files, at the time ``now_ms``."""
+    def look(self, segments: Sequence[SegmentInfo], now_ms: int, wall_ms: int) -> None:
+        """Begin a look at these files, at the time ``now_ms``; ``wall_ms`` is what the clock says, believed or not."""
         for older, newer in pairwise(segments):
             assert older.end <= newer.start, f"the file at {newer.start} follows one that ends at {older.end}"
         self._segments, self._now_ms, self._earlier_ms, self._found = segments, now_ms, 0, {}
+        self._wall_ms = wall_ms
         starts = {segment.start for segment in segments}
-        for known in (self._read, self._grew_at, self._first_seen):
+        for known in (self._read, self._grew_at, self._first_seen, self._ends):
             for start in known.keys() - starts:
                 del known[start]
         self._warned &= starts
         now = self._clock()
+        closed = [segment for segment in segments if segment.closed]
+        shift_ms = self.added.look(closed[0].start, closed[-1].end) if closed else self.added.look(0, 0)
+        if shift_ms:
+            self._log.warning("files_counted_by_uptime", seconds=round(shift_ms / 1000))
         for segment in segments:
             self._first_seen.setdefault(segment.start, now)
             if not segment.closed:
-                self._grew_at[segment.start] = now
+                if self._ends.get(segment.start) != segment.end:
+                    self._ends[segment.start], self._grew_at[segment.start] = segment.end, now
+            elif self._ends.pop(segment.start, None) is not None:
+                self._note_growth(segment)
+        if closed:
+            self._limit_added(closed[-1])
 
     def newest_ms(self, segment: SegmentInfo) -> int | None:
         """When the newest message of a closed file was stored; None for a file without messages.
@@ -121,11 +140,28 @@ class FileTimes:
                 self._log.warning(
                     "file_from_the_future", begin_pos=segment.start, newest_ms=max(stamps), counted_as_ms=found
                 )
+        found = min(found + self.added.of(segment.start), self._now_ms)
         if (grew_at := self._grew_at.get(segment.start)) is not None:
             found = max(found, self._before_ms(grew_at))
         self._earlier_ms = max(self._earlier_ms, found)
         assert self._earlier_ms <= self._now_ms, f"{segment} has messages of {self._earlier_ms}, it is {self._now_ms}"
         return self._earlier_ms
+
+    def _note_growth(self, segment: SegmentInfo) -> None:
+        """A file was closed: keep in mind for later processes if it grew later than its messages say."""
+        stamps = self._readable_stamps(segment)
+        if stamps and max(stamps) <= self._now_ms:
+            late_ms = self._before_ms(self._grew_at[segment.start]) - max(stamps)
+            if late_ms > TOLERATED_MS:
+                self.added.add(segment.start, segment.end, late_ms)
+
+    def _limit_added(self, newest: SegmentInfo) -> None:
+        """If the newest closed file would be from the future, the clock was set back before a reboot."""
+        added_ms = self.added.of(newest.start)
+        if added_ms and (stamps := self._readable_stamps(newest)) and max(stamps) <= self._wall_ms:
+            ahead_ms = max(stamps) + added_ms - self._wall_ms
+            if ahead_ms > 0:
+                self.added.take_away(min(ahead_ms, added_ms))
 
     def _next_plausible(self, segment: SegmentInfo) -> int:
         """A time at which the file was certainly closed."""
@@ -140,6 +176,12 @@ class FileTimes:
     def _before_ms(self, at: float) -> int:
         """The time when the monotonic clock was there."""
         return self._now_ms - round((self._clock() - at) * 1000)
+
+    def _readable_stamps(self, segment: SegmentInfo) -> Sequence[int]:
+        """None of a file that is damaged: it is reported when it would be deleted."""
+        with suppress(SegmentError, RecordError):
+            return self._stamps_of(segment)
+        return ()
 
     def _stamps_of(self, segment: SegmentInfo) -> Sequence[int]:
         if not segment.closed:

@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from mq.broker.base.added_times import FILE_TIMES, AddedTimes, BootClock
 from mq.broker.base.archive_tier import Tier
 from mq.broker.base.disk import used_part
 from mq.broker.base.file_times import FileTimes, PlausibleTime
@@ -87,6 +88,7 @@ class Retention:
         free_index: called with True while the disk is too full: frees what can be built again from the log.
         wall_clock_ms: milliseconds since the epoch.
         clock: monotonic seconds.
+        boot_clock: the wall clock against the time since boot.
 
     Attributes:
         wished_pos: files before it would be deleted, if it were not for ``kept_pos``.
@@ -106,6 +108,7 @@ class Retention:
         free_index: Callable[[bool], None],
         wall_clock_ms: Callable[[], int],
         clock: Callable[[], float],
+        boot_clock: BootClock,
         log: Log,
         limits: UpkeepLimits = DEFAULT.upkeep,
         kept_pos: Callable[[], PhysicalOffset] = lambda: EVERYTHING,
@@ -126,7 +129,8 @@ class Retention:
         self._clock = clock
         self._log = log
         self._time: PlausibleTime | None = None
-        self._files = FileTimes(self._stamps, clock, log)
+        self._added = AddedTimes(boot_clock, replica.log.notes.get(FILE_TIMES))
+        self._files = FileTimes(self._stamps, clock, log, self._added)
         self._tight_checks = self._calm_checks = 0
         self._warned = False
         self._is_held = self._is_kept = False
@@ -161,7 +165,8 @@ class Retention:
         segments = log.segments()
         wall_ms = self._wall_clock_ms()
         now_ms = self._plausible_ms(segments, wall_ms)
-        self._files.look(segments, now_ms)
+        self._files.look(segments, now_ms, wall_ms)
+        self._keep_times()
         self._complete_note(segments, now_ms)
         needed_pos = self._floor_pos()
         now = Situation(
@@ -265,6 +270,12 @@ class Retention:
         if known is not None:
             base_index, newest = min(base_index, known.base_index), max(newest, known.newest_ms)
         return encode_early(base_index, newest)
+
+    def _keep_times(self) -> None:
+        """Note durably what the times of files are counted by, if it has changed."""
+        note = self._added.note()
+        if note != self._replica.log.notes.get(FILE_TIMES):
+            self._replica.remember(FILE_TIMES, note)
 
     def _complete_note(self, segments: Sequence[SegmentInfo], now_ms: int) -> None:
         """Note until when entries count that perhaps the replica has deleted from which this one fetched its log."""

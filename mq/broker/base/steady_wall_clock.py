@@ -77,6 +77,11 @@ class SteadyWallClock:
         return wall_ms
 
     @property
+    def offset_ms(self) -> int:
+        """From the steady clock to the time that was believed last."""
+        return self._offset_ms
+
+    @property
     def disbelieved_ms(self) -> int:
         """How far the clock of the machine is ahead of the time that is believed; 0 while they agree."""
         return 0 if self._other is None else self._other[1] - self._offset_ms

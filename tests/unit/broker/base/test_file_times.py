@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import structlog
 from structlog.testing import capture_logs
 
+from mq.broker.base.added_times import STEPS_MAX, AddedTimes, BootClock
 from mq.broker.base.file_times import PROOF_SECONDS, FileTimes, PlausibleTime
 from raftlog.log_numbers import LogIndex
 from raftlog.segment import RetentionPolicy, SegmentInfo, Situation, droppable
@@ -23,7 +25,18 @@ class Files:
     def __init__(self, *stamps: tuple[int, ...]) -> None:
         self.stamps = list(stamps)
         self.now = 1000.0
-        self.times = FileTimes(lambda segment: self.stamps[segment.start // 10], lambda: self.now, LOG)
+        self.offset_ms = 0
+        self.begin("boot", None)
+
+    def begin(self, boot_id: str, note: bytes | None) -> None:
+        """A process starts, on this boot, with the note of the one before."""
+        added = AddedTimes(BootClock(boot_id, lambda: self.offset_ms), note)
+        self.times = FileTimes(lambda segment: self.stamps[segment.start // 10], lambda: self.now, LOG, added)
+
+    def restart(self, boot_id: str = "boot") -> None:
+        """The clock of the process begins anew."""
+        self.begin(boot_id, self.times.added.note())
+        self.now = 50.0
 
     def segments(self) -> list[SegmentInfo]:
         last = len(self.stamps) - 1
@@ -35,7 +48,7 @@ class Files:
     def deleted(self, now_ms: int = NOW, hours: int = 72) -> int:
         """How many files 72 h of retention delete."""
         segments = self.segments()
-        self.times.look(segments, now_ms)
+        self.times.look(segments, now_ms, now_ms)
         now = Situation(
             now_ms=now_ms, hour=0, floor_pos=10**9, wanted_pos=10**9, disk_used_bytes=0, disk_total_bytes=100
         )
@@ -84,6 +97,92 @@ def test_a_file_that_a_clock_behind_wrote_stays() -> None:
     assert files.deleted(NOW + 10_000) == 0, "it was written ten seconds ago"
     files.now += 73 * 3600
     assert files.deleted(NOW + 73 * HOUR) == 1
+
+
+def test_a_file_that_a_clock_behind_wrote_stays_after_a_restart() -> None:
+    """The clock of the leader was four days behind; this replica saw that, and starts again on another boot."""
+    files = Files((ago(100), ago(99)), (ago(96), ago(96)))
+    files.deleted()
+    files.stamps[1] = (ago(96), ago(95))
+    files.stamps.append((ago(0),))
+    assert files.deleted() == 1
+    files.restart("another boot")
+    assert files.deleted() == 1
+    assert files.deleted(NOW + 71 * HOUR) == 1
+    assert files.deleted(NOW + 73 * HOUR) == 2
+
+
+def test_a_clock_set_ahead_between_two_processes_makes_no_file_old() -> None:
+    """The clock was four days behind. It was set right while the broker was stopped, and the machine was not."""
+    files = Files((ago(100), ago(99)), (ago(98), ago(97)), (ago(96),))
+    assert files.deleted(ago(96)) == 0
+    files.restart()
+    files.offset_ms += 96 * HOUR
+    with capture_logs() as logs:
+        assert files.deleted() == 0
+    assert [(line["event"], line["seconds"]) for line in logs] == [("files_counted_by_uptime", 96 * 3600)]
+    files.restart("another boot")
+    assert files.deleted(NOW + 68 * HOUR) == 0
+    assert files.deleted(NOW + 70 * HOUR) == 1
+    assert files.deleted(NOW + 72 * HOUR) == 2
+
+
+def test_a_clock_that_was_wrong_for_a_while_leaves_no_trace() -> None:
+    """It was a year ahead, over two restarts; then files go when they would have gone."""
+    files = Files((ago(100), ago(99)), (ago(70), ago(60)), (ago(1),))
+    assert files.deleted() == 1
+    files.restart()
+    files.offset_ms += YEAR
+    assert files.deleted(NOW + YEAR) == 1
+    files.restart()
+    files.offset_ms -= YEAR
+    assert files.deleted() == 1
+    assert files.deleted(NOW + 13 * HOUR) == 2
+
+
+def test_a_clock_set_back_at_a_reboot_keeps_no_file_for_ever() -> None:
+    files = Files((ago(100), ago(99)), (ago(70), ago(60)), (ago(1),))
+    files.deleted()
+    files.restart()
+    files.offset_ms += YEAR
+    files.deleted(NOW + YEAR)
+    files.restart("another boot")
+    files.offset_ms = 0
+    assert files.deleted() == 0
+    assert files.deleted(NOW + 73 * HOUR) == 2
+
+
+def test_a_machine_that_was_off_for_days_deletes_old_files() -> None:
+    files = Files((ago(10), ago(9)), (ago(8), ago(7)), (ago(6),))
+    assert files.deleted() == 0
+    files.restart("another boot")
+    files.offset_ms += 65 * HOUR
+    assert files.deleted(NOW + 64 * HOUR) == 1
+
+
+def test_idle_files_are_as_old_as_their_messages() -> None:
+    """A file that was open for days without a message gets no younger by that."""
+    files = Files((ago(100), ago(99)), (ago(90), ago(80)))
+    files.deleted(ago(80))
+    files.now += 80 * 3600
+    files.deleted()
+    files.stamps.append((NOW,))
+    assert files.deleted() == 2
+
+
+def test_many_differences_are_noted_in_little_room_and_none_gets_smaller() -> None:
+    rng = random.Random(1)
+    times = AddedTimes(BootClock("boot", lambda: 0), None)
+    wanted: dict[int, int] = {}
+    for start in range(0, 10_000, 10):
+        if rng.random() < 0.5:
+            wanted[start] = rng.randrange(60_000, 10**9)
+            times.add(start, start + 10, wanted[start])
+    assert len(times.note()) < 20 * STEPS_MAX
+    again = AddedTimes(BootClock("boot", lambda: 0), times.note())
+    assert all(again.of(start) >= ms for start, ms in wanted.items())
+    again.look(5000, 10_000)
+    assert all(again.of(start) >= ms for start, ms in wanted.items() if start >= 5000)
 
 
 def test_an_old_file_without_a_younger_neighbour_goes() -> None:

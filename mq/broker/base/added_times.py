@@ -1,0 +1,128 @@
+"""How much younger files of the log are than their messages say, because a clock was behind. Kept over restarts. Pure.
+
+Two things make a message seem older than it is: the clock of the leader that stamped it was behind, which a replica
+notices while it sees the file grow; or the clock of this machine was set ahead afterwards. Both are a number of
+milliseconds for some files. They are noted in the log, together with the distance of the wall clock from the time since
+boot: so a process that starts later on the same boot notices that the clock was set meanwhile. After a reboot it cannot
+know: it may have been switched off for so long.
+
+All files that exist when the clock is set ahead are taken for so much younger, also those that a right clock has
+stamped: they stay for longer, and none goes early. When the clock is set back, as much is taken away again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+FILE_TIMES: Final = "file_times"
+"""The note of the log."""
+TOLERATED_MS: Final = 60_000
+"""Clocks drift, and files are looked at now and then: less than this is not noted."""
+STEPS_MAX: Final = 40
+"""The notes of a log have room for some kilobytes."""
+
+
+class _Note(msgspec.Struct, frozen=True, array_like=True):
+    boot_id: str
+    offset_ms: int
+    steps: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class BootClock:
+    """The wall clock against a clock that nobody can set.
+
+    Attributes:
+        boot_id: changes when the machine boots.
+        offset_ms: from the time since boot, including suspension, to the wall clock, in milliseconds.
+    """
+
+    boot_id: str
+    offset_ms: Callable[[], int]
+
+
+class AddedTimes:
+    """What is added to the times of files; see the module.
+
+    Args:
+        note: what `note` returned, in this process or an earlier one; None for a log without.
+    """
+
+    def __init__(self, clock: BootClock, note: bytes | None) -> None:
+        self._clock = clock
+        self._steps: list[tuple[int, int]] = []
+        self._boot_id, self._offset_ms = "", 0
+        if note is not None:
+            known = msgspec.msgpack.decode(note, type=_Note)
+            self._boot_id, self._offset_ms, self._steps = known.boot_id, known.offset_ms, [*known.steps]
+
+    def of(self, start: int) -> int:
+        """Milliseconds that are added to the time of the file that begins at ``start``."""
+        at = bisect_right(self._steps, (start, 2**63)) - 1
+        return 0 if at < 0 else self._steps[at][1]
+
+    def look(self, begin: int, end: int) -> int:
+        """Notice that the clock was set; the log's closed files are those from ``begin`` to ``end``.
+
+        Returns by how many milliseconds it was set, 0 if it was not.
+        """
+        assert begin <= end, f"files from {begin} to {end}"
+        offset_ms = self._clock.offset_ms()
+        shift_ms = offset_ms - self._offset_ms if self._boot_id == self._clock.boot_id else 0
+        if shift_ms > TOLERATED_MS:
+            if begin < end:
+                self._put([(start, ms + shift_ms) for start, ms in self._between(begin, end)], end)
+        elif shift_ms < -TOLERATED_MS:
+            self.take_away(-shift_ms)
+        elif self._boot_id == self._clock.boot_id:
+            shift_ms = 0
+            offset_ms = self._offset_ms
+        self._boot_id, self._offset_ms = self._clock.boot_id, offset_ms
+        self._forget_before(begin)
+        return shift_ms
+
+    def add(self, start: int, end: int, ms: int) -> None:
+        """The file from ``start`` to ``end`` is so much younger than its messages say."""
+        assert ms > 0, f"{ms} ms are added to the file at {start}"
+        if ms > self.of(start):
+            self._put([(start, ms)], end)
+
+    def take_away(self, ms: int) -> None:
+        """What was added has made files younger than they can be, by so much."""
+        assert ms > 0, f"{ms} ms are taken away"
+        self._replace([(start, max(added - ms, 0)) for start, added in self._steps])
+
+    def note(self) -> bytes:
+        """To be kept for the next process."""
+        return msgspec.msgpack.encode(_Note(self._boot_id, self._offset_ms, self._steps))
+
+    def _between(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """The steps of these files, beginning with the first of them."""
+        return [(begin, self.of(begin)), *(step for step in self._steps if begin < step[0] < end)]
+
+    def _put(self, steps: list[tuple[int, int]], end: int) -> None:
+        """Replace the steps up to ``end``; behind it nothing changes."""
+        begin, behind = steps[0][0], self.of(end)
+        before = [step for step in self._steps if step[0] < begin]
+        after = [step for step in self._steps if step[0] > end]
+        self._replace([*before, *steps, (end, behind), *after])
+
+    def _forget_before(self, begin: int) -> None:
+        if self._steps and self._steps[0][0] < begin:
+            self._replace([(begin, self.of(begin)), *(step for step in self._steps if step[0] > begin)])
+
+    def _replace(self, steps: list[tuple[int, int]]) -> None:
+        """Join equal neighbours; while there are too many, those that differ least, at the higher one."""
+        joined: list[tuple[int, int]] = []
+        for start, ms in steps:
+            if ms != (joined[-1][1] if joined else 0):
+                joined.append((start, ms))
+        while len(joined) > STEPS_MAX:
+            at = min(range(1, len(joined)), key=lambda each: abs(joined[each][1] - joined[each - 1][1]))
+            joined[at - 1 : at + 1] = [(joined[at - 1][0], max(joined[at - 1][1], joined[at][1]))]
+        self._steps = joined
