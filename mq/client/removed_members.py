@@ -49,8 +49,8 @@ class Removal:
 
     Attributes:
         was_member: one of them knew the client as a member, or kept it out already.
-        unreached: replicas that did not answer, and why: if one of them leads before the time is over, the client may
-            come back.
+        unreached: replicas that did not answer, and why. The leader tells them, if it answered; otherwise the client
+            may come back after the next change of leader.
     """
 
     was_member: bool

@@ -1,12 +1,14 @@
 """Removes members from consumer groups for a while: request codes 9026 and 9027.
 
-Each replica keeps its own list, in memory: clients are connected to all replicas, and an operator's tool asks all of
-them. Nothing is replicated: who is a member is known to no log either.
+Each replica keeps out for itself: clients are connected to all replicas, and an operator's tool asks all of them. The
+leader also replicates who is kept out, and until when (from format level 8 on). So a replica that starts, or that the
+tool did not reach, has it from there, within a second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from mq.broker.base.periodic_task import Periodic, now_if
@@ -16,8 +18,11 @@ from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.clients import Notice
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.kept_out import KEPT_OUT_MAX
 from mq.broker.net.service import Route, Service
+from mq.broker.state.format_level import LEVEL_OF_KEPT_OUT_CLIENTS
+from mq.broker.state.kept_out_clients import KEPT_OUT_MAX, KeepOut, KeptOutRow
+from mq.broker.write_path.outcome import Stored, answer_outcome
+from mq.broker.write_path.replicate import encoded
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import NameRefused, check_group
 from mq.protocol.requests.removed_members import (
@@ -32,6 +37,8 @@ from mq.protocol.requests.removed_members import (
 WORDS_LENGTH_MAX: Final = 300
 _ID_LENGTH_MAX: Final = max(ClientLimits().client_id_length_max, ClientLimits().proxied_client_id_length_max)
 _EXPIRE_SECONDS: Final = 1.0
+_TOLD_SECONDS: Final = 5.0
+"""A replica that was told at the same time as the leader keeps the client out for as long, but for less than this."""
 
 EndWaiting = Callable[[str, str, Sequence[ClientConnection]], None]
 """Ends what a removed member waits for, or holds: group, client id, its connections."""
@@ -59,7 +66,12 @@ class RemovedMembers(Service):
         self._notify = notify
         self._send_notice = send_notice
         self._end_waiting = end_waiting
-        self._clock = context.clock
+        self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
+        self._state, self._level = context.metadata.kept_out, context.metadata.format_level
+        self._appender = context.appender
+        self._seen_version = -1
+        self._followed: dict[tuple[str, str], KeptOutRow] = {}
+        """The replicated table when this replica last looked at it."""
         self._log = context.log
 
     def routes(self) -> Iterator[Route]:
@@ -69,40 +81,90 @@ class RemovedMembers(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
-        yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(bool(self._kept_out.table)))
+        yield Periodic(_EXPIRE_SECONDS, self.look, lambda: now_if(self._has_to_look()))
 
-    def handle_remove(self, call: Call[RemoveMember]) -> bytes:
-        """Request code 9026. Raises RequestRefused."""
+    def handle_remove(self, call: Call[RemoveMember]) -> bytes | None:
+        """Request code 9026: at the leader answered when it is replicated. Raises RequestRefused."""
         ext = call.request.ext
         self._check(ext.group, ext.client_id, ext.keep_out_ms, ext.reason, ext.operator)
+        is_replicated = self._appender.is_open and self._level.level >= LEVEL_OF_KEPT_OUT_CLIENTS
+        if is_replicated:
+            self._appender.check_room()
         if ext.keep_out_ms == 0:
-            known = self._kept_out.release(ext.group, ext.client_id)
-            if known is not None:
-                self._log.info("member_let_in", consumer_group=ext.group, client_id=ext.client_id, by=ext.operator)
-                self._send_notice(ext.group, known.connections)
-            return call.response(ext=MemberRemoved(was_member=known is not None).fields())
-        connections, notices, was_member = self._clients.remove_member(
-            ext.group,
-            ext.client_id,
-            until=self._clock() + ext.keep_out_ms / 1000,
+            was_member = self._let_in(ext.group, ext.client_id, ext.operator)
+        else:
+            seconds = ext.keep_out_ms / 1000
+            was_member = self._remove(ext.group, ext.client_id, seconds, ext.reason, ext.operator)
+        answer = call.response(ext=MemberRemoved(was_member=was_member).fields())
+        if not is_replicated:
+            return answer
+        now_ms = self._wall_clock_ms()
+        command = KeepOut(
+            group=ext.group,
+            client_id=ext.client_id,
+            until_ms=now_ms + ext.keep_out_ms,
+            now_ms=now_ms,
             reason=ext.reason,
             operator=ext.operator,
         )
+
+        def reply(_: Stored) -> bytes:
+            return answer
+
+        what = "the removal of a member was being stored"
+        self._appender.add_command(encoded(command), partial(answer_outcome, call, what, reply))
+        return None
+
+    def _remove(self, group: str, client_id: str, seconds: float, reason: str, operator: str) -> bool:
+        """Remove a client, and keep it out for so long; returns whether it was a member, or was kept out."""
+        connections, notices, was_member = self._clients.remove_member(
+            group, client_id, until=self._clock() + seconds, reason=reason, operator=operator
+        )
         self._log.info(
             "member_removed",
-            consumer_group=ext.group,
-            client_id=ext.client_id,
-            by=ext.operator,
-            seconds=ext.keep_out_ms / 1000,
-            reason=ext.reason,
+            consumer_group=group,
+            client_id=client_id,
+            by=operator,
+            seconds=seconds,
+            reason=reason,
             was_member=was_member,
         )
         for end in self._end_waiting:
-            end(ext.group, ext.client_id, connections)
+            end(group, client_id, connections)
         # The removed one first: it gives its queues up before others ask for them.
-        self._send_notice(ext.group, connections)
+        self._send_notice(group, connections)
         self._notify(notices)
-        return call.response(ext=MemberRemoved(was_member=was_member).fields())
+        return was_member
+
+    def _let_in(self, group: str, client_id: str, operator: str) -> bool:
+        known = self._kept_out.release(group, client_id)
+        if known is not None:
+            self._log.info("member_let_in", consumer_group=group, client_id=client_id, by=operator)
+            self._send_notice(group, known.connections)
+        return known is not None
+
+    def _has_to_look(self) -> bool:
+        return bool(self._kept_out.table) or self._seen_version != self._state.version
+
+    def look(self) -> None:
+        """Do what is replicated and let those in whose time is over; called by a timer."""
+        if self._seen_version != self._state.version:
+            self._seen_version = self._state.version
+            self._follow()
+        self.expire()
+
+    def _follow(self) -> None:
+        followed, self._followed = self._followed, dict(self._state.table)
+        now_ms = self._wall_clock_ms()
+        for key in followed.keys() - self._followed.keys():
+            self._let_in(*key, followed[key].operator)
+        for key, row in self._followed.items():
+            left = (row.until_ms - now_ms) / 1000
+            if row == followed.get(key) or left <= 0 or not self._kept_out.has_room(*key):
+                continue
+            known = self._kept_out.table.get(key)
+            if known is None or abs(known.until - self._clock() - left) > _TOLD_SECONDS:
+                self._remove(*key, left, row.reason, row.operator)
 
     def handle_list(self, call: Call[ListKeptOut]) -> bytes:
         """Request code 9027."""
@@ -120,7 +182,7 @@ class RemovedMembers(Service):
         return call.response(body=KeptOutList(members=found).encode())
 
     def expire(self) -> None:
-        """Let those in whose time is over; called by a timer."""
+        """Let those in whose time is over."""
         for kept in self._kept_out.expired(self._clock()):
             self._log.info("member_may_return", consumer_group=kept.group, client_id=kept.client_id)
             self._send_notice(kept.group, kept.connections)

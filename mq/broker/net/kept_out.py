@@ -1,7 +1,7 @@
 """Members that an operator has removed from their consumer group, and that stay out of it for a while. Pure.
 
-A client is named by its id, in one group: its other groups go on. The table is in the memory of each replica: the
-operator's command goes to all of them, so that a new leader has it, too; a replica that restarts forgets it.
+A client is named by its id, in one group: its other groups go on. The table is in the memory of each replica, and is
+made again from the replicated one (`mq.broker.state.kept_out_clients`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Final, Generic
 
 from mq.broker.net.consumer_group import ConnectionT
 from mq.broker.net.errors import RequestRefused
+from mq.broker.state.kept_out_clients import KEPT_OUT_MAX
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.removed_members import KeptOutReply
 
-KEPT_OUT_MAX: Final = 10_000
-"""Clients that are kept out at once, in all groups."""
 HEARD_SECONDS: Final = 60.0
 """A client without a connection is there if it was heard of since then: it pops again and again."""
 

@@ -48,6 +48,7 @@ from mq.broker.state.format_level import (
     RaiseLevel,
 )
 from mq.broker.state.former_topics import FormerTopics
+from mq.broker.state.kept_out_clients import KeptOutClients
 from mq.broker.state.lite_offsets import ExpireLiteTopics, LiteOffsets, ResetLiteOffsets
 from mq.broker.state.metadata_snapshot import (
     SNAPSHOT_FORMAT,
@@ -82,7 +83,7 @@ def _no_queues(_: str) -> Mapping[int, QueueOffset]:
 _PARTS: Final = (
     *("format_level", "marks", "pops", "request_modes", "sequences", "checks", "users"),
     *("former_topics", "younger_queues", "schedules", "lite", "archived", "filters", "deleted_topics", "user_quotas"),
-    "births",
+    *("births", "kept_out"),
 )
 """Tables with their own commands, by the names of their attributes, which they have in snapshots, too."""
 
@@ -150,6 +151,8 @@ class Metadata:
         """Deleted topics that can be restored."""
         self.births = TopicBirths()
         """Where in the log topics were created."""
+        self.kept_out = KeptOutClients()
+        """Clients that were removed from consumer groups."""
         self.parts: dict[str, StateTable] = {name: getattr(self, name) for name in _PARTS}
         """Parts by their name in snapshots."""
         self._part_of = {command: part for part in self.parts.values() for command in part.COMMANDS}
@@ -459,6 +462,7 @@ class Metadata:
         self.checks.check_invariants()
         self.users.check_invariants()
         self.user_quotas.check_invariants()
+        self.kept_out.check_invariants()
         self.request_modes.check_invariants()
         self.lite.check_invariants()
         self.archived.check_invariants()

@@ -1,0 +1,98 @@
+"""Clients that an operator has removed from a consumer group, and until when they stay out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from mq.broker.state.table import CommandRefused, TableCommand, check_range
+from mq.protocol.names import check_group
+
+KEPT_OUT_MAX: Final = 10_000
+"""Clients that are kept out at once, in all groups."""
+TEXT_LENGTH_MAX: Final = 1024
+
+
+class KeptOutRow(NamedTuple):
+    """``until_ms`` is in milliseconds since 1970; ``reason`` are the operator's words, ``operator`` says who it was."""
+
+    until_ms: int
+    reason: str
+    operator: str
+
+
+class KeepOut(TableCommand, frozen=True, tag="keep_out"):
+    """Keep a client out of a group until then, or no longer if that is not after ``now_ms``.
+
+    From format level 8 on.
+    """
+
+    group: str
+    client_id: str
+    until_ms: int
+    now_ms: int
+    reason: str = ""
+    operator: str = ""
+
+    def check(self) -> None:
+        """See `TableCommand.check`."""
+        check_group(self.group)
+        check_range("until_ms", self.until_ms, 0, 2**63 - 1)
+        check_range("now_ms", self.now_ms, 0, 2**63 - 1)
+        if max(map(len, (self.client_id, self.reason, self.operator))) > TEXT_LENGTH_MAX:
+            raise CommandRefused(f"a client id, a reason or an operator of more than {TEXT_LENGTH_MAX} characters")
+
+
+class KeptOutClients:
+    """The table; see the module.
+
+    Attributes:
+        table: by group and client id. Those whose time is over are removed by the next command.
+        version: changes with each change, on this replica only.
+    """
+
+    COMMANDS: tuple[type[TableCommand], ...] = (KeepOut,)
+
+    def __init__(self) -> None:
+        self.table: dict[tuple[str, str], KeptOutRow] = {}
+        self.version = 0
+
+    def apply(self, command: TableCommand) -> None:
+        """See `StateTable.apply`."""
+        assert isinstance(command, KeepOut), f"{command} keeps nobody out"
+        self.version += 1
+        for key in [key for key, row in self.table.items() if row.until_ms <= command.now_ms]:
+            del self.table[key]
+        key = command.group, command.client_id
+        self.table.pop(key, None)
+        if command.until_ms > command.now_ms and len(self.table) < KEPT_OUT_MAX:
+            self.table[key] = KeptOutRow(command.until_ms, command.reason, command.operator)
+
+    def capture(self) -> Callable[[], object]:
+        """See `StateTable.capture`."""
+        rows = sorted(self.table.items())
+        return lambda: [(*key, *row) for key, row in rows] or None
+
+    def restore(self, state: object) -> None:
+        """See `StateTable.restore`."""
+        rows = msgspec.convert(state or [], list[tuple[str, str, int, str, str]])
+        self.table = {
+            (group, client_id): KeptOutRow(until_ms, reason, operator)
+            for group, client_id, until_ms, reason, operator in rows
+        }
+        self.version += 1
+
+    def check_invariants(self) -> None:
+        """Assert what holds between two commands; for tests."""
+        assert len(self.table) <= KEPT_OUT_MAX, f"{len(self.table)} clients are kept out; maximum: {KEPT_OUT_MAX}"
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `StateTable.topic_deleted`."""
+
+    def group_deleted(self, group: str) -> None:
+        """See `StateTable.group_deleted`."""
+        for key in [key for key in self.table if key[0] == group]:
+            del self.table[key]
+            self.version += 1

@@ -1,0 +1,50 @@
+"""The replicated table of clients that are kept out of groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.broker.state.commands import encode_command
+from mq.broker.state.kept_out_clients import KEPT_OUT_MAX, KeepOut, KeptOutClients
+from mq.broker.state.table import CommandRefused
+
+
+def keep_out(client_id: str, until_ms: int, now_ms: int = 1000, group: str = "G") -> KeepOut:
+    return KeepOut(group=group, client_id=client_id, until_ms=until_ms, now_ms=now_ms, reason="hangs", operator="ops")
+
+
+def test_a_client_is_kept_out_until_it_is_let_in() -> None:
+    kept = KeptOutClients()
+    kept.apply(keep_out("c", 5000))
+    kept.apply(keep_out("d", 5000))
+    assert kept.table["G", "c"] == (5000, "hangs", "ops")
+    kept.apply(keep_out("c", 2000, now_ms=2000))
+    assert list(kept.table) == [("G", "d")]
+    kept.group_deleted("G")
+    assert not kept.table
+
+
+def test_those_whose_time_is_over_leave_room() -> None:
+    kept = KeptOutClients()
+    for number in range(KEPT_OUT_MAX + 1):
+        kept.apply(keep_out(f"c{number}", 5000))
+    assert len(kept.table) == KEPT_OUT_MAX
+    kept.apply(keep_out("late", 9000, now_ms=5000))
+    assert list(kept.table) == [("G", "late")]
+    kept.check_invariants()
+
+
+def test_a_snapshot_names_clients_kept_out() -> None:
+    kept, again = KeptOutClients(), KeptOutClients()
+    assert kept.capture()() is None
+    kept.apply(keep_out("c", 5000))
+    again.restore(kept.capture()())
+    assert again.table == kept.table
+    assert again.version > 0
+    again.restore(None)
+    assert not again.table
+
+
+def test_what_is_too_long_is_refused() -> None:
+    with pytest.raises(CommandRefused, match="1024 characters"):
+        encode_command(keep_out("c" * 1025, 5000))
