@@ -21,11 +21,14 @@ SOURCE_SEQUENCE: Final = "RAFTMQ_SOURCE_SEQUENCE"
 """The sequence number of the original, if it had one: that of the copy is the mirror's."""
 SOURCE_LITE_TOPIC: Final = "RAFTMQ_SOURCE_LITE_TOPIC"
 """The lite topic of the original: copies are in the parent only."""
+SOURCE_CARRIED: Final = "RAFTMQ_SOURCE_CARRIED"
+"""Of a message that a compacted topic of the source has stored again: the target compacts by itself."""
 
 _RENAMED: Final = {
     props.PRODUCER_ID: SOURCE_PRODUCER,
     props.SEQUENCE: SOURCE_SEQUENCE,
     props.LITE_TOPIC: SOURCE_LITE_TOPIC,
+    props.CARRIED: SOURCE_CARRIED,
 }
 _OF_BROKERS: Final = frozenset(
     {

@@ -17,13 +17,19 @@ from mq.cli.mirror.state import MirrorState
 from mq.client.errors import BrokerError, ClientError
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import SYSTEM_GROUPS, NameRefused, check_group
+from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, is_compacted
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
-from mq.protocol.requests.retention_attributes import RESERVE_TIME
+from mq.protocol.requests.quota_attributes import ATTRIBUTES as QUOTAS
+from mq.protocol.requests.retention_attributes import RESERVE_BYTES, RESERVE_TIME
 from mq.protocol.requests.users import SUBJECT_PREFIX
 
 _SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_ONS", "CID_SYS_RMQ_TRANS", "GLOBAL_")
 
 _ATTRIBUTES_REFUSED = frozenset({ResponseCode.INVALID_PARAMETER, ResponseCode.VERSION_NOT_SUPPORTED})
+_LIMITS: Final = (RESERVE_TIME, RESERVE_BYTES, *QUOTAS)
+"""Attributes without which a topic keeps or takes more messages, never fewer: it is mirrored without those that the
+target refuses.
+"""
 
 AT_ONCE: Final = 16
 """Topics or groups that are being created at the target."""
@@ -61,23 +67,41 @@ async def extend_mirror(
         )
     except PlanRefused as error:
         raise CommandFailed(str(error)) from error
-    await create_topics(target, found.topics, say)
+    refused = await create_topics(target, found.topics, say)
+    found = found._replace(
+        queues=[queue for queue in found.queues if queue.target_topic not in refused],
+        refused={**found.refused, **refused},
+    )
     state.queues.extend(found.queues)
     return found
 
 
-async def create_topics(target: ClusterAdmin, topics: Iterable[NewTopic], say: Say) -> None:
+async def create_topics(target: ClusterAdmin, topics: Iterable[NewTopic], say: Say) -> dict[str, str]:
     """Create topics at the target, some at once: each waits for the name servers. Raises ClientError.
 
-    If one is refused, no further one is begun; those that were begun may be created or not.
+    If one is refused, no further one is begun; those that were begun may be created or not. Returned are topics that
+    the target does not compact, with what to do: there they would lose the newest messages of keys, so nothing is
+    copied.
     """
+    refused: dict[str, str] = {}
 
     async def create(topic: NewTopic) -> None:
         config = topic.config
-        await create_topic(target, topic, say)
+        try:
+            await create_topic(target, topic, say)
+        except BrokerError as error:
+            if not is_compacted(config.attributes) or error.code not in _ATTRIBUTES_REFUSED:
+                raise
+            refused[config.topic_name] = (
+                f"the target refuses topic {config.topic_name} with {CLEANUP_POLICY}: {error.remark}. Upgrade the "
+                "target, or create the topic there without it, or leave it out: raftmq mirror --exclude "
+                f"{config.topic_name}"
+            )
+            return
         say(f"topic {config.topic_name} has {config.write_queue_nums} queues in {topic.broker} now")
 
     await _some_at_once(topics, create)
+    return refused
 
 
 async def _some_at_once(items: Iterable[T], act: Callable[[T], Awaitable[None]]) -> None:
@@ -102,15 +126,22 @@ async def _some_at_once(items: Iterable[T], act: Callable[[T], Awaitable[None]])
 
 
 async def create_topic(target: ClusterAdmin, topic: NewTopic, say: Say) -> None:
-    """Create a topic at the target; without its own retention time, if the target refuses that. Raises ClientError."""
+    """Create a topic at the target; without its own limits, as far as the target refuses these. Raises ClientError."""
     attributes = topic.config.attributes
-    try:
-        await _put_topic(target, topic, attributes)
-    except BrokerError as error:
-        if RESERVE_TIME not in attributes or error.code not in _ATTRIBUTES_REFUSED:
-            raise
-        await _put_topic(target, topic, {name: each for name, each in attributes.items() if name != RESERVE_TIME})
-        say(f"topic {topic.config.topic_name} is mirrored without {RESERVE_TIME}: {error.remark}")
+    limits = [name for name in _LIMITS if name in attributes]
+    attempts = [(), *((name,) for name in limits), *([tuple(limits)] if len(limits) > 1 else [])]
+    why: str | None = None
+    for left_out in attempts:
+        try:
+            await _put_topic(target, topic, {name: each for name, each in attributes.items() if name not in left_out})
+        except BrokerError as error:
+            if left_out == attempts[-1] or error.code not in _ATTRIBUTES_REFUSED:
+                raise
+            why = error.remark
+        else:
+            if left_out:
+                say(f"topic {topic.config.topic_name} is mirrored without {' and '.join(left_out)}: {why}")
+            return
 
 
 async def _put_topic(target: ClusterAdmin, topic: NewTopic, attributes: Mapping[str, str]) -> None:

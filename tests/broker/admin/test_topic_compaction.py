@@ -22,6 +22,7 @@ from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.messages.records import StoredMessage
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION, DELETE_RETENTION
+from tests.support.compaction import shorten_hours
 from tests.support.name_server_and_broker import cluster
 from tests.support.running_broker import Client, note_brokers, properties, running, send_ext
 from tests.support.waiting import until
@@ -34,12 +35,7 @@ COMPACTED = f"+{CLEANUP_POLICY}={COMPACTION}"
 @pytest.fixture
 def short_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is old after a millisecond, and goes at once when it is not needed any more."""
-    monkeypatch.setattr(topic_compaction, "_HOUR_MS", 1)
-    monkeypatch.setattr(topic_compaction, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(topic_compaction, "_LINGER_SECONDS", 0.0)
-    monkeypatch.setattr(topic_compaction, "_STEP_SECONDS", 0.005)
-    monkeypatch.setattr(topic_compaction, "_AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(TopicCompaction, "_rests_until", lambda self: float("-inf"))
+    shorten_hours(monkeypatch)
 
 
 async def put(client: Client, key: str, body: bytes, topic: str = "T", **more: str) -> Any:

@@ -77,6 +77,61 @@ async def test_a_target_that_keeps_less_gets_a_topic_without_its_retention_time(
     assert said == ["topic T is mirrored without reserve.time: the log is kept for 1 hour"]
 
 
+class OldTopics:
+    """A target of an older release, which knows fewer attributes."""
+
+    def __init__(self, *unknown: str) -> None:
+        self.unknown = unknown
+        self.attributes: dict[str, dict[str, str]] = {}
+
+    async def create_topic(self, topic: str, *, attributes: dict[str, str], **given: Any) -> None:
+        if unknown := sorted(attributes.keys() & set(self.unknown)):
+            raise BrokerError(ResponseCode.VERSION_NOT_SUPPORTED, f"{unknown} not here", "127.0.0.1:1")
+        self.attributes[topic] = attributes
+
+
+@pytest.mark.parametrize(
+    ("unknown", "said"),
+    [
+        (["reserve.bytes"], "topic T is mirrored without reserve.bytes: ['reserve.bytes'] not here"),
+        (
+            ["reserve.bytes", "quota.stored.bytes"],
+            "topic T is mirrored without reserve.bytes and quota.stored.bytes: ['reserve.bytes'] not here",
+        ),
+    ],
+)
+async def test_a_target_without_some_limits_gets_a_topic_without_these(unknown: list[str], said: str) -> None:
+    target: Any = OldTopics(*unknown)
+    heard: list[str] = []
+    limits = {"reserve.bytes": "1048576", "quota.stored.bytes": "9"}
+    topic = NewTopic("broker-a", TopicConfig("T", attributes={**limits, "owner": "billing"}))
+    assert await create_topics(target, [topic], heard.append) == {}
+    assert target.attributes["T"] == {
+        name: each for name, each in topic.config.attributes.items() if name not in unknown
+    }
+    assert heard[0] == said
+
+
+async def test_a_refusal_that_no_limit_causes_ends_the_attempts() -> None:
+    target: Any = OldTopics("owner")
+    topic = NewTopic("broker-a", TopicConfig("T", attributes={"reserve.bytes": "1048576", "owner": "billing"}))
+    with pytest.raises(BrokerError, match="owner"):
+        await create_topic(target, topic, lambda _: None)
+
+
+async def test_a_topic_that_the_target_cannot_compact_is_left_out_and_named() -> None:
+    target: Any = OldTopics("cleanup.policy")
+    topics = [
+        NewTopic("broker-a", TopicConfig("Prices", attributes={"cleanup.policy": "COMPACTION"})),
+        NewTopic("broker-a", TopicConfig("Orders")),
+    ]
+    refused = await create_topics(target, topics, lambda _: None)
+    assert list(target.attributes) == ["Orders"]
+    assert list(refused) == ["Prices"]
+    assert "['cleanup.policy'] not here" in refused["Prices"]
+    assert "raftmq mirror --exclude Prices" in refused["Prices"]
+
+
 class SlowTopics:
     """A target whose name servers know a topic a second after it was created; it refuses one."""
 
