@@ -37,6 +37,7 @@ def consumer_findings(survey: Survey) -> Iterator[Finding]:
         yield from _beyond_end(group, progress)
         yield from _deleted_unread(group, lagging, consumers)
         yield from _at_risk(group, lagging, consumers)
+        yield from _at_risk_by_size(group, lagging, consumers)
         yield from _stuck(group, lagging, consumers)
     yield from _dead_letters(consumers)
 
@@ -91,6 +92,29 @@ def _at_risk(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumer
             f"consume them, or {more_time}",
             "docs/operations.md#the-disk-fills-up",
         )
+
+
+def _at_risk_by_size(
+    group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers
+) -> Iterator[Finding]:
+    """Of a topic that keeps some bytes, and has deleted messages: what is unread among the oldest that it has."""
+    for topic in sorted({queue.topic for queue in lagging} & consumers.topic_bytes.keys()):
+        counts: dict[MessageQueue, int] = {}
+        for queue, each in lagging.items():
+            begin, end = consumers.ends[queue].min_offset, consumers.ends[queue].max_offset
+            soon = end - int(AT_RISK * (end - begin))
+            if queue.topic == topic and begin > 0 and (count := soon - max(each.offset, begin)) > 0:
+                counts[queue] = count
+        if counts:
+            kept = consumers.topic_bytes[topic]
+            yield Finding(
+                Severity.WARNING,
+                _subject(group),
+                f"has not consumed {sum(counts.values()):,} messages of {_queues(counts)} that are among the oldest "
+                f"quarter of what the topic keeps: it keeps {kept:,} bytes (reserve.bytes), and deletes them next",
+                f"consume them, or let the topic keep more: raftmq topic update {topic} --retention-bytes BYTES",
+                "docs/operations.md#keep-messages-of-a-topic-for-less-time",
+            )
 
 
 def _stuck(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.consumer_groups import ClientConnectionData, SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
 from mq.protocol.requests.quotas import Throttled
-from mq.protocol.requests.retention_attributes import reserve_hours
+from mq.protocol.requests.retention_attributes import reserve_bytes, reserve_hours
 from mq.protocol.requests.topics import QueueEnds
 
 ASKED_AT_ONCE: Final = 16
@@ -52,6 +52,7 @@ class Consumers:
         dead_letters: the queues with dead letters of each group, from the first one that nobody dealt with on.
         retention_hours: the shortest of all brokers; None if unknown.
         topic_hours: of topics that say so themselves, and are kept for less.
+        topic_bytes: of topics that keep no more bytes than this.
         now_ms: at the end of the watch, in milliseconds since 1970.
     """
 
@@ -66,6 +67,7 @@ class Consumers:
     retention_hours: float | None
     now_ms: int
     topic_hours: Mapping[str, float] = field(default_factory=dict)
+    topic_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def hours_of(self, topic: str) -> float | None:
         """For how long messages of a topic are kept; None if unknown."""
@@ -97,7 +99,7 @@ class Survey:
 
 
 AT_RISK: Final = 0.75
-"""Retention soon deletes messages older than this part of the retention time."""
+"""Retention soon deletes messages older than this part of the retention time, or before this part of what is kept."""
 
 
 async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettings | None = None) -> Survey:
@@ -202,7 +204,7 @@ async def _consumers(
         ends = await _ends(admin, {queue.topic for queues in lagging.values() for queue in queues})
         # Stock brokers store the attribute, and do not follow it.
         ours = any("raftmq.retention_hours" in each for each in settings)
-        topic_hours = await _topic_hours(admin, retention_hours) if ours and lagging else {}
+        topic_hours, topic_bytes = await _topic_limits(admin, retention_hours) if ours and lagging else ({}, {})
         borders: dict[MessageQueue, dt.datetime] = {}
         for group, queues in lagging.items():
             for queue in queues:
@@ -233,6 +235,7 @@ async def _consumers(
         retention_hours,
         now_ms,
         topic_hours,
+        topic_bytes,
     )
 
 
@@ -247,14 +250,23 @@ def _lagging(group: str, progress: Mapping[MessageQueue, GroupProgress]) -> list
     ]
 
 
-async def _topic_hours(admin: CatalogueAdmin, retention_hours: float | None) -> dict[str, float]:
-    """The hours of topics that are kept for less than the brokers' logs. Raises ClientError."""
+async def _topic_limits(
+    admin: CatalogueAdmin, retention_hours: float | None
+) -> tuple[dict[str, float], dict[str, int]]:
+    """The hours of topics that are kept for less than the brokers' logs, and the bytes of those that are kept by size.
+    Raises ClientError.
+    """
     found: dict[str, float] = {}
+    found_bytes: dict[str, int] = {}
     for topic, configs in (await admin.topic_configs()).items():
-        hours = [each for config in configs.values() if (each := reserve_hours(config.attributes)) is not None]
+        attributes = [config.attributes for config in configs.values()]
+        hours = [each for own in attributes if (each := reserve_hours(own)) is not None]
         if hours and (retention_hours is None or min(hours) < retention_hours):
             found[topic] = min(hours)
-    return found
+        nbytes = [each for own in attributes if (each := reserve_bytes(own)) is not None]
+        if nbytes:
+            found_bytes[topic] = min(nbytes)
+    return found, found_bytes
 
 
 async def _offset_at(admin: Admin, moments: Mapping[MessageQueue, dt.datetime], queue: MessageQueue) -> int:

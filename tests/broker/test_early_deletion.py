@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from mq.broker.base.retention import EarlyDeletion
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.raft_group import GroupAnswer, GroupCommand
 from raftlog.segment import EARLY, EARLY_ELSEWHERE
+from tests.support.commands import raftmq
+from tests.support.name_server_and_broker import name_server
 from tests.support.replies import three_replicas
 from tests.support.running_broker import Client, RunningBroker, limited, note_brokers
 from tests.support.short_logs import MIB, SMALL, body, fill
@@ -96,6 +99,17 @@ async def test_full_disk_hands_over_before_files_go(tmp_path: Path, disks: Disks
         assert early["log_level"] == "error"
         assert (early["from_index"], early["elsewhere_from_index"]) == (1, 1)
         assert early["bytes"] == early["files"] * KEPT["segment_bytes"]
+
+
+async def test_doctor_names_the_replica_that_deleted_early(tmp_path: Path, disks: Disks) -> None:
+    async with name_server() as namesrv, three_replicas(tmp_path, **KEPT, namesrv=namesrv) as brokers:
+        await deleted_early(brokers, disks)
+        done = await raftmq("doctor", "--json", "--watch", "0", "--namesrv", namesrv)
+        findings = json.loads(done.out)["findings"]
+        [found] = [each for each in findings if "entries that it deleted early on a full disk" in each["what"]]
+        assert brokers[0].settings.listen in found["subject"]
+        assert "free space on its disk" in found["remedy"]
+        assert done.code == 1
 
 
 async def test_reader_is_sent_to_the_leader_for_deleted_messages(tmp_path: Path, disks: Disks) -> None:

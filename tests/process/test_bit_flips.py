@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ import trio
 from mq.client import Admin, Message, Producer, PushConsumer
 from mq.local_cluster import DevCluster, Ports
 from mq.protocol.messages.records import StoredMessage, decode_records
+from tests.support.commands import raftmq
 from tests.support.real_groups import connected, transfer, wait_level
 from tests.support.running_broker import SECONDS_MAX
 
@@ -112,6 +114,10 @@ async def test_rot_in_closed_leader_files_is_repaired_and_not_delivered_or_copie
                         break
         await wait_level(cluster)
         assert path.read_bytes() == whole, "the replica did not repair itself"
+        done = await raftmq("doctor", "--json", "--watch", "0", "--namesrv", cluster.namesrv)
+        damaged = [each for each in json.loads(done.out)["findings"] if "logged errors since its start" in each["what"]]
+        assert [each["subject"] for each in damaged] == [f"replica {victim} ({cluster.address(victim)})"]
+        assert "damage" in damaged[0]["what"]
         for node_id in cluster.node_ids:
             async with connected(cluster, node_id) as client:
                 offset = 0

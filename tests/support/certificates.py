@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import ssl
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ class Authority:
         self.file = directory / "ca.pem"
         self._ca.cert_pem.write_to_path(str(self.file))
 
-    def sign(self, name: str, *hosts: str) -> tuple[Path, Path]:
+    def sign(self, name: str, *hosts: str, not_after: dt.datetime | None = None) -> tuple[Path, Path]:
         """The files of a certificate for these hosts and of its key."""
-        issued = self._ca.issue_cert(*hosts)
+        issued = self._ca.issue_cert(*hosts, not_after=not_after)
         certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         issued.private_key_pem.write_to_path(str(key))

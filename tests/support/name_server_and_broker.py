@@ -16,26 +16,26 @@ from tests.support.running_broker import RunningBroker, running
 
 
 @asynccontextmanager
-async def cluster(directory: Path) -> AsyncIterator[str]:
-    """The address of a name server that knows a broker."""
+async def name_server() -> AsyncIterator[str]:
+    """The address of a name server that knows no broker yet."""
     settings = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None)
     async with trio.open_nursery() as nursery:
         host, port = await nursery.start(serve, settings)
-        namesrv = f"{host}:{port}"
-        async with running(directory, namesrv=namesrv), Admin(namesrv) as admin:
-            await admin.create_topic("T", 1)
-            yield namesrv
+        yield f"{host}:{port}"
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def cluster(directory: Path) -> AsyncIterator[str]:
+    """The address of a name server that knows a broker."""
+    async with name_server() as namesrv, running(directory, namesrv=namesrv), Admin(namesrv) as admin:
+        await admin.create_topic("T", 1)
+        yield namesrv
 
 
 @asynccontextmanager
 async def cluster_and_broker(directory: Path, **given: Any) -> AsyncIterator[tuple[str, RunningBroker]]:
     """The address of a name server that knows a broker, and the broker."""
-    settings = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None)
-    async with trio.open_nursery() as nursery:
-        host, port = await nursery.start(serve, settings)
-        namesrv = f"{host}:{port}"
-        async with running(directory, namesrv=namesrv, **given) as broker:
-            await (await broker.connect()).create_topic("T", 1)
-            yield namesrv, broker
-        nursery.cancel_scope.cancel()
+    async with name_server() as namesrv, running(directory, namesrv=namesrv, **given) as broker:
+        await (await broker.connect()).create_topic("T", 1)
+        yield namesrv, broker
