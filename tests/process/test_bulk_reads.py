@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,9 @@ import trio
 
 from mq.client import Admin, BrokerError, Message, Producer
 from mq.local_cluster import DevCluster, Ports
-from spark.bulk_reader import BulkTaskReader
-from spark.bulk_survey import BulkSurveyor
-from spark.options import Topics
-from spark.plan import LogRange, QueueRange, ReadFrom, replica_order
-from spark.reader import TaskOptions
-from spark.survey import Survey
 from tests.support.real_groups import connected, transfer, wait_level
 from tests.support.running_broker import SECONDS_MAX
+from tests.support.spark_tasks import in_thread, reader_of, rows_of, survey
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
@@ -47,50 +40,12 @@ async def fill(cluster: DevCluster, count: int = MESSAGES, first: int = 0) -> No
             )
 
 
-def survey(namesrv: str, topic: str = "T") -> Survey:
-    surveyor = BulkSurveyor((namesrv,), 10.0, consistency="latest", detail=True)
-    return surveyor.survey(Topics((topic,)))
-
-
-def reader_of(
-    namesrv: str, found: Survey, turn: int = 0, topic: str = "T", read_from: ReadFrom = "follower"
-) -> BulkTaskReader:
-    """Reads the whole topic, from the followers first."""
-    [broker_name] = found.routes[topic].addresses
-    ranges = tuple(
-        QueueRange(queue_id, ends.first, ends.end) for (_, _, queue_id), ends in found.ends.items() if ends.end
-    )
-    replicas = replica_order(found.routes[topic].addresses[broker_name], 0, read_from, turn)
-    options = TaskOptions(
-        namesrv=(namesrv,),
-        columns=("queue_id", "queue_offset", "body", "properties"),
-        tags=None,
-        read_from=read_from,
-        keep_bad_bodies=False,
-        on_data_loss="fail",
-        fetch_bytes=512 * 1024,
-        fetch_seconds=5.0,
-        deadline_seconds=60.0,
-        client_id="test",
-    )
-    part = LogRange(topic, found.identities[topic, broker_name], broker_name, ranges, replicas)
-    return BulkTaskReader(part, options)
-
-
-def rows_of(batches: Iterator[Any]) -> list[dict[str, Any]]:
-    return [row for batch in batches for row in batch.to_pylist()]
-
-
 def check(rows: list[dict[str, Any]], count: int = MESSAGES) -> None:
     assert sorted(dict(row["properties"])["n"] for row in rows) == sorted(map(str, range(count)))
     assert all(row["body"] == body_of(int(dict(row["properties"])["n"])) for row in rows)
     for queue_id in range(QUEUES):
         offsets = [row["queue_offset"] for row in rows if row["queue_id"] == queue_id]
         assert offsets == list(range(len(offsets)))
-
-
-async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    return await trio.to_thread.run_sync(partial(function, *arguments))
 
 
 async def served_by_leaders(cluster: DevCluster, nodes: list[str]) -> int:

@@ -68,7 +68,9 @@ _LOOK_SECONDS = 10.0
 _AGAIN_SECONDS = 5.0
 """After something could not be read or stored."""
 _LINGER_SECONDS = 600.0
-"""So long a message stays readable after its copy is stored: a reader that comes to it finds the value in its place."""
+"""So long a message stays readable after its copy is stored: a reader that comes to it finds the value in its place.
+Where brokers keep messages for less time than this, it is that time.
+"""
 _PRESSED_HOURS: Final = 1
 _HOUR_MS = 3_600_000
 _NOT_COPIED: Final = tuple(
@@ -414,7 +416,8 @@ class TopicCompaction(Service):
         """Let the queue begin behind what nobody needs any more; returns whether it will."""
         assert not self._in_flight, f"{known.key}: something else is carried"
         now = self._clock()
-        while known.lingering and known.lingering[0][0] + _LINGER_SECONDS <= now:
+        linger_seconds = min(_LINGER_SECONDS, self._retention_hours * _HOUR_MS / 1000)
+        while known.lingering and known.lingering[0][0] + linger_seconds <= now:
             known.due = max(known.due, known.lingering.popleft()[1])
         if known.due <= known.queue.min_offset or now < known.expires_at:
             return False
