@@ -98,6 +98,17 @@ def test_pages_of_messages_show_each_of_them_once(kit: SyncKit, by: str, more: s
     run(main, kit)
 
 
+def test_a_message_that_is_not_there_is_explained(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        words = "This topic has no such message."
+        for by in ("key", "id"):
+            assert words in (await browser.get(f"/messages?topic=Letters&by={by}&value=nope")).content
+        assert words not in (await browser.get("/messages?topic=Letters&by=key&value=l1")).content
+        assert words not in (await browser.get("/messages?topic=Letters&by=key&value=")).content
+
+    run(main, kit)
+
+
 @pytest.mark.parametrize("at", ["1", "1.2.3", "x.1", "-1.0", "1" * 30 + ".1", "."])
 def test_a_page_of_messages_that_was_made_up_is_refused(kit: SyncKit, at: str) -> None:
     async def main(browser: Browser) -> None:

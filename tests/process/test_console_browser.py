@@ -7,6 +7,7 @@ which a run at each change does not have. The same pages and changes are tested 
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import re
@@ -21,12 +22,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import trio
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from mq.client import Message
+from mq.client import Admin, Every, Message, Schedule
 from mq.client.sync import SyncAdmin, SyncProducer
 from tests.support.waiting import wait_until
 
@@ -69,11 +71,9 @@ PAGES = {
     "readers": "/readers",
     "events": "/events",
     "accounts": "/accounts",
+    "account": "/account?name=*",
     "changes": "/changes",
 }
-IN_THE_PAGE = ("overview", "message", "group", "dead-letters")
-"""Those whose pictures docs/console.md has."""
-
 AXE_VERSION = "4.10.3"
 RUN_AXE = """
 const done = arguments[arguments.length - 1];
@@ -261,10 +261,12 @@ def test_every_page_keeps_the_rules_of_accessibility(
 
 def test_pictures_of_the_page_about_the_console(browser: webdriver.Chrome, running: Running) -> None:
     found = addresses(browser, running)
+    text = (PICTURES.parents[1] / "console.md").read_text()
     browser.get(running.address + "/alarms")
     wait_until(lambda: "looking" not in text_of(browser))
-    for name in IN_THE_PAGE:
-        browser.get(found[name])
+    for name, address in found.items():
+        browser.set_window_size(1000, 620)
+        browser.get(address)
         wait_until(lambda: not browser.find_elements(By.ID, "live-state") or "Live." in text_of(browser))
         height = int(browser.execute_script("return document.documentElement.scrollHeight"))
         browser.set_window_size(1000, min(height + 150, 620))
@@ -274,6 +276,7 @@ def test_pictures_of_the_page_about_the_console(browser: webdriver.Chrome, runni
             PICTURES.mkdir(parents=True, exist_ok=True)
             (PICTURES / f"{name}.png").write_bytes(picture)
         assert (PICTURES / f"{name}.png").exists(), "REWRITE=1 writes it"
+        assert f"images/console/{name}.png" in text, name
 
 
 def test_dark_where_the_system_is_dark(browser: webdriver.Chrome, running: Running) -> None:
@@ -404,6 +407,91 @@ def test_a_topic_and_a_group_are_changed_by_clicks(browser: webdriver.Chrome, ru
     wait_until(lambda: "Topic Bills was deleted." in text_of(browser))
     browser.get(running.address + "/changes")
     assert "create topic" in text_of(browser)
+
+
+def test_what_waits_is_recalled_and_sent_by_clicks(browser: webdriver.Chrome, running: Running) -> None:
+    async def create() -> None:
+        async with Admin(running.namesrv) as admin:
+            await admin.schedules.create(Schedule("nightly", "Orders", b"tick", Every(dt.timedelta(hours=10))))
+
+    trio.run(create)
+    with SyncProducer(running.namesrv) as producer:
+        producer.send(Message("Orders", b"later", keys=["by-mistake"], delay=5000))
+    browser.get(running.address + "/pending")
+    wait_until(lambda: "by-mistake" in text_of(browser))
+    click(browser, By.XPATH, "//button[.='Recall']")
+    wait_until(lambda: "was recalled: nobody gets it" in text_of(browser))
+    browser.get(running.address + "/schedules")
+    click(browser, By.XPATH, "//button[.='Pause']")
+    wait_until(lambda: "Schedule nightly is paused." in text_of(browser))
+    click(browser, By.XPATH, "//button[.='Send now']")
+    wait_until(lambda: "The message of schedule nightly was sent." in text_of(browser))
+
+
+def test_a_setting_is_changed_by_clicks(browser: webdriver.Chrome, running: Running) -> None:
+    browser.get(addresses(browser, running)["settings"])
+    click(browser, By.TAG_NAME, "summary")
+    browser.find_element(By.NAME, "setting").send_keys("retention_hours")
+    browser.find_element(By.NAME, "value").send_keys("99.5")
+    click(browser, By.XPATH, "//button[.='Change']")
+    wait_until(lambda: "retention_hours is 99.5 on" in text_of(browser))
+
+
+def test_a_user_and_its_quota_are_changed_by_clicks(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    """With accounts: the console signs with the keys of its environment."""
+    keys = {"RAFTMQ_ACCESS_KEY": "operator", "RAFTMQ_SECRET_KEY": "operator-secret"}
+    accounts = tmp_path / "plain_acl.yml"
+    accounts.write_text("accounts:\n- {accessKey: operator, secretKey: operator-secret, admin: true}\n")
+    command = [
+        sys.executable,
+        "-m",
+        "mq.cli",
+        "dev",
+        "--ephemeral",
+        "--nodes",
+        "1",
+        "--port",
+        "0",
+        "--console",
+        "--json",
+    ]
+    ratios = [part for name in ("warn", "expire", "full") for part in ("--set", f"disk_{name}_ratio=1")]
+    process = subprocess.Popen(
+        [*command, *ratios, "--set", f"acl_file={accounts}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **keys},
+    )
+    assert process.stdout is not None
+    try:
+        browser.get("http://" + json.loads(process.stdout.readline())["console"])
+        click(browser, By.LINK_TEXT, "Users")
+        assert "operator administrator yes acl_file" in text_of(browser).replace("\t", " ")
+        click(browser, By.XPATH, "//summary[.='New user']")
+        browser.find_element(By.NAME, "name").send_keys("shop-one")
+        for field in ("password", "again"):
+            browser.find_element(By.NAME, field).send_keys("secret-of-shop")
+        click(browser, By.XPATH, "//button[.='Create']")
+        wait_until(lambda: "User shop-one was created." in text_of(browser))
+        click(browser, By.XPATH, "//summary[.='Add a policy']")
+        browser.find_element(By.NAME, "resource").send_keys("Topic:Orders")
+        click(browser, By.XPATH, "//button[.='Add']")
+        wait_until(lambda: "allow Pub, Sub on Topic:Orders" in text_of(browser))
+        click(browser, By.XPATH, "//summary[.='Set the quota']")
+        browser.find_element(By.NAME, "produce_messages").send_keys("50")
+        click(browser, By.XPATH, "//button[.='Set']")
+        wait_until(lambda: "The quota of shop-one is now: produce 50 messages/s." in text_of(browser))
+        click(browser, By.XPATH, "//button[.='Delete']")
+        wait_until(lambda: "has no policy for Topic:Orders any more" in text_of(browser))
+        click(browser, By.XPATH, "//summary[.='Delete the user']")
+        browser.find_element(By.NAME, "typed").send_keys("shop-one")
+        click(browser, By.XPATH, "//form[@action='/delete-user']//button")
+        wait_until(lambda: "User shop-one and its policies were deleted." in text_of(browser))
+    finally:
+        browser.get("about:blank")  # an open page would complain that the console is gone
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
 
 
 def test_leadership_is_handed_over_by_clicks(browser: webdriver.Chrome, running: Running) -> None:

@@ -109,6 +109,7 @@ async def browse(visit: Visit) -> Page:
         "count": count,
         "queues": [f"{queue.broker_name}/{queue.queue_id}" for queue in ends],
         "rows": rows,
+        "is_not_found": by in ("key", "id") and bool(query.get("value", "").strip()) and not rows and not fault,
         "following": link("/messages", **asked, at=following) if following else "",
         "first": link("/messages", **asked),
         "is_first": not query.get("at"),

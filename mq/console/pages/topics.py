@@ -13,6 +13,7 @@ from mq.console.views.topics import (
     age_of_last,
     chosen,
     only_offsets,
+    own_topics,
     queue_rows,
     reader_rows,
     rows,
@@ -43,7 +44,8 @@ async def topic_list(visit: Visit) -> Page:
     else:
         names = list(configs)
     part, kind = visit.query.get("part", ""), visit.query.get("kind", "ordinary")
-    page = paged(chosen(matching(names, part), kind), visit.page)
+    own = own_topics((await visit.watch.cluster.get()).value or ())
+    page = paged(chosen(matching(names, part), kind, own), visit.page)
     readable = {
         name: [broker for broker, config in configs[name].items() if config.perm & 4]
         for name in page.rows
@@ -55,7 +57,7 @@ async def topic_list(visit: Visit) -> Page:
     except ClientError as error:
         fault = fault or str(error)
     fault = fault or await visit.watch.left_out()
-    values = {"page": page, "rows": rows(page, configs, held or {}), "part": part, "kind": kind, "fault": fault}
+    values = {"page": page, "rows": rows(page, configs, held or {}, own), "part": part, "kind": kind, "fault": fault}
     return Page("topics.html", "Topics", values)
 
 

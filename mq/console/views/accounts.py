@@ -173,8 +173,8 @@ def file_words(files: OfReplicas[AccountList]) -> list[str]:
         said.append(f"{some_of(sorted(files.silent), SHOWN_OF_LIST)} did not answer: their acl_file is not shown.")
     if (without := sorted(replica for replica, file in files.answers.items() if not file.has_file)) != []:
         said.append(
-            f"{some_of(without, SHOWN_OF_LIST)} has no acl_file: whoever reaches it may do everything there, and users "
-            "and policies mean nothing."
+            f"There is no acl_file at {some_of(without, SHOWN_OF_LIST)}: whoever reaches it may do everything there, "
+            "and users, policies and quotas of users mean nothing."
         )
     if (addresses := sorted({each for file in files.answers.values() for each in file.addresses})) != []:
         said.append(f"From {some_of(addresses, SHOWN_OF_LIST)} everything may be done without an account.")

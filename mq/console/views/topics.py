@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from mq.client.message import MessageQueue
 from mq.console.views.text import Paged, duration, number, size
+from mq.inspection.cluster import GroupStatus
 from mq.inspection.looking import Held
 from mq.inspection.wording import time_of
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
-from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic, reply_topic
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.broker import BrokerStatsData
 from mq.protocol.requests.group_progress import GroupProgress
@@ -19,18 +20,24 @@ from mq.protocol.requests.topics import QueueEnds, TopicConfig
 _KINDS = ("ordinary", "retry", "dead letters", "system")
 
 
-def kind_of(topic: str) -> str:
-    """What a topic is for."""
+def own_topics(groups: Sequence[GroupStatus]) -> frozenset[str]:
+    """The topics that brokers have for themselves, and name after the cluster and the broker groups, as RocketMQ's."""
+    names = {name for group in groups for name in (group.cluster, group.group)}
+    return frozenset(names | {reply_topic(group.cluster) for group in groups})
+
+
+def kind_of(topic: str, own: Collection[str] = ()) -> str:
+    """What a topic is for; ``own`` are those of `own_topics`."""
     if topic.startswith(DEAD_LETTER_PREFIX):
         return "dead letters"
     if topic.startswith(RETRY_PREFIX):
         return "retry"
-    return "system" if is_system_topic(topic) else "ordinary"
+    return "system" if topic in own or is_system_topic(topic) else "ordinary"
 
 
-def chosen(names: Sequence[str], kind: str) -> list[str]:
+def chosen(names: Sequence[str], kind: str, own: Collection[str]) -> list[str]:
     """The names of one kind, or all for an unknown kind."""
-    return [name for name in names if kind_of(name) == kind] if kind in _KINDS else list(names)
+    return [name for name in names if kind_of(name, own) == kind] if kind in _KINDS else list(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,10 @@ class TopicRow:
 
 
 def rows(
-    page: Paged[str], configs: Mapping[str, Mapping[str, TopicConfig]], held: Mapping[str, Held]
+    page: Paged[str],
+    configs: Mapping[str, Mapping[str, TopicConfig]],
+    held: Mapping[str, Held],
+    own: Collection[str],
 ) -> list[TopicRow]:
     """The topics of a page."""
     found = []
@@ -58,7 +68,7 @@ def rows(
         found.append(
             TopicRow(
                 name=name,
-                kind=kind_of(name),
+                kind=kind_of(name, own),
                 queues=number(sum(each.read_queue_nums for each in of_brokers.values())) if of_brokers else "-",
                 access="-" if any_one is None else access_of(any_one.perm),
                 type="-" if any_one is None else type_of(any_one),

@@ -70,7 +70,7 @@ def test_what_the_files_as_a_whole_mean_is_said() -> None:
     unknowing, silent, without, everybody = file_words(seen)
     assert "b n0" in unknowing
     assert "a n1 did not answer" in silent
-    assert "a n0 has no acl_file" in without
+    assert "no acl_file at a n0:" in without
     assert everybody == "From 10.* everything may be done without an account."
 
 

@@ -15,7 +15,8 @@ from mq.console.views.messages import BodyForm, begin_of, body_of
 from mq.console.views.overview import page_of
 from mq.console.views.resets import preview_rows
 from mq.console.views.text import duration, matching, paged, visible
-from mq.console.views.topics import kind_of, reader_rows, sent_words
+from mq.console.views.topics import kind_of, own_topics, reader_rows, sent_words
+from mq.inspection.cluster import GroupStatus
 from mq.inspection.findings import Finding, Severity
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.broker import BrokerStatsData, StatsOver
@@ -168,6 +169,9 @@ def test_places_of_letters() -> None:
 def test_kinds_of_topics() -> None:
     kinds = [kind_of(name) for name in ("Orders", "%RETRY%g", "%DLQ%g", "TBW102")]
     assert kinds == ["ordinary", "retry", "dead letters", "system"]
+    own = own_topics([GroupStatus("C", "broker-a", None, None, ())])
+    assert own == {"C", "broker-a", "C_REPLY_TOPIC"}
+    assert [kind_of(name, own) for name in ("C", "broker-b")] == ["system", "ordinary"]
 
 
 @pytest.mark.parametrize(
