@@ -31,8 +31,8 @@ from spark.client import Answer, Connection, Refused, Unreachable
 from spark.columns import OFFSET_COLUMNS, offset_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
 from spark.leases import RENEWAL_SECONDS, lease_fields
-from spark.plan import LogRange, QueueRange
-from spark.reader import Behind, Chunk, TaskOptions, TaskReader
+from spark.plan import QueueRange
+from spark.reader import Behind, Chunk, TaskReader
 
 WAIT_MS_MAX: Final = 1000
 """The time that a replica may wait for messages it does not have yet, before another one is tried."""
@@ -60,8 +60,10 @@ class BulkTaskReader(TaskReader):
 
     def read(self) -> Iterator[Any]:
         """All messages of the partition as record batches, in log order. Raises as `TaskReader.read`."""
+        yield from self._read_left({each.queue_id: each for each in self._part.ranges})
+
+    def _read_left(self, left: dict[int, QueueRange]) -> Iterator[Any]:
         self._progress_at = self._clock()
-        left = {each.queue_id: each for each in self._part.ranges}
         sent: int | None = None
         try:
             while left:
@@ -287,8 +289,3 @@ class BulkTaskReader(TaskReader):
                         f"{count} records of queue {queue_id} lead from {left[queue_id].start} to "
                         f"{answer.offsets[queue_id]}"
                     )
-
-
-def task_reader(part: LogRange, options: TaskOptions) -> TaskReader:
-    """The reader of a partition for the mode in the options."""
-    return BulkTaskReader(part, options) if options.read_mode == "bulk" else TaskReader(part, options)

@@ -18,7 +18,7 @@ from mq.protocol.topic_ends import ENDS_TOPICS_MAX, decode_ends, encode_topics
 from spark.client import Answer, Connection, Refused, TopicRoute, Unreachable
 from spark.option_table import QueueName
 from spark.options import ReadOptions, Subscription
-from spark.plan import PlanRefused, QueueEnds
+from spark.plan import ArchivedLog, PlanRefused, QueueEnds
 from spark.survey import LEADER_ID, Survey, Surveyor
 
 Consistency = Literal["latest", "committed", "latest-if-possible"]
@@ -30,13 +30,15 @@ _NOTHING: Final = QueueEnds(0, 0)
 class TopicPlan(NamedTuple):
     """What one replica has of a topic. ``places`` are the queue offsets at the starts of its log files.
 
-    ``queues`` are by queue id, from 0 on; ``positions`` are those starts, after that of the whole log.
+    ``queues`` are by queue id, from 0 on; ``positions`` are those starts, after that of the whole log. ``archive`` is
+    that of the broker group, if it has one.
     """
 
     identity: str
     queues: list[QueueEnds]
     places: list[dict[int, int]]
     positions: list[int]
+    archive: ArchivedLog | None = None
 
 
 class BulkSurveyor(Surveyor):
@@ -74,6 +76,7 @@ class BulkSurveyor(Surveyor):
             identities={key: plan.identity for key, plan in self._plans.items()},
             places={key: plan.places for key, plan in self._plans.items()},
             positions={key: plan.positions for key, plan in self._plans.items()},
+            archives={key: plan.archive for key, plan in self._plans.items() if plan.archive is not None},
         )
 
     def detailed(self, found: Survey) -> Survey:
@@ -82,6 +85,7 @@ class BulkSurveyor(Surveyor):
         for topic, broker_name in found.identities:
             groups.setdefault(broker_name, []).append(topic)
         ends, places, positions = dict(found.ends), dict(found.places), dict(found.positions)
+        archives = dict(found.archives)
         for broker_name, topics in groups.items():
             addresses = found.routes[topics[0]].addresses.get(broker_name, {})
             for address in _order(addresses):
@@ -93,13 +97,15 @@ class BulkSurveyor(Surveyor):
                     if plan.identity == found.identities[topic, broker_name]:
                         places[topic, broker_name] = plan.places
                         positions[topic, broker_name] = plan.positions
+                        if plan.archive is not None:
+                            archives[topic, broker_name] = plan.archive
                         for queue_id, row in enumerate(plan.queues):
                             known = ends.get((topic, broker_name, queue_id))
                             if known is not None and row.end > row.first:
                                 nbytes = row.nbytes * (known.end - known.first) // (row.end - row.first)
                                 ends[topic, broker_name, queue_id] = known._replace(nbytes=nbytes)
                 break
-        return found._replace(ends=ends, places=places, positions=positions)
+        return found._replace(ends=ends, places=places, positions=positions, archives=archives)
 
     def _ends(self, routes: Mapping[str, TopicRoute], queues: Sequence[QueueName]) -> dict[QueueName, QueueEnds]:
         topics: dict[str, dict[str, None]] = {}
@@ -166,6 +172,7 @@ class BulkSurveyor(Surveyor):
         rows: list[QueueEnds] = []
         places: dict[int, dict[int, int]] = {}
         first = base = 0
+        archive: ArchivedLog | None = None
         for page in range(_PAGES_MAX):
             fields = {
                 "topic": topic,
@@ -178,6 +185,7 @@ class BulkSurveyor(Surveyor):
                 queues, found_places = decode_plan(answer.body)
                 first, identity = int(answer.ext["nextQueue"]), answer.ext["topicIdentity"]
                 base = int(answer.ext["basePosition"])
+                archive = _archive(answer.ext)
             except (BulkError, KeyError, ValueError) as error:
                 raise Unreachable(connection.address, f"answered a plan that cannot be read: {error}") from error
             rows += [QueueEnds(row.first, row.end, row.nbytes) for row in queues]
@@ -188,7 +196,7 @@ class BulkSurveyor(Surveyor):
                 break
         # Pages of a topic with many queues may have different places: only those in all pages count.
         whole = {position: offsets for position, offsets in sorted(places.items()) if len(offsets) == len(rows)}
-        return TopicPlan(identity, rows, list(whole.values()), [base, *whole])
+        return TopicPlan(identity, rows, list(whole.values()), [base, *whole], archive)
 
 
 def surveyor_of(
@@ -229,6 +237,20 @@ def _ask_ends(connection: Connection, topics: list[str], *, current: bool) -> di
     return plans
 
 
+def _archive(ext: Mapping[str, str]) -> ArchivedLog | None:
+    """The archive that a plan names. Raises KeyError, ValueError."""
+    if "archiveUrl" not in ext:
+        return None
+    index, term, pos, chain = (int(ext[f"archive{name}"]) for name in ("Index", "Term", "Position", "Chain"))
+    return ArchivedLog(
+        ext["archiveUrl"],
+        ext.get("archiveEndpointUrl"),
+        ext["logIdentity"],
+        int(ext["segmentBytes"]),
+        (index, term, pos, chain),
+    )
+
+
 def _order(addresses: Mapping[int, str]) -> list[str]:
     """The replicas of a broker group in the order to try: the leader last."""
     return [addresses[number] for number in sorted(addresses, key=lambda number: (number == LEADER_ID, number))]
@@ -257,7 +279,7 @@ def _joined(one: TopicPlan, other: TopicPlan) -> TopicPlan:
         both = zip_longest(one.queues, other.queues, fillvalue=_NOTHING)
         rows = [QueueEnds(*map(max, row, also)) for row, also in both]
     larger = max(one, other, key=lambda plan: len(plan.places))
-    return TopicPlan(one.identity, rows, larger.places, larger.positions)
+    return TopicPlan(one.identity, rows, larger.places, larger.positions, larger.archive)
 
 
 def _change(identity: str) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from spark.schema import COLUMN_NAMES, DEFAULT_COLUMNS
 
@@ -145,6 +146,15 @@ def _addresses(value: str) -> tuple[str, ...]:
         if found is None or int(found[2]) > 65535:
             raise ValueError(f"has {address!r}, which is not HOST:PORT")
     return addresses
+
+
+def _endpoint(value: str) -> str:
+    found = urlsplit(value.strip())
+    if found.scheme not in ("http", "https") or not found.hostname:
+        raise ValueError("is no URL such as https://minio.example:9000")
+    if found.username is not None or found.password is not None:
+        raise ValueError("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile")
+    return value.strip()
 
 
 def _names(value: str) -> tuple[str, ...]:
@@ -375,12 +385,31 @@ OPTIONS: Final = (
     ),
     Option(
         "readMode",
-        _one_of("bulk", "pull"),
+        _one_of("bulk", "archive", "pull"),
         "bulk",
         _READ,
-        "bulk, pull",
-        "`bulk` reads all queues of a partition at once, in the order of the log. `pull` uses only requests of "
-        "RocketMQ clients, for Apache RocketMQ.",
+        "bulk, archive, pull",
+        "`bulk` reads all queues of a partition at once, in the order of the log. `archive` does so, too, but tasks "
+        "read what is archived from object storage; brokers send only the rest. `pull` uses only requests of RocketMQ "
+        "clients, for Apache RocketMQ.",
+    ),
+    Option(
+        "archiveEndpointUrl",
+        _endpoint,
+        None,
+        _READ,
+        "URL",
+        "The object storage as the driver and tasks reach it. Default: `archive_endpoint_url` of the brokers. Only for "
+        "`readMode=archive`.",
+    ),
+    Option(
+        "onArchiveFailure",
+        _one_of("fail", "brokers"),
+        "fail",
+        _READ,
+        "fail, brokers",
+        "What to do if the archive cannot be read: fail with the object and the offset, or read from brokers. Only for "
+        "`readMode=archive`.",
     ),
     Option(
         "readConsistency",
@@ -390,7 +419,7 @@ OPTIONS: Final = (
         "latest, committed",
         "Where a scan ends: `latest` is after all messages acknowledged before it began; `committed` is what followers "
         "know to be committed, which lags slightly and needs no leader. Default: `committed` for a stream; `latest` "
-        "for a batch, or `committed` if there is no leader. Only for `bulk`.",
+        "for a batch, or `committed` if there is no leader. Not for `pull`.",
     ),
     Option("minPartitions", _number(1), None, _READ, "number", "Approximate minimum number of partitions."),
     Option("maxRecordsPerPartition", _number(1), None, _READ, "number", "Split partitions with more messages."),

@@ -62,7 +62,9 @@ class ReadOptions:
     max_records_per_partition: int | None
     max_bytes_per_partition: int
     push_filters: bool
-    read_mode: Literal["bulk", "pull"]
+    read_mode: Literal["bulk", "archive", "pull"]
+    archive_endpoint_url: str | None
+    on_archive_failure: Literal["fail", "brokers"]
     read_consistency: Literal["latest", "committed"] | None
     max_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
@@ -116,7 +118,10 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
     """
     given = _parse(options, use)
     if given["readMode"] == "pull" and "readConsistency" in given.values:
-        raise OptionRefused(f"option {given.spelled['readConsistency']} needs readMode=bulk")
+        raise OptionRefused(f"option {given.spelled['readConsistency']} needs readMode=bulk or archive")
+    for name in ("archiveEndpointUrl", "onArchiveFailure"):
+        if name in given.values and given["readMode"] != "archive":
+            raise OptionRefused(f"option {given.spelled[name]} needs readMode=archive")
     is_batch = use == "batch"
     return ReadOptions(
         namesrv=_required(given, "namesrv"),
@@ -134,6 +139,8 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
         max_bytes_per_partition=given["maxBytesPerPartition"],
         push_filters=given["pushFilters"],
         read_mode=given["readMode"],
+        archive_endpoint_url=given["archiveEndpointUrl"],
+        on_archive_failure=given["onArchiveFailure"],
         read_consistency=given["readConsistency"],
         max_offsets_per_trigger=given["maxOffsetsPerTrigger"],
         max_bytes_per_trigger=given["maxBytesPerTrigger"],

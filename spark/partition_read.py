@@ -30,34 +30,11 @@ def read_partition(
     """
     if not isinstance(partition, TopicPartition):
         return  # Spark gives an empty plan to one task as None
-    from spark.bulk_reader import task_reader  # numpy and pyarrow are for executors
-    from spark.reader import TaskOptions
+    from spark.reader import task_options
+    from spark.task_reader import task_reader  # numpy and pyarrow are for executors
 
-    reader = task_reader(
-        partition.part,
-        TaskOptions(
-            namesrv=options.namesrv,
-            columns=columns,
-            tags=tags_of(options.tags),
-            read_from=options.read_from,
-            keep_bad_bodies=options.on_bad_body == "keep",
-            on_data_loss="fail" if options.fail_on_data_loss else "skip",
-            fetch_bytes=options.fetch_bytes,
-            fetch_seconds=options.fetch_timeout_ms / 1000,
-            deadline_seconds=options.read_deadline_ms / 1000,
-            client_id=options.client_id,
-            read_mode=options.read_mode,
-            from_earliest=from_earliest,
-        ),
-    )
+    reader = task_reader(partition.part, task_options(options, columns, from_earliest=from_earliest))
     yield from reader.read()
     done = reader.statistics
     if done.skipped:
         logging.getLogger(__name__).warning("%d messages of %s were deleted", done.skipped, partition.part)
-
-
-def tags_of(expression: str) -> tuple[str, ...] | None:
-    """The tags of an expression such as ``A || B``; None for all messages."""
-    if expression == "*":
-        return None
-    return tuple(sorted({tag.strip() for tag in expression.split("||") if tag.strip()}))

@@ -56,7 +56,7 @@ def plan_partitions(
             share = splitting._replace(pieces=max(1, round(splitting.pieces * mine / total)))
         identity = found.identities.get((topic, broker_name), "")
         sizes = [size_of(each, found.ends[topic, broker_name, each.queue_id]) for each in members]
-        if options.read_mode == "bulk":
+        if options.read_mode != "pull":
             places = () if repeatable else found.places.get((topic, broker_name), ())
             pieces = [part for piece in stripes(members, places, sum(sizes), share) for part in batched(piece)]
         else:

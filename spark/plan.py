@@ -39,12 +39,34 @@ class QueueRange(NamedTuple):
         return self.end - self.start
 
 
+class ArchivedLog(NamedTuple):
+    """Where the archive of a broker group is, and of which log, as a broker says.
+
+    ``end`` is a place in it that is known to be right: index and term of the last entry, the physical offset behind it,
+    and the chain.
+    """
+
+    url: str
+    endpoint_url: str | None
+    log_identity: str
+    segment_bytes: int
+    end: tuple[int, int, int, int]
+
+
+class ArchivedPart(NamedTuple):
+    """What a task reads of an archive: files from ``begin_pos`` on, up to the end that it knows."""
+
+    archive: ArchivedLog
+    begin_pos: int
+
+
 @dataclass(frozen=True, slots=True)
 class LogRange:
     """One Spark partition: what one task reads from one broker group. Plain values only, so that it can be pickled.
 
     ``replicas`` are addresses in the order to try. Tasks of one scan hold the log of each replica that they read from,
-    from the physical offset ``lease_position`` on; without a ``lease_id`` they hold none.
+    from the physical offset ``lease_position`` on; without a ``lease_id`` they hold none. The messages in ``archived``
+    are read from there, the others from replicas.
     """
 
     topic: str
@@ -54,6 +76,7 @@ class LogRange:
     replicas: tuple[str, ...]
     lease_id: str = ""
     lease_position: int = 0
+    archived: ArchivedPart | None = None
 
     @property
     def message_count(self) -> int:

@@ -20,14 +20,15 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from spark.client import Answer, Connection, NameServers, Refused, Unreachable
 from spark.columns import Source, decode_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
+from spark.options import ReadOptions
 from spark.plan import LogRange, QueueRange, ReadFrom, replica_order
 
 LEADER_ID: Final = 0
 PULL_MESSAGES: Final = 4096
 """Requested per pull; brokers send fewer if their own limit is lower."""
 
-_PAUSE_SECONDS_MIN: Final = 0.05
-_PAUSE_SECONDS_MAX: Final = 1.0
+PAUSE_SECONDS_MIN: Final = 0.05
+PAUSE_SECONDS_MAX: Final = 1.0
 _SUBSCRIPTION: Final = 4
 _SIZE_AND_OFFSET: Final = Struct(">i16xq")
 
@@ -50,8 +51,35 @@ class TaskOptions:
     fetch_seconds: float
     deadline_seconds: float
     client_id: str
-    read_mode: Literal["bulk", "pull"] = "pull"
+    read_mode: Literal["bulk", "archive", "pull"] = "pull"
+    on_archive_failure: Literal["fail", "brokers"] = "fail"
     from_earliest: bool = False
+
+
+def task_options(options: ReadOptions, columns: tuple[str, ...], *, from_earliest: bool = False) -> TaskOptions:
+    """What a task needs of the options of a query that reads these columns."""
+    return TaskOptions(
+        namesrv=options.namesrv,
+        columns=columns,
+        tags=tags_of(options.tags),
+        read_from=options.read_from,
+        keep_bad_bodies=options.on_bad_body == "keep",
+        on_data_loss="fail" if options.fail_on_data_loss else "skip",
+        fetch_bytes=options.fetch_bytes,
+        fetch_seconds=options.fetch_timeout_ms / 1000,
+        deadline_seconds=options.read_deadline_ms / 1000,
+        client_id=options.client_id,
+        read_mode=options.read_mode,
+        on_archive_failure=options.on_archive_failure,
+        from_earliest=from_earliest,
+    )
+
+
+def tags_of(expression: str) -> tuple[str, ...] | None:
+    """The tags of an expression such as ``A || B``; None for all messages."""
+    if expression == "*":
+        return None
+    return tuple(sorted({tag.strip() for tag in expression.split("||") if tag.strip()}))
 
 
 class Behind(Exception):
@@ -107,7 +135,7 @@ class TaskReader:
         self._connection: Connection | None = None
         self._failures: dict[str, str] = {}
         self._progress_at = clock()
-        self._pause = _PAUSE_SECONDS_MIN
+        self._pause = PAUSE_SECONDS_MIN
         self.statistics = TaskStatistics()
 
     def read(self) -> Iterator[Any]:
@@ -271,7 +299,7 @@ class TaskReader:
 
     def _progressed(self, connection: Connection, chunk: Chunk) -> None:
         self._progress_at = self._clock()
-        self._pause = _PAUSE_SECONDS_MIN
+        self._pause = PAUSE_SECONDS_MIN
         statistics = self.statistics
         statistics.nbytes += len(chunk.data)
         statistics.skipped += chunk.skipped
@@ -293,7 +321,7 @@ class TaskReader:
         if self._turn >= len(self._replicas):
             self._turn = 0
             self._sleep(self._pause)
-            self._pause = min(self._pause * 2, _PAUSE_SECONDS_MAX)
+            self._pause = min(self._pause * 2, PAUSE_SECONDS_MAX)
             self._refresh()
 
     def _refresh(self) -> None:

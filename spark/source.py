@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from spark.bulk_survey import surveyor_of
-from spark.filters import Narrowing, narrow_all, narrowed
-from spark.leases import LEASE_ANSWER_SECONDS_MAX, new_lease_id, take_leases, with_leases
+from spark.batch_plan import plan_batch
+from spark.filters import Narrowing, narrow_all
 from spark.options import OptionRefused, ReadOptions, columns_in, parse_read_options, parse_write_options
-from spark.partitions import plan_partitions, resolved
-from spark.plan import scan
 from spark.schema import COLUMN_TYPES
 
 try:
@@ -92,16 +89,8 @@ class TopicReader(DataSourceReader):
         self._narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The partitions of the scan; its end is fixed here. Raises PlanRefused, Unreachable."""
-        options = self._options
-        surveyor = surveyor_of(options, detail=False, otherwise="latest-if-possible")
-        found = surveyor.survey(options.subscription)
-        stops = resolved(surveyor, found, options, options.ending, "ending")
-        starts = resolved(surveyor, found, options, options.starting, "starting")
-        ranges = narrowed(self._narrowing, scan(starts, stops, found.ends))
-        found = surveyor.detailed(found)
-        parts = with_leases(plan_partitions(found, ranges, options), found, lambda _: new_lease_id())
-        take_leases(parts, min(LEASE_ANSWER_SECONDS_MAX, options.fetch_timeout_ms / 1000))
+        """The partitions of the scan; its end is fixed here. Raises as `plan_batch`."""
+        parts = plan_batch(self._options, self._narrowing)
         return [TopicPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from spark.bulk_survey import surveyor_of
 from spark.client import Connection, Refused, Unreachable
@@ -43,11 +43,17 @@ from spark.plan import LogRange
 from spark.positions import Position, parse_position
 from spark.survey import Survey, Surveyor
 
+if TYPE_CHECKING:
+    from spark.archive_plan import ArchivePlan
+
 SEEN_SECONDS: Final = 0.1
 """How long results are cached."""
 
 ROUTES_SECONDS: Final = 5.0
 """How often routes are refreshed."""
+
+DETAILS_SECONDS: Final = 10.0
+"""How often a stream asks how much is archived, and where messages are in the log."""
 
 FIRST_SECONDS_MAX: Final = 10.0
 """A starting query does not wait longer for an address that may be wrong."""
@@ -99,6 +105,13 @@ class StreamProgress:
         self._told: set[tuple[LossKind, QueueName]] = set()
         lease_timeout = min(LEASE_ANSWER_SECONDS_MAX, options.fetch_timeout_ms / 1000)
         self._leases = StreamLeases(lease_timeout, connect, new_lease_id, clock)
+        self._archive: ArchivePlan | None = None
+        self._detailed: Survey | None = None
+        self._detailed_at = 0.0
+        if options.read_mode == "archive":
+            from spark.archive_plan import ArchivePlan
+
+            self._archive = ArchivePlan(options)
         self._group = (
             None if options.commit_to_group is None else GroupOffsets(options.commit_to_group, self._connections, clock)
         )
@@ -169,9 +182,17 @@ class StreamProgress:
                 # A repeated micro-batch must be the same, task by task and row by row: a sink numbers the rows of each
                 # task, and drops a row whose number is known.
                 parts = plan_partitions(found, ranges, self._options, self._turn, repeatable=True)
-                return self._leases.held(parts, partial(self._surveyor.detailed, found))
+                held = self._leases.held(parts, partial(self._surveyor.detailed, found))
+                return self._from_archive(held, found)
             self._sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+
+    def _from_archive(self, parts: list[LogRange], found: Survey) -> list[LogRange]:
+        if self._archive is None:
+            return parts
+        if self._detailed is None or self._clock() - self._detailed_at >= DETAILS_SECONDS:
+            self._detailed, self._detailed_at = self._surveyor.detailed(found), self._clock()
+        return self._archive.planned(parts, self._detailed)
 
     def finished(self, end: dict[str, Any]) -> None:
         """A micro-batch is complete; never raises for brokers that do not respond."""
@@ -183,6 +204,8 @@ class StreamProgress:
         if self._group is not None and self._found is not None:
             self._group.flush(self._found.routes)
         self._leases.give_back()
+        if self._archive is not None:
+            self._archive.close()
         self._connections.close()
 
     def _position(self, found: dict[str, Any]) -> Position:

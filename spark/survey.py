@@ -12,7 +12,7 @@ from mq.protocol.codes import RequestCode
 from spark.client import Answer, Connection, NameServers, Refused, TopicRoute, Unreachable
 from spark.option_table import QueueName
 from spark.options import Pattern, Queues, Subscription, Topics
-from spark.plan import PlanRefused, QueueEnds, shown
+from spark.plan import ArchivedLog, PlanRefused, QueueEnds, shown
 
 LEADER_ID: Final = 0
 """The broker id under which the leader of a broker group registers."""
@@ -36,6 +36,7 @@ class Survey(NamedTuple):
         places: by topic and broker name the queue offsets at some places in the log, ascending, where
             known; see `plan.stripes`.
         positions: the physical offsets of these places, and before them the start of the log.
+        archives: by topic and broker name the archive of the group, if it has one.
     """
 
     routes: Mapping[str, TopicRoute]
@@ -43,6 +44,7 @@ class Survey(NamedTuple):
     identities: Mapping[tuple[str, str], str] = MappingProxyType({})
     places: Mapping[tuple[str, str], Sequence[Mapping[int, int]]] = MappingProxyType({})
     positions: Mapping[tuple[str, str], Sequence[int]] = MappingProxyType({})
+    archives: Mapping[tuple[str, str], ArchivedLog] = MappingProxyType({})
 
 
 class Surveyor:

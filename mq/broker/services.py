@@ -243,7 +243,7 @@ class Services:
     def _bulk(self, context: BrokerContext) -> tuple[Service, ...]:
         self.leases = LogLeases(
             settings=context.settings,
-            base_pos=lambda: PhysicalOffset(context.replica.log.base_pos),
+            base_pos=lambda: PhysicalOffset(context.records.begin_pos),
             clock=context.clock,
         )
         return self.leases, BulkReads(context), TopicPlans(context), TopicEndQueries(context)

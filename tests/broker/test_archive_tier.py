@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,18 +14,14 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.store.checkpoint import CHECKPOINT_NAME
 from mq.store.queue_floors import FLOORS_NAME
 from raftlog.segment import REFILLED
-from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
+from tests.support.archiving_brokers import LIMITS, settings
+from tests.support.object_storage import ENVIRONMENT, ObjectStorage, object_storage
 from tests.support.popping import popped
-from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, limited, note_brokers, pull_ext, running
-from tests.support.short_logs import COUNT, MIB, SMALL, body, fill
+from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, note_brokers, pull_ext, running
+from tests.support.short_logs import COUNT, body, fill
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
-
-LIMITS = limited(
-    archive={"look_seconds": 0.05, "retry_seconds": 0.05, "retry_seconds_max": 0.2, "check_seconds": 0.2},
-    upkeep={"raise_level_seconds": 0.01},
-)
 
 
 @pytest.fixture
@@ -35,20 +30,6 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStorage]:
         monkeypatch.setenv(name, value)
     with object_storage() as found:
         yield found
-
-
-def settings(storage: ObjectStorage, **given: Any) -> dict[str, Any]:
-    return (
-        SMALL
-        | {
-            "retention_bytes": None,
-            "archive_url": f"s3://{BUCKET}/broker-a",
-            "archive_endpoint_url": storage.url,
-            "archive_bytes_per_second": 0,
-            "local_retention_bytes": MIB,
-        }
-        | given
-    )
 
 
 async def everything(client: Client, first: int = 0) -> list[bytes]:

@@ -26,7 +26,7 @@ class LogLeases(Service):
     """The leases of one replica.
 
     Args:
-        base_pos: where the log begins now.
+        base_pos: where the log begins now, with its archived part if that is served.
         clock: monotonic seconds.
     """
 

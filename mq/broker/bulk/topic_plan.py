@@ -7,7 +7,7 @@ beginnings of log files, are looked up in consume queues, interleaved with other
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -92,8 +92,25 @@ class TopicPlans(Service):
             read_queues=count,
             next_queue=end if end < count else -1,
             base_position=PhysicalOffset(self._records.begin_pos),
+            **(self._archive() if ext.detail else {}),
         )
         return call.response(ext=reply.fields(), body=encode_plan(rows, places))
+
+    def _archive(self) -> dict[str, Any]:
+        """Where readers find the archived part of the log, and how they know that it is the archive of this log."""
+        settings = self._settings
+        if (url := settings.archive_url) is None:
+            return {}
+        end = self._metadata.archived.end_at(url)
+        return {
+            "segment_bytes": settings.segment_bytes,
+            "archive_url": url,
+            "archive_endpoint_url": settings.archive_endpoint_url,
+            "archive_index": end.index,
+            "archive_term": end.term,
+            "archive_position": PhysicalOffset(end.pos),
+            "archive_chain": end.chain,
+        }
 
     def _places(self, queues: int) -> Iterator[PhysicalOffset]:
         """Beginnings of log files, without the first one: as many as fit into an answer with this many queues."""

@@ -12,7 +12,7 @@ import msgspec
 
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.wire.fields import I32, PhysicalOffset64
+from mq.protocol.wire.fields import I32, I64, PhysicalOffset64
 from mq.protocol.wire.json_body import Body
 from mq.protocol.wire.reply import Reply
 from mq.protocol.wire.request import Ext, Request
@@ -110,8 +110,11 @@ class AskTopicEnds(Request, tag=int(Code.ASK_TOPIC_ENDS)):
 
 
 class TopicPlanReply(Reply):
-    """Fields besides the plan of a topic (9011): identities of topic and log, and where the next page begins, -1 for
+    """Fields besides the plan of a topic (9006): identities of topic and log, and where the next page begins, -1 for
     none.
+
+    Those of the archive are there if the group has one: where it is, and the last archived entry, whose file ends at
+    ``archive_position``.
     """
 
     topic_identity: str
@@ -120,6 +123,13 @@ class TopicPlanReply(Reply):
     read_queues: I32
     next_queue: I32
     base_position: PhysicalOffset64
+    segment_bytes: I64 | None = None
+    archive_url: str | None = None
+    archive_endpoint_url: str | None = None
+    archive_index: I64 | None = None
+    archive_term: I64 | None = None
+    archive_position: PhysicalOffset64 | None = None
+    archive_chain: I64 | None = None
 
 
 class TopicEndsReply(Reply):

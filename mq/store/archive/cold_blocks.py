@@ -14,18 +14,21 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from functools import partial
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
 from mq.store.archive.disk_cache import BlockCache
-from mq.store.archive.file_index import decode_block_places
+from mq.store.archive.file_index import FileIndex, decode_block_places, decode_file_index
 from raftlog.segment.backup import Backup
 from raftlog.segment.backup_manifest import BackupManifest, StoredObject
 from raftlog.segment.backup_store import BackupDamaged, BackupRefused, BackupStore, NotStored
 from raftlog.segment.codec import verify_entry
 from raftlog.segment.errors import EntryTooNew, FormatTooNew, FrameCorrupt
 from raftlog.segment.meta import Base
+
+_T = TypeVar("_T")
 
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 """Missing blocks that follow each other are one request up to this size, unless a block is larger."""
@@ -116,21 +119,40 @@ class ColdBlocks:
         assert 0 <= begin <= stop, f"the range from {begin} to {stop}"
         size = self._known.segment_bytes
         found: list[tuple[int, bytes]] = []
+        for start in range(begin - begin % size, stop, size):
+            found += self._again(start, partial(self._of_file, start, begin, stop))
+        return found
+
+    def index_of(self, start: int) -> FileIndex:
+        """The index of the file that begins at a physical offset, verified as what `fetch` returns. Raises as it."""
+        return self._again(start, partial(self._read_index, start))
+
+    @property
+    def manifest_begin(self) -> int | None:
+        """The physical offset at which the archive began when its manifest was last read; None before."""
+        return None if self._manifest is None else self._manifest.base.pos
+
+    def _again(self, start: int, read: Callable[[], _T]) -> _T:
+        """Read something of the file at ``start``, a second time if a run has replaced an object. Raises as `fetch`."""
         try:
-            for start in range(begin - begin % size, stop, size):
+            try:
+                return read()
+            except NotStored as error:
+                if not self._forget(start):
+                    raise BackupDamaged(error.path, "it is missing") from error
                 try:
-                    found += self._of_file(start, begin, stop)
-                except NotStored as error:
-                    if not self._forget(start):
-                        raise BackupDamaged(error.path, "it is missing") from error
-                    try:
-                        found += self._of_file(start, begin, stop)  # a run has replaced it
-                    except NotStored as again:
-                        raise BackupDamaged(again.path, "it is missing") from again
+                    return read()
+                except NotStored as again:
+                    raise BackupDamaged(again.path, "it is missing") from again
         except BackupDamaged:
             self._is_doubtful = True
             raise
-        return found
+
+    def _read_index(self, start: int) -> FileIndex:
+        stored = self._stored(start, is_needed=True)
+        assert stored is not None, "a file that is needed is there, or refused"
+        self._table(stored)
+        return decode_file_index(*self._index_content(stored))
 
     def _of_file(self, start: int, begin: int, stop: int) -> list[tuple[int, bytes]]:
         stored = self._stored(start, is_needed=start <= begin)
@@ -299,6 +321,15 @@ class ColdBlocks:
 
     def _read_table(self, stored: StoredObject) -> _Table:
         """The table of a file as the manifest has it, of whatever log. Raises as `fetch`."""
+        content, path = self._index_content(stored)
+        places, end = decode_block_places(content, path)
+        befores = [before for before, _ in places]
+        if befores[0].pos != stored.start or end.pos != stored.start + self._known.segment_bytes:
+            raise BackupDamaged(path, f"it is not the index of the file at {stored.start}")
+        return _Table(stored, [each.pos for each in befores], [nbytes for _, nbytes in places], [*befores, end])
+
+    def _index_content(self, stored: StoredObject) -> tuple[bytes, str]:
+        """The content of an index, as the manifest has it, and its name in messages. Raises as `fetch`."""
         index = stored.index
         store = self._opened()
         if index is None:
@@ -313,11 +344,7 @@ class ColdBlocks:
             if hashlib.sha256(content).hexdigest() != index.sha256:
                 raise BackupDamaged(path, "its content is not what was written")
             self._cache.put(name, content)
-        places, end = decode_block_places(content, path)
-        befores = [before for before, _ in places]
-        if befores[0].pos != stored.start or end.pos != stored.start + self._known.segment_bytes:
-            raise BackupDamaged(path, f"it is not the index of the file at {stored.start}")
-        return _Table(stored, [each.pos for each in befores], [nbytes for _, nbytes in places], [*befores, end])
+        return content, path
 
 
 def _block_name(stored: StoredObject, begin: int) -> str:

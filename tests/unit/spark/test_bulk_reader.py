@@ -21,11 +21,12 @@ from mq.protocol.bulk import (
 )
 from mq.protocol.codes import RequestCode
 from mq.protocol.numbers import QueueOffset
-from spark.bulk_reader import BulkTaskReader, task_reader
+from spark.bulk_reader import BulkTaskReader
 from spark.client import Answer, Connection, Unreachable
 from spark.errors import DataLoss, ReadFailed
 from spark.plan import LogRange, QueueRange
 from spark.reader import TaskOptions, TaskReader
+from spark.task_reader import task_reader
 from tests.support.spark_replicas import REPLICAS, Cluster, expected, rows, stored
 
 QUEUES = 4

@@ -1,0 +1,126 @@
+"""Which part of each partition is read from the archive: all that was archived when the partition was planned.
+
+A broker says up to where its log is archived. The driver follows the chain of the log from there back to the oldest
+wanted message, through one index for each file; so a task can check its files without reading those behind them.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from spark.archive_blocks import ArchiveUnreadable, OpenArchive, TopicBlocks, open_archive
+from spark.errors import ReadFailed
+from spark.options import ReadOptions
+from spark.plan import ArchivedLog, ArchivedPart, LogRange, PlanRefused
+from spark.survey import Survey
+
+
+class ArchivePlan:
+    """The archives of a query. Call `close` at the end, or use it as a context manager.
+
+    Args:
+        open_archive: for tests.
+    """
+
+    def __init__(self, options: ReadOptions, open_archive: OpenArchive = open_archive) -> None:
+        self._options = options
+        self._open = open_archive
+        self._opened: dict[tuple[str, str | None], TopicBlocks] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections to object storage."""
+        for blocks in self._opened.values():
+            blocks.close()
+        self._opened.clear()
+
+    def planned(self, parts: Sequence[LogRange], found: Survey) -> list[LogRange]:
+        """The partitions, each with what is to be read from the archive. ``found`` must be detailed.
+
+        Raises:
+            PlanRefused: a broker group has no archive.
+            ReadFailed: an archive cannot be read, and the query must not read its messages from brokers.
+        """
+        wanted: dict[ArchivedLog, list[tuple[int, int, int]]] = {}
+        for number, part in enumerate(parts):
+            archive = self._archive_of(part, found)
+            begin, end = _extent(part, archive, found)
+            if begin < end:
+                wanted.setdefault(archive, []).append((number, begin, end))
+        planned = list(parts)
+        for archive, extents in wanted.items():
+            try:
+                places = self._blocks(archive).places_from(min(begin for _, begin, _ in extents), archive.end)
+            except ArchiveUnreadable as error:
+                topic, broker_name = parts[extents[0][0]].topic, parts[extents[0][0]].broker_name
+                if error.is_deleted:
+                    continue  # what is gone is told by brokers, which know it
+                if self._options.on_archive_failure == "fail":
+                    raise ReadFailed(
+                        f"topic {topic!r}, broker group {broker_name}: the archive cannot be read: {error}; "
+                        "onArchiveFailure=brokers reads from brokers then"
+                    ) from error
+                logging.getLogger(__name__).warning(
+                    "topic %s, broker group %s: reading from brokers, since the archive cannot be read: %s",
+                    topic,
+                    broker_name,
+                    error,
+                )
+                continue
+            for number, begin, end in extents:
+                known = archive._replace(end=places[end])
+                planned[number] = replace(planned[number], archived=ArchivedPart(known, begin))
+        return planned
+
+    def _archive_of(self, part: LogRange, found: Survey) -> ArchivedLog:
+        archive = found.archives.get((part.topic, part.broker_name))
+        if archive is None:
+            raise PlanRefused(
+                f"broker group {part.broker_name} names no archive: set archive_url on its brokers, which must have "
+                "this version, or read with readMode=bulk"
+            )
+        if self._options.archive_endpoint_url is not None:
+            archive = archive._replace(endpoint_url=self._options.archive_endpoint_url)
+        return archive
+
+    def _blocks(self, archive: ArchivedLog) -> TopicBlocks:
+        key = archive.url, archive.endpoint_url
+        if key not in self._opened:
+            self._opened[key] = self._open(archive, self._options.fetch_timeout_ms / 1000)
+        return self._opened[key]
+
+
+def _extent(part: LogRange, archive: ArchivedLog, found: Survey) -> tuple[int, int]:
+    """The files in which a partition's archived messages are: physical offsets, both at the beginning of a file."""
+    key = part.topic, part.broker_name
+    size = archive.segment_bytes
+    places = found.places.get(key, ())
+    positions = found.positions.get(key, ())
+    if not positions:
+        return 0, 0
+    # Offsets only grow from one place to the next.
+    first_behind = bisect_left(
+        range(len(places)),
+        True,
+        key=lambda at: any(places[at].get(each.queue_id, 0) > each.start for each in part.ranges),
+    )
+    first_after = bisect_left(
+        range(len(places)),
+        True,
+        key=lambda at: all(places[at].get(each.queue_id, 0) >= each.end for each in part.ranges),
+    )
+    begin = positions[first_behind]
+    end = -(-positions[first_after + 1] // size) * size if first_after < len(places) else archive.end[2]
+    return begin - begin % size, min(end, archive.end[2])

@@ -1,0 +1,36 @@
+"""Plans a batch on the driver: what there is to read, its partitions, and their leases. No PySpark here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spark.bulk_survey import surveyor_of
+from spark.client import Connection
+from spark.filters import Narrowing, narrowed
+from spark.leases import LEASE_ANSWER_SECONDS_MAX, new_lease_id, take_leases, with_leases
+from spark.options import ReadOptions
+from spark.partitions import plan_partitions, resolved
+from spark.plan import LogRange, scan
+
+
+def plan_batch(
+    options: ReadOptions, narrowing: Narrowing, connect: Callable[[str, float], Connection] = Connection
+) -> list[LogRange]:
+    """The partitions of a scan; its end is fixed here. ``connect`` creates a connection to an address.
+
+    Raises PlanRefused, Unreachable; ReadFailed if an archive cannot be read.
+    """
+    surveyor = surveyor_of(options, connect, detail=False, otherwise="latest-if-possible")
+    found = surveyor.survey(options.subscription)
+    stops = resolved(surveyor, found, options, options.ending, "ending")
+    starts = resolved(surveyor, found, options, options.starting, "starting")
+    ranges = narrowed(narrowing, scan(starts, stops, found.ends))
+    found = surveyor.detailed(found)
+    parts = with_leases(plan_partitions(found, ranges, options), found, lambda _: new_lease_id())
+    take_leases(parts, min(LEASE_ANSWER_SECONDS_MAX, options.fetch_timeout_ms / 1000), connect)
+    if options.read_mode == "archive":
+        from spark.archive_plan import ArchivePlan  # what it imports must only be installed where it is used
+
+        with ArchivePlan(options) as archive:
+            parts = archive.planned(parts, found)
+    return parts

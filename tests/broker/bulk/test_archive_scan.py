@@ -1,0 +1,137 @@
+"""Scans whose tasks read the archive: the broker sends no byte of what is archived, and keeps it there meanwhile."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mq.protocol.codes import RequestCode, ResponseCode
+from spark.batch_plan import plan_batch
+from spark.client import Answer, Connection
+from spark.errors import DataLoss
+from spark.filters import Narrowing
+from spark.options import parse_read_options
+from spark.plan import LogRange
+from spark.reader import task_options
+from spark.task_reader import task_reader
+from tests.support.archiving_brokers import LIMITS, settings
+from tests.support.object_storage import ENVIRONMENT, SECRET_KEY, object_storage
+from tests.support.running_broker import Client, RunningBroker, running
+from tests.support.short_logs import body, fill
+
+pytestmark = pytest.mark.trio
+
+UPDATE_BROKER_CONFIG = 25
+COUNT = 260
+
+
+class NameServer(Connection):
+    """Leads to one broker."""
+
+    def __init__(self, address: str) -> None:
+        self.address = "names:1"
+        self._broker = address
+
+    def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
+        assert code == RequestCode.GET_ROUTEINFO_BY_TOPIC
+        return 0
+
+    def receive(self, opaque: int) -> Answer:
+        route = {
+            "queueDatas": [{"brokerName": "broker-a", "readQueueNums": 1, "perm": 6}],
+            "brokerDatas": [{"brokerName": "broker-a", "brokerAddrs": {"0": self._broker}}],
+        }
+        return Answer(ResponseCode.SUCCESS, "", {}, memoryview(json.dumps(route).encode()))
+
+    def close(self) -> None:
+        pass
+
+
+class Scan:
+    """What the driver and the tasks of a query do."""
+
+    def __init__(self, broker: RunningBroker, **given: str) -> None:
+        host, port = broker.settings.listen_address
+        self._address = f"{host}:{port}"
+        fixed = {"namesrv": "names:1", "subscribe": "T", "readMode": "archive", "maxBytesPerPartition": "100k"}
+        self._options = parse_read_options(fixed | {"readFrom": "any", "clientId": "scan"} | given, "batch")
+        self.parts: list[LogRange] = []
+
+    def _connect(self, address: str, timeout: float) -> Connection:
+        return NameServer(self._address) if address == "names:1" else Connection(address, timeout)
+
+    async def plan(self) -> list[LogRange]:
+        self.parts = await trio.to_thread.run_sync(plan_batch, self._options, Narrowing(), self._connect)
+        return self.parts
+
+    async def read(self, parts: list[LogRange]) -> list[bytes]:
+        def read_all() -> list[bytes]:
+            options = task_options(self._options, ("body",))
+            return [
+                row for part in parts for batch in task_reader(part, options).read() for row in batch[0].to_pylist()
+            ]
+
+        return await trio.to_thread.run_sync(read_all)
+
+
+async def served(client: Client) -> int:
+    """Bytes of messages that the broker has sent to the query."""
+    return int((await client.info()).get("raftmq.bulkBytesAsLeader.scan", "0"))
+
+
+async def test_broker_sends_nothing_archived_and_keeps_it_for_the_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with object_storage() as storage:
+        async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+            client = await broker.connect()
+            assert (await client.create_topic("T", 1)).code == 0
+            await fill(client, count=COUNT)
+            await client.wait_for(lambda info: int(info["raftmq.archiveIndex"]) >= 18)
+            await client.wait_for(lambda info: int(info["raftmq.baseIndex"]) >= 8)
+            scan = Scan(broker)
+            parts = await scan.plan()
+            assert SECRET_KEY.encode() not in pickle.dumps(parts), "credentials stay with each process"
+            cold = [part for part in parts if part.archived is not None]
+            assert len(cold) > 5
+            archived_end = cold[0].archived.archive.end[2] if cold[0].archived else 0
+            assert archived_end > 0
+            rows = await scan.read(parts[:2])
+            last = int((await client.info())["raftmq.lastIndex"]) - 4
+
+            # Messages, archiving and retention go on.
+            await change(client, archive_retention_bytes=1 << 20)
+            await fill(client, count=COUNT, first=COUNT)
+            await client.wait_for(lambda info: int(info["raftmq.archiveIndex"]) >= last)
+            rows += await scan.read(parts[2 : len(cold) - 1])
+            assert await served(client) == 0
+            rows += await scan.read(parts[len(cold) - 1 :])
+            assert rows == [body(number) for number in range(COUNT)]
+            newest = sum(part.message_count for part in parts[len(cold) - 1 :])
+            assert 0 < await served(client) < newest * (len(body(0)) + 400), "only what was not archived yet"
+            assert (await client.info())["raftmq.archiveBeginPos"] == "0", "the scan has a lease on it"
+
+            late = Scan(broker, startingOffsets='{"T": {"broker-a:0": 0}}')
+            overtaken = await late.plan()
+            for each in (parts[0], overtaken[0]):
+                lease = {"leaseId": each.lease_id, "position": 0, "seconds": 0}
+                assert (await client.request(RequestCode.HOLD_LOG, lease)).code == 0
+            await fill(client, count=100, first=2 * COUNT)
+            await client.wait_for(lambda info: int(info["raftmq.archiveBeginPos"]) > 0)
+            for name in storage.names():  # as the archiver does a day later
+                if name.partition("/log/")[2].startswith("0" * 20):
+                    storage.remove(name)
+            with pytest.raises(DataLoss, match=r"queue broker-a:0: offsets 0 to \d+ .* were deleted before they were"):
+                await late.read(overtaken)
+
+
+async def change(client: Client, **given: Any) -> None:
+    text = "\n".join(f"raftmq.{name}={value}" for name, value in given.items())
+    assert (await client.request(UPDATE_BROKER_CONFIG, {}, text.encode())).code == 0

@@ -1,0 +1,234 @@
+"""A scan of a topic whose tasks read the archive: one set of rows, whatever the archive and the log do meanwhile.
+
+A real broker that archives, and deletes locally what is archived; object storage on a socket. What PySpark would do is
+done here: the plan of the driver, then its tasks one after the other.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client import Message, Producer
+from mq.client.admin import Admin
+from mq.protocol.codes import RequestCode
+from spark.batch_plan import plan_batch
+from spark.client import Connection
+from spark.errors import DataLoss, ReadFailed
+from spark.filters import Narrowing
+from spark.options import parse_read_options
+from spark.plan import LogRange
+from spark.reader import task_options
+from spark.task_reader import task_reader
+from tests.support.object_storage import BUCKET, ENVIRONMENT, SECRET_KEY, ObjectStorage, object_storage
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.trio]
+
+SETTINGS = {
+    "segment_bytes": "262144",
+    "message_bytes_max": "65536",
+    "entry_bytes_max": "65536",
+    "archive_url": f"s3://{BUCKET}/broker-a",
+    "archive_bytes_per_second": "0",
+    "local_retention_bytes": "1048576",
+    "retention_check_seconds": "0.1",
+    "checkpoint_seconds": "0.1",
+}
+UPDATE_BROKER_CONFIG = 25
+QUEUES = 4
+MESSAGES = 2000
+TEXT = b"0123456789abcdef" * 64
+
+
+def body(number: int) -> bytes:
+    return b"%06d" % number + TEXT
+
+
+class Scanned:
+    """A broker whose archive has most of its messages."""
+
+    def __init__(self, cluster: DevCluster, storage: ObjectStorage) -> None:
+        self.cluster = cluster
+        self.storage = storage
+        self.sent = 0
+
+    async def send(self, count: int) -> None:
+        numbers = range(self.sent, self.sent + count)
+        self.sent += count
+        async with Producer(self.cluster.namesrv, timeout=30) as producer:
+            for begin in range(numbers.start, numbers.stop, 500):
+                pending = [
+                    await producer.submit(Message("T", body(each), tags="even" if each % 2 == 0 else "odd"))
+                    for each in numbers[begin - numbers.start : begin - numbers.start + 500]
+                ]
+                for each in pending:
+                    await each
+
+    async def figure(self, name: str) -> int:
+        status = await self.cluster.status()
+        assert status is not None
+        return int(status.replicas[0].figures[f"raftmq.{name}"])
+
+    async def bulk_bytes(self, client_id: str) -> int:
+        """What the broker has sent to a query, of the bytes of messages."""
+        status = await self.cluster.status()
+        assert status is not None
+        figures = status.replicas[0].figures
+        return sum(int(each) for name, each in figures.items() if "bulkBytes" in name and name.endswith(client_id))
+
+    async def ask(self, code: int, ext: dict[str, str], body: bytes = b"") -> None:
+        """Send the broker a request that must succeed."""
+
+        def send() -> None:
+            connection = Connection(self.cluster.address("n0"), 10.0)
+            try:
+                answer = connection.receive(connection.send(code, ext, body))
+            finally:
+                connection.close()
+            assert answer.code == 0, answer
+
+        await trio.to_thread.run_sync(send)
+
+    async def archived(self) -> None:
+        """Wait until all complete files are archived, and most of them are deleted locally."""
+
+        async def is_done() -> bool:
+            status = await self.cluster.status()
+            [replica] = status.replicas if status else [None]
+            return (
+                replica is not None
+                and (replica.base_index or 0) > 0
+                and int(replica.figures.get("raftmq.archiveLagBytes", 1)) == 0
+            )
+
+        await until(is_done, seconds=60)
+
+    def options(self, **given: str) -> dict[str, str]:
+        fixed = {"namesrv": self.cluster.namesrv, "subscribe": "T", "readMode": "archive", "clientId": "scan"}
+        return fixed | {"maxBytesPerPartition": "200k", "readFrom": "any", "fetchTimeout": "5s"} | given
+
+    async def plan(self, **given: str) -> list[LogRange]:
+        options = parse_read_options(self.options(**given), "batch")
+        return await trio.to_thread.run_sync(plan_batch, options, Narrowing())
+
+    def rows(self, part: LogRange, **given: str) -> Iterator[tuple[int, int, bytes]]:
+        options = parse_read_options(self.options(**given), "batch")
+        columns = ("queue_id", "queue_offset", "body")
+        for batch in task_reader(part, task_options(options, columns)).read():
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    async def read(self, parts: list[LogRange], **given: str) -> list[tuple[int, int, bytes]]:
+        def read_all() -> list[tuple[int, int, bytes]]:
+            return [row for part in parts for row in self.rows(part, **given)]
+
+        return await trio.to_thread.run_sync(read_all)
+
+    def check(self, rows: list[tuple[int, int, bytes]], count: int) -> None:
+        """Each of the first messages once, and each queue without gaps."""
+        assert Counter(row[2] for row in rows) == Counter(map(body, range(count)))
+        for queue_id in range(QUEUES):
+            offsets = sorted(offset for its, offset, _ in rows if its == queue_id)
+            assert offsets == list(range(len(offsets)))
+
+
+@asynccontextmanager
+async def scanned(tmp_path: Path, patch: pytest.MonkeyPatch, **given: str) -> AsyncIterator[Scanned]:
+    for name, value in ENVIRONMENT.items():
+        patch.setenv(name, value)
+    with object_storage() as storage:
+        settings = SETTINGS | {"archive_endpoint_url": storage.url} | given
+        opened = DevCluster.open(tmp_path / "group", nodes=1, ports=Ports.free(1), settings=settings)
+        async with opened as cluster:
+            async with Admin(cluster.namesrv) as admin:
+                await admin.create_topic("T", QUEUES)
+            found = Scanned(cluster, storage)
+            await found.send(MESSAGES)
+            await found.archived()
+            yield found
+
+
+async def test_archived_messages_cost_the_broker_nothing_while_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scanned(tmp_path, monkeypatch) as group:
+        parts = await group.plan()
+        cold = [part for part in parts if part.archived is not None]
+        assert len(cold) > 4
+        assert len({part.lease_id for part in parts}) == 1
+        assert SECRET_KEY.encode() not in pickle.dumps(parts), "credentials stay with each process"
+        rows = await group.read(cold[:3])
+        assert await group.bulk_bytes("scan") == 0
+        # Messages, archiving and local deletion go on, and the rest of the scan is as it was planned.
+        await group.send(MESSAGES)
+        await group.archived()
+        rows += await group.read(cold[3:-1])
+        assert await group.bulk_bytes("scan") == 0, "no byte of what is archived"
+        rows += await group.read([part for part in parts if part not in cold[:-1]])
+        group.check(rows, MESSAGES)
+        found = await group.read(await group.plan(tags="even"), tags="even")
+        assert Counter(row[2] for row in found) == Counter(map(body, range(0, 2 * MESSAGES, 2)))
+
+
+async def test_archive_retention_waits_for_scans_with_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scanned(tmp_path, monkeypatch) as group:
+        parts = await group.plan()
+        rows = await group.read(parts[:2])
+        await group.ask(UPDATE_BROKER_CONFIG, {}, b"raftmq.archive_retention_bytes=1048576")
+        await group.send(MESSAGES)
+        await group.archived()
+        rows += await group.read(parts[2:])
+        group.check(rows, MESSAGES)
+        assert await group.figure("archiveBeginPos") == 0, "the lease of the scan is held by the broker"
+        late = await group.plan()
+        lease = {"leaseId": parts[0].lease_id, "position": "0", "seconds": "0"}
+        other = {"leaseId": late[0].lease_id, "position": "0", "seconds": "0"}
+        await group.ask(RequestCode.HOLD_LOG, lease)
+        await group.ask(RequestCode.HOLD_LOG, other)
+
+        async def is_shorter() -> bool:
+            await group.send(300)
+            return await group.figure("archiveBeginPos") > 0
+
+        await until(is_shorter, seconds=60)
+        for name in group.storage.names():  # as the archiver does a day later
+            if name.partition("/log/")[2].startswith("0" * 20):
+                group.storage.remove(name)
+        with pytest.raises(DataLoss, match=r"topic 'T', queue broker-a:\d: offsets \d+ to \d+ .* were deleted before"):
+            await group.read(late, startingOffsets="latest")
+
+
+async def test_store_in_trouble_is_named_or_brokers_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scanned(tmp_path, monkeypatch) as group:
+        parts = await group.plan()
+        storage = group.storage
+        name = next(each for each in storage.names() if f"log/{262144 * 2:020d}" in each)
+        content = bytearray(storage.content(name))
+        content[5000] ^= 1
+        storage.put(name, bytes(content))
+        with pytest.raises(ReadFailed, match=rf"queue broker-a:\d, from offset \d+ on: .*{name}: damaged.*onArchiveF"):
+            await group.read(parts)
+        # Brokers find the same damage in what they do not have locally, and say so.
+        content[5000] ^= 1
+        storage.put(name, bytes(content))
+        storage.fault = lambda method, path: 503
+        with pytest.raises(ReadFailed, match="SlowDown"):
+            await group.read(parts, readDeadline="200ms")
+        with pytest.raises(ReadFailed, match="SlowDown"):
+            await group.plan()
+        fallen = await group.plan(onArchiveFailure="brokers")
+        assert not any(part.archived for part in fallen)
+        storage.come_back()
+        group.check(await group.read(fallen), MESSAGES)
+        # What a task cannot read for lack of permission, the broker can.
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        storage.fault = lambda method, path: 403
+        with pytest.raises(ReadFailed, match="AccessDenied"):
+            await group.read(parts[:1])

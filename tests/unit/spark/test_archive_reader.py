@@ -1,0 +1,221 @@
+"""A task reads what is archived from object storage, and goes on at brokers exactly where that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.object_store import BucketStore
+from mq.store.archive.topic_blocks import ArchivePlace, TopicBlocks
+from raftlog.log_numbers import LogIndex
+from raftlog.segment.backup_store import StoreFailed
+from spark.archive_plan import ArchivePlan
+from spark.archive_reader import ArchiveTaskReader
+from spark.client import TopicRoute
+from spark.errors import ReadFailed
+from spark.options import parse_read_options
+from spark.plan import ArchivedLog, LogRange, PlanRefused, QueueEnds, QueueRange
+from spark.reader import task_options
+from spark.survey import Survey
+from tests.support.archived_logs import SEGMENT_BYTES, ReadArchive
+
+Row = tuple[int, int, bytes]
+
+
+class Reader(ArchiveTaskReader):
+    """A task whose replicas are asked for what it has not found in the archive."""
+
+    left_to_brokers: dict[int, QueueRange]
+
+    def _read_left(self, left: dict[int, QueueRange]) -> Iterator[Any]:
+        self.left_to_brokers = left
+        yield from ()
+
+
+class Group:
+    """A broker group with an archive, whose log goes on behind it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.home = ReadArchive(directory)
+        self.now = 0.0
+        self.opened = 0
+        end = self.home.end
+        self.archive = ArchivedLog("s3://bucket", None, "c", SEGMENT_BYTES, (end.index, end.term, end.pos, end.chain))
+        sent = [(queue, offset, body) for topic, queue, offset, body in self.home.messages.sent if topic == "T"]
+        positions = self._positions()
+        self.rows = [(queue, offset, body, positions[queue, offset]) for queue, offset, body in sent]
+        self.places = [
+            {
+                queue: min(
+                    (offset for its, offset, _, at in self.rows if its == queue and at >= start),
+                    default=self.home.messages.offsets["T", queue],
+                )
+                for queue in (0, 1)
+            }
+            for start in range(SEGMENT_BYTES, end.pos + 1, SEGMENT_BYTES)
+        ]
+
+    def _positions(self) -> dict[tuple[int, int], int]:
+        found: dict[tuple[int, int], int] = {}
+        log = self.home.messages.log
+        for number, (topic, queue, offset, _) in enumerate(self.home.messages.sent):
+            if topic == "T":
+                entry = log.entry(LogIndex(number + 1))
+                assert entry is not None
+                found[queue, offset] = entry.pos
+        return found
+
+    def open(self, archive: ArchivedLog, answer_seconds: float) -> TopicBlocks:
+        self.opened += 1
+        return TopicBlocks(
+            ArchivePlace(*archive),
+            answer_seconds=answer_seconds,
+            clock=lambda: self.now,
+            open_store=lambda: BucketStore(self.home.bucket),
+        )
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    @property
+    def survey(self) -> Survey:
+        key = "T", "a"
+        return Survey(
+            {"T": TopicRoute({"a": 2}, {"a": {0: "leader:1"}}, "c", {"a": 2})},
+            {("T", "a", queue): QueueEnds(0, self.home.messages.offsets["T", queue]) for queue in (0, 1)},
+            places={key: self.places},
+            positions={key: [0, *range(SEGMENT_BYTES, self.home.end.pos + 1, SEGMENT_BYTES)]},
+            archives={key: self.archive},
+        )
+
+    def planned(self, *ranges: QueueRange, found: Survey | None = None, **given: str) -> LogRange:
+        part = LogRange("T", "", "a", ranges, ("leader:1",))
+        options = parse_read_options({"namesrv": "n:1", "subscribe": "T", "readMode": "archive"} | given, "batch")
+        with ArchivePlan(options, self.open) as plan:
+            [planned] = plan.planned([part], found or self.survey)
+        return planned
+
+    def reader(self, part: LogRange, columns: tuple[str, ...] = ("body",), **given: str) -> Reader:
+        options = parse_read_options({"namesrv": "n:1", "subscribe": "T", "readMode": "archive"} | given, "batch")
+        reader = Reader(
+            part,
+            task_options(options, ("queue_id", "queue_offset", *columns)),
+            clock=lambda: self.now,
+            sleep=self.sleep,
+        )
+        reader.open_archive = self.open
+        reader.left_to_brokers = {}
+        return reader
+
+    def archived(self, *ranges: QueueRange) -> list[Row]:
+        wanted = {(each.queue_id, offset) for each in ranges for offset in range(each.start, each.end)}
+        return [
+            (queue, offset, body)
+            for queue, offset, body, at in self.rows
+            if (queue, offset) in wanted and at < self.home.end.pos
+        ]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    return Group(tmp_path)
+
+
+def rows(reader: Reader) -> list[Row]:
+    return [(row["queue_id"], row["queue_offset"], row["body"]) for batch in reader.read() for row in batch.to_pylist()]
+
+
+WHOLE = QueueRange(0, 0, 40), QueueRange(1, 0, 40)
+
+
+def test_the_task_goes_on_at_brokers_where_the_archive_ends(group: Group) -> None:
+    part = group.planned(*WHOLE)
+    assert part.archived is not None
+    reader = group.reader(part)
+    found = rows(reader)
+    assert found == group.archived(*WHOLE)
+    ends = {queue: max(offset for its, offset, _ in found if its == queue) + 1 for queue in (0, 1)}
+    assert reader.left_to_brokers == {queue: QueueRange(queue, end, 40) for queue, end in ends.items() if end < 40}
+    assert reader.left_to_brokers, "the newest file is not archived"
+    assert reader.statistics.replicas == {"s3://bucket": reader.statistics.nbytes}
+
+
+@pytest.mark.parametrize("start", range(0, 30, 3))
+def test_any_part_is_read_from_its_own_files(group: Group, start: int) -> None:
+    ranges = QueueRange(0, start, start + 5), QueueRange(1, start + 2, start + 4)
+    part = group.planned(*ranges)
+    expected = group.archived(*ranges)
+    if part.archived is None:
+        assert not expected
+        return
+    reader = group.reader(part)
+    assert rows(reader) == expected
+    assert part.archived.begin_pos + 4 * SEGMENT_BYTES >= part.archived.archive.end[2], "no more than it needs"
+
+
+def test_messages_behind_the_archive_are_read_without_it(group: Group) -> None:
+    end = group.home.messages.offsets["T", 0]
+    assert group.planned(QueueRange(0, end - 1, end)).archived is None
+
+
+def test_offsets_alone_are_asked_of_brokers(group: Group) -> None:
+    reader = group.reader(group.planned(*WHOLE), columns=())
+    assert rows_of_nothing(reader) == 0
+    assert reader.left_to_brokers == {each.queue_id: each for each in WHOLE}
+
+
+def rows_of_nothing(reader: Reader) -> int:
+    return sum(batch.num_rows for batch in reader.read())
+
+
+def test_damaged_object_fails_the_task_with_its_offset_or_brokers_go_on(group: Group) -> None:
+    part = group.planned(*WHOLE)
+    name = group.home.object_of(2 * SEGMENT_BYTES)
+    content = bytearray(group.home.bucket.objects[name])
+    content[500] ^= 4
+    group.home.bucket.objects[name] = bytes(content)
+    with pytest.raises(ReadFailed, match=rf"queue a:\d, from offset \d+ on: .*{name}: damaged"):
+        rows(group.reader(part))
+    reader = group.reader(part, onArchiveFailure="brokers")
+    found = rows(reader)
+    assert found == group.archived(*WHOLE)[: len(found)]
+    for queue_id, each in reader.left_to_brokers.items():
+        assert each.start == sum(row[0] == queue_id for row in found), "not a message twice, and none left out"
+
+
+def test_store_that_comes_back_is_waited_for(group: Group) -> None:
+    part = group.planned(*WHOLE)
+    reader = group.reader(part)
+    sent = group.archived(*WHOLE)
+
+    def slow_down(operation: str, name: str) -> None:
+        if group.now < 20:
+            raise StoreFailed(name, operation, "503 SlowDown")
+
+    group.home.bucket.before = slow_down
+    assert rows(reader) == sent
+    group.now = -100.0
+    with pytest.raises(ReadFailed, match="onArchiveFailure"):
+        rows(group.reader(part, readDeadline="1m"))
+    assert -40 <= group.now < -30, "after a minute"
+
+
+def test_store_that_fails_at_planning_is_named_or_brokers_are_read(group: Group) -> None:
+    group.home.bucket.fails = 1.0
+    with pytest.raises(ReadFailed, match=r"topic 'T', broker group a: the archive cannot be read: .*onArchiveFailure"):
+        group.planned(*WHOLE)
+    assert group.planned(*WHOLE, onArchiveFailure="brokers").archived is None
+
+
+def test_group_without_an_archive_is_refused_with_the_remedy(group: Group) -> None:
+    with pytest.raises(PlanRefused, match=r"archive_url.*readMode=bulk"):
+        group.planned(*WHOLE, found=group.survey._replace(archives={}))
+
+
+def test_endpoint_of_the_query_replaces_that_of_brokers(group: Group) -> None:
+    part = group.planned(*WHOLE, archiveEndpointUrl="https://store.example:9000")
+    assert part.archived is not None
+    assert part.archived.archive.endpoint_url == "https://store.example:9000"
