@@ -15,13 +15,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Message, Producer
 from mq.client.admin import Admin
-from mq.protocol.codes import RequestCode
+from mq.local_cluster import DevCluster, Ports
 from spark.batch_plan import plan_batch
-from spark.client import Connection
-from spark.errors import DataLoss, ReadFailed
+from spark.errors import ReadFailed
 from spark.filters import Narrowing
 from spark.options import parse_read_options
 from spark.plan import LogRange
@@ -42,7 +40,6 @@ SETTINGS = {
     "retention_check_seconds": "0.1",
     "checkpoint_seconds": "0.1",
 }
-UPDATE_BROKER_CONFIG = 25
 QUEUES = 4
 MESSAGES = 2000
 TEXT = b"0123456789abcdef" * 64
@@ -83,19 +80,6 @@ class Scanned:
         assert status is not None
         figures = status.replicas[0].figures
         return sum(int(each) for name, each in figures.items() if "bulkBytes" in name and name.endswith(client_id))
-
-    async def ask(self, code: int, ext: dict[str, str], body: bytes = b"") -> None:
-        """Send the broker a request that must succeed."""
-
-        def send() -> None:
-            connection = Connection(self.cluster.address("n0"), 10.0)
-            try:
-                answer = connection.receive(connection.send(code, ext, body))
-            finally:
-                connection.close()
-            assert answer.code == 0, answer
-
-        await trio.to_thread.run_sync(send)
 
     async def archived(self) -> None:
         """Wait until all complete files are archived, and most of them are deleted locally."""
@@ -175,34 +159,6 @@ async def test_archived_messages_cost_the_broker_nothing_while_it_goes_on(
         group.check(rows, MESSAGES)
         found = await group.read(await group.plan(tags="even"), tags="even")
         assert Counter(row[2] for row in found) == Counter(map(body, range(0, 2 * MESSAGES, 2)))
-
-
-async def test_archive_retention_waits_for_scans_with_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scanned(tmp_path, monkeypatch) as group:
-        parts = await group.plan()
-        rows = await group.read(parts[:2])
-        await group.ask(UPDATE_BROKER_CONFIG, {}, b"raftmq.archive_retention_bytes=1048576")
-        await group.send(MESSAGES)
-        await group.archived()
-        rows += await group.read(parts[2:])
-        group.check(rows, MESSAGES)
-        assert await group.figure("archiveBeginPos") == 0, "the lease of the scan is held by the broker"
-        late = await group.plan()
-        lease = {"leaseId": parts[0].lease_id, "position": "0", "seconds": "0"}
-        other = {"leaseId": late[0].lease_id, "position": "0", "seconds": "0"}
-        await group.ask(RequestCode.HOLD_LOG, lease)
-        await group.ask(RequestCode.HOLD_LOG, other)
-
-        async def is_shorter() -> bool:
-            await group.send(300)
-            return await group.figure("archiveBeginPos") > 0
-
-        await until(is_shorter, seconds=60)
-        for name in group.storage.names():  # as the archiver does a day later
-            if name.partition("/log/")[2].startswith("0" * 20):
-                group.storage.remove(name)
-        with pytest.raises(DataLoss, match=r"topic 'T', queue broker-a:\d: offsets \d+ to \d+ .* were deleted before"):
-            await group.read(late, startingOffsets="latest")
 
 
 async def test_store_in_trouble_is_named_or_brokers_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chaos.object_store import BucketStore
-from mq.store.archive.topic_blocks import ArchivePlace, TopicBlocks
+from mq.store.archive.topic_blocks import ArchivePlace, ArchiveUnreadable, TopicBlocks
 from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup_store import StoreFailed
 from spark.archive_plan import ArchivePlan
@@ -219,3 +219,16 @@ def test_endpoint_of_the_query_replaces_that_of_brokers(group: Group) -> None:
     part = group.planned(*WHOLE, archiveEndpointUrl="https://store.example:9000")
     assert part.archived is not None
     assert part.archived.archive.endpoint_url == "https://store.example:9000"
+
+
+def test_brokers_say_what_the_archive_has_deleted(group: Group) -> None:
+    part = group.planned(*WHOLE)
+    reader = group.reader(part)
+
+    def gone(operation: str, name: str) -> None:
+        if name.startswith("log/"):
+            raise ArchiveUnreadable("s3://bucket begins at 8192 by now", is_deleted=True)
+
+    group.home.bucket.before = gone
+    assert rows(reader) == []
+    assert reader.left_to_brokers == {each.queue_id: each for each in WHOLE}
