@@ -341,7 +341,7 @@ def remove_member(
     was = "removed" if removal.was_member else "it was no member, and is kept out:"
     print(f"{was} {member} from {group} for {keep_out:g} s; let it in before: raftmq consumer-group let-in")
     for address, why in removal.unreached.items():
-        print(f"{address} was not told: {why}; the leader tells it. If it is the leader, repeat the command")
+        print(f"{address} was not told: {why}; the leader tells it")
 
 
 async def _loss_of_member(group: str, member: str, members: list[str], seconds: float) -> str:

@@ -49,8 +49,8 @@ class Removal:
 
     Attributes:
         was_member: one of them knew the client as a member, or kept it out already.
-        unreached: replicas that did not answer, and why. The leader tells them, if it answered; otherwise the client
-            may come back after the next change of leader.
+        unreached: replicas that did not answer, and why; their leader tells them (below format level 8 it does not, and
+            the client may come back when one of them leads).
     """
 
     was_member: bool

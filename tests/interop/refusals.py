@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mq.client import Admin
-from tests.interop.grpc_scenarios import SCENARIOS
 from tests.interop.mqadmin import Tool
+from tests.interop.removals import SCENARIOS
 from tests.interop.scenarios import scenario
 from tests.interop.security import ACL, CLIENT, READER, TLS, Keys, other_authority
 from tests.interop.stage import QUEUES, BrokerLogs, Stage, Unmet, require

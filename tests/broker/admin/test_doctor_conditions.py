@@ -17,6 +17,7 @@ import pytest
 import trio
 
 import raftlog
+from mq.broker.admin.replica_status import ReplicaStatus
 from mq.client import Admin, Message, MessageQueue, Producer, PushConsumer, ReceivedMessage, SubscriptionGroupConfig
 from mq.inspection.catalogue import CatalogueAdmin
 from mq.inspection.cluster import NEAR_ENTRIES
@@ -225,3 +226,19 @@ async def test_a_replica_that_lags_is_named(tmp_path: Path, monkeypatch: pytest.
         found = (await doctor(namesrv)).about("entries")
         assert found["subject"].startswith(f"replica {lost} ")
         assert "the leader" in found["what"]
+
+
+async def test_a_replica_of_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brokers of a process have one version: one of them says another one of itself."""
+    async with group_of_three(tmp_path) as (namesrv, clients):
+        other = (await clients[2].info())["raftmq.nodeId"]
+        table = ReplicaStatus.table
+
+        def with_other_version(self: ReplicaStatus) -> dict[str, str]:
+            found = table(self)
+            return found | {"raftmq.softwareVersion": "0.0.9"} if found["raftmq.nodeId"] == other else found
+
+        monkeypatch.setattr(ReplicaStatus, "table", with_other_version)
+        found = (await doctor(namesrv)).about("runs several versions")
+        assert f"{other} 0.0.9" in found["what"]
+        assert "raftmq group upgrade-check" in found["remedy"]
