@@ -83,6 +83,10 @@ class RemovedMembers(Service):
         """Periodic actions; see `Service`."""
         yield Periodic(_EXPIRE_SECONDS, self.look, lambda: now_if(self._has_to_look()))
 
+    def lead(self) -> None:
+        """See `Service`: nobody gets a message of this replica first."""
+        self.look()
+
     def handle_remove(self, call: Call[RemoveMember]) -> bytes | None:
         """Request code 9026: at the leader answered when it is replicated. Raises RequestRefused."""
         ext = call.request.ext
