@@ -19,20 +19,19 @@ import tarfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from mq.client import Admin, Every, Message, Schedule
 from mq.client.sync import SyncAdmin, SyncProducer
+from tests.support.chromium import CHROMIUM, DRIVER, chromium, click, text_of, window
 from tests.support.waiting import wait_until
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 PICTURES = Path(__file__).parents[2] / "docs" / "images" / "console"
 
 pytestmark = [
@@ -152,49 +151,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[webdriver.Chrome]:
-    assert CHROMIUM is not None
-    assert DRIVER is not None
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--disable-dev-shm-usage",
-        "--force-color-profile=srgb",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+    with chromium() as driver:
+        yield driver
 
 
 @pytest.fixture
 def browser(started: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
-    """A window of 1,000 pixels; afterwards nothing may have gone wrong in it, such as a script that was not allowed."""
-    started.set_window_size(1000, 800)
-    yield started
-    faults = [each for each in cast("Any", started).get_log("browser") if each["level"] == "SEVERE"]
-    assert [each for each in faults if "/?live" not in each["message"] and "favicon" not in each["message"]] == []
-
-
-def text_of(browser: webdriver.Chrome) -> str:
-    return str(browser.execute_script("return document.querySelector('main').innerText"))
-
-
-def click(browser: webdriver.Chrome, by: str, value: str) -> None:
-    """Click at an element, which may be replaced by the same one at that moment."""
-
-    def clicked() -> bool:
-        try:
-            browser.find_element(by, value).click()
-        except StaleElementReferenceException:
-            return False
-        return True
-
-    wait_until(clicked)
+    with window(started) as shown:
+        yield shown
 
 
 def addresses(browser: webdriver.Chrome, running: Running) -> dict[str, str]:
@@ -435,63 +399,6 @@ def test_a_setting_is_changed_by_clicks(browser: webdriver.Chrome, running: Runn
     browser.find_element(By.NAME, "value").send_keys("99.5")
     click(browser, By.XPATH, "//button[.='Change']")
     wait_until(lambda: "retention_hours is 99.5 on" in text_of(browser))
-
-
-def test_a_user_and_its_quota_are_changed_by_clicks(browser: webdriver.Chrome, tmp_path: Path) -> None:
-    """With accounts: the console signs with the keys of its environment."""
-    keys = {"RAFTMQ_ACCESS_KEY": "operator", "RAFTMQ_SECRET_KEY": "operator-secret"}
-    accounts = tmp_path / "plain_acl.yml"
-    accounts.write_text("accounts:\n- {accessKey: operator, secretKey: operator-secret, admin: true}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "mq.cli",
-        "dev",
-        "--ephemeral",
-        "--nodes",
-        "1",
-        "--port",
-        "0",
-        "--console",
-        "--json",
-    ]
-    ratios = [part for name in ("warn", "expire", "full") for part in ("--set", f"disk_{name}_ratio=1")]
-    process = subprocess.Popen(
-        [*command, *ratios, "--set", f"acl_file={accounts}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, **keys},
-    )
-    assert process.stdout is not None
-    try:
-        browser.get("http://" + json.loads(process.stdout.readline())["console"])
-        click(browser, By.LINK_TEXT, "Users")
-        assert "operator administrator yes acl_file" in text_of(browser).replace("\t", " ")
-        click(browser, By.XPATH, "//summary[.='New user']")
-        browser.find_element(By.NAME, "name").send_keys("shop-one")
-        for field in ("password", "again"):
-            browser.find_element(By.NAME, field).send_keys("secret-of-shop")
-        click(browser, By.XPATH, "//button[.='Create']")
-        wait_until(lambda: "User shop-one was created." in text_of(browser))
-        click(browser, By.XPATH, "//summary[.='Add a policy']")
-        browser.find_element(By.NAME, "resource").send_keys("Topic:Orders")
-        click(browser, By.XPATH, "//button[.='Add']")
-        wait_until(lambda: "allow Pub, Sub on Topic:Orders" in text_of(browser))
-        click(browser, By.XPATH, "//summary[.='Set the quota']")
-        browser.find_element(By.NAME, "produce_messages").send_keys("50")
-        click(browser, By.XPATH, "//button[.='Set']")
-        wait_until(lambda: "The quota of shop-one is now: produce 50 messages/s." in text_of(browser))
-        click(browser, By.XPATH, "//button[.='Delete']")
-        wait_until(lambda: "has no policy for Topic:Orders any more" in text_of(browser))
-        click(browser, By.XPATH, "//summary[.='Delete the user']")
-        browser.find_element(By.NAME, "typed").send_keys("shop-one")
-        click(browser, By.XPATH, "//form[@action='/delete-user']//button")
-        wait_until(lambda: "User shop-one and its policies were deleted." in text_of(browser))
-    finally:
-        browser.get("about:blank")  # an open page would complain that the console is gone
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
 
 
 def test_leadership_is_handed_over_by_clicks(browser: webdriver.Chrome, running: Running) -> None:

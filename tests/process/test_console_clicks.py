@@ -1,0 +1,154 @@
+"""Changes of users and of members in a real browser: each test has brokers of its own, which it leaves changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.select import Select
+
+from mq.client.sync import SyncAdmin
+from tests.support.chromium import CHROMIUM, DRIVER, chromium, click, text_of, window
+from tests.support.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.nightly,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None, reason="no Chromium here: apt-get install chromium chromium-driver"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[webdriver.Chrome]:
+    with chromium() as driver:
+        yield driver
+
+
+@pytest.fixture
+def browser(started: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
+    with window(started) as shown:
+        yield shown
+
+
+@contextmanager
+def short_lived(*arguments: str, env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """What `raftmq dev` with a console says of itself; it is stopped and removed afterwards."""
+    command = [sys.executable, "-m", "mq.cli", "dev", "--ephemeral", "--port", "0", "--console", "--json"]
+    ratios = [part for name in ("warn", "expire", "full") for part in ("--set", f"disk_{name}_ratio=1")]
+    process = subprocess.Popen(
+        [*command, *ratios, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **env},
+    )
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+@contextmanager
+def left_afterwards(browser: webdriver.Chrome) -> Iterator[None]:
+    """An open page would complain that the console is gone."""
+    try:
+        yield
+    finally:
+        browser.get("about:blank")
+
+
+def test_a_user_and_its_quota_are_changed_by_clicks(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    """With accounts: the console signs with the keys of its environment."""
+    keys = {"RAFTMQ_ACCESS_KEY": "operator", "RAFTMQ_SECRET_KEY": "operator-secret"}
+    accounts = tmp_path / "plain_acl.yml"
+    accounts.write_text("accounts:\n- {accessKey: operator, secretKey: operator-secret, admin: true}\n")
+    with short_lived("--nodes", "1", "--set", f"acl_file={accounts}", env=keys) as said, left_afterwards(browser):
+        browser.get(f"http://{said['console']}")
+        click(browser, By.LINK_TEXT, "Users")
+        assert "operator administrator yes acl_file" in text_of(browser).replace("\t", " ")
+        click(browser, By.XPATH, "//summary[.='New user']")
+        browser.find_element(By.NAME, "name").send_keys("shop-one")
+        for field in ("password", "again"):
+            browser.find_element(By.NAME, field).send_keys("secret-of-shop")
+        click(browser, By.XPATH, "//button[.='Create']")
+        wait_until(lambda: "User shop-one was created." in text_of(browser))
+        click(browser, By.XPATH, "//summary[.='Add a policy']")
+        browser.find_element(By.NAME, "resource").send_keys("Topic:Orders")
+        click(browser, By.XPATH, "//button[.='Add']")
+        wait_until(lambda: "allow Pub, Sub on Topic:Orders" in text_of(browser))
+        click(browser, By.XPATH, "//summary[.='Set the quota']")
+        browser.find_element(By.NAME, "produce_messages").send_keys("50")
+        click(browser, By.XPATH, "//button[.='Set']")
+        wait_until(lambda: "The quota of shop-one is now: produce 50 messages/s." in text_of(browser))
+        click(browser, By.XPATH, "//button[.='Delete']")
+        wait_until(lambda: "has no policy for Topic:Orders any more" in text_of(browser))
+        click(browser, By.XPATH, "//summary[.='Delete the user']")
+        browser.find_element(By.NAME, "typed").send_keys("shop-one")
+        click(browser, By.XPATH, "//form[@action='/delete-user']//button")
+        wait_until(lambda: "User shop-one and its policies were deleted." in text_of(browser))
+
+
+CONSUMING = """
+import sys, trio
+from mq.client import PushConsumer
+
+async def main():
+    consumer = PushConsumer(sys.argv[1], group="mail", ordered=False)
+
+    @consumer.on("Orders")
+    async def handle(message):
+        pass
+
+    async with consumer:
+        await consumer.run()
+
+trio.run(main)
+"""
+
+
+def test_members_of_both_kinds_of_groups_are_removed_by_clicks(browser: webdriver.Chrome) -> None:
+    with short_lived("--nodes", "3", env={}) as said, left_afterwards(browser):
+        with SyncAdmin(said["namesrv"]) as admin:
+            admin.create_topic("Orders", queues=1)
+        consumer = subprocess.Popen([sys.executable, "-c", CONSUMING, said["namesrv"]], stderr=subprocess.DEVNULL)
+        try:
+            with SyncAdmin(said["namesrv"]) as admin:
+                wait_until(lambda: bool(admin.group_members("mail")))
+            browser.get(f"http://{said['console']}/group?name=mail")
+            click(browser, By.LINK_TEXT, "remove")
+            browser.find_element(By.NAME, "typed").send_keys("mail")
+            click(browser, By.XPATH, "//button[.='Remove it']")
+            wait_until(lambda: "stays out of mail for 5 minutes" in text_of(browser))
+            wait_until(lambda: bool(browser.find_elements(By.XPATH, "//button[.='Let it in again']")))
+            click(browser, By.XPATH, "//button[.='Let it in again']")
+            wait_until(lambda: "may be a member of mail again" in text_of(browser))
+        finally:
+            consumer.kill()
+            consumer.wait()
+        [group] = said["broker_groups"]
+        follower = next(each["node_id"] for each in group["replicas"] if each["node_id"] != group["leader"])
+        browser.get(f"http://{said['console']}/members?name=broker-a")
+        click(browser, By.XPATH, "//summary[.='Remove a node']")
+        form = "//form[.//input[@name='action'][@value='remove']]"
+        Select(browser.find_element(By.XPATH, f"{form}//select")).select_by_visible_text(follower)
+        click(browser, By.XPATH, f"{form}//button")
+        wait_until(lambda: "2 voters then, instead of 3" in text_of(browser))
+        browser.find_element(By.NAME, "typed").send_keys(follower)
+        click(browser, By.CSS_SELECTOR, "form[action='/member-change'] button")
+        wait_until(lambda: "It has ended." in text_of(browser))
+        browser.get(f"http://{said['console']}/members?name=broker-a")
+        assert follower not in browser.find_element(By.TAG_NAME, "table").text
