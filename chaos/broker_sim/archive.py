@@ -102,9 +102,14 @@ class Archive(Workload):
             "archive_bytes_per_second": 0,
             "archive_cache_bytes": self.rng.choice((0, 1 << 30)),
             "local_retention_bytes": segment_bytes * self.rng.choice((1, 2, 4)) * (4 if scenario.spares else 1),
-            "archive_retention_bytes": self.rng.choice((None, segment_bytes * 5)),
+            "archive_retention_bytes": self._kept_bytes(self.rng.choice((None, segment_bytes * 5))),
             "retention_check_seconds": 0.5,
         }
+
+    def _kept_bytes(self, drawn: int | None) -> int | None:
+        """In most runs the same on all replicas: one that keeps everything holds all of it."""
+        rng = random.Random(f"{self.cluster.scenario.seed} kept bytes")
+        return drawn if rng.random() < 0.2 else rng.choice((None, self.cluster.scenario.segment_bytes * 5))
 
     def limits(self, drawn: BrokerLimits) -> BrokerLimits:
         """See `Workload.limits`."""
@@ -116,6 +121,7 @@ class Archive(Workload):
             retry_seconds=0.2,
             retry_seconds_max=rng.choice((0.2, 2.0)),
             check_seconds=rng.choice((1.0, 5.0)),
+            tell_seconds=2.0,
             read_threads=rng.choice((1, 4)),
             read_requests_max=rng.choice((4, 64)),
             read_memory_bytes=rng.choice((100_000, 1 << 26)),

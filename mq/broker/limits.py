@@ -242,6 +242,8 @@ class ArchiveLimits:
     """Time until an upload that failed is tried again: the first time, and after many failures."""
     check_seconds: float = 600.0
     """Interval at which the manifest is read, if messages that are deleted locally are read from the archive."""
+    tell_seconds: float = 60.0
+    """Interval at which a replica tells the leader how long it is set to keep archived messages."""
     read_threads: int = 4
     """Requests to the store at a time, for readers of archived messages."""
     read_requests_max: int = 64

@@ -18,6 +18,7 @@ from mq.cli.output import Json, print_json
 from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster
+from mq.inspection.replicas import different_archive_limits
 from mq.protocol.access.address_patterns import is_loopback
 
 _MEMORY_BYTES_MIN = 1_000_000
@@ -120,6 +121,8 @@ def _archived(group: GroupStatus) -> Iterator[str]:
                 f", served from {decimal(replica.archive_begin_pos)} of the log on" if replica.archive_begin_pos else ""
             )
             yield f"archived up to entry {replica.archived_index:,}{begin}{waits}"
+    if kept := different_archive_limits(group):
+        yield f"archive_retention_* differs ({kept}): the longest time and the largest size count"
     for replica in group.replicas:
         if replica.archive_refill_bytes_left:
             left = decimal(replica.archive_refill_bytes_left)

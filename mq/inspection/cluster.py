@@ -82,6 +82,11 @@ class ReplicaStatus:
     """Complete log files that wait to be archived."""
     archive_lag_ms: int | None = None
     """How long some wait since something was last archived."""
+    archive_kept_seconds: int | None = None
+    archive_kept_bytes: int | None = None
+    """How long it is set to keep archived messages, and how many bytes of them; 0 for ever."""
+    archive_kept_unknown: int | None = None
+    """On a leader: of how many members it does not know that."""
     archive_refill_bytes_left: int | None = None
     """Bytes of the archive whose messages its queues still lack."""
     clock_ahead_ms: int | None = None
@@ -227,6 +232,9 @@ def _replica_status(
         archive_begin_pos=_number(figures, "archiveBeginPos"),
         archive_lag_bytes=_number(figures, "archiveLagBytes"),
         archive_lag_ms=_number(figures, "archiveLagMs"),
+        archive_kept_seconds=_number(figures, "archiveKeptSeconds"),
+        archive_kept_bytes=_number(figures, "archiveKeptBytes"),
+        archive_kept_unknown=_number(figures, "archiveKeptUnknown"),
         archive_refill_bytes_left=_number(figures, "archiveRefillBytesLeft"),
         figures=figures,
     )

@@ -85,6 +85,7 @@ def replica_findings(survey: Survey) -> Iterator[Finding]:
     for group in survey.groups:
         yield from _leadership(group)
         yield from _archive(group)
+        yield from _archive_limits(group)
         for replica in group.replicas:
             yield from _replica(group, replica, survey)
         yield from _versions(group)
@@ -168,6 +169,34 @@ def _leadership(group: GroupStatus) -> Iterator[Finding]:
                 "start it; a machine that is lost is replaced with raftmq group replace",
                 "docs/operations.md#replace-a-dead-replica",
             )
+
+
+def different_archive_limits(group: GroupStatus) -> str:
+    """How long each replica is set to keep archived messages, in words, if they differ; empty otherwise."""
+    known = {
+        each.node_id: (each.archive_kept_seconds or 0, each.archive_kept_bytes or 0)
+        for each in group.replicas
+        if each.archive_kept_seconds is not None
+    }
+    if len(set(known.values())) < 2:
+        return ""
+    return ", ".join(
+        f"{node}: {f'{seconds / 3600:g} h' if seconds else 'no time'}, {decimal(nbytes) if nbytes else 'no size'}"
+        for node, (seconds, nbytes) in known.items()
+    )
+
+
+def _archive_limits(group: GroupStatus) -> Iterator[Finding]:
+    """Replicas keep archived messages for different times, or the leader does not know for how long."""
+    if kept := different_archive_limits(group):
+        yield Finding(
+            Severity.WARNING,
+            f"group {group.group}",
+            f"has replicas that keep archived messages for different times ({kept}): the longest time and the largest "
+            "size count",
+            "set archive_retention_hours and archive_retention_bytes to the same on all replicas",
+            "docs/archive.md#delete-old-files-in-the-archive",
+        )
 
 
 def _archive(group: GroupStatus) -> Iterator[Finding]:

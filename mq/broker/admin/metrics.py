@@ -94,6 +94,17 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
         "raftmq_archive_uploaded_bytes", _C, "Bytes of the log that this replica has archived."
     ),
     "archive_failures": _Named("raftmq_archive_failures", _C, "Failed attempts of this replica to archive."),
+    "archive_kept_seconds": _Named(
+        "raftmq_archive_kept_seconds", _G, "How long this replica is set to keep archived messages; 0 for ever."
+    ),
+    "archive_kept_bytes": _Named(
+        "raftmq_archive_kept_bytes", _G, "How many bytes of the archive this replica is set to keep; 0 for all."
+    ),
+    "archive_kept_unknown": _Named(
+        "raftmq_archive_kept_unknown",
+        _G,
+        "Replicas that have not told the leader how long to keep archived messages; nothing is deleted meanwhile.",
+    ),
     "archive_refill_bytes_left": _Named(
         "raftmq_archive_refill_bytes_left",
         _G,

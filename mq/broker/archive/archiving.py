@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from mq.broker.archive.process import archive_in_process
+from mq.broker.archive.shared_limits import NOT_SET, KeptLimits, SharedLimits
 from mq.broker.archive.turns import archives
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
@@ -28,7 +29,8 @@ from mq.broker.state.format_level import LEVEL_OF_ARCHIVE, LEVEL_OF_TIERS
 from mq.broker.state.table import CommandRefused
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.decoding import Response
-from mq.protocol.requests.replicas import ReportArchived, ReportArchivedExt
+from mq.protocol.requests.replicas import ReportArchived, ReportArchivedExt, ReportArchivedReply
+from mq.protocol.wire.reply import read_reply
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
 from mq.store.errors import StoreError
 from raftlog import SegmentError
@@ -39,7 +41,6 @@ from raftlog.segment.meta import Base
 ANSWER_SECONDS: Final = 3.0
 OLDER: Final = "older"
 WHOLE: Final = "whole"
-_HOUR_MS: Final = 3_600_000
 _POS_MAX: Final = 2**63 - 1
 LOG_AGAIN_SECONDS: Final = 600.0
 """The same failure is logged again after this time."""
@@ -90,6 +91,8 @@ class Archiving(Service):
         """The manifest was found to go up to this entry when it was not older. By now the group may know of more."""
         self._expired_pos = -1
         """Below this physical offset the archive is to be shortened, as the last run has found; -1 without news."""
+        self._shared = SharedLimits(3 * self._limits.tell_seconds)
+        self._tell_at = 0.0
         self._lacking: dict[str, int] = {}
         """From where on the queues of other replicas have all entries, of those that cannot get older ones."""
         self._check_at = 0.0
@@ -127,12 +130,21 @@ class Archiving(Service):
             "archive_lag_ms": round(waits * 1000),
             "archive_uploaded_bytes": self._uploaded_bytes,
             "archive_failures": self._failures,
+            "archive_kept_seconds": KeptLimits.of(self._settings).seconds,
+            "archive_kept_bytes": KeptLimits.of(self._settings).nbytes,
+            "archive_kept_unknown": self._unknown(),
         }
+
+    def _unknown(self) -> int:
+        """How many members have not told this leader how long they keep archived messages; 0 on other replicas."""
+        if self._settings.archive_url is None or not self._appender.is_open:
+            return 0
+        return len(self._shared.silent(self._replica.core.conf.members, self._clock()))
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """See `Service.settings_changed`."""
         self._settings = settings
-        self._check_at = 0.0
+        self._check_at = self._tell_at = 0.0
 
     # -- what is archived, and what could be ---------------------------------------------------------------------------
 
@@ -171,7 +183,50 @@ class Archiving(Service):
             self._is_older = None
         if self._has_news and now >= self._report_at:
             self._report()
+        self._tell_limits(now)
         self._tell_of_level(now)
+
+    def _tell_limits(self, now: float) -> None:
+        """Tell the leader, which may be this replica, how long this one is set to keep archived messages."""
+        own = KeptLimits.of(self._settings)
+        if self._appender.is_open:
+            self._shared.told(self._settings.node_id, own, now)
+            return
+        leader, url = self._context.leader_address(), self._settings.archive_url
+        if leader is None or url is None or now < self._tell_at:
+            return
+        self._tell_at = now + self._limits.tell_seconds
+        end = self._end
+        ext = ReportArchivedExt(
+            identity=self._settings.identity,
+            url=url,
+            index=end.index,
+            term=end.term,
+            pos=end.pos,
+            chain=end.chain,
+            member=self._settings.node_id,
+            kept_seconds=own.seconds,
+            kept_bytes=own.nbytes,
+        )
+        self._calls.ask(leader, RequestCode.REPORT_ARCHIVED, ext.fields(), b"", ANSWER_SECONDS, self._limits_answered)
+
+    def _limits_answered(self, response: Response | NoAnswer, body: bytes) -> None:
+        if isinstance(response, Response) and response.code == ResponseCode.SUCCESS:
+            kept = read_reply(ReportArchivedReply, response.ext)
+            if min(kept.kept_seconds, kept.kept_bytes) >= 0:
+                self._shared.answered(KeptLimits(kept.kept_seconds, kept.kept_bytes), self._clock())
+            else:
+                self._tell_at = min(self._tell_at, self._clock() + self._limits.retry_seconds)
+
+    def _kept(self) -> KeptLimits:
+        """How long the group keeps archived messages; for ever while that is not known."""
+        now = self._clock()
+        if self._appender.is_open:
+            self._shared.told(self._settings.node_id, KeptLimits.of(self._settings), now)
+            known = self._shared.of_all(self._replica.core.conf.members, now)
+        else:
+            known = self._shared.as_answered(now)
+        return known or KeptLimits(NOT_SET, NOT_SET)
 
     def _tell_of_level(self, now: float) -> None:
         """Warn if the group is below the format level that the settings need: nothing else would say why."""
@@ -234,7 +289,7 @@ class Archiving(Service):
         settings = self._settings
         if not is_due or settings.archive_url is None:
             return None
-        hours = settings.archive_retention_hours
+        kept = self._kept()
         begin_pos = 0
         if self._tier.is_wanted:
             begin_pos = self._metadata.archived.begin_pos or 0
@@ -248,8 +303,8 @@ class Archiving(Service):
             known_index=self._end.index,
             bytes_per_second=settings.archive_bytes_per_second,
             has_retention=settings.has_archive_retention,
-            oldest_ms=None if hours is None else self._now_ms() - round(hours * _HOUR_MS),
-            bytes_max=settings.archive_retention_bytes,
+            oldest_ms=self._now_ms() - kept.seconds * 1000 if kept.seconds else None,
+            bytes_max=kept.nbytes or None,
             begin_pos=begin_pos,
         )
 
@@ -361,12 +416,22 @@ class Archiving(Service):
                 ResponseCode.INVALID_PARAMETER,
                 f"archive_url of the leader is {self._settings.archive_url or 'not set'}",
             )
+        if ext.member:
+            return call.response(ext=self._told(ext).fields())
         end = Base(LogIndex(ext.index), Term(ext.term), ext.pos, ext.chain)
         if ext.node_id:
             self._lacking[ext.node_id] = ext.queues_from
         is_older = {OLDER: True, WHOLE: False}.get(ext.manifest)
         self._note(ext.url, end, ext.begin_pos, ext.expired_pos, is_older=is_older)
         return call.response()
+
+    def _told(self, ext: ReportArchivedExt) -> ReportArchivedReply:
+        """A member has told how long it is set to keep archived messages."""
+        now, own = self._clock(), self._settings.node_id
+        self._shared.told(own, KeptLimits.of(self._settings), now)
+        self._shared.told(ext.member, KeptLimits(ext.kept_seconds, ext.kept_bytes), now)
+        known = self._shared.of_all(self._replica.core.conf.members, now)
+        return ReportArchivedReply() if known is None else ReportArchivedReply(known.seconds, known.nbytes)
 
     def _note(self, url: str, end: Base, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:
         """Replicate how far the archive goes, and from where on it is served.

@@ -51,6 +51,9 @@ class ReportArchivedExt(Ext):
     has less than the group knows to be archived, "whole" if it has all of that again, and empty without news.
     Files below ``expired_pos`` are to be deleted in the archive; -1 for none. ``node_id`` is that of a sender whose
     queues have entries only from the physical offset ``queues_from`` on, while the group serves older messages.
+
+    ``member`` tells how long it is set to keep archived messages: ``kept_seconds``, and ``kept_bytes`` of them; 0 for
+    ever. It is empty in a report without that.
     """
 
     identity: str
@@ -64,6 +67,16 @@ class ReportArchivedExt(Ext):
     expired_pos: int = -1
     node_id: str = ""
     queues_from: int = -1
+    member: str = ""
+    kept_seconds: int = 0
+    kept_bytes: int = 0
+
+
+class ReportArchivedReply(Reply):
+    """How long the group keeps archived messages, as all members have told; -1: not all of them have. 0: for ever."""
+
+    kept_seconds: int = -1
+    kept_bytes: int = -1
 
 
 class ReportArchived(Request, tag=int(Code.REPORT_ARCHIVED)):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mq import inspection
+from mq.cli.status import table_of
 from mq.client.message import MessageQueue
 from mq.inspection.cluster import BrokerAnswer, GroupStatus, group_statuses
 from mq.inspection.diagnosis import findings_of, summary
@@ -345,6 +346,18 @@ def test_archive_that_does_not_get_on_is_a_finding_of_its_group() -> None:
     severity, what = only(found(status))
     assert severity is Severity.WARNING
     assert what == "group broker-a has archived nothing for 60 minutes: 2.0 MB of complete log files wait"
+
+
+def test_replicas_that_keep_archived_messages_for_other_times_are_named() -> None:
+    day: dict[str, Any] = {"archiveKeptSeconds": 86_400, "archiveKeptBytes": 0}
+    ever: dict[str, Any] = day | {"archiveKeptSeconds": 0}
+    alike = group(figures("n0", "leader", **day), figures("n1", **day), figures("n2", **day))
+    assert [each for each in found(alike) if "archived" in each.what] == []
+    differ = group(figures("n0", "leader", **day), figures("n1", **ever), figures("n2", **day))
+    severity, what = only(found(differ))
+    assert severity is Severity.WARNING
+    assert "n0: 24 h, no size, n1: no time, no size, n2: 24 h, no size" in what
+    assert "archive_retention_* differs (n0: 24 h" in str(table_of(differ).caption)
 
 
 def test_every_page_that_a_finding_names_exists() -> None:

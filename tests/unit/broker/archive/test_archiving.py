@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from mq.broker.archive.archiving import ANSWER_SECONDS, LOG_AGAIN_SECONDS, Archiving
+from mq.broker.archive.shared_limits import KeptLimits
 from mq.broker.base.archive_tier import Tier
 from mq.broker.limits import DEFAULT
 from mq.broker.net.errors import RequestRefused
@@ -39,6 +40,7 @@ class Replica:
         self.metadata.apply(RaiseLevel(level=level, timestamp_ms=1))
         self.commands: list[bytes] = []
         self.asked: list[dict[str, str]] = []
+        self.told: list[tuple[dict[str, str], Any]] = []
         self.logged: list[tuple[str, dict[str, Any]]] = []
         core = SimpleNamespace(
             node_id=NodeId(node_id),
@@ -87,6 +89,9 @@ class Replica:
 
     def ask(self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: Any) -> None:
         assert (address, code) == ("leader:1", RequestCode.REPORT_ARCHIVED)
+        if ext.get("member"):
+            self.told.append((ext, on_answer))
+            return
         self.asked.append(ext)
         self.answer = on_answer
 
@@ -441,6 +446,10 @@ def with_retention(replica: Replica, **limits: Any) -> Replica:
     replica.service._settings.has_archive_retention = True  # type: ignore[misc]
     for name, value in limits.items():
         setattr(replica.service._settings, name, value)
+    own = KeptLimits.of(replica.service._settings)
+    replica.service._shared.answered(own, 1e9)
+    for node_id in ("n0", "n1", "n2"):
+        replica.service._shared.told(node_id, own, 1e9)
     replica.metadata.apply(noted(replica.ends()[-1]))
     replica.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
     return replica
@@ -500,3 +509,65 @@ def test_readers_go_on_when_no_replica_has_entries_of_old_messages() -> None:
         if node_id == "n0":
             assert not leader.commands, "another one may have them"
     assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=2 * SEGMENT_BYTES, is_held=False)
+
+
+def told(replica: Replica, member: str, seconds: int, nbytes: int = 0) -> dict[str, str]:
+    """What a leader answers to a member that tells how long it is to keep archived messages."""
+    ext = ReportArchivedExt(
+        identity="c", url=URL, index=0, term=0, pos=0, chain=0,
+        member=member, kept_seconds=seconds, kept_bytes=nbytes,
+    )  # fmt: skip
+    answers: list[dict[str, str]] = []
+
+    def response(ext: dict[str, str]) -> bytes:
+        answers.append(ext)
+        return b"done"
+
+    call = SimpleNamespace(request=ReportArchived(ext=ext), connection=None, response=response)
+    replica.service.handle(cast("Any", call))
+    return answers[0]
+
+
+def test_longest_time_and_largest_size_of_all_members_count() -> None:
+    leader = tiered(leader="n1")
+    leader.service._settings.archive_retention_hours = 2  # type: ignore[misc]
+    leader.service._settings.archive_retention_bytes = 500  # type: ignore[misc]
+    unknown = {"keptSeconds": "-1", "keptBytes": "-1"}
+    assert told(leader, "n0", 3600, 900) == unknown, "n2 has told nothing"
+    assert told(leader, "n2", 60, 100) == {"keptSeconds": "7200", "keptBytes": "900"}
+    assert told(leader, "n2", 0, 100) == {"keptSeconds": "0", "keptBytes": "900"}, "n2 keeps them for ever"
+    assert leader.service.counters()["archive_kept_unknown"] == 0
+    leader.now += 3 * LIMITS.tell_seconds + 1
+    assert told(leader, "n0", 3600, 900) == unknown, "n2 may be set otherwise by now"
+    assert leader.service.counters()["archive_kept_unknown"] == 1
+
+
+def test_replica_alone_deletes_nothing_in_the_archive() -> None:
+    replica = tiered()
+    replica.service._settings.has_archive_retention = True  # type: ignore[misc]
+    replica.service._settings.archive_retention_hours = 1  # type: ignore[misc]
+    replica.metadata.apply(noted(replica.ends()[-1]))
+    replica.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
+    job = replica.looks(LIMITS.check_seconds)
+    assert job is not None
+    assert (job.oldest_ms, job.bytes_max) == (None, None), "the leader has not answered"
+    ext, answered = replica.told[-1]
+    assert (ext["member"], ext["keptSeconds"], ext["keptBytes"]) == ("n1", "3600", "0")
+
+    def answer(seconds: int, code: int = ResponseCode.SUCCESS) -> None:
+        fields = {"keptSeconds": str(seconds), "keptBytes": "0"}
+        answered(Response(code=code, opaque=0, flag=1, ext=fields), b"")
+
+    for seconds, code in ((-1, ResponseCode.SUCCESS), (60, ResponseCode.SERVICE_NOT_AVAILABLE)):
+        answer(seconds, code)
+        again = replica.service.next_job()
+        assert again is not None
+        assert again.oldest_ms is None
+    answer(7200)
+    job = replica.service.next_job()
+    assert job is not None
+    assert job.oldest_ms == replica.now_ms - 7_200_000, "another replica is to keep them for two hours"
+    replica.now += 3 * LIMITS.tell_seconds + 1
+    job = replica.service.next_job()
+    assert job is not None
+    assert job.oldest_ms is None, "the answer is too old"

@@ -1,0 +1,69 @@
+"""How long the group keeps archived messages: the longest time and the largest size that any of its replicas is set to.
+
+A replica alone must not delete what the others are to keep. Each tells the leader its settings from time to time; the
+leader answers what holds for all, once every member has told its own. Without such an answer, nothing is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+from mq.broker.settings import BrokerSettings
+
+NOT_SET: Final = 0
+_SECONDS_OF_AN_HOUR: Final = 3600
+
+
+class KeptLimits(NamedTuple):
+    """Messages older than ``seconds`` go, and the oldest ones above ``nbytes``; NOT_SET: this limit deletes nothing."""
+
+    seconds: int
+    nbytes: int
+
+    @staticmethod
+    def of(settings: BrokerSettings) -> KeptLimits:
+        """Those of a replica."""
+        hours = settings.archive_retention_hours
+        seconds = NOT_SET if hours is None else max(1, round(hours * _SECONDS_OF_AN_HOUR))
+        return KeptLimits(seconds, settings.archive_retention_bytes or NOT_SET)
+
+
+class SharedLimits:
+    """What the members have told, on the leader, and what the leader has answered, on the others."""
+
+    def __init__(self, valid_seconds: float) -> None:
+        self._valid_seconds = valid_seconds
+        self._told: dict[str, tuple[KeptLimits, float]] = {}
+        self._answered: tuple[KeptLimits, float] | None = None
+
+    def told(self, node_id: str, limits: KeptLimits, now: float) -> None:
+        """A member has told its settings to this replica, which leads."""
+        self._told[node_id] = limits, now
+
+    def answered(self, limits: KeptLimits, now: float) -> None:
+        """The leader has answered what holds for all."""
+        self._answered = limits, now
+
+    def silent(self, members: Collection[str], now: float) -> list[str]:
+        """The members whose settings this leader does not know, or has not heard for long."""
+        return sorted(
+            each for each in members if each not in self._told or now > self._told[each][1] + self._valid_seconds
+        )
+
+    def of_all(self, members: Collection[str], now: float) -> KeptLimits | None:
+        """What holds for all members, as this leader knows it; None if it does not know all of them."""
+        if not members or self.silent(members, now):
+            return None
+        known = [self._told[each][0] for each in members]
+        seconds = [each.seconds for each in known]
+        nbytes = [each.nbytes for each in known]
+        return KeptLimits(
+            NOT_SET if NOT_SET in seconds else max(seconds), NOT_SET if NOT_SET in nbytes else max(nbytes)
+        )
+
+    def as_answered(self, now: float) -> KeptLimits | None:
+        """What holds for all members, as the leader has answered not long ago; None without such an answer."""
+        if self._answered is None or now > self._answered[1] + self._valid_seconds:
+            return None
+        return self._answered[0]
