@@ -193,9 +193,16 @@ def test_brokers_without_these_requests_are_distinguished_from_brokers_with_noth
             assert "do not tell what waits" in (await browser.get(f"/pending?kind={kind}")).content
         page = await browser.get("/schedules")
         assert (page.status, "These brokers have no schedules" in page.content) == (200, True)
-        for address in ("/accounts", "/members?name=broker-a"):
+        page = await browser.get("/members?name=broker-a")
+        assert (page.status, "This broker does not know that" in page.text) == (404, True), page.text
+        for address, words in (
+            ("/accounts", ("have no users that are created by command", "have no quotas", "what is in an acl_file")),
+            ("/readers", ("cannot say who reads",)),
+        ):
             page = await browser.get(address)
-            assert (page.status, "This broker does not know that" in page.text) == (404, True), page.text
+            assert page.status == 200
+            for each in words:
+                assert each in page.content, (address, page.content)
         topic = await browser.get("/delete-topic?name=Orders")
         assert topic.status in (200, 404), "these requests are RocketMQ's"
 
