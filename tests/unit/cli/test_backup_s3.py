@@ -304,3 +304,9 @@ def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     failed = refusal(CliRunner().invoke(app, ["backup", "verify", TARGET]))
     assert failed.exit_code == EXIT_REFUSED
     assert "pip install 'raftmq[s3]'" in str(failed)
+
+
+def test_checksums_of_whole_objects_do_not_spoil_reads_of_ranges(storage: ObjectStorage) -> None:
+    """Some services name them for a range, too; what is read is verified otherwise."""
+    config = open_s3(TARGET, storage.url)._client.meta.config
+    assert config.response_checksum_validation == "when_required"
