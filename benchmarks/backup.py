@@ -29,12 +29,13 @@ import trio
 
 from benchmarks.cases import Window
 from benchmarks.figures import Figure
-from benchmarks.load import Job, Report
-from benchmarks.paced_load import PacedJob
+from benchmarks.load.generators import ROOT, cpu_meters, drive, share_out
+from benchmarks.load.job import Job
+from benchmarks.load.open_loop import PacedJob
+from benchmarks.load.report import Report
 from benchmarks.produce import windows_of
 from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics
 from benchmarks.suite import Suite, kept_logs
-from benchmarks.workers import ROOT, cpu_meters, drive, share_out
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
 
@@ -256,7 +257,7 @@ class LoadWithBackup:
         reports, used, worked = list[Report](), list[list[float]](), list[bool | None]()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_follow, job, backup, without, worked)
-            reports, used = await drive([PacedJob(job, RATE, survives=True)], meters, "benchmarks.paced_load")
+            reports, used = await drive([PacedJob(job, RATE, survives=True)], meters, "benchmarks.load.open_loop")
         cluster.check()
         for report in reports:
             self.failed += report.failed

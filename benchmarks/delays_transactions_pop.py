@@ -10,7 +10,7 @@
 - ``pop``: one consumer on one connection, which pops 32 messages at a time from each of 8 queues and acknowledges
   them in a batch, three replicas.
 
-Real processes and files, the default durability. Load comes from `benchmarks.dialogues`.
+Real processes and files, the default durability. Load comes from `benchmarks.load.dialogues`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from benchmarks.dialogues import Job, Report
 from benchmarks.figures import Figure
 from benchmarks.lateness import measure_lateness
+from benchmarks.load.dialogues import Job, Report
 from benchmarks.procfs import rss_bytes
 from benchmarks.store_load import (
     DISK,
@@ -36,7 +35,7 @@ from benchmarks.store_load import (
     Plan,
     create_topics,
     one_broker,
-    run_generator,
+    run_beside,
     send_messages,
 )
 from benchmarks.suite import Suite
@@ -50,10 +49,10 @@ _MINUTE_MS = 60_000
 
 async def run_flows(cluster: DevCluster, node_id: str, job: Job) -> tuple[Report, float]:
     """Run the job in a separate process; also returns the broker's CPU seconds over the windows."""
-    report, cpu = await run_generator(
-        "benchmarks.dialogues", cluster, job, asdict(job), node_id, may_end_early=bool(job.total)
+    report, cpu = await run_beside(
+        "benchmarks.load.dialogues", cluster, job, Report, node_id, may_end_early=bool(job.total)
     )
-    return Report(**report), sum(cpu)
+    return report, sum(cpu)
 
 
 def job_of(cluster: DevCluster, node_id: str, plan: Plan, kind: str, **more: Any) -> Job:

@@ -5,24 +5,20 @@ by the same call (``RWF_DSYNC``). Beside the latency of a broker group at the sa
 the disk's.
 
 Run as ``python -m benchmarks.disk_alone``: one JSON object on standard input (`DiskJob`), one on standard output: how
-many writes are in each bucket of `benchmarks.load`.
+many writes are in each bucket of `benchmarks.load.closed_loop`.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import threading
 import time
 from array import array
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import trio
-
-from benchmarks.load import buckets
-from benchmarks.store_load import ROOT
+from benchmarks.load.generators import do_job, run_generator
+from benchmarks.load.report import buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +83,9 @@ def write_alone(job: DiskJob) -> dict[int, int]:
 
 
 async def measure_disk_alone(job: DiskJob) -> dict[int, int]:
-    """`write_alone` in a separate process. Raises subprocess.CalledProcessError."""
-    done = await trio.run_process(
-        [sys.executable, "-m", "benchmarks.disk_alone"],
-        stdin=json.dumps(asdict(job)).encode(),
-        capture_stdout=True,
-        cwd=ROOT,
-    )
-    return {int(bucket): count for bucket, count in json.loads(done.stdout).items()}
-
-
-def main() -> None:
-    """Read a job, do it, write the counts."""
-    json.dump(write_alone(DiskJob(**json.load(sys.stdin))), sys.stdout)
+    """`write_alone` in a separate process. Raises GeneratorFailed."""
+    return await run_generator("benchmarks.disk_alone", job, dict[int, int])
 
 
 if __name__ == "__main__":
-    main()
+    do_job(DiskJob, write_alone)

@@ -21,11 +21,11 @@ from pathlib import Path
 import trio
 
 from benchmarks.figures import Figure
-from benchmarks.frames import TOPIC
 from benchmarks.latency import share_of
+from benchmarks.load.frames import TOPIC
+from benchmarks.load.paced_client import Job as PacedJob
+from benchmarks.load.paced_client import Report, run_paced_client
 from benchmarks.noisy_clients import PULLED_BYTES, Job, neighbours
-from benchmarks.paced_client import Job as PacedJob
-from benchmarks.paced_client import Report, run_paced_client
 from benchmarks.procfs import load_average
 from benchmarks.pulling import fill
 from benchmarks.store_load import DISK, Measure, Note, Plan

@@ -13,12 +13,10 @@ CPU is that of the process, divided by the messages that were read from the brok
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import socket
 import statistics
-import struct
 import subprocess
 import sys
 import time
@@ -34,9 +32,9 @@ import trio
 import wasmtime
 
 from benchmarks.figures import Figure
-from benchmarks.frames import QUEUES, TOPIC, send_frame
+from benchmarks.load.frames import CONSUMERS, QUEUES, TOPIC, pull_frame, request_frame, send_frame
 from benchmarks.procfs import load_average
-from benchmarks.pulling import fill_with, pull_frame
+from benchmarks.pulling import fill_with
 from benchmarks.store_load import ROOT, Measure, Note, Plan, create_topics, one_broker
 from benchmarks.suite import Suite
 from mq.client import Admin
@@ -45,6 +43,7 @@ from mq.local_cluster import HOST, DevCluster
 from mq.local_cluster.own_ports import OWN_PORTS
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.codes import RequestCode
+from mq.protocol.requests.filters import RegisterFilterClassExt
 
 MESSAGES = 160_000
 BODY_BYTES = 1024
@@ -106,16 +105,11 @@ def read_all(address: tuple[str, int], end: int, program: str | None) -> Reading
 
 def upload(address: tuple[str, int], name: ProgramName, content: bytes) -> None:
     """Give the filter to the filter server. Blocks. Raises ConnectionError if it is refused."""
-    ext = {
-        "consumerGroup": "bench_consumers",
-        "topic": TOPIC,
-        "className": name.text,
-        "classCRC": str(zlib.crc32(content) & 0x7FFFFFFF),
-    }
-    header = {"code": int(RequestCode.REGISTER_MESSAGE_FILTER_CLASS), "extFields": ext, "flag": 0, "language": "JAVA"}
-    encoded = json.dumps(header | {"opaque": 1, "version": 409, "serializeTypeCurrentRPC": "JSON"}).encode()
+    ext = RegisterFilterClassExt(
+        consumer_group=CONSUMERS, topic=TOPIC, class_name=name.text, class_crc=zlib.crc32(content) & 0x7FFFFFFF
+    )
     with socket.create_connection(address) as sock:
-        sock.sendall(struct.pack(">II", 4 + len(encoded) + len(content), len(encoded)) + encoded + content)
+        sock.sendall(request_frame(RequestCode.REGISTER_MESSAGE_FILTER_CLASS, 1, ext, content))
         answer = receive_frame(sock)
         if (code := _CODE.search(answer)) is None or int(code[1]):
             raise ConnectionError(f"the filter is refused: {answer[4:400]!r}")

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from benchmarks import consuming_goals
 from benchmarks.figures import Figure
+from benchmarks.load.generators import ROOT
 from benchmarks.low_rate.page import LowRateSample, goals
 from benchmarks.report import page_of, replace_section
 from benchmarks.summary import beside_others, by_benchmark, sending
-from benchmarks.workers import ROOT
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
 BEGIN: Final = "<!-- written by `make bench-goals`: begin -->"

@@ -7,19 +7,19 @@ previous one has been passed to the callback and acknowledged to the producer. M
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from benchmarks.figures import Figure
-from benchmarks.frames import TOPIC
-from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics
+from benchmarks.load.frames import TOPIC
+from benchmarks.load.generators import do_job, run_generator
+from benchmarks.store_load import DISK, Note, Plan, create_topics
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError
@@ -100,14 +100,8 @@ async def measure_latency(plan: Plan, directory: Path, note: Note) -> None:
     async with DevCluster.open(directory / "latency", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         job = Job(cluster.namesrv, TOPIC, 1024, int(messages * _WARM_UP_SHARE), messages)
-        done = await trio.run_process(
-            [sys.executable, "-m", "benchmarks.latency"],
-            stdin=json.dumps(asdict(job)).encode(),
-            capture_stdout=True,
-            cwd=ROOT,
-        )
+        report = await run_generator("benchmarks.latency", job, Report)
         cluster.check()
-    report = Report(**json.loads(done.stdout))
     delivered, acknowledged = report.delivered, report.acknowledged
     note(Figure("latency", "send to callback, p50", 1e3 * share_of(delivered, 0.5), "ms", 5))
     note(Figure("latency", "send to callback, p99", 1e3 * share_of(delivered, 0.99), "ms", 20))
@@ -116,16 +110,5 @@ async def measure_latency(plan: Plan, directory: Path, note: Note) -> None:
     note(Figure("latency", "send to acknowledgement, p99", 1e3 * share_of(acknowledged, 0.99), "ms"))
 
 
-def main() -> None:
-    """Read a job, run it, write the report."""
-    job = Job(**json.load(sys.stdin))
-    try:
-        report = run_trio(lambda: ping(job))
-    except (ClientError, MessageLost) as error:
-        print(f"latency: {error}", file=sys.stderr)
-        sys.exit(1)
-    json.dump(asdict(report), sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    do_job(Job, lambda job: run_trio(partial(ping, job)), ClientError, MessageLost)

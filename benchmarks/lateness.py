@@ -8,18 +8,18 @@ passed since then.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from benchmarks.figures import Figure
-from benchmarks.frames import TOPIC
 from benchmarks.latency import share_of
-from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics
+from benchmarks.load.frames import TOPIC
+from benchmarks.load.generators import do_job, run_generator
+from benchmarks.store_load import DISK, Note, Plan, create_topics
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError
@@ -96,14 +96,8 @@ async def measure_lateness(plan: Plan, directory: Path, note: Note) -> None:
     async with DevCluster.open(directory / "lateness", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         job = Job(cluster.namesrv, TOPIC, RATE, plan.windows * plan.seconds)
-        done = await trio.run_process(
-            [sys.executable, "-m", "benchmarks.lateness"],
-            stdin=json.dumps(asdict(job)).encode(),
-            capture_stdout=True,
-            cwd=ROOT,
-        )
+        report = await run_generator("benchmarks.lateness", job, Report)
         cluster.check()
-    report = Report(**json.loads(done.stdout))
     note(Figure("lateness", f"messages of level 1, {RATE:,} a second", len(report.late), ""))
     note(Figure("lateness", "p50", 1e3 * share_of(report.late, 0.5), "ms"))
     note(Figure("lateness", "p99", 1e3 * share_of(report.late, 0.99), "ms", 100))
@@ -116,16 +110,5 @@ async def measure_lateness(plan: Plan, directory: Path, note: Note) -> None:
     )
 
 
-def main() -> None:
-    """Read a job, run it, write the report."""
-    job = Job(**json.load(sys.stdin))
-    try:
-        report = run_trio(lambda: watch(job))
-    except ClientError as error:
-        print(f"lateness: {error}", file=sys.stderr)
-        sys.exit(1)
-    json.dump(asdict(report), sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    do_job(Job, lambda job: run_trio(partial(watch, job)), ClientError)

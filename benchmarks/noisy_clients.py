@@ -23,14 +23,15 @@ from dataclasses import asdict, dataclass
 
 import trio
 
-from benchmarks.frames import send_frame, topic_name
-from benchmarks.pulling import pull_frame
+from benchmarks.load.frames import pull_frame, request_frame, send_frame, topic_ext, topic_name
 from benchmarks.store_load import BODY_BYTES, ROOT
 from mq.cli.errors import run_trio
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
 from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.requests.offsets import UpdateConsumerOffsetExt
 from mq.protocol.wire.encoding import encode_request
 
 QUEUES = 16
@@ -147,9 +148,8 @@ async def _groups(job: Job, at_work: Callable[[], None]) -> None:
 
 
 def _topic_request(number: int) -> bytes:
-    ext = {"topic": topic_name(number + 1), "defaultTopic": "TBW102", "readQueueNums": str(QUEUES)}
-    ext |= {"writeQueueNums": str(QUEUES), "perm": "6", "topicFilterType": "SINGLE_TAG"}
-    return encode_request(RequestCode.UPDATE_AND_CREATE_TOPIC, number + 1, ext=ext)
+    ext = topic_ext(topic_name(number + 1), QUEUES)
+    return request_frame(RequestCode.UPDATE_AND_CREATE_TOPIC, number + 1, ext)
 
 
 def _topic_of(job: Job, number: int) -> str:
@@ -166,9 +166,13 @@ def _group_heartbeat(job: Job, begin: int) -> bytes:
 
 
 def _offset_request(job: Job, group: int, queue: int, offset: int, *, oneway: bool = False) -> bytes:
-    ext = {"consumerGroup": f"group{group}", "topic": _topic_of(job, group), "queueId": str(queue)}
-    ext["commitOffset"] = str(offset)
-    return encode_request(RequestCode.UPDATE_CONSUMER_OFFSET, 1, ext=ext, oneway=oneway)
+    ext = UpdateConsumerOffsetExt(
+        consumer_group=f"group{group}",
+        topic=_topic_of(job, group),
+        queue_id=queue,
+        commit_offset=QueueOffset(offset),
+    )
+    return encode_request(RequestCode.UPDATE_CONSUMER_OFFSET, 1, ext=ext.fields(), oneway=oneway)
 
 
 async def _keep_alive(client: _Client, heartbeat: bytes, delay: float) -> None:

@@ -11,7 +11,7 @@ import socket
 import struct
 import sys
 
-from benchmarks.frames import OPAQUE, complete_bytes
+from benchmarks.load.frames import OPAQUE, complete_bytes
 
 _REPLY = b'{"code":0,"extFields":{"msgId":"7F00000100002A9F0000000000000000","queueId":"0","queueOffset":"0"},"flag":1,'
 

@@ -22,12 +22,13 @@ from pathlib import Path
 from benchmarks.cases import Window
 from benchmarks.figures import Figure
 from benchmarks.latency_causes import CASE, core_figures, core_meters, measure_writes, writes_of
-from benchmarks.load import Job, Report, added, quantile
-from benchmarks.paced_load import PacedJob
+from benchmarks.load.generators import cpu_meters, drive, share_out
+from benchmarks.load.job import Job
+from benchmarks.load.open_loop import PacedJob
+from benchmarks.load.report import Report, added, quantile
 from benchmarks.produce import windows_of
 from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics
 from benchmarks.suite import Suite
-from benchmarks.workers import cpu_meters, drive, share_out
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
 
 BODY_BYTES = 1024
@@ -69,7 +70,7 @@ async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
             window_seconds=PACED_SECONDS_PER_WINDOW * plan.seconds,
         )
         jobs = [PacedJob(each, maximum / 2 * each.connections / CONNECTIONS) for each in share_out(paced)]
-        reports, used = await drive(jobs, [*cpu_meters(pids), *core_meters(pids)], "benchmarks.paced_load")
+        reports, used = await drive(jobs, [*cpu_meters(pids), *core_meters(pids)], "benchmarks.load.open_loop")
         writes = [
             (await writes_of(cluster, node)).since(start) for node, start in zip(cluster.node_ids, before, strict=True)
         ]

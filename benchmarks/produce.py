@@ -29,11 +29,12 @@ import trio
 import trustme
 
 from benchmarks.cases import Case, Measurement, Window, all_cases
-from benchmarks.frames import QUEUES, TOPIC
-from benchmarks.load import Job, Report, quantile
+from benchmarks.load.frames import QUEUES, TOPIC
+from benchmarks.load.generators import ROOT, GeneratorFailed, cpu_meters, drive, share_out
+from benchmarks.load.job import Job
+from benchmarks.load.report import Report, quantile
 from benchmarks.procfs import load_average, machine, rss_bytes
 from benchmarks.report import markdown, page_of, write_section
-from benchmarks.workers import ROOT, GeneratorFailed, cpu_meters, drive, share_out
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError

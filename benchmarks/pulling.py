@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import re
 import socket
@@ -24,13 +23,11 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.frames import QUEUES, TOPIC, complete_bytes, send_frame
+from benchmarks.load.frames import QUEUES, TOPIC, complete_bytes, pull_frame, send_frame
 from mq.client import Admin
-from mq.filter.programs import CLASS_FILTER
 from mq.local_cluster import DevCluster, Ports
 from mq.monitoring.cpu_time import cpu_seconds
 
-PULL_MESSAGE = 11
 _CODES = re.compile(rb'"code":(-?\d+),"extFields":\{"maxOffset"')
 _RECEIVE_BYTES = 4 * 1024 * 1024
 _SENDS_IN_FLIGHT = 256
@@ -51,40 +48,6 @@ class Pulled:
     def cpu_us(self) -> float:
         """Microseconds of CPU per response."""
         return self.cpu_seconds / max(self.answers, 1) * 1e6
-
-
-def pull_frame(
-    opaque: int,
-    queue_id: int,
-    offset: int,
-    count: int,
-    expression: str = "*",
-    kind: str = "TAG",
-    *,
-    topic: str = TOPIC,
-    waits: bool = False,
-    program: str | None = None,
-) -> bytes:
-    """A pull that brings its subscription along, as a whole frame.
-
-    With ``waits`` it is a long poll of 15 s, with ``program`` one to a filter server.
-    """
-    ext = {
-        "consumerGroup": "bench_consumers",
-        "topic": topic,
-        "queueId": str(queue_id),
-        "queueOffset": str(offset),
-        "maxMsgNums": str(count),
-        "sysFlag": str((6 if waits else 4) | (0 if program is None else CLASS_FILTER)),
-        "commitOffset": "0",
-        "suspendTimeoutMillis": "15000",
-        "subscription": program or expression,
-        "subVersion": "0",
-        "expressionType": kind,
-    }
-    header = {"code": PULL_MESSAGE, "extFields": ext, "flag": 0, "language": "JAVA", "opaque": opaque, "version": 409}
-    encoded = json.dumps(header | {"serializeTypeCurrentRPC": "JSON"}, separators=(",", ":")).encode()
-    return _LENGTHS.pack(4 + len(encoded), len(encoded)) + encoded
 
 
 def pull(

@@ -27,7 +27,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.figures import Figure
-from benchmarks.frames import topic_name
+from benchmarks.load.frames import topic_name
 from benchmarks.store_load import Measure, Note, Plan, create_topics, job_for, one_broker, run_load
 from benchmarks.suite import Suite
 from mq.addresses import metrics_address_beside

@@ -29,7 +29,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.figures import Figure
-from benchmarks.frames import QUEUES, TOPIC, topic_name
+from benchmarks.load.frames import QUEUES, TOPIC, topic_name
 from benchmarks.procfs import disk_bytes_read, rss_bytes
 from benchmarks.spark_process import SparkProcess
 from benchmarks.store_follower import burn, cost_of, forget, pin, produce_beside

@@ -21,8 +21,8 @@ from pathlib import Path
 import trio
 
 from benchmarks.figures import Figure
-from benchmarks.frames import QUEUES
 from benchmarks.latency import measure_latency
+from benchmarks.load.frames import QUEUES
 from benchmarks.procfs import rss_bytes
 from benchmarks.store_follower import measure_follower
 from benchmarks.store_load import (

@@ -30,8 +30,8 @@ from pathlib import Path
 import trio
 
 from benchmarks.figures import Figure
-from benchmarks.frames import QUEUES, complete_bytes
-from benchmarks.pulling import Pulled, pull, pull_frame, walk
+from benchmarks.load.frames import QUEUES, complete_bytes, pull_frame
+from benchmarks.pulling import Pulled, pull, walk
 from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics, job_for, run_load, send_messages
 from mq.local_cluster import DevCluster, Ports, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
@@ -159,7 +159,7 @@ class _Reader:
 
 async def burn(cores: Sequence[int], share: float, seconds: float) -> None:
     """Let a process use a share of these cores' time for so long."""
-    command = [sys.executable, "-m", "benchmarks.cpu_burner", f"{min(max(share, 0.0), 1.0):.3f}", f"{seconds:.3f}"]
+    command = [sys.executable, "-m", "benchmarks.load.cpu_burner", f"{min(max(share, 0.0), 1.0):.3f}", f"{seconds:.3f}"]
     async with trio.open_nursery() as nursery:
         process = await nursery.start(partial(trio.run_process, command, cwd=ROOT))
         os.sched_setaffinity(process.pid, cores)

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import trio
 
 from benchmarks.figures import Figure
-from benchmarks.frames import QUEUES, topic_name
-from benchmarks.load import Job, Report
+from benchmarks.load.frames import QUEUES, topic_ext, topic_name
+from benchmarks.load.generators import run_generator
+from benchmarks.load.job import Job
+from benchmarks.load.report import Report
 from benchmarks.sizes import DEFAULT, Sizes
 from mq.client.admin import Admin
 from mq.client.net.client_core import ClientCore
 from mq.local_cluster import DevCluster, Ports
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.codes import RequestCode
+
+R = TypeVar("R")
 
 ROOT = Path(__file__).parent.parent
 BATCH = 32
@@ -59,18 +60,17 @@ async def one_broker(directory: Path) -> AsyncIterator[DevCluster]:
         yield cluster
 
 
-async def create_topics(cluster: DevCluster, count: int, node_id: str = "n0") -> None:
-    """Topics of 8 queues each, created by the leader ``node_id``; the last of them is visible on return."""
+async def create_topics(cluster: DevCluster, count: int, node_id: str = "n0", queues: int = QUEUES) -> None:
+    """Topics, created by the leader ``node_id``; the last of them is visible on return."""
     async with ClientCore.open([cluster.namesrv]) as remoting:
         for number in range(count - 1):
-            ext = {"topic": topic_name(number), "defaultTopic": "TBW102", "readQueueNums": str(QUEUES)}
-            ext |= {"writeQueueNums": str(QUEUES), "perm": "6", "topicFilterType": "SINGLE_TAG"}
+            ext = topic_ext(topic_name(number), queues).fields()
             await remoting.call(cluster.address(node_id), RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
     async with Admin(cluster.namesrv) as admin:
-        await admin.create_topic(topic_name(count - 1), QUEUES)
+        await admin.create_topic(topic_name(count - 1), queues)
 
 
-class WindowedJob(Protocol):
+class Windowed(Protocol):
     """A job of a load generator; its windows begin at ``begin``, on CLOCK_MONOTONIC."""
 
     @property
@@ -83,22 +83,14 @@ class WindowedJob(Protocol):
 
 async def run_load(cluster: DevCluster, job: Job, node_id: str = "n0") -> tuple[Report, list[float]]:
     """Let a separate process send to the broker as the job says; also returns the broker's CPU seconds by window."""
-    report, cpu = await run_generator("benchmarks.load", cluster, job, asdict(job), node_id)
-    return Report(**report), cpu
+    return await run_beside("benchmarks.load.closed_loop", cluster, job, Report, node_id)
 
 
-async def run_generator(
-    module: str,
-    cluster: DevCluster,
-    job: WindowedJob,
-    given: dict[str, Any],
-    node_id: str,
-    *,
-    may_end_early: bool = False,
-) -> tuple[dict[str, Any], list[float]]:
-    """Run a load generator, which reads ``given`` and writes a report; both are JSON.
-
-    Returns the report, and the CPU seconds of the broker ``node_id`` in each window that ended before it did.
+async def run_beside(
+    module: str, cluster: DevCluster, job: Windowed, report: type[R], node_id: str, *, may_end_early: bool = False
+) -> tuple[R, list[float]]:
+    """Run a load generator, and also return the CPU seconds of the broker ``node_id`` in each window that ended before
+    it did.
     """
     pid, marks = cluster.pid(node_id), list[float]()
 
@@ -109,13 +101,11 @@ async def run_generator(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mark_ends)
-        done = await trio.run_process(
-            [sys.executable, "-m", module], stdin=json.dumps(given).encode(), capture_stdout=True, cwd=ROOT
-        )
+        reported = await run_generator(module, job, report)
         if may_end_early:
             nursery.cancel_scope.cancel()
     cluster.check()
-    return json.loads(done.stdout), [end - start for start, end in itertools.pairwise(marks)]
+    return reported, [end - start for start, end in itertools.pairwise(marks)]
 
 
 async def send_messages(cluster: DevCluster, plan: Plan, wanted: int, node_id: str = "n0") -> int:

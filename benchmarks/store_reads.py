@@ -19,7 +19,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.figures import Figure
-from benchmarks.frames import QUEUES
+from benchmarks.load.frames import QUEUES
 from benchmarks.pulling import Pulled, fill, pull, scattered, walk
 from benchmarks.store_load import Note, Plan, create_topics, one_broker
 from mq.local_cluster import DevCluster

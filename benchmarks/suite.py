@@ -17,10 +17,10 @@ from pathlib import Path
 import trio
 
 from benchmarks.figures import Figure, table
+from benchmarks.load.generators import GeneratorFailed
 from benchmarks.procfs import load_average, machine
 from benchmarks.report import page_of, replace_section
 from benchmarks.store_load import ROOT, Measure, Plan
-from benchmarks.workers import GeneratorFailed
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed

@@ -25,12 +25,13 @@ from benchmarks.cases import Case
 from benchmarks.critical_path.page import BEGIN, END, Traced, picture, section, shares
 from benchmarks.critical_path.steps import Event, Trace, paths, rows, turns_per_entry
 from benchmarks.critical_path.traced import DIRECTORY_VARIABLE
-from benchmarks.frames import QUEUES, TOPIC
-from benchmarks.load import Job, added, monotonic_seconds, quantile
+from benchmarks.load.frames import QUEUES, TOPIC
+from benchmarks.load.generators import ROOT, cpu_meters, drive, share_out
+from benchmarks.load.job import Job
+from benchmarks.load.report import added, monotonic_seconds, quantile
 from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, run_before_others
 from benchmarks.report import page_of, replace_section
 from benchmarks.suite import FAILURES
-from benchmarks.workers import ROOT, cpu_meters, drive, share_out
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster, Ports

@@ -30,9 +30,9 @@ from benchmarks.curves import consuming, lite, producing
 from benchmarks.curves.group_load import Note, Plan
 from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.sample import Curve, Measured, Sample, samples_of
+from benchmarks.load.generators import ROOT, GeneratorFailed
 from benchmarks.procfs import machine
 from benchmarks.report import page_of, replace_section
-from benchmarks.workers import ROOT, GeneratorFailed
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed

@@ -11,7 +11,7 @@ from benchmarks.curves.group_load import SETTINGS, Note, Plan, Replicas, begin_a
 from benchmarks.curves.polling import Job
 from benchmarks.curves.producing import up_and_down
 from benchmarks.curves.sample import Curve, Measured
-from benchmarks.frames import topic_name
+from benchmarks.load.frames import topic_name
 from mq.client.admin import Admin
 from mq.local_cluster import DevCluster, Ports
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import trio
 
 from benchmarks.curves.sample import Measured
-from benchmarks.frames import QUEUES
-from benchmarks.load import Job
+from benchmarks.load.frames import QUEUES
+from benchmarks.load.generators import GeneratorFailed, Meter, WindowedJob, drive, share_out
+from benchmarks.load.job import Job
 from benchmarks.procfs import load_average, own_cpu_seconds, rss_bytes
 from benchmarks.produce import windows_of
 from benchmarks.sizes import DEFAULT, Sizes
-from benchmarks.workers import GeneratorFailed, Meter, WindowedJob, drive, share_out
 from mq.local_cluster import HOST, DevCluster, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
 
@@ -44,7 +44,7 @@ class Plan(argparse.Namespace):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The load of a point; see `benchmarks.load.Job`. With several groups each gets its share of the connections."""
+    """The load of a point; see `benchmarks.load.job`. With several groups each gets its share of the connections."""
 
     connections: int = 4
     in_flight: int = 256
@@ -151,7 +151,7 @@ async def measure_jobs(
     jobs: Sequence[WindowedJob],
     at: str,
     *,
-    generator: str = "benchmarks.load",
+    generator: str = "benchmarks.load.closed_loop",
 ) -> Measured:
     """Do all jobs at once. Raises GeneratorFailed, ServersFailed if a leader changed meanwhile."""
     before = load_average()

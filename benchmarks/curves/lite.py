@@ -13,8 +13,8 @@ import trio
 
 from benchmarks.curves.group_load import SETTINGS, Note, Plan, Shape, measure
 from benchmarks.curves.sample import Curve
-from benchmarks.frames import CODE, QUEUES, TOPIC, complete_bytes, lite_name, send_frame
-from benchmarks.workers import GeneratorFailed
+from benchmarks.load.frames import CODE, QUEUES, TOPIC, complete_bytes, lite_name, send_frame
+from benchmarks.load.generators import GeneratorFailed
 from mq.client import Admin, ClientError
 from mq.local_cluster import HOST, DevCluster, Ports
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE

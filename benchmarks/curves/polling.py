@@ -3,39 +3,36 @@
 Raw sockets in one process: a connection for all sends, and one for each consumer, which has sent a heartbeat as a
 member of a group. Latency is from the time at which a message was due to the return of the receive call that brought
 it to its consumer. ``python -m benchmarks.curves.polling`` reads one JSON object from standard input (`Job`) and writes
-one to standard output (`benchmarks.load.Report`).
+one to standard output (`benchmarks.load.report.Report`).
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import resource
 import select
 import socket
 import struct
-import sys
 import time
 from array import array
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from benchmarks.frames import send_frame
-from benchmarks.load import Report, buckets
-from benchmarks.pulling import pull_frame
+from benchmarks.load.frames import Header, heartbeat_frame, pull_frame, responses, send_frame
+from benchmarks.load.generators import do_job
+from benchmarks.load.report import Report, buckets
 from benchmarks.wires.wire import LoadFailed
+from mq.protocol.codes import ResponseCode
+from mq.protocol.requests.pull import PullReply
+from mq.protocol.wire.reply import read_reply
 
-GROUP = "bench_consumers"
 PULLED_MAX = 32
 TICK_SECONDS = 0.005
-_HEARTBEAT, _FOUND = 34, 0
 _PULL_OPAQUE, _HEARTBEAT_OPAQUE = 1, 2
-_NOTHING_NEW = (19, 20)
+_NOTHING_NEW = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _DUE = struct.Struct(">d")
 _BODY_AT = 88
 """Where a stored record's body begins, behind IPv4 hosts."""
-_LENGTHS = struct.Struct(">II")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +59,8 @@ class _Consumer:
     def __init__(self, job: Job, queue_id: int) -> None:
         self.sock = socket.create_connection(job.address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._topic, self._queue_id, self._received = job.topic, queue_id, bytearray()
-        self.sock.sendall(_heartbeat(job.topic, queue_id))
+        self._topic, self._queue_id, self._received = job.topic, queue_id, b""
+        self.sock.sendall(heartbeat_frame(_HEARTBEAT_OPAQUE, f"consumer@{queue_id}", consumes=job.topic))
         self._pull(0)
 
     def _pull(self, offset: int) -> None:
@@ -75,53 +72,25 @@ class _Consumer:
         if not chunk:
             raise LoadFailed(f"the connection of the consumer of queue {self._queue_id} was closed")
         self._received += chunk
-        while len(self._received) >= _LENGTHS.size:
-            length, header_length = _LENGTHS.unpack_from(self._received)
-            if len(self._received) < 4 + length:
-                return
-            header = json.loads(self._received[8 : 8 + header_length])
-            records = bytes(self._received[8 + header_length : 4 + length])
-            del self._received[: 4 + length]
-            # Else the broker tells of other members, or answers the heartbeat.
-            if header["flag"] & 1 and header["opaque"] == _PULL_OPAQUE:
+        answers, end = responses(self._received)
+        self._received = self._received[end:]
+        for header, records in answers:
+            if header.opaque == _PULL_OPAQUE:  # else it answers the heartbeat
                 yield from self._pulled(header, records)
 
-    def _pulled(self, header: dict[str, Any], records: bytes) -> Iterator[float]:
-        if header["code"] not in (_FOUND, *_NOTHING_NEW):
-            raise LoadFailed(f"a pull was answered with code {header['code']}: {header.get('remark')}")
-        self._pull(int(header["extFields"]["nextBeginOffset"]))
-        if header["code"] == _FOUND:
+    def _pulled(self, header: Header, records: memoryview) -> Iterator[float]:
+        if header.code not in (ResponseCode.SUCCESS, *_NOTHING_NEW):
+            raise LoadFailed(f"a pull was answered with code {header.code}: {header.remark}")
+        self._pull(read_reply(PullReply, header.ext).next_begin_offset)
+        if header.code == ResponseCode.SUCCESS:
             yield from due_times(records)
 
 
-def due_times(records: bytes) -> Iterator[float]:
+def due_times(records: bytes | memoryview) -> Iterator[float]:
     at = 0
     while at < len(records):
         yield _DUE.unpack_from(records, at + _BODY_AT)[0]
         at += struct.unpack_from(">i", records, at)[0]
-
-
-def _heartbeat(topic: str, number: int) -> bytes:
-    subscription = {"topic": topic, "subString": "*", "subVersion": 0, "expressionType": "TAG"}
-    consumer = {
-        "groupName": GROUP,
-        "consumeType": "CONSUME_PASSIVELY",
-        "messageModel": "CLUSTERING",
-        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
-        "subscriptionDataSet": [subscription],
-        "unitMode": False,
-    }
-    body = {"clientID": f"consumer@{number}", "producerDataSet": [], "consumerDataSet": [consumer]}
-    header = {
-        "code": _HEARTBEAT,
-        "flag": 0,
-        "language": "JAVA",
-        "opaque": _HEARTBEAT_OPAQUE,
-        "version": 409,
-        "extFields": {},
-    }
-    encoded, text = json.dumps(header | {"serializeTypeCurrentRPC": "JSON"}).encode(), json.dumps(body).encode()
-    return _LENGTHS.pack(4 + len(encoded) + len(text), len(encoded)) + encoded + text
 
 
 class _Sender:
@@ -182,17 +151,5 @@ def generate(job: Job) -> Report:
             boundary += job.window_seconds
 
 
-def main() -> None:
-    """Read a job, do it, write the report."""
-    given = json.load(sys.stdin)
-    job = Job(**{**given, "address": tuple(given["address"])})
-    try:
-        report = generate(job)
-    except (LoadFailed, OSError) as error:
-        print(f"load generator: {error}", file=sys.stderr)
-        sys.exit(1)
-    json.dump(asdict(report), sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    do_job(Job, generate, LoadFailed, OSError)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
-import struct
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -28,16 +26,14 @@ from benchmarks.curves.group_load import (
     persist,
 )
 from benchmarks.curves.sample import Curve, Measured, bytes_name
-from benchmarks.frames import QUEUES, topic_name
-from benchmarks.load import Job
-from benchmarks.paced_load import PacedJob
-from benchmarks.store_load import BATCH
-from benchmarks.workers import drive, share_out
+from benchmarks.load.frames import QUEUES, heartbeat_frame, topic_name
+from benchmarks.load.generators import drive, share_out
+from benchmarks.load.job import Job
+from benchmarks.load.open_loop import PacedJob
+from benchmarks.store_load import BATCH, create_topics
 from mq.client.admin import Admin
-from mq.client.net.client_core import ClientCore
 from mq.local_cluster import HOST, DevCluster, Ports
 from mq.local_cluster.groups import open_groups
-from mq.protocol.codes import RequestCode
 
 GROUP_RATE = 2000.0
 CONNECTIONS = Curve("connections", "Connections that send", "connections", "1 KiB, one message in flight on each")
@@ -71,23 +67,11 @@ async def _group(directory: Path, nodes: int) -> AsyncIterator[DevCluster]:
         yield cluster
 
 
-async def _create_topics(cluster: DevCluster, numbers: range, queues: int = QUEUES) -> None:
-    """The last of them is visible on return."""
-    leader = cluster.address(await cluster.leader())
-    async with ClientCore.open([cluster.namesrv]) as core:
-        for number in numbers[:-1]:
-            ext = {"topic": topic_name(number), "defaultTopic": "TBW102", "readQueueNums": str(queues)}
-            ext |= {"writeQueueNums": str(queues), "perm": "6", "topicFilterType": "SINGLE_TAG"}
-            await core.call(leader, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-    async with Admin(cluster.namesrv) as admin:
-        await admin.create_topic(topic_name(numbers[-1]), queues)
-
-
 async def connections(plan: Plan, directory: Path, note: Note) -> None:
     """One message in flight on each of so many connections."""
     counts = (1, 16, 200) if plan.quick else (1, 4, 16, 64, 256, 1000, 4000, 10_000)
     async with _group(directory, 3) as cluster:
-        await _create_topics(cluster, range(1))
+        await create_topics(cluster, 1, await cluster.leader())
         for count in up_and_down(counts):
             note(await measure([cluster], Shape(connections=count, in_flight=1), plan, f"{count:,}"))
 
@@ -96,7 +80,7 @@ async def idle(plan: Plan, directory: Path, note: Note) -> None:
     """The same load beside connections of which each has sent a heartbeat and then nothing."""
     counts = (0, 50) if plan.quick else (0, 10, 100, 1000, 4000, 10_000)
     async with _group(directory, 3) as cluster:
-        await _create_topics(cluster, range(1))
+        await create_topics(cluster, 1, await cluster.leader())
         leader = await cluster.leader()
         for count in up_and_down(counts):
             with _idle_connections((HOST, cluster.port(leader)), count):
@@ -110,23 +94,16 @@ def _idle_connections(address: tuple[str, int], count: int) -> Iterator[None]:
     with ExitStack() as stack:
         for number in range(count):
             sock = stack.enter_context(socket.create_connection(address))
-            sock.sendall(_heartbeat(number))
+            sock.sendall(heartbeat_frame(1, f"idle@{number}"))
             assert sock.recv(4096), "the broker closed a connection after its heartbeat"
         yield
-
-
-def _heartbeat(number: int) -> bytes:
-    body = {"clientID": f"idle@{number}", "producerDataSet": [{"groupName": "idle"}], "consumerDataSet": []}
-    header = {"code": _HEARTBEAT, "flag": 0, "language": "JAVA", "opaque": 1, "version": 409, "extFields": {}}
-    encoded, text = json.dumps(header | {"serializeTypeCurrentRPC": "JSON"}).encode(), json.dumps(body).encode()
-    return struct.pack(">II", 4 + len(encoded) + len(text), len(encoded)) + encoded + text
 
 
 async def queues(plan: Plan, directory: Path, note: Note) -> None:
     """Every message in flight belongs to another queue, where there are so many. All topics exist from the start."""
     topics = (1, 10, 40) if plan.quick else (1, 10, 125, 1250)
     async with _group(directory, 3) as cluster:
-        await _create_topics(cluster, range(topics[-1]))
+        await create_topics(cluster, topics[-1], await cluster.leader())
         one = Shape(in_flight=2500, body_bytes=128, queues=1)
         shapes = [one, *(replace(one, topics=count, queues=QUEUES) for count in topics)]
         for shape in up_and_down(shapes):
@@ -137,7 +114,7 @@ async def size(plan: Plan, directory: Path, note: Note) -> None:
     """Bodies from 64 B to 1 MiB."""
     sizes = (64, 4096) if plan.quick else tuple(64 * 4**step for step in range(8))
     async with _group(directory, 3) as cluster:
-        await _create_topics(cluster, range(1))
+        await create_topics(cluster, 1, await cluster.leader())
         for count in up_and_down(sizes):
             shape = Shape(in_flight=max(1, min(256, 2**20 // count)), body_bytes=count)
             note(await measure([cluster], shape, plan, bytes_name(count)))
@@ -146,7 +123,7 @@ async def size(plan: Plan, directory: Path, note: Note) -> None:
 async def log(plan: Plan, directory: Path, note: Note) -> None:
     """A log that grows, as far as the disk and the time allow."""
     async with _group(directory, 1) as cluster:
-        await _create_topics(cluster, range(1))
+        await create_topics(cluster, 1, await cluster.leader())
         began = trio.current_time()
         for gigabytes in (0, 0.02) if plan.quick else LOG_GB:
             while await _log_gigabytes(cluster) < gigabytes:
@@ -185,7 +162,7 @@ async def replicas(plan: Plan, directory: Path, note: Note) -> None:
     """Groups of 1, 3 and 5."""
     for nodes in up_and_down((1, 3) if plan.quick else (1, 3, 5)):
         async with _group(directory / f"{nodes}", nodes) as cluster:
-            await _create_topics(cluster, range(1))
+            await create_topics(cluster, 1, await cluster.leader())
             note(await measure([cluster], Shape(), plan, f"{nodes}"))
         shutil.rmtree(directory / f"{nodes}")
 
@@ -220,4 +197,4 @@ async def _measure_groups(clusters: Sequence[DevCluster], plan: Plan) -> Measure
         )
         for address in found.addresses
     ]
-    return await measure_jobs(clusters, found, jobs, f"{len(clusters)}", generator="benchmarks.paced_load")
+    return await measure_jobs(clusters, found, jobs, f"{len(clusters)}", generator="benchmarks.load.open_loop")

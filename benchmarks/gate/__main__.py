@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.gate.counting import BY_CALLGRIND, CONTROL, MARK
 from benchmarks.gate.verdict import RISE_MAX, DumpUnreadable, instructions_in, judge, per_message
-from benchmarks.workers import ROOT
+from benchmarks.load.generators import ROOT
 from mq.compiled import IS_COMPILED, PURE_PYTHON
 
 BASELINE = Path(__file__).parent / "baseline.json"

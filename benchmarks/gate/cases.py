@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.frames import QUEUES, TOPIC, send_frame
 from benchmarks.gate.counting import BY_CALLGRIND, Counting
 from benchmarks.gate.log_writer import count_log_writer
 from benchmarks.gate.replication import count_replication
 from benchmarks.gate.whole_broker import count_whole_broker
+from benchmarks.load.frames import QUEUES, TOPIC, send_frame
 from mq.broker.net.call import Call
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.entry_builder import QueuedMessage

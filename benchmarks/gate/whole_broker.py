@@ -16,15 +16,13 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from benchmarks.frames import CODE, QUEUES, TOPIC, complete_bytes, send_frame
 from benchmarks.gate.counting import Counting
-from benchmarks.pulling import pull_frame
+from benchmarks.load.frames import CODE, QUEUES, TOPIC, complete_bytes, pull_frame, request_frame, send_frame, topic_ext
 from benchmarks.store_load import DISK
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.local_cluster import HOST, Ports
 from mq.protocol.codes import RequestCode
-from mq.protocol.wire.encoding import encode_request
 from raftlog.segment.writer import InlineWriter
 
 BODY_BYTES = 1024
@@ -62,9 +60,7 @@ def _codes(frames: bytes) -> list[bytes]:
 
 async def create_topic(stream: trio.SocketStream) -> None:
     """As soon as the broker leads."""
-    ext = {"topic": TOPIC, "defaultTopic": "TBW102", "readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES)}
-    ext |= {"perm": "6", "topicFilterType": "SINGLE_TAG"}
-    frame = encode_request(RequestCode.UPDATE_AND_CREATE_TOPIC, 1, ext=ext)
+    frame = request_frame(RequestCode.UPDATE_AND_CREATE_TOPIC, 1, topic_ext(TOPIC))
     with trio.fail_after(_READY_SECONDS_MAX):
         while await ask(stream, [frame]) != [b"0"]:  # noqa: ASYNC110 - no event to wait for
             await trio.sleep(_RETRY_SECONDS)

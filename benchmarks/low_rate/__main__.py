@@ -22,7 +22,8 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.load import monotonic_seconds, quantile
+from benchmarks.load.generators import ROOT, Meter, drive
+from benchmarks.load.report import monotonic_seconds, quantile
 from benchmarks.low_rate.page import BEGIN, END, LowRateSample, goals, section
 from benchmarks.low_rate.systems import SYSTEMS, Running, System
 from benchmarks.procfs import (
@@ -36,7 +37,6 @@ from benchmarks.procfs import (
 )
 from benchmarks.report import page_of, replace_section
 from benchmarks.suite import FAILURES as SUITE_FAILURES
-from benchmarks.workers import ROOT, Meter, drive
 from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
 

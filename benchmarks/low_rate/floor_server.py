@@ -12,7 +12,7 @@ import socket
 import sys
 from contextlib import suppress
 
-from benchmarks.frames import OPAQUE, complete_bytes
+from benchmarks.load.frames import OPAQUE, complete_bytes
 from benchmarks.null_server import reply
 
 _FILE_BYTES = 64 * 2**20

@@ -12,7 +12,7 @@ class LowRateJob:
     """``rate`` messages a second of ``body_bytes``, due at fixed times until the last window ends; 0: only be there.
 
     The messages acknowledged before ``begin``, on CLOCK_MONOTONIC, do not count. ``wire``, ``address``: a protocol of
-    `benchmarks.load.WIRES` and the server; ``namesrv``, ``topic``: for our client library.
+    `benchmarks.load.closed_loop.WIRES` and the server; ``namesrv``, ``topic``: for our client library.
     """
 
     rate: float

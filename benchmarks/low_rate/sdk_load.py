@@ -1,20 +1,17 @@
 """A producer of our client library that sends few messages, each when it is due; or a producer and a consumer, idle.
 
-Run as ``python -m benchmarks.low_rate.sdk_load``: a `LowRateJob` on standard input, a `benchmarks.load.Report` on
-standard output, both as JSON.
+Run as ``python -m benchmarks.low_rate.sdk_load``: a `LowRateJob` on standard input, a `Report` on standard output.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 
 import trio
 
-from benchmarks.load import Recorder, Report, monotonic_seconds
+from benchmarks.load.generators import do_job
+from benchmarks.load.report import Recorder, Report, monotonic_seconds
 from benchmarks.low_rate.alarm import Alarm
 from benchmarks.low_rate.job import LowRateJob
 from mq.cli.errors import run_trio
@@ -76,16 +73,5 @@ def _settle(due: float, recorder: Recorder, failures: list[ClientError]) -> Call
     return settle
 
 
-def main() -> None:
-    """Read a job, run it, write the report."""
-    given = json.load(sys.stdin)
-    try:
-        report = run_trio(partial(generate, LowRateJob(**{**given, "address": tuple(given["address"])})))
-    except ClientError as error:
-        print(f"load generator: {error}", file=sys.stderr)
-        sys.exit(1)
-    json.dump(asdict(report), sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    do_job(LowRateJob, lambda job: run_trio(partial(generate, job)), ClientError)

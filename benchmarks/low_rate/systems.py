@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.frames import QUEUES, TOPIC
+from benchmarks.load.frames import QUEUES, TOPIC
 from benchmarks.low_rate.job import LowRateJob
 from benchmarks.peers.nats import NATS
 from benchmarks.peers.peer import Peer, nothing_to_prepare

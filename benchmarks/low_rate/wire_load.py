@@ -1,19 +1,19 @@
 """A client that sends few messages, each when it is due, in the protocol of any server: the least that a client can do.
 
-Unlike `benchmarks.paced_load`, which looks every millisecond, it wakes up at the microsecond at which a message is due.
-Run as ``python -m benchmarks.low_rate.wire_load``: a `LowRateJob` on standard input, a `benchmarks.load.Report` on
-standard output, both as JSON.
+Unlike `benchmarks.load.open_loop`, which looks every millisecond, it wakes up at the microsecond at which a message is
+due. Run as ``python -m benchmarks.low_rate.wire_load``: a `LowRateJob` on standard input, a `Report` on standard
+output.
 """
 
 from __future__ import annotations
 
-import json
 import select
-import sys
 from collections import deque
-from dataclasses import asdict
 
-from benchmarks.load import Connection, Job, Recorder, Report, monotonic_seconds
+from benchmarks.load.closed_loop import Connection
+from benchmarks.load.generators import do_job
+from benchmarks.load.job import Job
+from benchmarks.load.report import Recorder, Report, monotonic_seconds
 from benchmarks.low_rate.job import LowRateJob
 from benchmarks.wires.wire import LoadFailed
 
@@ -58,16 +58,5 @@ def generate(job: LowRateJob) -> Report:
         connection.sock.sendall(data)
 
 
-def main() -> None:
-    """Read a job, run it, write the report."""
-    given = json.load(sys.stdin)
-    try:
-        report = generate(LowRateJob(**{**given, "address": tuple(given["address"])}))
-    except (LoadFailed, OSError) as error:
-        print(f"load generator: {error}", file=sys.stderr)
-        sys.exit(1)
-    json.dump(asdict(report), sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    do_job(LowRateJob, generate, LoadFailed, OSError)

@@ -22,12 +22,12 @@ from pathlib import Path
 
 import trio
 
+from benchmarks.load.generators import ROOT, GeneratorFailed
 from benchmarks.memory.clients import Job, Report
 from benchmarks.memory.page import BEGIN, END, SETTLING_SECONDS, Sample, growths, picture, section
 from benchmarks.procfs import load_average, machine, process_tree, rss_bytes
 from benchmarks.report import page_of, replace_section
 from benchmarks.store_load import DISK
-from benchmarks.workers import ROOT, GeneratorFailed
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError

@@ -11,14 +11,12 @@ redelivered too.
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
-import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import trio
 
+from benchmarks.load.generators import do_job
 from mq.cli.errors import run_trio
 from mq.client.consume.pop_consumer import PopConsumer
 from mq.client.consume.popped_messages import PoppedMessage
@@ -154,18 +152,6 @@ class _Clients:
             self._note(error)
 
 
-def main() -> None:
-    """Read a job, do it, write the report."""
-    job = Job(**json.load(sys.stdin))
-    began = time.monotonic()
-    logging.getLogger("mq.client").setLevel(logging.CRITICAL)  # the failures of the handler are on purpose
-    try:
-        report = run_trio(_Clients(job).run)
-    except ClientError as error:
-        print(f"clients: after {time.monotonic() - began:.0f} s: {error}", file=sys.stderr)
-        sys.exit(1)
-    json.dump(asdict(report), sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    logging.getLogger("mq.client").setLevel(logging.CRITICAL)  # the failures of the handler are on purpose
+    do_job(Job, lambda job: run_trio(_Clients(job).run), ClientError)

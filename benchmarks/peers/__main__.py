@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from benchmarks.load.generators import ROOT
 from benchmarks.peers.etcd import ETCD
 from benchmarks.peers.nats import NATS
 from benchmarks.peers.page import BEGIN, END, PICTURE, section
@@ -31,7 +32,6 @@ from benchmarks.peers.samples import Measured
 from benchmarks.peers.turns import Outcome, Plan, measure
 from benchmarks.procfs import load_average, machine
 from benchmarks.report import page_of, replace_section
-from benchmarks.workers import ROOT
 from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
 

@@ -34,7 +34,7 @@ class Peer:
         replicas: how many servers keep each message.
         durability: where a message is when it is acknowledged.
         settings: what differs from its defaults, and why; for the page.
-        wire: its protocol, a name of `benchmarks.load.WIRES`.
+        wire: its protocol, a name of `benchmarks.load.closed_loop.WIRES`.
         has_batches: whether one request may carry many messages.
         missing: what this machine lacks to run it, with how to get it, or None.
         prepare: download what is needed once. Raises BuildFailed.

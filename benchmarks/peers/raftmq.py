@@ -8,7 +8,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.frames import QUEUES, TOPIC
+from benchmarks.load.frames import QUEUES, TOPIC
 from benchmarks.peers.peer import Peer, Target, nothing_to_prepare
 from benchmarks.store_load import DISK
 from mq.client.admin import Admin

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.frames import QUEUES, TOPIC
+from benchmarks.load.frames import QUEUES, TOPIC
 from benchmarks.peers.peer import Peer, Target
 from mq.client.admin import Admin
 from mq.client.errors import ClientError

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.load import Report, quantile
+from benchmarks.load.report import Report, quantile
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.load import Job
+from benchmarks.load.generators import GeneratorFailed, cpu_meters, drive, share_out
+from benchmarks.load.job import Job
 from benchmarks.peers.peer import Peer, Target
 from benchmarks.peers.samples import BODY_BYTES, LOADS, WARM_UP, Load, Measured, Sample, samples_of
 from benchmarks.procfs import anonymous_bytes, load_average, machine_cpu_seconds, process_tree, rss_bytes
-from benchmarks.workers import GeneratorFailed, cpu_meters, drive, share_out
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed
 

@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.frames import QUEUES
+from benchmarks.load.frames import QUEUES
 from benchmarks.wires.wire import Slots
 
 DUE = re.compile(rb"@DUE(\d{19})")

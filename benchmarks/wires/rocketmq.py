@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 
-from benchmarks.frames import CODE, OPAQUE, REMARK, complete_bytes, lite_name, send_frame, topic_name
+from benchmarks.load.frames import CODE, OPAQUE, REMARK, complete_bytes, lite_name, send_frame, topic_name
 from benchmarks.wires.wire import LoadFailed, Slots
 
 

@@ -5,65 +5,47 @@ A connection has one request in flight for each of its queues, as stock consumer
 
 from __future__ import annotations
 
-import base64
-import json
 import socket
 import struct
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from benchmarks.frames import TOPIC
+from benchmarks.load.frames import (
+    BROKER,
+    COMMITS,
+    TOPIC,
+    WAITS,
+    Header,
+    batch_ack,
+    pop_ext,
+    popped_rows,
+    pull_ext,
+    request_frame,
+    responses,
+)
 from benchmarks.wires.consumer import Share
 from benchmarks.wires.wire import LoadFailed, receive_some
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import QueueOffset
+from mq.protocol.requests.offsets import OffsetReply, QueueExt, UpdateConsumerOffsetExt
+from mq.protocol.requests.pop import AckExt, PopReply
+from mq.protocol.requests.pull import PullReply
+from mq.protocol.requests.receipts import Receipt
+from mq.protocol.wire.reply import read_reply
 
 PULLED_MAX = 32
 """As stock consumers ask for."""
-BROKER = "broker-a"
-INVISIBLE_MS = 60_000
-WAIT_MS = 15_000
-_PULL, _COMMIT, _GET_MAX_OFFSET, _POP, _ACK, _BATCH_ACK = 11, 15, 30, 200050, 200051, 200151
-_FOUND, _NOTHING_NEW = 0, (19, 20, 209, 210)
-_COMMITS, _WAITS, _HAS_SUBSCRIPTION = 1, 2, 4
-_RESPONSE = 1
+_NOTHING_NEW = (
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.POLLING_FULL,
+    ResponseCode.POLLING_TIMEOUT,
+)
 _ACKS_FROM: Final = 1000
 """The opaque of acknowledgements; those of pulls are the numbers of queues."""
 _LENGTHS = struct.Struct(">II")
-
-
-class _Header(msgspec.Struct):
-    code: int
-    opaque: int
-    flag: int
-    remark: str | None = None
-    ext: dict[str, str] | None = msgspec.field(default=None, name="extFields")
-
-
-_decode = msgspec.json.Decoder(_Header).decode
-
-
-def request(code: int, opaque: int, ext: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """A whole frame."""
-    fields = {key: str(value) for key, value in ext.items()}
-    header = {"code": code, "extFields": fields, "flag": 0, "language": "JAVA", "opaque": opaque, "version": 409}
-    encoded = json.dumps(header | {"serializeTypeCurrentRPC": "JSON"}, separators=(",", ":")).encode()
-    return _LENGTHS.pack(4 + len(encoded) + len(body), len(encoded)) + encoded + body
-
-
-def responses(data: bytes) -> tuple[list[_Header], int]:
-    """The headers of all whole responses, and where they end. What a broker asks its clients is skipped."""
-    at, unpack, found = 0, _LENGTHS.unpack_from, list[_Header]()
-    while at + 8 <= len(data):
-        total, header_bytes = unpack(data, at)
-        if at + 4 + total > len(data):
-            break
-        head = _decode(memoryview(data)[at + 8 : at + 8 + (header_bytes & 0xFFFFFF)])
-        at += 4 + total
-        if head.flag & _RESPONSE:
-            found.append(head)
-    return found, at
+_ANY_OFFSET: Final = 1_234_567_890_123
+"""Stands for the position in a frame that is made once."""
 
 
 class RocketMQPull:
@@ -75,20 +57,10 @@ class RocketMQPull:
         self._begin = dict.fromkeys(share.queues, 0)
 
     def _template(self, queue: int) -> bytes:
-        ext = {
-            "consumerGroup": self._share.group,
-            "topic": TOPIC,
-            "queueId": queue,
-            "queueOffset": "%(at)d",
-            "maxMsgNums": PULLED_MAX,
-            "sysFlag": _COMMITS | _WAITS | _HAS_SUBSCRIPTION,
-            "commitOffset": "%(at)d",
-            "suspendTimeoutMillis": WAIT_MS,
-            "subscription": "*",
-            "subVersion": 0,
-            "expressionType": "TAG",
-        }
-        return request(_PULL, queue, ext)[_LENGTHS.size :]
+        at = _ANY_OFFSET
+        ext = pull_ext(self._share.group, TOPIC, queue, at, PULLED_MAX, COMMITS | WAITS, commit_offset=at)
+        frame = request_frame(RequestCode.PULL_MESSAGE, queue, ext)[_LENGTHS.size :]
+        return frame.replace(b"%", b"%%").replace(b"%d" % at, b"%(at)d")
 
     def _pull(self, queue: int, at: int) -> bytes:
         header = self._pulls[queue] % {b"at": at}
@@ -106,9 +78,9 @@ class RocketMQPull:
     def take(self, data: bytes) -> tuple[int, bytes]:
         """Each response is followed by the next pull of its queue."""
         (heads, end), again = responses(data), list[bytes]()
-        for head in heads:
+        for head, _ in heads:
             _check(head)
-            again.append(self._pull(head.opaque, int((head.ext or {})["nextBeginOffset"])))
+            again.append(self._pull(head.opaque, read_reply(PullReply, head.ext).next_begin_offset))
         return end, b"".join(again)
 
 
@@ -126,25 +98,18 @@ class RocketMQPop:
         if not self._share.is_late:
             return
         ends = _ends(sock, self._share.queues)
-        of_group = {"consumerGroup": self._share.group, "topic": TOPIC}
-        commits = {queue: of_group | {"queueId": queue, "commitOffset": at} for queue, at in ends.items()}
-        _ask(sock, {queue: request(_COMMIT, queue, ext) for queue, ext in commits.items()})
+        commits = {
+            queue: UpdateConsumerOffsetExt(
+                consumer_group=self._share.group, topic=TOPIC, queue_id=queue, commit_offset=QueueOffset(at)
+            )
+            for queue, at in ends.items()
+        }
+        update = RequestCode.UPDATE_CONSUMER_OFFSET
+        _ask(sock, {queue: request_frame(update, queue, ext) for queue, ext in commits.items()})
 
     def _pop(self, queue: int) -> bytes:
-        ext = {
-            "consumerGroup": self._share.group,
-            "topic": TOPIC,
-            "queueId": queue,
-            "maxMsgNums": PULLED_MAX,
-            "invisibleTime": INVISIBLE_MS,
-            "pollTime": WAIT_MS,
-            "bornTime": time.time_ns() // 10**6,
-            "initMode": int(self._share.is_late),
-            "expType": "TAG",
-            "exp": "*",
-            "order": "false",
-        }
-        return request(_POP, queue, ext)
+        ext = pop_ext(self._share.group, queue, PULLED_MAX, from_last=self._share.is_late)
+        return request_frame(RequestCode.POP_MESSAGE, queue, ext)
 
     def first(self) -> bytes:
         """A pop of each queue."""
@@ -153,67 +118,55 @@ class RocketMQPop:
     def take(self, data: bytes) -> tuple[int, bytes]:
         """Acknowledgements of all messages that were popped, and the next pops."""
         (heads, end), again = responses(data), list[bytes]()
-        for head in heads:
+        for head, _ in heads:
             _check(head)
             if head.opaque < _ACKS_FROM:
-                if head.code == _FOUND:
-                    again += (self._acknowledge_together if self._share.joins else self._acknowledge)(head.ext or {})
+                if head.code == ResponseCode.SUCCESS:
+                    popped = read_reply(PopReply, head.ext)
+                    again += self._acknowledge_together(popped) if self._share.joins else self._acknowledge(popped)
                 again.append(self._pop(head.opaque))
         return end, b"".join(again)
 
-    def _acknowledge(self, ext: Mapping[str, str]) -> Iterator[bytes]:
-        starts = {tuple(each.split(" ")[:2]): each.split(" ")[2] for each in _listed(ext, "startOffsetInfo")}
-        for each in _listed(ext, "msgOffsetInfo"):
-            mark, queue, offsets = each.split(" ")
-            taken = f"{starts[mark, queue]} {ext['popTime']} {ext['invisibleTime']} {ext['reviveQid']} {mark} {BROKER}"
-            for offset in offsets.split(","):
+    def _acknowledge(self, popped: PopReply) -> Iterator[bytes]:
+        for mark, queue, start, offsets in popped_rows(popped):
+            for offset in map(QueueOffset, offsets):
+                times = popped.pop_time_ms, popped.invisible_ms, popped.revive_queue
+                receipt = Receipt(QueueOffset(start), *times, mark, BROKER, queue, offset).encode()
+                ext = AckExt(
+                    consumer_group=self._share.group, topic=TOPIC, queue_id=queue, extra_info=receipt, offset=offset
+                )
                 self._acks = (self._acks + 1) % 2**20
-                fields = {"consumerGroup": self._share.group, "topic": TOPIC, "queueId": queue, "offset": offset}
-                fields["extraInfo"] = f"{taken} {queue} {offset}"
-                yield request(_ACK, _ACKS_FROM + self._acks, fields)
+                yield request_frame(RequestCode.ACK_MESSAGE, _ACKS_FROM + self._acks, ext)
 
-    def _acknowledge_together(self, ext: Mapping[str, str]) -> Iterator[bytes]:
-        """A request with a bit for each message, counted from the first one of its queue."""
-        starts = {tuple(each.split(" ")[:2]): int(each.split(" ")[2]) for each in _listed(ext, "startOffsetInfo")}
-        rows = list[dict[str, Any]]()
-        for each in _listed(ext, "msgOffsetInfo"):
-            mark, queue, offsets = each.split(" ")
-            start = starts[mark, queue]
-            bits = sum(1 << (int(offset) - start) for offset in offsets.split(","))
-            encoded = base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
-            row: dict[str, Any] = {"c": self._share.group, "t": TOPIC, "r": mark, "q": int(queue), "so": start}
-            times = {"rq": int(ext["reviveQid"]), "pt": int(ext["popTime"]), "it": int(ext["invisibleTime"])}
-            rows.append(row | times | {"b": encoded})
+    def _acknowledge_together(self, popped: PopReply) -> Iterator[bytes]:
         self._acks = (self._acks + 1) % 2**20
-        yield request(
-            _BATCH_ACK, _ACKS_FROM + self._acks, {}, json.dumps({"brokerName": BROKER, "acks": rows}).encode()
-        )
+        body = batch_ack(self._share.group, popped).encode()
+        yield request_frame(RequestCode.BATCH_ACK_MESSAGE, _ACKS_FROM + self._acks, body=body)
 
 
 def _ends(sock: socket.socket, queues: Iterable[int]) -> dict[int, int]:
     """Where each queue ends. Raises LoadFailed."""
-    asked = {queue: request(_GET_MAX_OFFSET, queue, {"topic": TOPIC, "queueId": queue}) for queue in queues}
-    return {queue: int((head.ext or {})["offset"]) for queue, head in _ask(sock, asked).items()}
+    asked = {
+        queue: request_frame(RequestCode.GET_MAX_OFFSET, queue, QueueExt(topic=TOPIC, queue_id=queue))
+        for queue in queues
+    }
+    return {queue: read_reply(OffsetReply, head.ext).offset for queue, head in _ask(sock, asked).items()}
 
 
-def _ask(sock: socket.socket, requests: Mapping[int, bytes]) -> dict[int, _Header]:
+def _ask(sock: socket.socket, requests: Mapping[int, bytes]) -> dict[int, Header]:
     """Send requests, by opaque, and wait for the answers to all of them. Raises LoadFailed."""
     sock.sendall(b"".join(requests.values()))
-    received, answers = b"", dict[int, _Header]()
+    received, answers = b"", dict[int, Header]()
     while len(answers) < len(requests):
         received += receive_some(sock)
         heads, end = responses(received)
-        for head in heads:
+        for head, _ in heads:
             _check(head)
             answers[head.opaque] = head
         received = received[end:]
     return answers
 
 
-def _listed(ext: Mapping[str, str], name: str) -> list[str]:
-    return [each for each in ext[name].split(";") if each]
-
-
-def _check(head: _Header) -> None:
-    if head.code != _FOUND and head.code not in _NOTHING_NEW:
+def _check(head: Header) -> None:
+    if head.code != ResponseCode.SUCCESS and head.code not in _NOTHING_NEW:
         raise LoadFailed(f"a consumer's request was answered with code {head.code}: {head.remark}")

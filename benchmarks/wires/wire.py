@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from benchmarks.frames import QUEUES
+from benchmarks.load.frames import QUEUES
 
 
 class LoadFailed(Exception):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gate.__main__ import BASELINE, COMPILED, FORMS
-from benchmarks.workers import ROOT
+from benchmarks.load.generators import ROOT
 from mq.compiled import IS_COMPILED, PURE_PYTHON
 
 pytestmark = pytest.mark.process

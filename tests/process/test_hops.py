@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from benchmarks.workers import ROOT
+from benchmarks.load.generators import ROOT
 from mq.compiled import IS_COMPILED, PURE_PYTHON
 
 pytestmark = pytest.mark.process

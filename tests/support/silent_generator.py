@@ -1,11 +1,12 @@
-"""A load generator that sends nothing: `benchmarks.workers.drive` starts it as a process."""
+"""A load generator that sends nothing: `benchmarks.load.generators.drive` starts it as a process."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from benchmarks.load import STARTED_LATE, monotonic_seconds
+from benchmarks.load.generators import STARTED_LATE
+from benchmarks.load.report import monotonic_seconds
 
 job = json.load(sys.stdin)
 if monotonic_seconds() > job["begin"]:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from benchmarks.load.generators import ROOT
 from benchmarks.peers.__main__ import PEERS
 from benchmarks.peers.consuming.cases import CASES, Measured
 from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS
@@ -30,7 +31,6 @@ from benchmarks.peers.consuming.turns import Outcome, Plan, measure
 from benchmarks.peers.peer import Peer
 from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, run_before_others
 from benchmarks.report import page_of, replace_section
-from benchmarks.workers import ROOT
 from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
 

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 from typing import Any
 
-from benchmarks.load import monotonic_seconds
+from benchmarks.load.report import monotonic_seconds
 from benchmarks.peers.consuming.client_pace import Tally, due_times, run
 from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
 from jepsen.nats.client import STREAM, SUBJECT

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 
-from benchmarks.load import buckets, monotonic_seconds, process_cpu_seconds
+from benchmarks.load.generators import do_job
+from benchmarks.load.report import buckets, monotonic_seconds, process_cpu_seconds
 from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
 from benchmarks.wires.consumer import DUE, DueSlots, stamped
 from mq.monitoring.cpu_time import cpu_seconds
@@ -65,11 +63,5 @@ def due_times(job: Job, begin: float) -> Iterator[float]:
 
 
 def run(generate: Callable[[Job], Consumed]) -> None:
-    """Read a job, do it, write what was found; ends the process with the last line of an error."""
-    job = Job.of(json.load(sys.stdin))
-    try:
-        consumed = generate(job)
-    except Exception as error:  # of any client library
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)
-    json.dump(asdict(consumed), sys.stdout)
+    """Read a job, do it, write what was found; ends the process with the last line of an error of any library."""
+    do_job(Job, generate, Exception)

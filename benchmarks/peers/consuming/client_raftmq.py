@@ -6,8 +6,8 @@ from functools import partial
 
 import trio
 
-from benchmarks.frames import TOPIC
-from benchmarks.load import monotonic_seconds
+from benchmarks.load.frames import TOPIC
+from benchmarks.load.report import monotonic_seconds
 from benchmarks.peers.consuming.client_pace import Tally, due_times, run
 from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
 from mq.cli.errors import run_trio

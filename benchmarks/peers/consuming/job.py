@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 FILL, DRAIN, PACE = "fill", "drain", "pace"
 
@@ -42,17 +41,12 @@ class Job:
     limit_seconds: float = 300.0
     namesrv: str = ""
 
-    @classmethod
-    def of(cls, given: dict[str, Any]) -> Job:
-        """From JSON."""
-        return cls(**{**given, "address": tuple(given["address"])})
-
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
     """``messages`` were received (or sent, by `FILL`) in ``seconds``.
 
-    Latencies are from when messages were due to when they were received, in the buckets of `benchmarks.load`.
+    Latencies are from when messages were due to when they were received, in the buckets of `benchmarks.load.report`.
     ``missing``: messages that had not come at the end. ``server_seconds``, ``client_seconds``: of CPU, of all servers
     and of the load generator.
     """
@@ -63,8 +57,3 @@ class Consumed:
     client_seconds: float
     latencies: dict[int, int] = field(default_factory=dict)
     missing: int = 0
-
-    @classmethod
-    def of(cls, given: dict[str, Any]) -> Consumed:
-        """From JSON."""
-        return cls(**{**given, "latencies": {int(bucket): n for bucket, n in given["latencies"].items()}})

@@ -7,18 +7,17 @@ other process has to wake up. Run as ``python -m benchmarks.peers.consuming.load
 
 from __future__ import annotations
 
-import json
 import select
 import socket
-import sys
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict
 from typing import TypeVar
 
-from benchmarks.load import RECEIVE_BUFFER, WIRES, buckets, monotonic_seconds, process_cpu_seconds
+from benchmarks.load.closed_loop import RECEIVE_BUFFER, WIRES
+from benchmarks.load.generators import do_job
+from benchmarks.load.report import buckets, monotonic_seconds, process_cpu_seconds
 from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, Job
 from benchmarks.wires.amqp_consumer import FAN_OUT, AmqpConsumer
 from benchmarks.wires.consumer import DUE, ConsumerWire, DueSlots, Share, stamped
@@ -248,15 +247,5 @@ class _Meters:
         return Consumed(messages, monotonic_seconds() - self._begin, servers, process_cpu_seconds() - self._own)
 
 
-def main() -> None:
-    """Read a job, do it, write what was found."""
-    try:
-        consumed = generate(Job.of(json.load(sys.stdin)))
-    except (LoadFailed, OSError) as error:
-        print(f"load generator: {error}", file=sys.stderr)
-        sys.exit(1)
-    json.dump(asdict(consumed), sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    do_job(Job, generate, LoadFailed, OSError)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
 
-from benchmarks.load import quantile
+from benchmarks.load.generators import GeneratorFailed, run_generator
+from benchmarks.load.report import quantile
 from benchmarks.peers.consuming.cases import CASES, Case, Measured, Sample, job_of
 from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS, Client
 from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, Job
 from benchmarks.peers.peer import Peer, Target
 from benchmarks.procfs import load_average
-from benchmarks.workers import ROOT, GeneratorFailed
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed
 
@@ -147,19 +144,7 @@ async def _sample(case: Case, base: Job, target: Target) -> Sample:
 async def run_load(job: Job, client: Client | None = None) -> Consumed:
     """Have a load generator, or a client, do a job. Raises GeneratorFailed."""
     module = WIRE_LOAD if client is None else client.module
-    environment = {**os.environ, **({} if client is None else client.environment())}
-    done = await trio.run_process(
-        [sys.executable, "-m", module],
-        stdin=json.dumps(asdict(job)).encode(),
-        capture_stdout=True,
-        capture_stderr=True,
-        check=False,
-        cwd=ROOT,
-        env=environment,
-    )
-    if done.returncode:
-        raise GeneratorFailed(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
-    return Consumed.of(json.loads(done.stdout))
+    return await run_generator(module, job, Consumed, {} if client is None else client.environment())
 
 
 def cases_of(peer: Peer, plan: Plan) -> list[Case]:

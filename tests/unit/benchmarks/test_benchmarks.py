@@ -23,14 +23,17 @@ import trio
 
 from benchmarks import backup
 from benchmarks.cases import Case, Measurement, Window
-from benchmarks.cpu_burner import burn
 from benchmarks.disk_alone import DiskJob, write_alone
 from benchmarks.figures import Figure, table
-from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
 from benchmarks.latency import share_of
 from benchmarks.latency_causes import Writes, bound_of
-from benchmarks.load import BUCKETS_PER_E, STARTED_LATE, Connection, Job, Report, monotonic_seconds, quantile
-from benchmarks.paced_load import PacedJob, Sender, generate
+from benchmarks.load.closed_loop import Connection
+from benchmarks.load.cpu_burner import burn
+from benchmarks.load.frames import CODE, OPAQUE, complete_bytes, send_frame
+from benchmarks.load.generators import STARTED_LATE, GeneratorFailed
+from benchmarks.load.job import Job
+from benchmarks.load.open_loop import PacedJob, Sender, generate
+from benchmarks.load.report import BUCKETS_PER_E, Report, monotonic_seconds, quantile
 from benchmarks.procfs import own_cpu_seconds
 from benchmarks.produce import windows_of
 from benchmarks.pulling import Pulled, walk
@@ -39,7 +42,6 @@ from benchmarks.steady import figures_of
 from benchmarks.store_follower import cost_of
 from benchmarks.store_load import Note, Plan
 from benchmarks.suite import Suite
-from benchmarks.workers import GeneratorFailed
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.messages.batch import decode_batch
 from raftlog.latency_histogram import BOUNDS
@@ -60,7 +62,7 @@ def test_frame_has_its_lengths_and_a_json_header() -> None:
 def test_load_that_is_not_ready_when_its_first_window_begins_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         job = Job(server.getsockname(), 2, 1, 128, monotonic_seconds() - 0.001, 1.0, 1, 1, must_be_in_time=True)
-        command = [sys.executable, "-m", "benchmarks.load"]
+        command = [sys.executable, "-m", "benchmarks.load.closed_loop"]
         assert subprocess.run(command, input=json.dumps(asdict(job)).encode(), check=False).returncode == STARTED_LATE
 
 

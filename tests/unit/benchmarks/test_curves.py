@@ -15,7 +15,7 @@ from benchmarks.curves.lite import BODY_BYTES, filling
 from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.polling import due_times
 from benchmarks.curves.sample import Curve, Measured, Sample, Spread, bytes_name, samples_of
-from benchmarks.frames import lite_name, send_frame
+from benchmarks.load.frames import lite_name, send_frame
 from benchmarks.report import page_of
 from benchmarks.wires.rocketmq import RocketMQWire
 from benchmarks.wires.wire import Slots

@@ -9,10 +9,10 @@ from itertools import islice, pairwise
 import pytest
 import trio
 
+from benchmarks.load.generators import drive
 from benchmarks.low_rate.__main__ import parse_arguments
 from benchmarks.low_rate.job import LowRateJob
 from benchmarks.low_rate.page import BUSY, LowRateSample, goals, section
-from benchmarks.workers import drive
 
 
 def sample(rate: float, p50_ms: float, cores: float = 0.002, wake_ups: float = 15.0) -> LowRateSample:

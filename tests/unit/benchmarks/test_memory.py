@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from benchmarks.cases import Window
-from benchmarks.load import BUCKETS_PER_E, Report
+from benchmarks.load.report import BUCKETS_PER_E, Report
 from benchmarks.memory.__main__ import parse_arguments
 from benchmarks.memory.page import BEGIN, END, Sample, growths, picture, section
 from benchmarks.paced import PACED, figures_of

@@ -6,13 +6,14 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from benchmarks.load import Job, Report
+from benchmarks.load.generators import share_out
+from benchmarks.load.job import Job
+from benchmarks.load.report import Report
 from benchmarks.peers.__main__ import PEERS, parse_arguments
 from benchmarks.peers.page import section
 from benchmarks.peers.picture import COLOURS, draw
 from benchmarks.peers.samples import LOADS, Measured, Sample, samples_of
 from benchmarks.peers.turns import Outcome
-from benchmarks.workers import share_out
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.frames import QUEUES, TOPIC
+from benchmarks.load.frames import QUEUES, TOPIC
 from benchmarks.spark import up_to
 from spark.option_table import AtOffsets
 from spark.options import parse_read_options

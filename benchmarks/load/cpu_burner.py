@@ -1,6 +1,6 @@
 """Burns a share of one core: a baseline for the cost of CPU contention alone.
 
-    python -m benchmarks.cpu_burner SHARE SECONDS
+    python -m benchmarks.load.cpu_burner SHARE SECONDS
 
 on the cores that the caller may use.
 """

@@ -1,24 +1,37 @@
-"""Load generators as separate processes, and the CPU use of the servers meanwhile."""
+"""Load generators as separate processes, and the CPU use of the servers meanwhile.
+
+A generator is a module that reads a job from its input and writes a report to its output, both dataclasses as JSON: it
+calls `do_job`, and whoever wants the report `run_generator`.
+"""
 
 from __future__ import annotations
 
 import itertools
-import json
+import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
+import msgspec
 import trio
 
-from benchmarks.load import STARTED_LATE, Job, Report
+from benchmarks.load.job import Job
+from benchmarks.load.report import Report, StartedLate
 from mq.monitoring.cpu_time import cpu_seconds
 
-ROOT = Path(__file__).parent.parent
+J = TypeVar("J")
+R = TypeVar("R")
+
+ROOT = Path(__file__).parent.parent.parent
+CLOSED_LOOP = "benchmarks.load.closed_loop"
+OPEN_LOOP = "benchmarks.load.open_loop"
 WORKERS_MAX = 2
+STARTED_LATE = 3
+"""Exit code: the first window began before all connections were there."""
 
 
 ATTEMPTS_MAX = 3
@@ -32,8 +45,35 @@ class GeneratorFailed(Exception):
     """A load generator ended early; the message has its last output."""
 
 
-class _WindowMissed(Exception):
-    """This process did not run when a window ended, or a load generator was not ready when the first one began."""
+def do_job(kind: type[J], generate: Callable[[J], object], *failures: type[Exception]) -> None:
+    """Be a load generator: read a job, do it, write the report. ``failures`` become the last line of the errors."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
+    try:
+        report = generate(job)
+    except StartedLate:
+        sys.exit(STARTED_LATE)
+    except failures as error:
+        print(f"load generator: {str(error) or type(error).__name__}", file=sys.stderr)
+        sys.exit(1)
+    sys.stdout.buffer.write(msgspec.json.encode(report))
+
+
+async def run_generator(module: str, job: object, report: type[R], environment: Mapping[str, str] | None = None) -> R:
+    """Let a process of its own do a job. ``environment`` extends ours. Raises GeneratorFailed, StartedLate."""
+    done = await trio.run_process(
+        [sys.executable, "-m", module],
+        stdin=msgspec.json.encode(job),
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+    )
+    if done.returncode == STARTED_LATE:
+        raise StartedLate
+    if done.returncode:
+        raise GeneratorFailed(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+    return msgspec.json.decode(done.stdout, type=report)
 
 
 def share_out(job: Job, workers: int = WORKERS_MAX) -> list[Job]:
@@ -73,7 +113,7 @@ class WindowedJob(Protocol):
 async def drive(
     jobs: Sequence[WindowedJob],
     meters: Sequence[Meter],
-    generator: str = "benchmarks.load",
+    generator: str = CLOSED_LOOP,
     *,
     ahead_seconds_min: float = AHEAD_SECONDS_MIN,
 ) -> tuple[list[Report], list[list[float]]]:
@@ -93,7 +133,7 @@ async def drive(
             jobs = [job.at(begin) for job in jobs]
         try:
             return await _drive(jobs, meters, generator)
-        except* _WindowMissed:
+        except* StartedLate:
             pass
     raise GeneratorFailed(
         f"a window began before its load, or its end was noticed late, {ATTEMPTS_MAX} times: this machine is too busy"
@@ -108,24 +148,11 @@ async def _drive(
     failures = list[str]()
 
     async def work(job: WindowedJob) -> None:
-        done = await trio.run_process(
-            [sys.executable, "-m", generator],
-            stdin=json.dumps(asdict(job)).encode(),
-            capture_stdout=True,
-            capture_stderr=True,
-            check=False,
-            cwd=ROOT,
-        )
-        if done.returncode == STARTED_LATE:
-            raise _WindowMissed
-        if done.returncode:
-            failures.append(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+        try:
+            reports.append(await run_generator(generator, job, Report))
+        except GeneratorFailed as failed:
+            failures.append(str(failed))
             nursery.cancel_scope.cancel()
-            return
-        report = json.loads(done.stdout)
-        report["latencies"] = [{int(k): v for k, v in counts.items()} for counts in report["latencies"]]
-        report["late"] = {int(k): v for k, v in report["late"].items()}
-        reports.append(Report(**report))
 
     async def mark_windows() -> None:
         first = jobs[0]
@@ -133,7 +160,7 @@ async def _drive(
             end = first.begin + window * first.window_seconds
             await trio.sleep(max(0.0, end - time.clock_gettime(time.CLOCK_MONOTONIC)))
             if time.clock_gettime(time.CLOCK_MONOTONIC) - end > _LATE_SHARE * first.window_seconds:
-                raise _WindowMissed
+                raise StartedLate
             marks.append([read() for read in meters])
 
     async with trio.open_nursery() as nursery:

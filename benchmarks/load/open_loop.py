@@ -1,29 +1,29 @@
 """A load generator with a rate: requests are sent when they are due, whether those before them were answered or not.
 
-As `benchmarks.load`, with the same connections and frames; only the sending differs. A latency counts from when the
-message was due. Where no slot is free, messages wait for one, and their wait is part of their latency.
+As `benchmarks.load.closed_loop`, with the same connections and frames; only the sending differs. A latency counts from
+when the message was due. Where no slot is free, messages wait for one, and their wait is part of their latency.
 
 A load may survive failures, such as those when another replica becomes the leader: then it opens a connection again on
 which a request was refused, or which the server closed, and counts the requests in flight on it as failed.
 
-Run as ``python -m benchmarks.paced_load``: one JSON object on standard input (`PacedJob`), one on standard output
-(`benchmarks.load.Report`).
+Run as ``python -m benchmarks.load.open_loop``: a `PacedJob` on standard input, a `Report` on standard output.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import select
-import sys
 from array import array
 from collections import Counter, deque
 from collections.abc import Hashable
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from benchmarks.load import Connection, Job, Recorder, Report, buckets, monotonic_seconds
+from benchmarks.load.closed_loop import Connection
+from benchmarks.load.generators import do_job
+from benchmarks.load.job import Job
+from benchmarks.load.report import Recorder, Report, buckets, monotonic_seconds
 from benchmarks.wires.wire import LoadFailed
 
 TICK_SECONDS = 0.001
@@ -193,17 +193,5 @@ def _generate(paced: PacedJob, epoll: select.epoll, connections: Connections) ->
             connections.lose(connection, sender, failure)
 
 
-def main() -> None:
-    """Read a job, do it, write the report."""
-    given = json.load(sys.stdin)
-    job = Job(**{**given["job"], "address": tuple(given["job"]["address"])})
-    try:
-        report = generate(PacedJob(job, given["rate"], given["survives"]))
-    except (LoadFailed, OSError) as error:
-        print(f"load generator: {error}", file=sys.stderr)
-        sys.exit(1)
-    json.dump(asdict(report), sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    do_job(PacedJob, generate, LoadFailed, OSError)

@@ -1,21 +1,19 @@
 """A well-behaved client beside others: a few messages a second, timed from when each is due to the consumer's callback.
 
-Producer and consumer are our client library, in a separate process: ``python -m benchmarks.paced_client`` reads one
-JSON object from standard input (`Job`) and writes one to standard output (`Report`). Messages are sent when they are
-due, whether earlier ones were answered or not, so every delay of the broker shows in full.
+Producer and consumer are our client library, in a separate process: ``python -m benchmarks.load.paced_client`` reads a
+`Job` from standard input and writes a `Report` to standard output. Messages are sent when they are due, whether earlier
+ones were answered or not, so every delay of the broker shows in full.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import trio
 
-from benchmarks.store_load import ROOT
+from benchmarks.load.generators import do_job, run_generator
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError
@@ -119,26 +117,9 @@ class _Client:
 
 
 async def run_paced_client(job: Job) -> Report:
-    """Run the job in a separate process. Raises subprocess.CalledProcessError."""
-    done = await trio.run_process(
-        [sys.executable, "-m", "benchmarks.paced_client"],
-        stdin=json.dumps(asdict(job)).encode(),
-        capture_stdout=True,
-        cwd=ROOT,
-    )
-    return Report(**json.loads(done.stdout))
-
-
-def main() -> None:
-    """Read a job, run it, write the report."""
-    job = Job(**json.load(sys.stdin))
-    try:
-        report = run_trio(_Client(job).run)
-    except ClientError as error:
-        print(f"paced client: {error}", file=sys.stderr)
-        sys.exit(1)
-    json.dump(asdict(report), sys.stdout)
+    """Run the job in a separate process. Raises GeneratorFailed."""
+    return await run_generator("benchmarks.load.paced_client", job, Report)
 
 
 if __name__ == "__main__":
-    main()
+    do_job(Job, lambda job: run_trio(_Client(job).run), ClientError)

@@ -1,0 +1,131 @@
+"""The load generator: one operating system process with a fixed number of messages in flight on each connection.
+
+It does as little as possible: raw non-blocking sockets under epoll, frames built before the start and resent unchanged,
+responses split and matched in bulk (`benchmarks.wires`, one for each kind of server). Latency is from passing a frame
+to `send` to the return of the `recv` with its response. Nothing is computed from the samples before the last window has
+ended.
+
+Run as ``python -m benchmarks.load.closed_loop``: a `Job` on standard input, a `Report` on standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+from array import array
+from collections.abc import Hashable, Sequence
+
+from benchmarks.load.generators import do_job
+from benchmarks.load.job import Job
+from benchmarks.load.report import Recorder, Report, StartedLate, monotonic_seconds
+from benchmarks.wires.amqp import AmqpWire
+from benchmarks.wires.etcd import EtcdWire
+from benchmarks.wires.nats import NatsWire
+from benchmarks.wires.rocketmq import RocketMQWire
+from benchmarks.wires.wire import LoadFailed, Slots, Wire
+
+WIRES: dict[str, type[Wire]] = {"rocketmq": RocketMQWire, "nats": NatsWire, "amqp": AmqpWire, "etcd": EtcdWire}
+
+RECEIVE_BUFFER = memoryview(bytearray(256 * 1024))
+"""Shared by all connections: a fresh buffer of this size for each `recv` costs more than handling one response."""
+
+
+class Connection:
+    __slots__ = ("fd", "received", "sock", "started", "unsent", "wire")
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.sock = socket.create_connection(job.address)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if job.tls_ca is not None:
+            context = ssl.create_default_context(cafile=job.tls_ca)
+            self.sock = context.wrap_socket(self.sock, server_hostname=job.address[0])
+        first = job.first_slot + number * job.in_flight
+        self.wire = WIRES[job.wire](
+            Slots(first, job.in_flight, job.body_bytes, job.batch, job.topics, job.queues, job.keys, job.lite_topics)
+        )
+        self.wire.open(self.sock)
+        self.sock.setblocking(False)
+        self.fd = self.sock.fileno()
+        self.started: dict[Hashable, float] = {}
+        self.received = b""
+        self.unsent: memoryview | None = None
+
+    def send(self, data: bytes | memoryview) -> bool:
+        """False if the kernel did not take everything: the rest is in ``unsent``."""
+        try:
+            taken = self.sock.send(data)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            taken = 0
+        if taken == len(data):
+            self.unsent = None
+            return True
+        self.unsent = memoryview(data)[taken:]
+        return False
+
+    def send_later(self, data: bytes) -> None:
+        """Append to what the kernel did not take yet."""
+        assert self.unsent is not None, "the socket has room"
+        self.unsent = memoryview(bytes(self.unsent) + data)
+
+    def receive(self, samples: array[float]) -> Sequence[Hashable]:
+        """Read replies and add their latencies to ``samples``; returns the answered requests. Raises LoadFailed."""
+        try:
+            size = self.sock.recv_into(RECEIVE_BUFFER)
+        except ssl.SSLWantReadError:
+            return ()  # an incomplete record
+        now = monotonic_seconds()
+        if not size:
+            raise LoadFailed(f"{self.sock.getpeername()} closed the connection")
+        chunk = bytes(RECEIVE_BUFFER[:size])
+        data = self.received + chunk if self.received else chunk
+        keys, end = self.wire.settle(data)
+        self.received = data[end:]
+        started = self.started
+        samples.extend([now - started.pop(key) for key in keys])
+        return keys
+
+
+def generate(job: Job) -> Report:
+    """Keep the messages in flight until the last window ends. Raises LoadFailed, StartedLate, OSError."""
+    if job.cores:
+        os.sched_setaffinity(0, job.cores)
+    epoll = select.epoll()
+    connections = {c.fd: c for c in (Connection(job, number) for number in range(job.connections))}
+    for connection in connections.values():
+        epoll.register(connection.fd, select.EPOLLIN)
+        keys, data = connection.wire.first()
+        connection.started = dict.fromkeys(keys, monotonic_seconds())
+        if not connection.send(data):
+            epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+    if job.must_be_in_time and monotonic_seconds() > job.begin:
+        raise StartedLate
+
+    recorder = Recorder(job.begin, job.window_seconds, job.windows, job.batch)
+    while True:
+        events = epoll.poll(max(0.0, recorder.boundary - monotonic_seconds()))
+        if (report := recorder.advance(monotonic_seconds())) is not None:
+            return report
+        for fd, event in events:
+            connection = connections[fd]
+            if event & select.EPOLLOUT and connection.unsent is not None and connection.send(connection.unsent):
+                epoll.modify(fd, select.EPOLLIN)
+            if event & ~select.EPOLLOUT:
+                _send_again(connection, connection.receive(recorder.samples), epoll)
+
+
+def _send_again(connection: Connection, answered: Sequence[Hashable], epoll: select.epoll) -> None:
+    following, data = connection.wire.again(answered)
+    # The latency of a request that must wait for room in the socket also counts from here.
+    connection.started.update(dict.fromkeys(following, monotonic_seconds()))
+    if not data:
+        return
+    if connection.unsent is not None:
+        connection.send_later(data)
+    elif not connection.send(data):
+        epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+
+
+if __name__ == "__main__":
+    do_job(Job, generate, LoadFailed, OSError)

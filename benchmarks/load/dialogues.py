@@ -1,0 +1,222 @@
+"""Dialogues with a broker, as a load generator: what follows a response depends on it, as in transactions and POP.
+
+A dialogue is a generator of requests, which gets the response to each. Many of them share a few connections: the opaque
+is the number of the dialogue. Run as ``python -m benchmarks.load.dialogues``: a `Job` on standard input, a `Report` on
+standard output.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import select
+import socket
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from benchmarks.load.frames import (
+    CONSUMERS,
+    PRODUCERS,
+    TOPIC,
+    Header,
+    batch_ack,
+    pop_ext,
+    request_frame,
+    responses,
+    send_ext,
+)
+from benchmarks.load.generators import do_job
+from benchmarks.load.report import monotonic_seconds, process_cpu_seconds
+from benchmarks.wires.wire import LoadFailed
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.messages.records import COMMITTED, PREPARED
+from mq.protocol.numbers import QueueOffset
+from mq.protocol.requests.pop import PopReply
+from mq.protocol.requests.send import SENT_ID, SENT_QUEUE_OFFSET, SENT_UNIQUE_KEY
+from mq.protocol.requests.transactions import EndTransactionExt
+from mq.protocol.wire.reply import read_reply
+from mq.protocol.wire.request import Ext
+
+POP_COUNT = 32
+_EMPTY = (ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_FULL, ResponseCode.POLLING_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``flows`` of one kind (a name in `FLOWS`) on so many ``connections``.
+
+    ``begin``: when the first window begins, on CLOCK_MONOTONIC. ``total``: end after so many operations, 0 for never.
+    ``options`` are the flow's own.
+    """
+
+    address: tuple[str, int]
+    kind: str
+    connections: int
+    flows: int
+    begin: float
+    window_seconds: float
+    windows: int
+    body_bytes: int = 128
+    total: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The operations in each window, and in total, and the CPU seconds of this process."""
+
+    done: list[int]
+    total: int
+    cpu_seconds: float
+    seconds: float
+
+
+class Request(NamedTuple):
+    """A request of a flow."""
+
+    code: int
+    ext: Ext | None
+    body: bytes = b""
+
+
+Flow = Generator[Request, Header, None]
+Done = Callable[[int], None]
+
+
+def send_request(
+    slot: int, number: int, body: bytes, queue_id: int, more: Mapping[str, str], sys_flag: int = 0
+) -> Request:
+    """A SEND_MESSAGE_V2 with its own unique key, and ``more`` properties by their names on the wire."""
+    properties = {props.UNIQUE_KEY: f"7F000001{slot:08X}{number:016X}", props.WAIT: "true", **more}
+    ext = send_ext(TOPIC, queue_id, props.encode(properties), sys_flag=sys_flag)
+    return Request(RequestCode.SEND_MESSAGE_V2, ext, body)
+
+
+def sends(job: Job, slot: int, done: Done) -> Flow:
+    """Plain messages."""
+    body = bytes(job.body_bytes)
+    for number in itertools.count():
+        _check((yield send_request(slot, number, body, slot % 8, {})))
+        done(1)
+
+
+def timed(job: Job, slot: int, done: Done) -> Flow:
+    """Messages for a time between ``options["from_ms"]`` and ``options["to_ms"]``, epoch milliseconds."""
+    rng = random.Random(slot)
+    low, high = job.options["from_ms"], job.options["to_ms"]
+    body = bytes(job.body_bytes)
+    for number in itertools.count():
+        due = {props.TIMER_DELIVER_MS: str(rng.randrange(low, high))}
+        _check((yield send_request(slot, number, body, slot % 8, due)))
+        done(1)
+
+
+def transactions(job: Job, slot: int, done: Done) -> Flow:
+    """Half messages, each committed as soon as it is stored."""
+    body = bytes(job.body_bytes)
+    half = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: PRODUCERS}
+    for number in itertools.count():
+        answer = yield send_request(slot, number, body, slot % 8, half, PREPARED)
+        _check(answer)
+        ext = EndTransactionExt(
+            producer_group=PRODUCERS,
+            topic=TOPIC,
+            half_queue_offset=QueueOffset(int(answer.ext[SENT_QUEUE_OFFSET])),
+            half_physical_offset=parse_offset_message_id(answer.ext[SENT_ID]).physical_offset,
+            commit_or_rollback=COMMITTED,
+            msg_id=answer.ext[SENT_UNIQUE_KEY],
+            transaction_id=answer.ext[SENT_UNIQUE_KEY],
+        )
+        _check((yield Request(RequestCode.END_TRANSACTION, ext)))
+        done(1)
+
+
+def pops(job: Job, slot: int, done: Done) -> Flow:
+    """Messages of one queue, popped and acknowledged in batches."""
+    while True:
+        answer = yield Request(RequestCode.POP_MESSAGE, pop_ext(CONSUMERS, slot % 8, POP_COUNT))
+        if answer.code in _EMPTY:
+            continue
+        _check(answer)
+        acks = batch_ack(CONSUMERS, read_reply(PopReply, answer.ext))
+        _check((yield Request(RequestCode.BATCH_ACK_MESSAGE, None, acks.encode())))
+        done(sum(row.bits.bit_count() for row in acks.acks))
+
+
+FLOWS: dict[str, Callable[[Job, int, Done], Flow]] = {
+    "sends": sends,
+    "timed": timed,
+    "transactions": transactions,
+    "pops": pops,
+}
+
+
+def _check(answer: Header) -> None:
+    if answer.code != ResponseCode.SUCCESS:
+        raise LoadFailed(f"the broker answers {answer.code}: {answer.remark}")
+
+
+class _Connection:
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.sock = socket.create_connection(address)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.received = b""
+
+    def answers(self) -> list[Header]:
+        """The responses received."""
+        chunk = self.sock.recv(1 << 20)
+        if not chunk:
+            raise LoadFailed(f"{self.sock.getpeername()} closed the connection")
+        data = self.received + chunk
+        found, end = responses(data)
+        self.received = data[end:]
+        return [header for header, _ in found]
+
+
+def run(job: Job) -> Report:
+    """Run all flows until the last window ends or the total is reached. Raises LoadFailed, OSError."""
+    count = 0
+
+    def done(more: int) -> None:
+        nonlocal count
+        count += more
+
+    connections = [_Connection(job.address) for _ in range(job.connections)]
+    poll = select.epoll()
+    by_fd = {connection.sock.fileno(): connection for connection in connections}
+    for fd in by_fd:
+        poll.register(fd, select.EPOLLIN)
+    flows = {slot: FLOWS[job.kind](job, slot, done) for slot in range(1, job.flows + 1)}
+    started = time.monotonic()
+    for slot, flow in flows.items():
+        connections[slot % job.connections].sock.sendall(_encode(slot, next(flow)))
+    boundary, marks = job.begin, list[int]()
+    while not job.total or count < job.total:
+        now = monotonic_seconds()
+        while now >= boundary and len(marks) <= job.windows:
+            marks.append(count)
+            boundary += job.window_seconds
+        if not job.total and len(marks) > job.windows:
+            break
+        for fd, _ in poll.poll(max(0.0, boundary - now)):
+            connection = by_fd[fd]
+            requests = [_encode(each.opaque, flows[each.opaque].send(each)) for each in connection.answers()]
+            connection.sock.sendall(b"".join(requests))
+    return Report(
+        done=[after - before for before, after in itertools.pairwise(marks)],
+        total=count,
+        cpu_seconds=process_cpu_seconds(),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _encode(opaque: int, request: Request) -> bytes:
+    return request_frame(request.code, opaque, request.ext, request.body)
+
+
+if __name__ == "__main__":
+    do_job(Job, run, LoadFailed, OSError)

@@ -1,0 +1,117 @@
+"""What load generators measure: windows, latencies in buckets, and CPU time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import resource
+import time
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+BUCKETS_PER_E = 50
+"""Latencies are reported in logarithmic buckets: 50 to a factor of e, so a figure is right within 2 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Per window: messages acknowledged, CPU seconds this process used, and latency buckets (see `bucket_seconds`).
+
+    ``failed``: requests in all windows and before them that were refused, or whose connection was closed; only loads
+    that survive such failures count them. ``refusals``: in which words, and on how many connections. ``late``: how long
+    after they were due requests were sent, in all windows, in buckets; only loads with a rate have it. ``wake_ups``:
+    how often this process waited, by window.
+    """
+
+    messages: list[int]
+    cpu_seconds: list[float]
+    latencies: list[dict[int, int]]
+    failed: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+    late: dict[int, int] = field(default_factory=dict)
+    wake_ups: list[int] = field(default_factory=list)
+
+
+class StartedLate(Exception):
+    """The first window would count what was not sent yet."""
+
+
+class Recorder:
+    """Collects latencies per window.
+
+    Attributes:
+        samples: latencies of the current window, in seconds; before the first window they are discarded.
+        boundary: when the next window begins, or the last one ends.
+    """
+
+    def __init__(self, begin: float, window_seconds: float, windows: int, batch: int) -> None:
+        self._window_seconds = window_seconds
+        self._windows = [array("d") for _ in range(windows)]
+        self._cpu_marks: list[float] = []
+        self._wait_marks: list[int] = []
+        self._batch = batch
+        self.samples = array("d")
+        self.boundary = begin
+
+    def advance(self, now: float) -> Report | None:
+        """Begin the window that ``now`` is in; returns the report when the last one has ended."""
+        while now >= self.boundary:
+            self._cpu_marks.append(process_cpu_seconds())
+            self._wait_marks.append(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw)
+            number = len(self._cpu_marks) - 1
+            if number == len(self._windows):
+                return Report(
+                    messages=[len(latencies) * self._batch for latencies in self._windows],
+                    cpu_seconds=[end - start for start, end in itertools.pairwise(self._cpu_marks)],
+                    latencies=[buckets(latencies) for latencies in self._windows],
+                    wake_ups=[end - start for start, end in itertools.pairwise(self._wait_marks)],
+                )
+            self.samples = self._windows[number]
+            self.boundary += self._window_seconds
+        return None
+
+
+def monotonic_seconds() -> float:
+    """CLOCK_MONOTONIC, which all processes share."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def process_cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def buckets(latencies: array[float]) -> dict[int, int]:
+    """How many of the latencies, in seconds, are in each logarithmic bucket."""
+    counts: dict[int, int] = {}
+    log = math.log
+    for seconds in latencies:
+        bucket = int(log(max(seconds, 1e-6) * 1e6) * BUCKETS_PER_E)
+        counts[bucket] = counts.get(bucket, 0) + 1
+    return counts
+
+
+def added(counts: Iterable[dict[int, int]]) -> dict[int, int]:
+    """All buckets together."""
+    total: Counter[int] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def bucket_seconds(bucket: int) -> float:
+    """The middle of a bucket."""
+    return math.exp((bucket + 0.5) / BUCKETS_PER_E) / 1e6
+
+
+def quantile(counts: dict[int, int], share: float) -> float:
+    """The latency in seconds that ``share`` of the samples do not exceed; 0 if there are none."""
+    total = sum(counts.values())
+    seen = 0
+    for bucket in sorted(counts):
+        seen += counts[bucket]
+        if seen >= share * total:
+            return bucket_seconds(bucket)
+    return 0.0
