@@ -16,7 +16,9 @@ from mq.client.net.credentials import TLS_CA_VARIABLE, Credentials, tls_from_env
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.requests.broker import KVTable
+from mq.protocol.requests.send import SendExt
 from mq.protocol.wire.encoding import encode_request
 
 OnAnswer = Callable[[Response, bytes], None]
@@ -132,10 +134,18 @@ async def ask_figures(host: str, port: int, seconds: float = 1.0) -> dict[str, s
     return table
 
 
-def send_fields(topic: str, queue_id: int, properties: str) -> dict[str, Any]:
-    """The fields of SEND_MESSAGE_V2 for a plain message; ``properties`` are encoded."""
-    fields = {"a": "jepsen", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "f": 0, "g": 1_700_000_000_000}
-    return fields | {"h": 0, "i": properties, "j": 0, "k": "false", "m": "false"}
+def send_fields(topic: str, queue_id: int, properties: str, group: str = "jepsen", **other: Any) -> dict[str, str]:
+    """The fields of SEND_MESSAGE_V2 for a plain message; ``properties`` are encoded, ``other`` fields of `SendExt`
+    differ.
+    """
+    given: dict[str, Any] = {
+        "default_topic": AUTO_CREATE_TEMPLATE,
+        "default_topic_queue_nums": 4,
+        "sys_flag": 0,
+        "flag": 0,
+    }
+    given |= {"topic": topic, "queue_id": queue_id, "born_timestamp_ms": 1_700_000_000_000, "properties": properties}
+    return SendExt(producer_group=group, **(given | other)).fields()
 
 
 def pull_fields(topic: str, queue_id: int, offset: int, count_max: int = 32) -> dict[str, Any]:

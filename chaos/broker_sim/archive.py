@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from chaos.broker_sim.archive_bucket import MOODS, ArchiveBucket, ArchiveBucketStore
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import Answer, Lost, pull_fields
 from chaos.broker_sim.former_group import former_archive
 from chaos.broker_sim.schedule import BrokerScenario
 from chaos.broker_sim.workload import Brokers, Workload
@@ -249,18 +249,7 @@ class Archive(Workload):
     def _reread(self, queue_id: int) -> None:
         """A reader that begins at the first message again and again."""
         offset, last_round = self._again_to[queue_id], self._last_round
-        ext = {
-            "consumerGroup": "G2",
-            "topic": self.topic,
-            "queueId": queue_id,
-            "queueOffset": offset,
-            "maxMsgNums": 32,
-            "sysFlag": 4,
-            "commitOffset": 0,
-            "suspendTimeoutMillis": 1000,
-            "subVersion": 0,
-            "subscription": "*",
-        }
+        ext = pull_fields("G2", self.topic, queue_id, offset, 32)
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and last_round == self._last_round:

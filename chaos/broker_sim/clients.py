@@ -14,6 +14,7 @@ from mq.protocol.incoming.decoding import Response, decode_header
 from mq.protocol.wire.encoding import encode_request, encode_response
 
 PATIENCE_SECONDS = 3.0
+_SUBSCRIPTION = 4
 
 
 class Lost(Enum):
@@ -164,3 +165,29 @@ class Client:
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def pull_fields(
+    group: str,
+    topic: str,
+    queue_id: int,
+    offset: int,
+    count: int,
+    *,
+    sys_flag: int = 0,
+    commit_offset: int = 0,
+    wait_ms: int = 1000,
+) -> dict[str, Any]:
+    """The header of a pull of all messages, with its subscription."""
+    return {
+        "consumerGroup": group,
+        "topic": topic,
+        "queueId": queue_id,
+        "queueOffset": offset,
+        "maxMsgNums": count,
+        "sysFlag": sys_flag | _SUBSCRIPTION,
+        "commitOffset": commit_offset,
+        "suspendTimeoutMillis": wait_ms,
+        "subVersion": 0,
+        "subscription": "*",
+    }

@@ -85,18 +85,11 @@ class Compacted(Workload):
 
     def _create(self) -> None:
         attributes = {CLEANUP_POLICY: COMPACTION, RESERVE_TIME: 1, DELETE_RETENTION: _TOMBSTONE_MS}
-        ext = {
-            "topic": self.topic,
-            "defaultTopic": "TBW102",
-            "readQueueNums": self.queues,
-            "writeQueueNums": self.queues,
-            "perm": 6,
-            "attributes": ",".join(f"+{name}={value}" for name, value in attributes.items()),
-        }
 
         def done(answer: Answer | Lost) -> None:
             self._exists |= isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
 
+        ext = self.topic_fields(attributes=",".join(f"+{name}={value}" for name, value in attributes.items()))
         self._ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext, done)
 
     def _send_tombstone(self) -> None:
@@ -107,9 +100,9 @@ class Compacted(Workload):
     def _ask(self, code: RequestCode, ext: dict[str, Any], done: Any = None) -> None:
         self.rng.choice(self.clients).request(self.cluster.some_node(self.rng), code, ext, b"", done)
 
-    def send_fields(self, topic: str, properties: dict[str, str]) -> dict[str, Any]:
+    def send_fields(self, topic: str, properties: dict[str, str], **other: Any) -> dict[str, str]:
         """See `Workload.send_fields`; nobody creates the topic by a message."""
-        return super().send_fields(topic, properties) | {"c": "none"}
+        return super().send_fields(topic, properties, default_topic="none", **other)
 
     def stop(self) -> None:
         """See `Workload.stop`."""

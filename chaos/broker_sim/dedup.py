@@ -19,8 +19,7 @@ from chaos.violation import Violation
 from mq.broker.state.commands import AdvanceDelay
 from mq.broker.write_path.pending import NO_PLACE
 from mq.protocol import properties as props
-from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.messages.batch import BatchedMessage, encode_batch
+from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.sequencing import stored_range
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.requests.send import SENT_ALREADY_STORED
@@ -109,27 +108,14 @@ class Dedup(Workload):
 
     def _send_batch(self, producer: str, low: int, high: int, attempt: int = 1) -> None:
         batch = self._batched[producer][low:high]
-        code = self.rng.choice((RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2))
-        ext = self.send_fields(self.topic, {props.PRODUCER_ID: producer, props.SEQUENCE: str(low)}) | {"m": True}
-        body = encode_batch(
-            BatchedMessage(sent.body, props.encode({props.UNIQUE_KEY: f"U{sent.value}"})) for sent in batch
-        )
-        for sent in batch:
-            sent.unknown += 1
 
-        def done(answer: Answer | Lost) -> None:
-            self.counts[f"batches: {answer.name if isinstance(answer, Lost) else ResponseCode(answer.code).name}"] += 1
-            if answer is not Lost.UNKNOWN:
-                for sent in batch:
-                    sent.unknown -= 1
+        def answered(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
                 self._batch_stored(batch, answer)
             elif attempt < 3 and self.rng.random() < 0.7 and not self.stopped:
                 self._send_batch(producer, low, high, attempt + 1)
 
-        self.rng.choice(self.clients).request(
-            self.cluster.some_node(self.rng), code, ext, body, done, serialization=self.encoding(code)
-        )
+        self.send_batch(batch, lambda sent: {}, {props.PRODUCER_ID: producer, props.SEQUENCE: str(low)}, answered)
 
     def _batch_stored(self, batch: list[Sent], answer: Answer) -> None:
         positions = [int(each[16:32], 16) for each in answer.ext["msgId"].split(",")]

@@ -18,7 +18,7 @@ from chaos.violation import Violation
 from mq.broker.admin import topic_expiry
 from mq.broker.state.commands import DeleteTopic
 from mq.broker.state.expired_messages import ExpireMessages
-from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.retention_attributes import RESERVE_TIME
 
 _KEPT_MS: Final = 2000
@@ -48,20 +48,10 @@ class Expiring(Workload):
         self.send(self.new("plain", {}))
 
     def _limit(self) -> None:
-        ext = {
-            "topic": self.topic,
-            "defaultTopic": "TBW102",
-            "readQueueNums": self.queues,
-            "writeQueueNums": self.queues,
-            "perm": 6,
-            "attributes": f"+{RESERVE_TIME}=1",
-        }
-
         def done(answer: Answer | Lost) -> None:
             self._is_limited |= isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
 
-        code = RequestCode.UPDATE_AND_CREATE_TOPIC
-        self.clients[0].request(self.cluster.some_node(self.rng), code, ext, b"", done)
+        self.create_topic(done, attributes=f"+{RESERVE_TIME}=1")
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import Answer, Lost, pull_fields
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
 from mq.broker.state.filter_programs import PutFilter
@@ -29,7 +29,6 @@ _GROUP: Final = "G"
 _KIND: Final = "kind"
 _KINDS: Final = 3
 _BODY_BYTES_MAX: Final = 1 << 20
-_SUBSCRIPTION: Final = 4
 _RESTARTS: Final = 0.01
 """How often an operation restarts the filter server."""
 
@@ -83,10 +82,10 @@ class FilteredPulls(Workload):
             for meanwhile in self._asking.values():
                 meanwhile.add(command.program)
 
-    def ask(self, code: int, fields: dict[str, Any], body: bytes, done: Any) -> None:
+    def ask(self, code: int, ext: dict[str, Any] | None, body: bytes, done: Any) -> None:
         """Send a request to some replica."""
         node = self.cluster.some_node(self.rng)
-        self.rng.choice(self.clients).request(node, code, fields, body, done, serialization=self.encoding(code))
+        self.rng.choice(self.clients).request(node, code, ext, body, done, serialization=self.encoding(code))
 
     def fetch(self, name: ProgramName, then: Any) -> None:
         """Ask for the program of the group; ``then`` gets the answer. Whether it is right is checked."""
@@ -161,18 +160,10 @@ class Member:
     # -- the filter server ---------------------------------------------------------------------------------------------
 
     def _read(self, progress: PullProgress, started: int) -> None:
-        fields = {
-            "consumerGroup": _GROUP,
-            "topic": self._workload.topic,
-            "queueId": self.queue_id,
-            "queueOffset": progress.offset,
-            "maxMsgNums": self._rng.choice((1, 7, 512)),
-            "sysFlag": _SUBSCRIPTION | CLASS_FILTER,
-            "commitOffset": 0,
-            "suspendTimeoutMillis": 0,
-            "subVersion": 0,
-            "subscription": "*",
-        }
+        count = self._rng.choice((1, 7, 512))
+        fields = pull_fields(
+            _GROUP, self._workload.topic, self.queue_id, progress.offset, count, sys_flag=CLASS_FILTER, wait_ms=0
+        )
 
         def done(answer: Answer | Lost) -> None:
             if started != self._workload.started:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chaos.broker_sim.clients import Answer, Client, Connection, Lost
+from chaos.broker_sim.clients import Answer, Client, Connection, Lost, pull_fields
 from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, OffsetChecker
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import StoredMessage, decode_records
@@ -28,7 +28,7 @@ from mq.protocol.wire.queue_tables import QueueRef, read_offset_table
 if TYPE_CHECKING:
     from chaos.broker_sim.workload import Workload
 
-_COMMIT_OFFSET, _SUSPEND, _SUBSCRIPTION = 1, 2, 4
+_COMMIT_OFFSET, _SUSPEND = 1, 2
 _BROKER = "broker-a"
 _HEARTBEAT_SECONDS = 1.0
 _SHARE_SECONDS = 1.0
@@ -319,18 +319,8 @@ class Member:
                     self._got(queue, offset, answer)
                 self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._go_on, queue)
 
-        ext = {
-            "consumerGroup": group,
-            "topic": topic,
-            "queueId": queue_id,
-            "queueOffset": offset,
-            "maxMsgNums": self._rng.choice((1, 8, 32)),
-            "sysFlag": _SUSPEND | _SUBSCRIPTION | (_COMMIT_OFFSET if carries else 0),
-            "commitOffset": reached,
-            "suspendTimeoutMillis": 1000,
-            "subVersion": 0,
-            "subscription": "*",
-        }
+        flags, count = _SUSPEND | (_COMMIT_OFFSET if carries else 0), self._rng.choice((1, 8, 32))
+        ext = pull_fields(group, topic, queue_id, offset, count, sys_flag=flags, commit_offset=reached)
         self._ask(RequestCode.PULL_MESSAGE, ext, b"", done)
 
     def _got(self, queue: MemberQueue, offset: int, answer: Answer) -> None:

@@ -15,7 +15,7 @@ from chaos.broker_sim.log_oracle import Stored
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
 from mq.broker.base.quota_buckets import BURST_SECONDS
-from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.codes import ResponseCode
 
 _RATE: Final = 4
 """Messages per second that may be sent."""
@@ -45,21 +45,11 @@ class Limited(Workload):
             self.send(self.new("plain", {}))
 
     def _limit(self) -> None:
-        ext = {
-            "topic": self.topic,
-            "defaultTopic": "TBW102",
-            "readQueueNums": self.queues,
-            "writeQueueNums": self.queues,
-            "perm": 6,
-            "attributes": f"+quota.produce.messages={_RATE},+quota.consume.messages={_READ_RATE}",
-        }
-
         def done(answer: Answer | Lost) -> None:
             if self._limited_at < 0 and isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
                 self._limited_at = self.cluster.now
 
-        code = RequestCode.UPDATE_AND_CREATE_TOPIC
-        self.clients[0].request(self.cluster.some_node(self.rng), code, ext, b"", done)
+        self.create_topic(done, attributes=f"+quota.produce.messages={_RATE},+quota.consume.messages={_READ_RATE}")
 
     def stored(self, stored: Stored) -> None:
         """See `Workload.stored`."""

@@ -106,15 +106,7 @@ class Lite(OrderedPop):
     def _creations(self) -> list[tuple[RequestCode, dict[str, Any] | None, bytes]]:
         """Requests for the topic and the groups. They are refused until the format level allows lite topics."""
         attributes = "+message.type=LITE" + (",+lite.topic.expiration=1" if self._expires else "")
-        topic = {
-            "topic": self.topic,
-            "defaultTopic": "TBW102",
-            "readQueueNums": self.queues,
-            "writeQueueNums": self.queues,
-            "perm": 6,
-            "topicFilterType": "SINGLE_TAG",
-            "attributes": attributes,
-        }
+        topic = self.topic_fields(topicFilterType="SINGLE_TAG", attributes=attributes)
         bound = {f"+{BIND_TOPIC}": self.topic}
         some = SubscriptionGroupConfig(group_name=_SOME, attributes=bound)
         every = SubscriptionGroupConfig(group_name=_ALL, attributes=bound | {f"+{WILDCARD}": "true"})

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from chaos.broker_sim.clients import Answer, Lost, OnDone
+from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.group_member import Member, MemberQueue
 from chaos.broker_sim.log_oracle import Sent, Stored
@@ -28,7 +28,6 @@ from mq.broker.state.commands import AdvanceDelay
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.messages.records import StoredMessage
 from mq.protocol.names import SCHEDULE_TOPIC, dead_letter_topic, retry_topic
 from mq.protocol.wire.queue_tables import read_offset_table
@@ -109,33 +108,22 @@ class Everyday(Workload):
     def _send_batch(self) -> None:
         values = range(len(self.ledger.sent) + 1, len(self.ledger.sent) + 1 + self.rng.randint(2, 4))
         batch = [self.new("batch", {}, batch=values) for _ in values]
-        code = self.rng.choice((RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2))
-        ext = self.send_fields(self.topic, {}) | {"m": True}
-        body = encode_batch(
-            BatchedMessage(s.body, props.encode({props.UNIQUE_KEY: f"U{s.value}", **s.properties})) for s in batch
-        )
-        for sent in batch:
-            sent.unknown += 1
 
-        def done(answer: Answer | Lost) -> None:
-            self.counts[f"batches: {answer.name if isinstance(answer, Lost) else ResponseCode(answer.code).name}"] += 1
-            if answer is not Lost.UNKNOWN:
-                for sent in batch:
-                    sent.unknown -= 1
+        def answered(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
                 ids, first = answer.ext["msgId"].split(","), int(answer.ext["queueOffset"])
                 for number, (sent, message_id) in enumerate(zip(batch, ids, strict=True)):
                     self.counts["acknowledged"] += 1
                     self.acknowledged(sent, first + number, int(message_id[16:32], 16))
 
-        self._ask(code, ext, body, done)
+        self.send_batch(batch, lambda sent: sent.properties, {}, answered)
 
     def _send_oneway(self) -> None:
         sent = self.new("one-way", {})
         sent.unknown += 1
         ext = self.send_fields(self.topic, {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
         self.counts["sent one-way"] += 1
-        self._ask(RequestCode.SEND_MESSAGE_V2, ext, sent.body, None)
+        self.request(RequestCode.SEND_MESSAGE_V2, ext, sent.body, None)
 
     def _send_in_order(self, queue_id: int, number: int) -> None:
         """The next message of a queue; the one after it is sent once this one is acknowledged."""
@@ -162,13 +150,9 @@ class Everyday(Workload):
             elif not self.stopped:
                 self.cluster.at(self.cluster.now + 0.2, self._try_in_order, sent)
 
-        ext = self.send_fields(_ORDERED_TOPIC, {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
-        self._ask(RequestCode.SEND_MESSAGE_V2, ext | {"d": _ORDERED_QUEUES, "e": queue_id}, sent.body, done)
-
-    def _ask(self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, done: OnDone | None) -> None:
-        self.rng.choice(self.clients).request(
-            self.cluster.some_node(self.rng), code, ext, body, done, serialization=self.encoding(code)
-        )
+        own = {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties}
+        ext = self.send_fields(_ORDERED_TOPIC, own, default_topic_queue_nums=_ORDERED_QUEUES, queue_id=queue_id)
+        self.request(RequestCode.SEND_MESSAGE_V2, ext, sent.body, done)
 
     # -- consumers and operators ---------------------------------------------------------------------------------------
 
@@ -225,7 +209,7 @@ class Everyday(Workload):
                 if offset not in since:
                     raise Violation(f"reset: {key} was told to be reset to {offset}, since then it was {since}")
 
-        self._ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext, b"", done)
+        self.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext, b"", done)
 
     def _ask_where(self, key: Key) -> None:
         begun = self._checker.query_begins(key)
@@ -235,7 +219,7 @@ class Everyday(Workload):
                 self._checker.query_ends(key, begun, answer)
 
         ext = {"consumerGroup": key[0], "topic": key[1], "queueId": key[2]}
-        self._ask(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", done)
+        self.request(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", done)
 
     # -- sending back --------------------------------------------------------------------------------------------------
 

@@ -161,16 +161,8 @@ class Pop(Workload):
         def done(answer: Answer | Lost) -> None:
             self._is_created |= isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
 
-        ext = {
-            "topic": self.topic,
-            "defaultTopic": "TBW102",
-            "readQueueNums": LEVELS,
-            "writeQueueNums": LEVELS,
-            "perm": 6,
-            "topicFilterType": "SINGLE_TAG",
-            "attributes": "+message.type=PRIORITY",
-        }
-        self.clients[0].request(self.cluster.some_node(self.rng), RequestCode.UPDATE_AND_CREATE_TOPIC, ext, b"", done)
+        queues = {"readQueueNums": LEVELS, "writeQueueNums": LEVELS}
+        self.create_topic(done, **queues, topicFilterType="SINGLE_TAG", attributes="+message.type=PRIORITY")
 
     def _pop_next(self, consumer: Client) -> None:
         ext = {

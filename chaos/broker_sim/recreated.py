@@ -97,16 +97,7 @@ class Recreated(Workload):
             self.clients[1].request(node, RequestCode.RESTORE_TOPIC, {"topic": self.topic}, b"", None)
             return
         self.counts["creations asked for"] += 1
-        ext = {
-            "topic": self.topic,
-            "defaultTopic": "TBW102",
-            "readQueueNums": self.queues,
-            "writeQueueNums": self.queues,
-            "perm": 6,
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": 0,
-            "order": False,
-        }
+        ext = self.topic_fields(topicFilterType="SINGLE_TAG", topicSysFlag=0, order=False)
         self.clients[1].request(node, RequestCode.UPDATE_AND_CREATE_TOPIC, ext, b"", None)
 
     def _commit_late(self, queue_id: int) -> None:

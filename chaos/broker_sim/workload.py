@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
-from chaos.broker_sim.clients import Answer, Client, Connection, Lost
+from chaos.broker_sim.clients import Answer, Client, Connection, Lost, OnDone, pull_fields
 from chaos.broker_sim.log_oracle import OWN, Ledger, Sent, Stored
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.schedule import BrokerScenario
@@ -23,8 +23,11 @@ from mq.broker.state.commands import decode_command
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
+from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.messages.records import StoredMessage, decode_records
+from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.numbers import FIRST_OFFSET
+from mq.protocol.requests.send import SendExt
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import QueueFileDamaged
 from raftlog.consensus.types import NodeId
@@ -217,8 +220,8 @@ class Workload:
         refused.
         """
         code = RequestCode.SEND_MESSAGE_V2
-        ext = self.send_fields(sent.topic, {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
-        ext["f"] = self.send_flags(sent)
+        own = {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties}
+        ext = self.send_fields(sent.topic, own, sys_flag=self.send_flags(sent))
         process = self.rng.randrange(1 << 30)
         self.note("invoke", "send", sent.kind, sent.value, p=process)
         sent.unknown += 1
@@ -245,25 +248,63 @@ class Workload:
                 self.counts["sent again"] += 1
                 self.send(sent, attempt + 1)
 
-        client = self.rng.choice(self.clients)
-        client.request(self.cluster.some_node(self.rng), code, ext, sent.body, done, serialization=self.encoding(code))
+        self.request(code, ext, sent.body, done)
 
-    def send_fields(self, topic: str, properties: dict[str, str]) -> dict[str, Any]:
-        """The header of a plain message, to a random queue of its topic."""
-        return {
-            "a": "P",
-            "b": topic,
-            "c": "TBW102",
-            "d": self.queues,
-            "e": self.rng.randrange(self.queues),
-            "f": 0,
-            "g": self.cluster.true_ms(),
-            "h": 0,
-            "i": props.encode(properties),
-            "j": 0,
-            "k": False,
-            "m": False,
+    def send_batch(
+        self,
+        batch: Sequence[Sent],
+        own: Callable[[Sent], dict[str, str]],
+        properties: dict[str, str],
+        answered: Callable[[Answer | Lost], None],
+    ) -> None:
+        """Send messages as one request, under either of its codes; ``own`` gives the properties of each besides its
+        unique key, ``properties`` are those of the request.
+        """
+        code = self.rng.choice((RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2))
+        ext = self.send_fields(self.topic, properties, batch=True)
+        body = encode_batch(
+            BatchedMessage(sent.body, props.encode({props.UNIQUE_KEY: f"U{sent.value}", **own(sent)})) for sent in batch
+        )
+        for sent in batch:
+            sent.unknown += 1
+
+        def done(answer: Answer | Lost) -> None:
+            self.counts[f"batches: {answer.name if isinstance(answer, Lost) else ResponseCode(answer.code).name}"] += 1
+            if answer is not Lost.UNKNOWN:
+                for sent in batch:
+                    sent.unknown -= 1
+            answered(answer)
+
+        self.request(code, ext, body, done)
+
+    def request(self, code: int, ext: dict[str, Any] | None, body: bytes, done: OnDone | None) -> None:
+        """Send a request of some client to some replica."""
+        self.rng.choice(self.clients).request(
+            self.cluster.some_node(self.rng), code, ext, body, done, serialization=self.encoding(code)
+        )
+
+    def send_fields(self, topic: str, properties: dict[str, str], **other: Any) -> dict[str, str]:
+        """The header of a plain message to a random queue of its topic; ``other`` fields of `SendExt` differ."""
+        given: dict[str, Any] = {
+            "default_topic": AUTO_CREATE_TEMPLATE,
+            "default_topic_queue_nums": self.queues,
+            "queue_id": self.rng.randrange(self.queues),
+            "sys_flag": 0,
+            "born_timestamp_ms": self.cluster.true_ms(),
+            "flag": 0,
         }
+        ext = SendExt(producer_group="P", topic=topic, properties=props.encode(properties), **(given | other))
+        return ext.fields()
+
+    def topic_fields(self, **other: Any) -> dict[str, Any]:
+        """The header of the request that creates the topic; ``other`` fields by their names on the wire."""
+        queues = {"readQueueNums": self.queues, "writeQueueNums": self.queues}
+        return {"topic": self.topic, "defaultTopic": AUTO_CREATE_TEMPLATE, **queues, "perm": 6, **other}
+
+    def create_topic(self, done: OnDone, **other: Any) -> None:
+        """Ask some replica to create the topic with these fields."""
+        ext, code = self.topic_fields(**other), RequestCode.UPDATE_AND_CREATE_TOPIC
+        self.clients[0].request(self.cluster.some_node(self.rng), code, ext, b"", done)
 
     def send_flags(self, sent: Sent) -> int:
         """The sys_flag of a message."""
@@ -287,18 +328,7 @@ class Workload:
     def _read_next(self, queue_id: int) -> None:
         """A consumer pulls the next messages from any replica."""
         offset = self._read_to[queue_id]
-        ext = {
-            "consumerGroup": "G",
-            "topic": self.topic,
-            "queueId": queue_id,
-            "queueOffset": offset,
-            "maxMsgNums": 32,
-            "sysFlag": 4,
-            "commitOffset": 0,
-            "suspendTimeoutMillis": 1000,
-            "subVersion": 0,
-            "subscription": "*",
-        }
+        ext = pull_fields("G", self.topic, queue_id, offset, 32)
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer):

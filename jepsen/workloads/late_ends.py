@@ -66,7 +66,7 @@ class LateEndsWorkload(LogWorkload):
             properties.UNIQUE_KEY: value,
             **properties_of(value),
         }
-        fields = send_fields(self.topic, queue_id, properties.encode(own)) | {"a": GROUP, "f": _HALF_FLAG}
+        fields = send_fields(self.topic, queue_id, properties.encode(own), GROUP, sys_flag=_HALF_FLAG)
         with unknown_unless_answered(worker, "half", k=None, v=value):
             answer, _ = await wire.ask(RequestCode.SEND_MESSAGE_V2, fields, body_of(value))
         if answer.code != ResponseCode.SUCCESS:

@@ -113,7 +113,7 @@ class Pipeline:
         for worker, value in messages:
             worker.invoke("send", k=queue, v=value, n=self.node)
         batch = [BatchedMessage(body_of(value), properties.encode(own_properties(value)), 0) for value in values]
-        fields = send_fields(self.workload.topic, queue_id, "") | {"m": "true"}
+        fields = send_fields(self.workload.topic, queue_id, "", batch=True)
 
         def answered(answer: Response, body: bytes) -> None:
             record_batch_sent(self.workload, workers, answer, values, queue, self.node)

@@ -86,7 +86,7 @@ class TransactionsWorkload(LaterWorkload):
                 self.expected.add(value)
 
         own = own_properties(value) | {properties.TRANSACTION_PREPARED: "true", properties.PRODUCER_GROUP: GROUP}
-        fields = send_fields(self.topic, rng.randrange(QUEUES), properties.encode(own)) | {"f": TRANSACTION_PREPARED}
+        fields = send_fields(self.topic, rng.randrange(QUEUES), properties.encode(own), sys_flag=TRANSACTION_PREPARED)
         pipeline.add(RequestCode.SEND_MESSAGE_V2, fields, answered, body_of(value))
 
     async def _be_producer(self) -> None:
