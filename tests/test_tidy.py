@@ -294,8 +294,8 @@ def test_no_files_import_each_other_in_a_ring() -> None:
     assert not cycle, " imports ".join(cycle)
 
 
-SPEAKS_BY_STRUCTS = ("mq/broker/", "mq/client/", "mq/namesrv/")
-"""Packages in which no text is a name of the wire: requests and replies are structs of `mq.protocol`."""
+SPEAKS_BY_STRUCTS = ("mq/broker/", "mq/client/", "mq/namesrv/", "benchmarks/load/", "benchmarks/wires/rocketmq")
+"""Where no text is a name of the wire: requests and replies are structs of `mq.protocol`."""
 
 WIRE_NAME = re.compile(r"[a-z]+[0-9]*(?:[A-Z]+[a-z0-9]*)+")
 """Fields of RocketMQ's headers and bodies are in camel case, as nothing of ours is."""

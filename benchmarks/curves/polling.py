@@ -18,11 +18,12 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from benchmarks.load.frames import Header, heartbeat_frame, pull_frame, responses, send_frame
+from benchmarks.load.frames import heartbeat_frame, pull_frame, responses, send_frame
 from benchmarks.load.generators import do_job
 from benchmarks.load.report import Report, buckets
 from benchmarks.wires.wire import LoadFailed
 from mq.protocol.codes import ResponseCode
+from mq.protocol.incoming.decoding import Response
 from mq.protocol.requests.pull import PullReply
 from mq.protocol.wire.reply import read_reply
 
@@ -78,7 +79,7 @@ class _Consumer:
             if header.opaque == _PULL_OPAQUE:  # else it answers the heartbeat
                 yield from self._pulled(header, records)
 
-    def _pulled(self, header: Header, records: memoryview) -> Iterator[float]:
+    def _pulled(self, header: Response, records: memoryview) -> Iterator[float]:
         if header.code not in (ResponseCode.SUCCESS, *_NOTHING_NEW):
             raise LoadFailed(f"a pull was answered with code {header.code}: {header.remark}")
         self._pull(read_reply(PullReply, header.ext).next_begin_offset)

@@ -20,7 +20,6 @@ from benchmarks.load.frames import (
     CONSUMERS,
     PRODUCERS,
     TOPIC,
-    Header,
     batch_ack,
     pop_ext,
     request_frame,
@@ -33,6 +32,7 @@ from benchmarks.wires.wire import LoadFailed
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.incoming.decoding import Response
 from mq.protocol.messages.records import COMMITTED, PREPARED
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pop import PopReply
@@ -83,7 +83,7 @@ class Request(NamedTuple):
     body: bytes = b""
 
 
-Flow = Generator[Request, Header, None]
+Flow = Generator[Request, Response, None]
 Done = Callable[[int], None]
 
 
@@ -155,7 +155,7 @@ FLOWS: dict[str, Callable[[Job, int, Done], Flow]] = {
 }
 
 
-def _check(answer: Header) -> None:
+def _check(answer: Response) -> None:
     if answer.code != ResponseCode.SUCCESS:
         raise LoadFailed(f"the broker answers {answer.code}: {answer.remark}")
 
@@ -166,7 +166,7 @@ class _Connection:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.received = b""
 
-    def answers(self) -> list[Header]:
+    def answers(self) -> list[Response]:
         """The responses received."""
         chunk = self.sock.recv(1 << 20)
         if not chunk:

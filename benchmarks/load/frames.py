@@ -13,6 +13,7 @@ from mq.filter.programs import CLASS_FILTER
 from mq.protocol.access.signing import signed
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import split_frames
+from mq.protocol.incoming.decoding import Response
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
@@ -46,17 +47,7 @@ _FORWARD_ONLY = camel_case("forward_only")
 _LENGTH = struct.Struct(">I")
 
 
-class Header(msgspec.Struct):
-    """A header of a response. ``ext`` has the names of the wire."""
-
-    code: int
-    opaque: int
-    flag: int
-    remark: str | None = None
-    ext: dict[str, str] = msgspec.field(default_factory=dict, name="extFields")
-
-
-_decode = msgspec.json.Decoder(Header).decode
+_decode = msgspec.json.Decoder(Response).decode
 
 
 def topic_name(number: int) -> str:
@@ -212,7 +203,7 @@ def heartbeat_frame(opaque: int, client_id: str, *, consumes: str | None = None)
     return request_frame(RequestCode.HEART_BEAT, opaque, body=data.encode())
 
 
-def responses(data: bytes) -> tuple[Sequence[tuple[Header, memoryview]], int]:
+def responses(data: bytes) -> tuple[Sequence[tuple[Response, memoryview]], int]:
     """Header and body of each whole response in JSON, and where they end. What a broker asks clients is skipped."""
     frames, end = split_frames(memoryview(data))
     answered = ((_decode(header), body) for _, header, body in frames)

@@ -15,7 +15,6 @@ from benchmarks.load.frames import (
     COMMITS,
     TOPIC,
     WAITS,
-    Header,
     batch_ack,
     pop_ext,
     popped_rows,
@@ -26,6 +25,7 @@ from benchmarks.load.frames import (
 from benchmarks.wires.consumer import Share
 from benchmarks.wires.wire import LoadFailed, receive_some
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.incoming.decoding import Response
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.offsets import OffsetReply, QueueExt, UpdateConsumerOffsetExt
 from mq.protocol.requests.pop import AckExt, PopReply
@@ -153,10 +153,10 @@ def _ends(sock: socket.socket, queues: Iterable[int]) -> dict[int, int]:
     return {queue: read_reply(OffsetReply, head.ext).offset for queue, head in _ask(sock, asked).items()}
 
 
-def _ask(sock: socket.socket, requests: Mapping[int, bytes]) -> dict[int, Header]:
+def _ask(sock: socket.socket, requests: Mapping[int, bytes]) -> dict[int, Response]:
     """Send requests, by opaque, and wait for the answers to all of them. Raises LoadFailed."""
     sock.sendall(b"".join(requests.values()))
-    received, answers = b"", dict[int, Header]()
+    received, answers = b"", dict[int, Response]()
     while len(answers) < len(requests):
         received += receive_some(sock)
         heads, end = responses(received)
@@ -167,6 +167,6 @@ def _ask(sock: socket.socket, requests: Mapping[int, bytes]) -> dict[int, Header
     return answers
 
 
-def _check(head: Header) -> None:
+def _check(head: Response) -> None:
     if head.code != ResponseCode.SUCCESS and head.code not in _NOTHING_NEW:
         raise LoadFailed(f"a consumer's request was answered with code {head.code}: {head.remark}")
