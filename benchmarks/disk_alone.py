@@ -17,7 +17,8 @@ from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load.generators import do_job, run_generator
+from benchmarks.load.do_job import do_job
+from benchmarks.load.generators import run_generator
 from benchmarks.load.report import buckets
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import trio
 
 from benchmarks.figures import Figure
+from benchmarks.load.do_job import do_job
 from benchmarks.load.frames import TOPIC
-from benchmarks.load.generators import do_job, run_generator
+from benchmarks.load.generators import run_generator
 from benchmarks.store_load import DISK, Note, Plan, create_topics
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer

@@ -18,8 +18,8 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from benchmarks.load.do_job import do_job
 from benchmarks.load.frames import heartbeat_frame, pull_frame, responses, send_frame
-from benchmarks.load.generators import do_job
 from benchmarks.load.report import Report, buckets
 from benchmarks.wires.wire import LoadFailed
 from mq.protocol.codes import ResponseCode

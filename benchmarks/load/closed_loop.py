@@ -17,7 +17,7 @@ import ssl
 from array import array
 from collections.abc import Hashable, Sequence
 
-from benchmarks.load.generators import do_job
+from benchmarks.load.do_job import do_job
 from benchmarks.load.job import Job
 from benchmarks.load.report import Recorder, Report, StartedLate, monotonic_seconds
 from benchmarks.wires.amqp import AmqpWire

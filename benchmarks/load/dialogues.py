@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from benchmarks.load.do_job import do_job
 from benchmarks.load.frames import (
     CONSUMERS,
     PRODUCERS,
@@ -26,7 +27,6 @@ from benchmarks.load.frames import (
     responses,
     send_ext,
 )
-from benchmarks.load.generators import do_job
 from benchmarks.load.report import monotonic_seconds, process_cpu_seconds
 from benchmarks.wires.wire import LoadFailed
 from mq.protocol import properties as props

@@ -1,7 +1,6 @@
 """Load generators as separate processes, and the CPU use of the servers meanwhile.
 
-A generator is a module that reads a job from its input and writes a report to its output, both dataclasses as JSON: it
-calls `do_job`, and whoever wants the report `run_generator`.
+A generator is a module that calls `do_job`; whoever wants its report calls `run_generator`.
 """
 
 from __future__ import annotations
@@ -19,19 +18,17 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 import msgspec
 import trio
 
+from benchmarks.load.do_job import STARTED_LATE
 from benchmarks.load.job import Job
 from benchmarks.load.report import Report, StartedLate
 from mq.monitoring.cpu_time import cpu_seconds
 
-J = TypeVar("J")
 R = TypeVar("R")
 
 ROOT = Path(__file__).parent.parent.parent
 CLOSED_LOOP = "benchmarks.load.closed_loop"
 OPEN_LOOP = "benchmarks.load.open_loop"
 WORKERS_MAX = 2
-STARTED_LATE = 3
-"""Exit code: the first window began before all connections were there."""
 
 
 ATTEMPTS_MAX = 3
@@ -43,19 +40,6 @@ _LATE_SHARE = 0.1
 
 class GeneratorFailed(Exception):
     """A load generator ended early; the message has its last output."""
-
-
-def do_job(kind: type[J], generate: Callable[[J], object], *failures: type[Exception]) -> None:
-    """Be a load generator: read a job, do it, write the report. ``failures`` become the last line of the errors."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
-    try:
-        report = generate(job)
-    except StartedLate:
-        sys.exit(STARTED_LATE)
-    except failures as error:
-        print(f"load generator: {str(error) or type(error).__name__}", file=sys.stderr)
-        sys.exit(1)
-    sys.stdout.buffer.write(msgspec.json.encode(report))
 
 
 async def run_generator(module: str, job: object, report: type[R], environment: Mapping[str, str] | None = None) -> R:

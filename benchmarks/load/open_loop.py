@@ -21,7 +21,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from benchmarks.load.closed_loop import Connection
-from benchmarks.load.generators import do_job
+from benchmarks.load.do_job import do_job
 from benchmarks.load.job import Job
 from benchmarks.load.report import Recorder, Report, buckets, monotonic_seconds
 from benchmarks.wires.wire import LoadFailed

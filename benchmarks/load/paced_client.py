@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from benchmarks.load.generators import do_job, run_generator
+from benchmarks.load.do_job import do_job
+from benchmarks.load.generators import run_generator
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError

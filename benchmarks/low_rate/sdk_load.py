@@ -10,7 +10,7 @@ from functools import partial
 
 import trio
 
-from benchmarks.load.generators import do_job
+from benchmarks.load.do_job import do_job
 from benchmarks.load.report import Recorder, Report, monotonic_seconds
 from benchmarks.low_rate.alarm import Alarm
 from benchmarks.low_rate.job import LowRateJob

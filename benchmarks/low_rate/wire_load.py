@@ -11,7 +11,7 @@ import select
 from collections import deque
 
 from benchmarks.load.closed_loop import Connection
-from benchmarks.load.generators import do_job
+from benchmarks.load.do_job import do_job
 from benchmarks.load.job import Job
 from benchmarks.load.report import Recorder, Report, monotonic_seconds
 from benchmarks.low_rate.job import LowRateJob

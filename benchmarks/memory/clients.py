@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from benchmarks.load.generators import do_job
+from benchmarks.load.do_job import do_job
 from mq.cli.errors import run_trio
 from mq.client.consume.pop_consumer import PopConsumer
 from mq.client.consume.popped_messages import PoppedMessage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from benchmarks.load.generators import STARTED_LATE
+from benchmarks.load.do_job import STARTED_LATE
 from benchmarks.load.report import monotonic_seconds
 
 job = json.load(sys.stdin)

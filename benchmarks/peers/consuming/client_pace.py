@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 
-from benchmarks.load.generators import do_job
+from benchmarks.load.do_job import do_job
 from benchmarks.load.report import buckets, monotonic_seconds, process_cpu_seconds
 from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
 from benchmarks.wires.consumer import DUE, DueSlots, stamped

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from benchmarks.load.closed_loop import RECEIVE_BUFFER, WIRES
-from benchmarks.load.generators import do_job
+from benchmarks.load.do_job import do_job
 from benchmarks.load.report import buckets, monotonic_seconds, process_cpu_seconds
 from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, Job
 from benchmarks.wires.amqp_consumer import FAN_OUT, AmqpConsumer

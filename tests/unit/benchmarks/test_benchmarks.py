@@ -29,8 +29,9 @@ from benchmarks.latency import share_of
 from benchmarks.latency_causes import Writes, bound_of
 from benchmarks.load.closed_loop import Connection
 from benchmarks.load.cpu_burner import burn
+from benchmarks.load.do_job import STARTED_LATE
 from benchmarks.load.frames import CODE, OPAQUE, complete_bytes, send_frame
-from benchmarks.load.generators import STARTED_LATE, GeneratorFailed
+from benchmarks.load.generators import GeneratorFailed
 from benchmarks.load.job import Job
 from benchmarks.load.open_loop import PacedJob, Sender, generate
 from benchmarks.load.report import BUCKETS_PER_E, Report, monotonic_seconds, quantile
