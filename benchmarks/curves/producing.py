@@ -51,7 +51,6 @@ DISK_GB_LEFT = 25
 """What the log may not take from others on this machine."""
 FILL_SECONDS_MAX = 260.0
 IDLE_AFTER_SECONDS = 2.0
-_HEARTBEAT = 34
 
 T = TypeVar("T")
 

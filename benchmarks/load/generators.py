@@ -27,7 +27,6 @@ R = TypeVar("R")
 
 ROOT = Path(__file__).parent.parent.parent
 CLOSED_LOOP = "benchmarks.load.closed_loop"
-OPEN_LOOP = "benchmarks.load.open_loop"
 WORKERS_MAX = 2
 
 
