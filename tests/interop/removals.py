@@ -71,7 +71,9 @@ async def _removed(stage: Stage) -> str:
     return await removed(stage, "load")
 
 
-@partial(scenario, protocol=GRPC)("grpc-removed", "... of a gRPC client", alone=True, seconds_max=240)
+@partial(scenario, protocol=GRPC)(
+    "grpc-removed", "a member is removed, leaders change, it is let in again", alone=True, seconds_max=240
+)
 async def _removed_grpc(stage: Stage) -> str:
     async with Admin(stage.servers.namesrv) as admin:
         await admin.put_consumer_group(SubscriptionGroupConfig(group_name=f"{stage.name}-group", retry_max_times=16))
