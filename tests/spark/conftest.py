@@ -13,6 +13,7 @@ import pytest
 from spark.installed import missing
 from tests.spark.spark_faults import may_be_tried_again
 from tests.spark.stage import Stage
+from tests.support.object_storage import ENVIRONMENT
 
 MISSING = missing()
 collect_ignore_glob = ["test_*.py"] if MISSING else []
@@ -33,6 +34,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.update(ENVIRONMENT)  # Spark's processes have what there was when the first one was started
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
