@@ -7,17 +7,22 @@ wanted message, through one index for each file; so a task can check its files w
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
-from spark.archive_blocks import ArchiveUnreadable, OpenArchive, TopicBlocks, open_archive
+from spark.archive_blocks import ArchiveUnreadable, LogPlace, OpenArchive, TopicBlocks, open_archive
+from spark.client import Unreachable
 from spark.errors import ReadFailed
 from spark.options import ReadOptions
 from spark.plan import ArchivedLog, ArchivedPart, LogRange, PlanRefused
 from spark.survey import Survey
+
+_PAUSE_SECONDS_MIN: Final = 0.05
+_PAUSE_SECONDS_MAX: Final = 1.0
 
 
 class ArchivePlan:
@@ -25,11 +30,21 @@ class ArchivePlan:
 
     Args:
         open_archive: for tests.
+        clock, sleep: monotonic seconds.
     """
 
-    def __init__(self, options: ReadOptions, open_archive: OpenArchive = open_archive) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        open_archive: OpenArchive = open_archive,
+        *,
+        clock: Callable[[], float] = time.monotonic,  # noqa: TID251 - the edge of the driver's process
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._options = options
         self._open = open_archive
+        self._clock = clock
+        self._sleep = sleep
         self._opened: dict[tuple[str, str | None], TopicBlocks] = {}
 
     def __enter__(self) -> Self:
@@ -51,6 +66,7 @@ class ArchivePlan:
 
         Raises:
             PlanRefused: a broker group has no archive.
+            Unreachable: no replica of a group has told whether it has one.
             ReadFailed: an archive cannot be read, and the query must not read its messages from brokers.
         """
         wanted: dict[ArchivedLog, list[tuple[int, int, int]]] = {}
@@ -62,7 +78,7 @@ class ArchivePlan:
         planned = list(parts)
         for archive, extents in wanted.items():
             try:
-                places = self._blocks(archive).places_from(min(begin for _, begin, _ in extents), archive.end)
+                places = self._places_from(min(begin for _, begin, _ in extents), archive)
             except ArchiveUnreadable as error:
                 topic, broker_name = parts[extents[0][0]].topic, parts[extents[0][0]].broker_name
                 if error.is_deleted:
@@ -84,8 +100,24 @@ class ArchivePlan:
                 planned[number] = replace(planned[number], archived=ArchivedPart(known, begin))
         return planned
 
+    def _places_from(self, begin_pos: int, archive: ArchivedLog) -> dict[int, LogPlace]:
+        """As `TopicBlocks.places_from`; waits for a store that does not answer until the deadline of the query."""
+        until = self._clock() + self._options.read_deadline_ms / 1000
+        pause = _PAUSE_SECONDS_MIN
+        while True:
+            try:
+                return self._blocks(archive).places_from(begin_pos, archive.end)
+            except ArchiveUnreadable as error:
+                if not error.may_pass or self._clock() + pause >= until:
+                    raise
+            self._sleep(pause)
+            pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+
     def _archive_of(self, part: LogRange, found: Survey) -> ArchivedLog:
-        archive = found.archives.get((part.topic, part.broker_name))
+        key = part.topic, part.broker_name
+        if key not in found.archives:
+            raise Unreachable(part.broker_name, f"no replica told how much of topic {part.topic!r} is archived")
+        archive = found.archives[key]
         if archive is None:
             raise PlanRefused(
                 f"broker group {part.broker_name} names no archive: set archive_url on its brokers, which must have "

@@ -97,8 +97,7 @@ class BulkSurveyor(Surveyor):
                     if plan.identity == found.identities[topic, broker_name]:
                         places[topic, broker_name] = plan.places
                         positions[topic, broker_name] = plan.positions
-                        if plan.archive is not None:
-                            archives[topic, broker_name] = plan.archive
+                        archives[topic, broker_name] = plan.archive
                         for queue_id, row in enumerate(plan.queues):
                             known = ends.get((topic, broker_name, queue_id))
                             if known is not None and row.end > row.first:

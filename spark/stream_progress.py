@@ -111,7 +111,7 @@ class StreamProgress:
         if options.read_mode == "archive":
             from spark.archive_plan import ArchivePlan
 
-            self._archive = ArchivePlan(options)
+            self._archive = ArchivePlan(options, clock=clock, sleep=sleep)
         self._group = (
             None if options.commit_to_group is None else GroupOffsets(options.commit_to_group, self._connections, clock)
         )
@@ -190,9 +190,20 @@ class StreamProgress:
     def _from_archive(self, parts: list[LogRange], found: Survey) -> list[LogRange]:
         if self._archive is None:
             return parts
-        if self._detailed is None or self._clock() - self._detailed_at >= DETAILS_SECONDS:
-            self._detailed, self._detailed_at = self._surveyor.detailed(found), self._clock()
-        return self._archive.planned(parts, self._detailed)
+        keys = {(part.topic, part.broker_name) for part in parts}
+        until, pause = self._clock() + self._deadline, _PAUSE_SECONDS_MIN
+        while True:
+            known = self._detailed
+            # A topic may be new, and no replica may have answered the last time.
+            is_known = known is not None and keys <= known.archives.keys()
+            if known is None or not is_known or self._clock() - self._detailed_at >= DETAILS_SECONDS:
+                known, self._detailed_at = self._surveyor.detailed(found), self._clock()
+                self._detailed = known
+            if keys <= known.archives.keys() or self._clock() + pause >= until:
+                return self._archive.planned(parts, known)
+            self._sleep(pause)
+            pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+            found = self._recent()
 
     def finished(self, end: dict[str, Any]) -> None:
         """A micro-batch is complete; never raises for brokers that do not respond."""

@@ -36,7 +36,8 @@ class Survey(NamedTuple):
         places: by topic and broker name the queue offsets at some places in the log, ascending, where
             known; see `plan.stripes`.
         positions: the physical offsets of these places, and before them the start of the log.
-        archives: by topic and broker name the archive of the group, if it has one.
+        archives: by topic and broker name the archive of the group, None if it has none; without those of groups of
+            which no replica has told it.
     """
 
     routes: Mapping[str, TopicRoute]
@@ -44,7 +45,7 @@ class Survey(NamedTuple):
     identities: Mapping[tuple[str, str], str] = MappingProxyType({})
     places: Mapping[tuple[str, str], Sequence[Mapping[int, int]]] = MappingProxyType({})
     positions: Mapping[tuple[str, str], Sequence[int]] = MappingProxyType({})
-    archives: Mapping[tuple[str, str], ArchivedLog] = MappingProxyType({})
+    archives: Mapping[tuple[str, str], ArchivedLog | None] = MappingProxyType({})
 
 
 class Surveyor:

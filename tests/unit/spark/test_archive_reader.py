@@ -14,7 +14,7 @@ from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup_store import StoreFailed
 from spark.archive_plan import ArchivePlan
 from spark.archive_reader import ArchiveTaskReader
-from spark.client import TopicRoute
+from spark.client import TopicRoute, Unreachable
 from spark.errors import ReadFailed
 from spark.options import parse_read_options
 from spark.plan import ArchivedLog, LogRange, PlanRefused, QueueEnds, QueueRange
@@ -94,7 +94,7 @@ class Group:
     def planned(self, *ranges: QueueRange, found: Survey | None = None, **given: str) -> LogRange:
         part = LogRange("T", "", "a", ranges, ("leader:1",))
         options = parse_read_options({"namesrv": "n:1", "subscribe": "T", "readMode": "archive"} | given, "batch")
-        with ArchivePlan(options, self.open) as plan:
+        with ArchivePlan(options, self.open, clock=lambda: self.now, sleep=self.sleep) as plan:
             [planned] = plan.planned([part], found or self.survey)
         return planned
 
@@ -212,7 +212,35 @@ def test_store_that_fails_at_planning_is_named_or_brokers_are_read(group: Group)
 
 def test_group_without_an_archive_is_refused_with_the_remedy(group: Group) -> None:
     with pytest.raises(PlanRefused, match=r"archive_url.*readMode=bulk"):
+        group.planned(*WHOLE, found=group.survey._replace(archives={("T", "a"): None}))
+
+
+def test_group_that_does_not_answer_is_named(group: Group) -> None:
+    with pytest.raises(Unreachable, match="no replica told how much of topic 'T' is archived"):
         group.planned(*WHOLE, found=group.survey._replace(archives={}))
+
+
+def test_planning_waits_for_a_store_that_comes_back(group: Group) -> None:
+    expected = group.planned(*WHOLE)
+    requests = 0
+
+    def in_trouble(operation: str, name: str) -> None:
+        nonlocal requests
+        requests += 1
+        if requests in (1, 3):
+            raise StoreFailed(name, operation, "503 SlowDown")
+
+    group.home.bucket.before = in_trouble
+    assert group.planned(*WHOLE) == expected
+    assert 0 < group.now < 1
+    group.home.bucket.before = lambda operation, name: in_trouble_for_good(name, operation)
+    with pytest.raises(ReadFailed, match="503 SlowDown"):
+        group.planned(*WHOLE, readDeadline="5s")
+    assert 4 < group.now < 6
+
+
+def in_trouble_for_good(name: str, operation: str) -> None:
+    raise StoreFailed(name, operation, "503 SlowDown")
 
 
 def test_endpoint_of_the_query_replaces_that_of_brokers(group: Group) -> None:

@@ -15,7 +15,7 @@ from spark.errors import DataLoss
 from spark.micro_batches import ClusterChanged
 from spark.option_table import QueueName
 from spark.options import Subscription, parse_read_options
-from spark.plan import PlanRefused, QueueEnds, QueueRange
+from spark.plan import ArchivedLog, PlanRefused, QueueEnds, QueueRange
 from spark.positions import Position
 from spark.stream_progress import StreamProgress
 from spark.survey import Survey, Surveyor
@@ -63,6 +63,7 @@ class Cluster(Surveyor):
         self.open_lines = 0
         self.group_offsets: list[tuple[str, int, int]] = []
         self.refuses_offsets = False
+        self.tells_archives = 0
 
     def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
         self.surveys += 1
@@ -72,7 +73,12 @@ class Cluster(Surveyor):
         if strict and not self.ends:
             raise PlanRefused("the topic 'T' does not exist")
         route = TopicRoute({"a": 2}, {"a": ADDRESSES}, self.name, {"a": 2})
-        return Survey({"T": route} if self.ends else {}, dict(self.ends))
+        return Survey({topic: route for topic, _, _ in self.ends}, dict(self.ends))
+
+    def detailed(self, found: Survey) -> Survey:
+        self.tells_archives -= 1
+        archive = ArchivedLog("s3://bucket", None, "c", 4096, (0, 0, 0, 0))
+        return found._replace(archives={} if self.tells_archives >= 0 else {(t, "a"): archive for t, _, _ in self.ends})
 
     def by_time(self, found: Survey, times: Mapping[QueueName, int]) -> dict[QueueName, int | None]:
         return dict.fromkeys(times, 3)
@@ -482,3 +488,30 @@ def test_name_servers_are_asked_at_once_when_something_is_missed() -> None:
     routes_asked = cluster.routes_asked
     progress.latest(start, is_limited=False)
     assert cluster.routes_asked == routes_asked + 1
+
+
+def test_stream_of_the_archive_asks_again_for_a_topic_that_is_new() -> None:
+    cluster = Cluster()
+    progress = cluster.progress(readMode="archive")
+    begin = progress.beginning()
+    end = progress.latest(begin, is_limited=False)
+    assert len(progress.partitions(begin, end)) == 1
+    cluster.ends["U", "a", 0] = QueueEnds(0, 5)
+    cluster.later()
+    newer = progress.latest(end, is_limited=False)
+    assert [part.topic for part in progress.partitions(end, newer)] == ["U"]
+
+
+def test_stream_of_the_archive_waits_for_a_replica_that_answers() -> None:
+    cluster = Cluster()
+    progress = cluster.progress(readMode="archive")
+    begin = progress.beginning()
+    end = progress.latest(begin, is_limited=False)
+    cluster.tells_archives = 4
+    assert len(progress.partitions(begin, end)) == 1
+    assert 0 < cluster.now < 1
+    again = cluster.progress(readMode="archive", readDeadline="5s")
+    cluster.tells_archives = 1000
+    with pytest.raises(Unreachable, match="no replica told how much of topic 'T' is archived"):
+        again.partitions(begin, end)
+    assert 4 < cluster.now < 7
