@@ -474,6 +474,11 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
             directory, log=bounds, incoming=str(settings.log_dir / SNAPSHOT_NAME), is_refilled=derives_again
         )
         segment_log.set_note(REFILLED, None)
+        if not settings.has_tiers and QUEUES_FROM in segment_log.notes:
+            note_gap(directory)
+        note_queues_from(segment_log, has_tiers=settings.has_tiers, is_fresh=opened.is_fresh)
+        if settings.has_tiers and opened.is_fresh:
+            begin_to_note_floors(directory, opened.queues)
     except StoreLost as error:
         raise StartRefused(str(error)) from error
     except OSError as error:
@@ -482,11 +487,6 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
         log.info("log_refilled", first_index=segment_log.first_index, base_pos=segment_log.base_pos)
     if opened.rebuild_reason is not None:
         log.warning("queues_rebuilt", reason=opened.rebuild_reason)
-    if not settings.has_tiers and QUEUES_FROM in segment_log.notes:
-        note_gap(directory)
-    note_queues_from(segment_log, has_tiers=settings.has_tiers, is_fresh=opened.is_fresh)
-    if settings.has_tiers and opened.is_fresh:
-        begin_to_note_floors(directory, opened.queues)
     if QUEUES_FROM not in segment_log.notes:  # otherwise older messages may be in the archive
         while opened.queues.expire_some(PhysicalOffset(segment_log.base_pos)):
             pass

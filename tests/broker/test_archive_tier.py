@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from mq.broker import server
 from mq.broker.archive.access import CACHE_DIRECTORY
 from mq.broker.base.archive_tier import QUEUES_FROM
+from mq.broker.security import StartRefused
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.store.checkpoint import CHECKPOINT_NAME
-from mq.store.queue_floors import FLOORS_NAME
+from mq.store.queue_floors import FLOORS_NAME, GAP_NAME
 from raftlog.segment import REFILLED
 from tests.support.archiving_brokers import LIMITS, settings
 from tests.support.object_storage import ENVIRONMENT, ObjectStorage, object_storage
@@ -306,3 +310,25 @@ async def test_power_cut_while_the_archive_is_off_hides_no_messages(tmp_path: Pa
             await refilled(client)
             assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
             assert await everything(client) == [body(number) for number in range(COUNT)]
+
+
+@pytest.mark.parametrize("name", [GAP_NAME, FLOORS_NAME])
+async def test_full_disk_refuses_the_start_with_the_file(
+    tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    given = settings(storage)
+    async with running(tmp_path, limits=LIMITS, **given) as broker:
+        await broker.connect()
+    if name == GAP_NAME:
+        given = {key: value for key, value in given.items() if not key.startswith(("archive_", "local_"))}
+    else:
+        (tmp_path / CHECKPOINT_NAME).unlink()
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / name))
+
+    monkeypatch.setattr(server, {GAP_NAME: "note_gap", FLOORS_NAME: "begin_to_note_floors"}[name], full)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running(tmp_path, limits=LIMITS, **given):
+            pass
+    assert caught.group_contains(StartRefused, match=f"{name}: No space left on device")
