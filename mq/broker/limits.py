@@ -260,11 +260,15 @@ class ArchiveLimits:
     """Interval at which such readers are looked for."""
     read_retry_seconds: float = 1.0
     """What could not be read is not tried again for this long."""
-    key_searches_max: int = 4
-    """Searches of the archive by key under way, also those that nobody waits for any more."""
+    key_searches_max: int = 2
+    """Searches of the archive by key under way, also those that nobody waits for any more: fewer than ``read_threads``,
+    which consumers need.
+    """
     key_search_seconds: float = 3.0
     key_search_bytes: int = 64 * 1024 * 1024
     """What one of them may take and read: some sixty messages that are far from each other."""
+    index_retry_seconds: float = 60.0
+    """No part is copied for so long after one could not be copied or indexed."""
     refill_look_seconds: float = 0.1
     """Interval at which a replica looks whether its queues lack entries of archived messages."""
     read_blocks_max: int = 131_072

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 import trio
 
@@ -24,9 +23,6 @@ from mq.store.key_index.job import IndexJob
 from mq.store.key_index.record_keys import Damaged
 from mq.store.key_index.search import KeyQuery, SearchResult
 from raftlog import SegmentError
-
-RETRY_SECONDS: Final = 60.0
-"""After a part of the archive could not be copied."""
 
 
 @dataclass(slots=True)
@@ -73,6 +69,8 @@ class ArchivedKeys:
             return records.nbytes >= limits.key_search_bytes or self._clock() >= deadline
 
         search = self._index.search_archived(query, records.read, is_over)
+        # Files that are built while it runs are not searched.
+        is_whole = not self._tier.lacks_older and self._index.archived_missing(self._end) == 0
         outcome: list[SearchResult | Exception] = []
         done = trio.Event()
 
@@ -96,16 +94,16 @@ class ArchivedKeys:
             return Found(missing=f"the archive did not answer within {limits.key_search_seconds:g} s; try again later")
         if isinstance(result := outcome[0], Exception):
             return Found(missing=f"the archive cannot be read now: {result}")
-        return self._found(result)
+        return self._found(result, is_whole=is_whole)
 
-    def _found(self, result: SearchResult) -> Found:
+    def _found(self, result: SearchResult, *, is_whole: bool) -> Found:
         for path, fault in zip(result.damaged, result.faults, strict=True):
             self._log.warning("key_index_damaged", path=path, reason=fault)
             self._index.discard(path)
         missing = ""
         if not result.is_complete:
             missing = "the archive was searched in part only; try again with a shorter time"
-        elif self._tier.lacks_older or self._index.archived_missing(self._end):
+        elif not is_whole:
             missing = "this replica has not indexed all of the archive yet; try again later"
         return Found(result.records, missing)
 
@@ -121,13 +119,15 @@ class ArchivedKeys:
             self.has_messages
             and not self._index.is_suspended
             and self._clock() >= self._copy_at
-            and self._index.archived_missing(self._end) > 0
+            and self._index.archived_jobs(self._end) > 0
         )
 
     async def copy_next(self) -> IndexJob | None:
         """Copy the newest part without an index file; the job to index it. None if that is not possible now."""
         await trio.lowlevel.checkpoint()
-        part, behind = next(self._index.unindexed_archived(self._end))
+        if (found := next(self._index.unindexed_archived(self._end), None)) is None:
+            return None
+        part, behind = found
         path, fetch = self._index.copy_path_of(part), self._access.fetch
         outcome: list[tuple[int, int] | Exception] = []
         done = trio.Event()
@@ -145,7 +145,7 @@ class ArchivedKeys:
         self._access.in_background(job)
         await done.wait()
         if isinstance(result := outcome[0], Exception):
-            self._copy_at = self._clock() + RETRY_SECONDS
+            self._copy_at = self._clock() + self._limits.index_retry_seconds
             self._log.warning("key_index_failed", path=path, reason=str(result))
             return None
         begin, end = result
@@ -153,7 +153,11 @@ class ArchivedKeys:
             self._copy_at = self._clock() + (end - begin) / rate
         return self._index.copied_job(part, begin, end)
 
-    def indexed(self, job: IndexJob) -> None:
-        """The copy for a job is not needed any more. Raises OSError."""
+    def indexed(self, job: IndexJob, *, is_made: bool) -> None:
+        """The copy for a job is not needed any more. If no file was made of it, the next part waits: what is wrong may
+        be wrong for all of them, and each copy costs. Raises OSError.
+        """
+        if not is_made:
+            self._copy_at = self._clock() + self._limits.index_retry_seconds
         with suppress(FileNotFoundError):
             os.unlink(job.segment)

@@ -168,7 +168,9 @@ class KeyQueries(Service):
             assert self._archived is not None, "an archive is searched that is not there"
             rest = replace(query, count_max=query.count_max - len(result.records))
             found = await self._archived.find(rest)
-            result.records = self._served(call.request.ext.topic, found.records) + result.records
+            # The local log may have had some of them a moment ago.
+            older = [each for each in found.records if each not in result.records]
+            result.records = self._served(call.request.ext.topic, older) + result.records
             self._answer(waiting, result, found.missing)
             self._wake()
         except Exception as error:
@@ -280,13 +282,14 @@ class KeyQueries(Service):
                         idle_since = self._clock()
                     elif self._archived is not None and self._lacks_archived():
                         if (copied := await self._archived.copy_next()) is not None:
-                            await self._make_file(copied, builder.stdin, builder.stdout)
-                            self._archived.indexed(copied)
+                            is_made = await self._make_file(copied, builder.stdin, builder.stdout)
+                            self._archived.indexed(copied, is_made=is_made)
                         idle_since = self._clock()
                     else:
                         await trio.sleep(self._index_seconds)
 
-    async def _make_file(self, job: IndexJob, jobs: trio.abc.SendStream, results: trio.abc.ReceiveStream) -> None:
+    async def _make_file(self, job: IndexJob, jobs: trio.abc.SendStream, results: trio.abc.ReceiveStream) -> bool:
+        """Whether the file was built."""
         await trio.lowlevel.checkpoint()
         answer = b""
         with suppress(trio.BrokenResourceError):
@@ -299,11 +302,12 @@ class KeyQueries(Service):
             result = IndexResult(job.target, "the index builder process has ended")
         if result.failure is None:
             self._index.made(job.target)
-            return
+            return True
         self._index.failed(job.target)
         self._log.warning("key_index_failed", path=job.target, reason=result.failure)
         if result.damaged_at is not None and not job.is_copy:
             await this_machine().in_thread(partial(self._index.report_damage, result.damaged_at))
+        return False
 
 
 async def _kill(builder: trio.Process) -> None:

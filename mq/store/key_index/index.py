@@ -113,10 +113,12 @@ class KeyIndex:
         return jobs
 
     def suspend(self, is_full: bool) -> None:
-        """On a full disk remove all files, and build none until it is called with False."""
+        """On a full disk remove all files that can be built from the local log again, and build none until it is called
+        with False. Those of archived parts stay: each would cost as much of the archive as it is about.
+        """
         self.is_suspended = is_full
         if is_full:
-            for part in self.parts:
+            for part in self.parts[self._indexed.bisect_left(self._base_pos) :]:
                 self.discard(self.path_of(part))
 
     def made(self, path: str) -> None:
@@ -174,12 +176,18 @@ class KeyIndex:
         have: int = self._indexed.bisect_left(stop)
         return max(0, stop - self._begin) // self._segment_bytes * shares - have
 
+    def archived_jobs(self, end: int) -> int:
+        """How many of these parts have not failed: there is something to copy."""
+        stop = min(end, self._base_pos)
+        failed = sum(self._begin <= part < stop and part not in self._indexed for part in self._failed)
+        return self.archived_missing(end) - failed
+
     def unindexed_archived(self, end: int) -> Iterator[tuple[int, int]]:
         """These parts, newest first: where each begins, and where the next one does."""
         size = self._segment_bytes
         for start in range(min(end, self._base_pos) - size, self._begin - 1, -size):
             for part in reversed([*self._parts_from(start, start + size)]):
-                if part not in self._indexed:
+                if part not in self._indexed and part not in self._failed:
                     yield part, self._behind(part)
 
     def copied_job(self, part: int, begin: int, end: int) -> IndexJob:
@@ -193,8 +201,9 @@ class KeyIndex:
 
     def search_archived(self, query: KeyQuery, read: Read, is_over: Callable[[], bool]) -> KeySearch:
         """A search of the parts that only the archive has, as far as they have files, for a thread that may wait for
-        the archive. ``read`` reads that; only records of which a file has the hash are read.
+        the archive. ``read`` reads that; only records of which a file has the hash are read. Raises OSError.
         """
+        self.expire()  # the search of the local log did not find what was deleted meanwhile
         return KeySearch(
             query=query,
             read=read,

@@ -112,6 +112,8 @@ def records_in(data: bytes, at: int, end: int) -> Iterator[KeyedRecord]:
                 (store_ms,) = _I64.unpack_from(data, at + 68)
             if sys_flag & STORE_HOST_IPV6:
                 body_at += 12
+            if body_at > end:
+                raise Damaged(at, f"{end - at} bytes are not a record with such hosts")
             (body_length,) = _I32.unpack_from(data, body_at - 4)
         topic_at = body_at + body_length + 1
         stop = at + size

@@ -136,9 +136,17 @@ class _Run:
             finally:
                 file.close()
         except (KeyFileDamaged, OSError) as error:
-            self._result.is_complete = False
-            self._result.damaged.append(path)
-            self._result.faults.append(str(error))
+            self._is_damaged(path, str(error))
+        except Damaged as error:
+            if self._search.checks_files:
+                raise
+            # What the archive returns is verified, so the file is about another log.
+            self._is_damaged(path, f"{path}: it names a place without a record: {error}")
+
+    def _is_damaged(self, path: str, fault: str) -> None:
+        self._result.is_complete = False
+        self._result.damaged.append(path)
+        self._result.faults.append(fault)
 
     def _search_keys(self, file: KeyFile) -> None:
         read, scope, query = self._search.read, file.scope, self._query
@@ -152,10 +160,13 @@ class _Run:
                 continue  # two keys of one record with the same hash
             before = place
             self._candidates += 1
-            (size,) = _SIZE.unpack(read(place, _SIZE.size))
+            head = read(place, _SIZE.size)
+            size = _SIZE.unpack(head)[0] if len(head) == _SIZE.size else 0
             if not FIXED <= size <= scope.end - place:
                 raise Damaged(0, f"a record of {size} bytes at {place}")
             data = read(place, size)
+            if len(data) < size:
+                raise Damaged(0, f"{len(data)} bytes of a record of {size} bytes at {place}")
             self._take_wanted(data, records_in(data, 0, size))
             if self._is_done():
                 return

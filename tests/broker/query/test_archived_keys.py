@@ -11,11 +11,16 @@ from typing import Any
 
 import pytest
 
+from mq.broker.query import archived_keys
+from mq.broker.query.archived_keys import ArchivedKeys, Found
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.store.key_index.archived_parts import Fetch, copy_part
+from mq.store.key_index.index import KeyIndex
+from mq.store.key_index.search import KeyQuery, KeySearch, SearchResult
 from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
-from tests.support.running_broker import Answer, Client, limited, properties, running, send_ext
+from tests.support.running_broker import Answer, Client, limited, note_brokers, properties, running, send_ext
 from tests.support.short_logs import COUNT, MIB, SMALL, body
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.trio
 
@@ -46,10 +51,10 @@ def settings(storage: ObjectStorage) -> dict[str, Any]:
     }
 
 
-async def fill(client: Client) -> None:
+async def fill(client: Client, first: int = 0) -> None:
     """COUNT messages, each with a key of its own and one in common."""
     assert (await client.create_topic("T", 1)).code == 0
-    for start in range(0, COUNT, 20):
+    for start in range(first, first + COUNT, 20):
         frames = [
             client.frame(
                 RequestCode.SEND_MESSAGE_V2,
@@ -166,3 +171,86 @@ async def test_stuck_store_delays_no_query_for_local_messages(tmp_path: Path, st
         assert any("did not answer within" in str(each.remark) for each in refused)
         assert any("are under way; try again" in str(each.remark) for each in refused)
         answers.set()
+
+
+async def test_part_that_cannot_be_indexed_is_copied_once(
+    tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client = await broker.connect()
+        await fill(client)
+        await shortened(client)
+    shutil.rmtree(tmp_path / "index")
+    copied: list[int] = []
+
+    def first_one_is_no_log(fetch: Fetch, part: int, behind: int, path: str) -> tuple[int, int]:
+        copied.append(part)
+        begin, end = copy_part(fetch, part, behind, path)
+        if part == copied[0]:
+            Path(path).write_bytes(bytes(end - begin))
+        return begin, end
+
+    monkeypatch.setattr(archived_keys, "copy_part", first_one_is_no_log)
+    limits = replace(LIMITS, archive=replace(LIMITS.archive, index_retry_seconds=0.01))
+    brokers = note_brokers(monkeypatch)
+    async with running(tmp_path, limits=limits, **settings(storage)) as broker:
+        client = await broker.connect()
+        await found(client, "order3", [3])
+        keys = brokers[0].services.keys._archived
+        assert keys is not None
+        await until(lambda: not keys.lacks_files())
+        assert copied.count(copied[0]) == 1
+        assert await keys.copy_next() is None, "nothing else is missing"
+        absent = await ask(client, "order-that-nobody-sent")
+        assert absent.code == ResponseCode.SYSTEM_BUSY, absent
+        assert "has not indexed all of the archive" in str(absent.remark)
+
+
+async def test_message_whose_file_goes_during_a_query_is_found_once(
+    tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
+        client, other = await broker.connect(), await broker.connect()
+        await fill(client)
+        await shortened(client)
+        last = int((await client.info())["raftmq.lastIndex"])
+        find = ArchivedKeys.find
+
+        async def later(keys: ArchivedKeys, query: KeyQuery) -> Found:
+            await fill(other, first=COUNT)
+            await other.wait_for(lambda info: int(info["raftmq.baseIndex"]) >= last)
+            await until(lambda: keys._index.archived_missing(keys._end) == 0)
+            return await find(keys, query)
+
+        monkeypatch.setattr(ArchivedKeys, "find", later)
+        assert numbers(await ask(client, f"order{COUNT - 1}")) == [COUNT - 1]
+
+
+async def test_index_that_is_built_during_a_search_hides_no_message(
+    tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = replace(LIMITS, archive=replace(LIMITS.archive, key_search_seconds=60))
+    async with running(tmp_path, limits=limits, **settings(storage)) as broker:
+        client = await broker.connect()
+        await fill(client)
+        await shortened(client)
+    shutil.rmtree(tmp_path / "index")
+    search_archived = KeyIndex.search_archived
+
+    class Late:
+        """A search that runs only when all files are there."""
+
+        def __init__(self, index: KeyIndex, search: KeySearch) -> None:
+            self._index = index
+            self._search = search
+
+        def run(self) -> SearchResult:
+            wait_until(lambda: self._index.archived_missing(2**62) == 0)
+            return self._search.run()
+
+    monkeypatch.setattr(KeyIndex, "search_archived", lambda index, *given: Late(index, search_archived(index, *given)))
+    async with running(tmp_path, limits=limits, **settings(storage)) as broker:
+        client = await broker.connect()
+        early = await ask(client, "order3")
+        assert early.code == ResponseCode.SYSTEM_BUSY, early
+        await found(client, "order3", [3])

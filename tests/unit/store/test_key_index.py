@@ -17,7 +17,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mq.protocol.messages.records import PREPARED, ROLLBACK, encode_host, encode_record
+from mq.protocol.messages.records import (
+    BORN_HOST_IPV6,
+    FIXED,
+    PREPARED,
+    ROLLBACK,
+    STORE_HOST_IPV6,
+    encode_host,
+    encode_record,
+)
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.key_index.builder import Pace
 from mq.store.key_index.file import KeyFile, KeyFileDamaged
@@ -26,7 +34,7 @@ from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.key_file_build import build_key_file
 from mq.store.key_index.key_table import PADDING, hashes, mixed
 from mq.store.key_index.limits import DEFAULT, KeyIndexLimits
-from mq.store.key_index.record_keys import Damaged, key_hash, text_hash
+from mq.store.key_index.record_keys import Damaged, key_hash, records_in, text_hash
 from mq.store.key_index.search import KeyQuery, SearchResult
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, HEADER_BYTES, NORMAL, FrameCorrupt, SegmentLog, StorageCorrupt, frame
@@ -350,6 +358,80 @@ def test_files_go_with_the_log(home: Home) -> None:
     again = home.reopened()
     assert list(again.parts) == list(home.index.parts)
     assert len(os.listdir(home.directory)) == len(again.parts)
+
+
+def kept_behind_the_log(home: Home) -> bytes:
+    """Let the log begin two files later, with an index that keeps their files; returns what the log had."""
+    data = home.log.read_range(0, 3 * SEGMENT_BYTES)
+    home.index = KeyIndex(home.directory, home.log, lambda: LogIndex(home.applied), home.limits, kept_from=lambda: 0)
+    home.make()
+    home.log.drop_prefix(2 * SEGMENT_BYTES, b"", home.log.last_index)
+    home.home.submit(home.log)
+    return data
+
+
+def search_archived(home: Home, key: str, data: bytes) -> SearchResult:
+    search = home.index.search_archived(wanted(key), lambda pos, nbytes: data[pos : pos + nbytes], lambda: False)
+    return search.run()
+
+
+def test_file_deleted_after_the_local_search_is_searched_in_the_archive(home: Home) -> None:
+    fill(home)
+    data = kept_behind_the_log(home)
+    assert search_archived(home, "U1", data).records == home.expected(wanted("U1")) != []
+
+
+def test_full_disk_costs_no_files_of_archived_parts(home: Home) -> None:
+    fill(home)
+    kept_behind_the_log(home)
+    home.index.expire()
+    home.index.suspend(True)
+    assert home.index.parts == (0, SEGMENT_BYTES)
+    assert sorted(os.listdir(home.directory)) == [os.path.basename(home.index.path_of(p)) for p in home.index.parts]
+    home.index.suspend(False)
+    assert home.make() > 0
+
+
+def test_archived_part_that_failed_is_not_copied_again_at_once(home: Home) -> None:
+    fill(home)
+    kept_behind_the_log(home)
+    home.index.expire()
+    end = 2 * SEGMENT_BYTES
+    assert (home.index.archived_missing(end), home.index.archived_jobs(end)) == (0, 0)
+    for part in (0, SEGMENT_BYTES):
+        home.index.discard(home.index.path_of(part))
+    home.index.failed(home.index.path_of(SEGMENT_BYTES))
+    assert (home.index.archived_missing(end), home.index.archived_jobs(end)) == (2, 1)
+    assert [part for part, _ in home.index.unindexed_archived(end)] == [0]
+    home.index.retry()
+    assert [part for part, _ in home.index.unindexed_archived(end)] == [SEGMENT_BYTES, 0]
+
+
+@pytest.mark.parametrize("nbytes", [None, 0, 2, 100], ids=["whole", "nothing", "no-size", "no-record"])
+def test_file_of_an_archived_part_about_another_log_is_found_out(tmp_path: Path, nbytes: int | None) -> None:
+    one, other = Home(str(tmp_path / "1")), Home(str(tmp_path / "2"))
+    fill(one)
+    other.put(Sent(unique="other"))
+    fill(other)
+    other.make()
+    data = kept_behind_the_log(one)
+    path = one.index.path_of(0)
+    if nbytes is None:
+        os.replace(other.index.path_of(0), path)
+
+    def read(pos: int, size: int) -> bytes:
+        return data[pos : pos + size][:nbytes]
+
+    found = one.index.search_archived(wanted("U1"), read, lambda: False).run()
+    assert (found.damaged, found.is_complete, found.records) == ([path], False, [])
+    assert "a place without a record" in found.faults[0]
+
+
+def test_record_without_room_for_its_hosts_is_refused() -> None:
+    record = bytearray(FIXED)
+    record[36:40] = (BORN_HOST_IPV6 | STORE_HOST_IPV6).to_bytes(4, "big")
+    with pytest.raises(Damaged, match="not a record with such hosts"):
+        list(records_in(bytes(record), 0, FIXED))
 
 
 def test_what_failed_waits_until_it_is_tried_again(home: Home) -> None:
