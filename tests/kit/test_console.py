@@ -446,6 +446,22 @@ def test_where_failures_are_hidden_a_search_does_not_find_them(kit: SyncKit) -> 
     run(main, kit, hide_bodies=True)
 
 
+def test_where_failures_are_hidden_none_is_sent_again_by_them(kit: SyncKit) -> None:
+    """It would send all of them: what is hidden chooses nothing."""
+
+    async def main(browser: Browser) -> None:
+        page = await browser.get("/dead-letters?group=mail&all=yes&why=no+such+address")
+        assert "all that match" not in page.content
+        assert 'name="why"' not in page.content
+        form = {"group": "mail", "which": "matching", "why": "something else", "all": "yes"}
+        for key in ("", "k3"):
+            answer = await browser.post("/requeue", form | {"key": key})
+            assert (answer.status, "reasons are hidden" in answer.text) == (400, True)
+        assert "all that match" in (await browser.get("/dead-letters?group=mail&all=yes&key=k3&why=x")).content
+
+    run(main, kit, hide_bodies=True, allow_changes=True)
+
+
 def test_an_open_page_shows_what_changes(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         await browser.get("/")

@@ -12,8 +12,9 @@ import structlog
 import trio
 
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
-from mq.console import tails
+from mq.console import tails, watch
 from mq.console.tails import Followed, TailLimits, Tails
+from mq.inspection.cluster import GroupStatus
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit, running_kit
 from tests.support.console_browser import HOSTILE, Browser, count_requests, run
@@ -105,6 +106,22 @@ def test_a_message_that_is_not_there_is_explained(kit: SyncKit) -> None:
             assert words in (await browser.get(f"/messages?topic=Letters&by={by}&value=nope")).content
         assert words not in (await browser.get("/messages?topic=Letters&by=key&value=l1")).content
         assert words not in (await browser.get("/messages?topic=Letters&by=key&value=")).content
+
+    run(main, kit)
+
+
+def test_a_message_may_be_in_a_broker_group_without_a_leader(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def without(admin: object) -> list[GroupStatus]:
+        del admin
+        return [GroupStatus("c", "broker-b", None, None, ())]
+
+    monkeypatch.setattr(watch, "ask_brokers", without)
+
+    async def main(browser: Browser) -> None:
+        for more in ("", "&by=key&value=nope"):
+            page = await browser.get(f"/messages?topic=Letters{more}")
+            assert "This is a part: broker-b without a leader" in page.content
+            assert "This topic has no such message." not in page.content
 
     run(main, kit)
 

@@ -72,7 +72,7 @@ async def letters(visit: Visit) -> Page:
         "is_partial": not is_complete,
         "all": "yes" if everything else "",
         "key": visit.query.get("key", ""),
-        "is_filtered": bool(visit.query.get("key") or visit.query.get("why")),
+        "is_filtered": bool(visit.query.get("key") or (visit.query.get("why") and not visit.settings.hide_bodies)),
         "why": visit.query.get("why", ""),
         "hide_bodies": visit.settings.hide_bodies,
     }
@@ -98,6 +98,8 @@ async def requeue(visit: Visit, form: Form) -> Done:
         key, why = one(form, "key"), one(form, "why")
         if not key and not why:
             raise Refused("nothing says which ones match: choose some, or all")
+        if why and visit.settings.hide_bodies:
+            raise Refused("reasons are hidden on this console, so nothing is chosen by them: choose by key")
         wanted = _matching(visit, key, why)
         everything = one(form, "all") == "yes"
     elif which != "all":

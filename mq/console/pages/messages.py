@@ -95,6 +95,7 @@ async def browse(visit: Visit) -> Page:
                 fault = WITHOUT_SQL
     except (Refused, SubscriptionError, ValueError) as error:
         fault = str(error)
+    fault = fault or await visit.watch.left_out()
     asked = {"topic": topic} | {name: query.get(name, "") for name in CHOICES}
     values = {
         "topic": topic,

@@ -48,7 +48,8 @@ async def remove(visit: Visit, form: Form) -> Done:
     if not removal.was_member:
         said += " It was no member any more."
     if removal.unreached:
-        said += f" {', '.join(removal.unreached)} did not answer: if one of them leads before, it may come back."
+        silent = ", ".join(removal.unreached)
+        said += f" {silent} did not answer: the leader tells them. If one of them is the leader, remove it again."
     return Done(link("/group", name=name), said, f"{member} from {name} for {minutes} minutes: {reason or '-'}")
 
 
