@@ -65,6 +65,7 @@ class ArchivedFiles:
             archive.read(pos, 1)
             return archive
 
+        await trio.lowlevel.checkpoint()
         try:
             self._archive = await trio.to_thread.run_sync(opened, abandon_on_cancel=True)
         except SegmentError as error:
