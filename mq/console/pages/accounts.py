@@ -63,7 +63,7 @@ async def _ask(visit: Visit, part: str = "") -> _Known:
     try:
         users, policies = await unless_unknown(looking.users(part)), await unless_unknown(looking.policies(part))
     except BrokerError as error:
-        if error.code == ResponseCode.NO_PERMISSION or not await visit.watch.is_stock():
+        if error.code == ResponseCode.NO_PERMISSION or not await visit.watch.is_stock():  # noqa: ASYNC120 - a cancellation comes first
             raise
         said.append(f"Brokers of Apache RocketMQ tell no users while they authenticate nobody: {error}")
     else:
