@@ -45,7 +45,8 @@ class ArchivePlan:
         self._open = open_archive
         self._clock = clock
         self._sleep = sleep
-        self._opened: dict[tuple[str, str | None], TopicBlocks] = {}
+        self._opened: dict[ArchivedLog, TopicBlocks] = {}
+        """Without the ends, which move on."""
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +129,7 @@ class ArchivePlan:
         return archive
 
     def _blocks(self, archive: ArchivedLog) -> TopicBlocks:
-        key = archive.url, archive.endpoint_url
+        key = archive._replace(end=(0, 0, 0, 0))
         if key not in self._opened:
             self._opened[key] = self._open(archive, self._options.fetch_timeout_ms / 1000)
         return self._opened[key]

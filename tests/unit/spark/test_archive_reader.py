@@ -260,3 +260,14 @@ def test_brokers_say_what_the_archive_has_deleted(group: Group) -> None:
     group.home.bucket.before = gone
     assert rows(reader) == []
     assert reader.left_to_brokers == {each.queue_id: each for each in WHOLE}
+
+
+def test_group_that_was_created_again_is_not_taken_for_the_former_one(group: Group) -> None:
+    options = parse_read_options({"namesrv": "n:1", "subscribe": "T", "readMode": "archive"}, "batch")
+    part = LogRange("T", "", "a", WHOLE, ("leader:1",))
+    former = group.survey._replace(archives={("T", "a"): group.archive._replace(log_identity="former")})
+    with ArchivePlan(options, group.open, clock=lambda: group.now, sleep=group.sleep) as plan:
+        with pytest.raises(ReadFailed, match="it is of the log c .* this is former"):
+            plan.planned([part], former)
+        [planned] = plan.planned([part], group.survey)
+    assert planned.archived is not None
