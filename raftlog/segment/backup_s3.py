@@ -180,6 +180,7 @@ class S3Store:
 
     def _ranged(self, name: str, length: int, offset: int) -> bytes:
         from botocore.exceptions import BotoCoreError, ClientError
+        from urllib3.exceptions import HTTPError
 
         with _Failures(self.path(name), "reading it"):
             for attempt in range(1, READ_ATTEMPTS + 1):
@@ -196,7 +197,7 @@ class S3Store:
                 try:
                     content: bytes = answer["Body"].read()
                     return content
-                except BotoCoreError:
+                except (BotoCoreError, HTTPError):
                     if attempt == READ_ATTEMPTS:
                         raise
         raise AssertionError("unreachable")
@@ -287,13 +288,15 @@ class _Failures:
             return
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
+        from urllib3.exceptions import HTTPError
 
         if isinstance(error, ClientError):
             if _code(error) in _MISSING:
                 raise NotStored(self._path) from error
             said = error.response.get("Error", {})
             raise StoreFailed(self._path, self._operation, f"{_code(error)}: {said.get('Message', '')}") from error
-        if isinstance(error, BotoCoreError | Boto3Error):
+        # While a body is read, botocore passes on errors of TLS as they are.
+        if isinstance(error, BotoCoreError | Boto3Error | HTTPError):
             raise StoreFailed(self._path, self._operation, _SECRET_IN_URL.sub("//", str(error))) from error
 
 

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
+from urllib3 import HTTPResponse
+from urllib3.exceptions import SSLError
 
 from mq.cli.app import app
 from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
 from raftlog.segment import backup_s3
 from raftlog.segment.backup import BackupTarget
 from raftlog.segment.backup_s3 import open_s3
-from raftlog.segment.backup_store import BackupRefused
+from raftlog.segment.backup_store import BackupRefused, StoreFailed
 from raftlog.segment.disk import ReadOnlyDisk
 from raftlog.segment.running_log import RunningLog
 from tests.support.object_storage import BUCKET, SECRET_KEY, ObjectStorage
@@ -310,3 +312,31 @@ def test_checksums_of_whole_objects_do_not_spoil_reads_of_ranges(storage: Object
     """Some services name them for a range, too; what is read is verified otherwise."""
     config = open_s3(TARGET, storage.url)._client.meta.config
     assert config.response_checksum_validation == "when_required"
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_broken_tls_while_content_is_read_is_a_failure_of_the_store(
+    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    store = open_s3(TARGET, storage.url)
+    store.load_manifest()
+    store.replace_manifest(b"one")
+    store.write("log/a", [b"0123456789"])
+    read = HTTPResponse.read
+    left = times
+
+    def broken(response: HTTPResponse, *given: Any, **named: Any) -> bytes:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise SSLError("[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC] decryption failed or bad record mac")
+        return read(response, *given, **named)
+
+    monkeypatch.setattr(HTTPResponse, "read", broken)
+    if times == 1:
+        assert store.read_range("log/a", 4, 3) == b"3456"
+        return
+    with pytest.raises(StoreFailed, match="bad record mac"):
+        store.read_range("log/a", 4, 3)
+    with pytest.raises(StoreFailed, match="bad record mac"):
+        store.load_manifest()
