@@ -267,7 +267,7 @@ def test_group_that_was_created_again_is_not_taken_for_the_former_one(group: Gro
     part = LogRange("T", "", "a", WHOLE, ("leader:1",))
     former = group.survey._replace(archives={("T", "a"): group.archive._replace(log_identity="former")})
     with ArchivePlan(options, group.open, clock=lambda: group.now, sleep=group.sleep) as plan:
-        with pytest.raises(ReadFailed, match="it is of the log c .* this is former"):
+        with pytest.raises(ReadFailed, match=r"it is of the log c .* this is former"):
             plan.planned([part], former)
         [planned] = plan.planned([part], group.survey)
     assert planned.archived is not None
