@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
+from mq.broker.base.added_times import FILE_TIMES
 from mq.broker.base.retention import Retention
 from mq.broker.broker import Broker
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -300,3 +302,20 @@ async def test_a_clock_set_right_between_two_starts_deletes_nothing_early(
             return await base(client) > 0
 
         await until(is_shorter)
+
+
+async def test_an_unreadable_note_of_file_times_does_not_keep_a_broker_from_starting(
+    tmp_path: Path, brokers: list[Broker]
+) -> None:
+    async with running(tmp_path):
+        brokers[0].context.replica.remember(FILE_TIMES, b"of a later release")
+    with capture_logs() as logs:
+        async with running(tmp_path, retention_check_seconds=0.05) as broker:
+            client = await broker.connect()
+            assert (await client.create_topic("T", 1)).code == 0
+
+            def is_replaced() -> bool:
+                return brokers[1].context.replica.log.notes[FILE_TIMES] != b"of a later release"
+
+            await until(is_replaced)
+    assert [line["log_level"] for line in logs if line["event"] == "file_times_unreadable"] == ["warning"]

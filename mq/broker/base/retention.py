@@ -129,12 +129,20 @@ class Retention:
         self._clock = clock
         self._log = log
         self._time: PlausibleTime | None = None
-        self._added = AddedTimes(boot_clock, replica.log.notes.get(FILE_TIMES))
+        self._added = self._added_times(boot_clock)
         self._files = FileTimes(self._stamps, clock, log, self._added)
         self._tight_checks = self._calm_checks = 0
         self._warned = False
         self._is_held = self._is_kept = False
         self.settings_changed(settings)
+
+    def _added_times(self, boot_clock: BootClock) -> AddedTimes:
+        """What earlier processes have noted; nothing if this release cannot read it."""
+        try:
+            return AddedTimes(boot_clock, self._replica.log.notes.get(FILE_TIMES))
+        except msgspec.MsgspecError as error:
+            self._log.warning("file_times_unreadable", error=str(error))
+            return AddedTimes(boot_clock, None)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """Use new settings from now on."""
