@@ -111,7 +111,7 @@ def _at_risk_by_size(
                 Severity.WARNING,
                 _subject(group),
                 f"has not consumed {sum(counts.values()):,} messages of {_queues(counts)} that are among the oldest "
-                f"quarter of what the topic keeps: it keeps {kept:,} bytes (reserve.bytes), and deletes them next",
+                f"quarter of what the topic has: they go first when it has more than {kept:,} bytes (reserve.bytes)",
                 f"consume them, or let the topic keep more: raftmq topic update {topic} --retention-bytes BYTES",
                 "docs/operations.md#keep-messages-of-a-topic-for-less-time",
             )
