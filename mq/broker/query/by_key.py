@@ -93,7 +93,7 @@ class KeyQueries(Service):
     def free_disk(self, is_full: bool) -> None:
         """While the disk is too full, do without index files: searches scan the log, as far as they get in time."""
         if is_full and not self._index.is_suspended:
-            self._log.warning("key_index_removed", reason="the disk is too full", files=len(self._index.parts))
+            self._log.warning("key_index_removed", reason="the disk is too full", files=len(self._index.local_parts))
         self._index.suspend(is_full)
 
     def handle(self, call: Call[QueryMessage]) -> None:

@@ -94,6 +94,11 @@ class KeyIndex:
         """Beginnings of the parts that have a file, ascending."""
         return tuple(self._indexed)
 
+    @property
+    def local_parts(self) -> Sequence[int]:
+        """Those of them that the local log has, which can be built from it again."""
+        return tuple(self._indexed[self._indexed.bisect_left(self._base_pos) :])
+
     def jobs(self) -> list[IndexJob]:
         """Files to build now, newest parts first, without failed ones. Raises SegmentError.
 
@@ -118,7 +123,7 @@ class KeyIndex:
         """
         self.is_suspended = is_full
         if is_full:
-            for part in self.parts[self._indexed.bisect_left(self._base_pos) :]:
+            for part in self.local_parts:
                 self.discard(self.path_of(part))
 
     def made(self, path: str) -> None:
@@ -241,7 +246,7 @@ class KeyIndex:
             read=log.read_range,
             newest=[entry.body for entry in newest if entry.kind == NORMAL],
             unindexed=unindexed,
-            indexed=tuple(self._indexed[self._indexed.bisect_left(self._base_pos) :]),
+            indexed=self.local_parts,
             path_of=self.path_of,
             is_complete=len(chosen) == len(direct),
             is_over=is_over,
