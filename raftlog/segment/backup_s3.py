@@ -33,6 +33,7 @@ READ_ATTEMPTS: Final = 3
 """boto3 retries requests, but not after the content of an answer has begun to arrive."""
 MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
 CONNECT_SECONDS: Final = 10
+_WRITING: Final = "writing it"
 
 _URL = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/(.*))?", re.DOTALL)
 SECRET_IN_URL: Final = "credentials do not belong into it: use AWS_ACCESS_KEY_ID, or a profile"  # noqa: S105 - a reason
@@ -109,7 +110,7 @@ class S3Store:
         condition = {"IfNoneMatch": "*"} if self._etag is None else {"IfMatch": self._etag}
         path = self.path(MANIFEST_NAME)
         try:
-            with _Failures(path, "writing it"):
+            with _Failures(path, _WRITING):
                 try:
                     answer = self._client.put_object(
                         Bucket=self._bucket,
@@ -138,7 +139,7 @@ class S3Store:
         from botocore.exceptions import ClientError
 
         path = self.path(CONDITIONS_NAME)
-        with _Failures(path, "writing it"):
+        with _Failures(path, _WRITING):
             for _ in range(2):
                 try:
                     self._client.put_object(
@@ -158,7 +159,7 @@ class S3Store:
             multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=PARTS_AT_ONCE
         )
         config.max_in_memory_upload_chunks = PARTS_AT_ONCE
-        with _Failures(self.path(name), "writing it"):
+        with _Failures(self.path(name), _WRITING):
             self._client.upload_fileobj(_Stream(pieces), self._bucket, self._prefix + name, Config=config)
 
     def remove(self, name: str) -> None:
@@ -298,6 +299,8 @@ class _Failures:
         # While a body is read, botocore passes on errors of TLS as they are.
         if isinstance(error, BotoCoreError | Boto3Error | HTTPError):
             raise StoreFailed(self._path, self._operation, _SECRET_IN_URL.sub("//", str(error))) from error
+        if isinstance(error, OSError) and self._operation != _WRITING:  # a file with credentials; else of the log
+            raise StoreFailed(self._path, self._operation, str(error)) from error
 
 
 def _code(error: ClientError) -> str:

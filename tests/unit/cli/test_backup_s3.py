@@ -340,3 +340,16 @@ def test_broken_tls_while_content_is_read_is_a_failure_of_the_store(
         store.read_range("log/a", 4, 3)
     with pytest.raises(StoreFailed, match="bad record mac"):
         store.load_manifest()
+
+
+def test_token_file_that_is_missing_is_a_failure_of_the_store(
+    storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/reader")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(StoreFailed, match="token"):
+        open_s3(TARGET, storage.url).read_range("log/a", 4, 3)
+    with pytest.raises(StoreFailed, match="token"):
+        open_s3(TARGET, storage.url).load_manifest()
