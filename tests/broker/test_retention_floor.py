@@ -304,9 +304,7 @@ async def test_a_clock_set_right_between_two_starts_deletes_nothing_early(
         await until(is_shorter)
 
 
-async def test_an_unreadable_note_of_file_times_does_not_keep_a_broker_from_starting(
-    tmp_path: Path, brokers: list[Broker]
-) -> None:
+async def test_an_unreadable_note_of_file_times_does_not_stop_a_start(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path):
         brokers[0].context.replica.remember(FILE_TIMES, b"of a later release")
     with capture_logs() as logs:
