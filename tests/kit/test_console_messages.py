@@ -38,6 +38,7 @@ async def fill(namesrv: str) -> None:
         for number in range(40):
             region = {"region": "eu" if number % 4 == 0 else "us", "amount": str(number)}
             await producer.send(Message("Orders", b"order %d" % number, tags="new", properties=region))
+            await trio.sleep(0.002)  # messages of one millisecond have no order among queues
     async with Producer(namesrv, trace=True) as producer:
         await producer.send(Message("Letters", b"hello", keys=["l1"]))
     consumer = PushConsumer(
