@@ -12,7 +12,7 @@ from mq.broker.setting_groups import StorageSettings
 from mq.inspection.cluster import NEAR_ENTRIES, UNREACHABLE, GroupStatus, ReplicaStatus
 from mq.inspection.findings import Finding, Severity
 from mq.inspection.survey import HOUR_MS, Survey
-from mq.inspection.wording import time_of
+from mq.inspection.wording import different_archive_limits, time_of
 from mq.protocol.access.address_patterns import is_loopback
 from mq.protocol.requests.quotas import Throttled
 
@@ -169,21 +169,6 @@ def _leadership(group: GroupStatus) -> Iterator[Finding]:
                 "start it; a machine that is lost is replaced with raftmq group replace",
                 "docs/operations.md#replace-a-dead-replica",
             )
-
-
-def different_archive_limits(group: GroupStatus) -> str:
-    """How long each replica is set to keep archived messages, in words, if they differ; empty otherwise."""
-    known = {
-        each.node_id: (each.archive_kept_seconds or 0, each.archive_kept_bytes or 0)
-        for each in group.replicas
-        if each.archive_kept_seconds is not None
-    }
-    if len(set(known.values())) < 2:
-        return ""
-    return ", ".join(
-        f"{node}: {f'{seconds / 3600:g} h' if seconds else 'no time'}, {decimal(nbytes) if nbytes else 'no size'}"
-        for node, (seconds, nbytes) in known.items()
-    )
 
 
 def _archive_limits(group: GroupStatus) -> Iterator[Finding]:

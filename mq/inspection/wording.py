@@ -5,6 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 
+from rich.filesize import decimal
+
+from mq.inspection.cluster import GroupStatus
+
 
 def time_of(milliseconds: int | None) -> str | None:
     """Milliseconds since 1970 as a time, ``2026-03-01T09:30:00.000Z``. None for "never": None, 0 or less.
@@ -25,3 +29,18 @@ def some_of(words: Sequence[str], shown_max: int = 5) -> str:
     """The first words and how many more there are: ``a, b and 298 more``."""
     more = len(words) - shown_max
     return ", ".join(words[:shown_max]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def different_archive_limits(group: GroupStatus) -> str:
+    """How long each replica is set to keep archived messages, in words, if they differ; empty otherwise."""
+    known = {
+        each.node_id: (each.archive_kept_seconds or 0, each.archive_kept_bytes or 0)
+        for each in group.replicas
+        if each.archive_kept_seconds is not None
+    }
+    if len(set(known.values())) < 2:
+        return ""
+    return ", ".join(
+        f"{node}: {f'{seconds / 3600:g} h' if seconds else 'no time'}, {decimal(nbytes) if nbytes else 'no size'}"
+        for node, (seconds, nbytes) in known.items()
+    )
