@@ -13,7 +13,7 @@ import pytest
 from chaos.__main__ import main, regressions, simulate_seed
 from chaos.broker_sim.workloads import WORKLOADS
 
-SEEDS = 5  # `make sim` and `make test-nightly` run 200
+SEEDS = 4  # `make sim` and `make test-nightly` run 200
 QUICK_SEEDS = 1
 
 
