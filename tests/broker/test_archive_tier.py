@@ -103,6 +103,7 @@ async def refilled(client: Client) -> None:
     await client.wait_for(lambda info: info["raftmq.archiveRefillBytesLeft"] == "0")
 
 
+@pytest.mark.slow
 async def test_lost_queue_files_come_back_from_the_archive(
     tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ async def test_lost_queue_files_come_back_from_the_archive(
         assert (await client.info())["raftmq.archiveRefilledEntries"] == "0"
 
 
+@pytest.mark.slow
 async def test_unknown_expired_messages_delay_a_refill_until_a_restart(
     tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +162,7 @@ async def test_unknown_expired_messages_delay_a_refill_until_a_restart(
         assert await everything(client) == [body(number) for number in range(COUNT)]
 
 
+@pytest.mark.slow
 async def test_damaged_queue_file_comes_back_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
     async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
         client = await broker.connect()
@@ -212,6 +215,7 @@ def flipped(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [flipped, lambda content: content[: len(content) // 16]], ids=["rot", "torn"])
+@pytest.mark.slow
 async def test_damaged_object_is_not_served(
     tmp_path: Path, storage: ObjectStorage, damage: Callable[[bytes], bytes]
 ) -> None:
@@ -238,6 +242,7 @@ async def test_damaged_object_is_not_served(
         await until(is_served)
 
 
+@pytest.mark.slow
 async def test_nothing_is_deleted_while_the_manifest_is_an_older_one(
     tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +275,7 @@ async def test_nothing_is_deleted_while_the_manifest_is_an_older_one(
         assert (await client.send()).code == 0
 
 
+@pytest.mark.slow
 async def test_popped_messages_come_from_the_archive_and_are_redelivered(
     tmp_path: Path, storage: ObjectStorage
 ) -> None:
@@ -290,6 +296,7 @@ async def test_popped_messages_come_from_the_archive_and_are_redelivered(
         assert found[:2] == [body(0), body(1)]
 
 
+@pytest.mark.slow
 async def test_power_cut_while_the_archive_is_off_hides_no_messages(tmp_path: Path, storage: ObjectStorage) -> None:
     given = settings(storage)
     without = {name: value for name, value in given.items() if not name.startswith(("archive_", "local_"))}

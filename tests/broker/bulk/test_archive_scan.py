@@ -81,6 +81,7 @@ async def served(client: Client) -> int:
     return int((await client.info()).get("raftmq.bulkBytesAsLeader.scan", "0"))
 
 
+@pytest.mark.slow
 async def test_broker_sends_nothing_archived_and_keeps_it_for_the_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ async def test_archived_messages_are_found_by_key(tmp_path: Path, storage: Objec
         assert set(before) <= set((tmp_path / "index").glob("*.hashes"))
 
 
+@pytest.mark.slow
 async def test_lost_index_is_built_again_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
     async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
         client = await broker.connect()
@@ -173,6 +174,7 @@ async def test_stuck_store_delays_no_query_for_local_messages(tmp_path: Path, st
         answers.set()
 
 
+@pytest.mark.slow
 async def test_part_that_cannot_be_indexed_is_copied_once(
     tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +208,7 @@ async def test_part_that_cannot_be_indexed_is_copied_once(
         assert "has not indexed all of the archive" in str(absent.remark)
 
 
+@pytest.mark.slow
 async def test_message_whose_file_goes_during_a_query_is_found_once(
     tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +229,7 @@ async def test_message_whose_file_goes_during_a_query_is_found_once(
         assert numbers(await ask(client, f"order{COUNT - 1}")) == [COUNT - 1]
 
 
+@pytest.mark.slow
 async def test_index_that_is_built_during_a_search_hides_no_message(
     tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

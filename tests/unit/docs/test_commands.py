@@ -258,6 +258,7 @@ def silent() -> Iterator[None]:
 @pytest.mark.process
 @pytest.mark.trio
 @pytest.mark.usefixtures("silent")
+@pytest.mark.slow
 async def test_the_guide_has_every_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in zip(("ACCESS_KEY", "SECRET_KEY", "USER_PASSWORD"), (*ADMIN, "a password"), strict=True):
         monkeypatch.setenv(f"RAFTMQ_{name}", value)
