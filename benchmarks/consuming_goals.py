@@ -10,7 +10,7 @@ from benchmarks.figures import Figure
 
 OWN = "raftmq"
 NATS = ("nats", "nats-2.12", "nats-always")
-DURABLE = ("rocketmq-single", "nats-always", "rabbitmq")
+DURABLE = ("rocketmq-single", "nats-always", "rabbitmq", "kafka-flush")
 """The systems that sync a message before they acknowledge it."""
 P50_MS_MAX, NATS_TIMES_MAX = 1.5, 1.5
 BACKLOG_TIMES_MIN = 3.0

@@ -13,9 +13,11 @@ PEERS: Final = {
     "rocketmq-single": "RocketMQ, one broker, on disk",
     "rabbitmq": "RabbitMQ quorum queues, on disk",
     "nats-always": "NATS JetStream R3, on disk",
+    "kafka-flush": "Kafka, each message synced",
     "etcd": "etcd, on disk",
     "raftmq-memory": "raftmq, page cache",
     "rocketmq-dledger": "RocketMQ with DLedger, page cache",
+    "kafka": "Kafka, page cache",
     "nats-2.12": "NATS JetStream R3, page cache",
 }
 """The systems in the order of the table, and where a message is when it is acknowledged."""

@@ -22,11 +22,18 @@ from benchmarks.load.job import Job
 from benchmarks.load.report import Recorder, Report, StartedLate, monotonic_seconds
 from benchmarks.wires.amqp import AmqpWire
 from benchmarks.wires.etcd import EtcdWire
+from benchmarks.wires.kafka import KafkaWire
 from benchmarks.wires.nats import NatsWire
 from benchmarks.wires.rocketmq import RocketMQWire
 from benchmarks.wires.wire import LoadFailed, Slots, Wire
 
-WIRES: dict[str, type[Wire]] = {"rocketmq": RocketMQWire, "nats": NatsWire, "amqp": AmqpWire, "etcd": EtcdWire}
+WIRES: dict[str, type[Wire]] = {
+    "rocketmq": RocketMQWire,
+    "nats": NatsWire,
+    "amqp": AmqpWire,
+    "etcd": EtcdWire,
+    "kafka": KafkaWire,
+}
 
 RECEIVE_BUFFER = memoryview(bytearray(256 * 1024))
 """Shared by all connections: a fresh buffer of this size for each `recv` costs more than handling one response."""

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from benchmarks.load.generators import ROOT
 from benchmarks.peers.etcd import ETCD
+from benchmarks.peers.kafka import KAFKA
 from benchmarks.peers.nats import NATS
 from benchmarks.peers.page import BEGIN, END, PICTURE, section
 from benchmarks.peers.peer import Peer
@@ -35,7 +36,7 @@ from benchmarks.report import page_of, replace_section
 from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
 
-PEERS = {peer.name: peer for peer in (*RAFTMQ, *ROCKETMQ, *NATS, *RABBITMQ, *ETCD)}
+PEERS = {peer.name: peer for peer in (*RAFTMQ, *ROCKETMQ, *KAFKA, *NATS, *RABBITMQ, *ETCD)}
 """By name, in the order of the turns and of the tables."""
 
 

@@ -319,10 +319,17 @@ def servers_built(version: str = SERVERS_VERSION) -> bool:
 
 def build_servers(version: str = SERVERS_VERSION, *, offline: bool = False) -> None:
     """Fetch the jars, with what was fetched before only if ``offline``. Raises BuildFailed."""
-    maven = ["mvn", "-B", "-q", "-f", str(HERE / "java" / "servers.xml")]
-    maven += [f"-Drocketmq.version={version}", f"-Dinterop.output={servers_lib(version).parent}"]
-    if version in WITH_PROXY:
-        maven += ["-P", "proxy"]
+    profiles = ("proxy",) if version in WITH_PROXY else ()
+    fetch_jars("servers.xml", {"rocketmq.version": version}, servers_lib(version).parent, profiles, offline=offline)
+
+
+def fetch_jars(
+    project: str, values: Mapping[str, str], output: Path, profiles: Sequence[str] = (), *, offline: bool = False
+) -> None:
+    """Put the jars of a Maven project of tests/interop/java into ``output``/lib. Raises BuildFailed."""
+    maven = ["mvn", "-B", "-q", "-f", str(HERE / "java" / project), f"-Dinterop.output={output}"]
+    maven += [f"-D{name}={value}" for name, value in values.items()]
+    maven += [part for profile in profiles for part in ("-P", profile)]
     try:
         run_tool([*maven, "-o", "dependency:copy-dependencies"], HERE)
     except BuildFailed:

@@ -23,19 +23,26 @@ class Client:
 
     def install(self) -> None:
         """Once. Raises BuildFailed."""
-        if self.requirement and not (CACHE / self.requirement).exists():
-            target = CACHE / f"{self.requirement}.part"
-            CACHE.mkdir(exist_ok=True)
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(target)]
-            run_tool([*pip, self.requirement], CACHE)
-            target.rename(CACHE / self.requirement)
+        if self.requirement:
+            install_package(self.requirement)
+
+
+def install_package(requirement: str) -> None:
+    """Have a package of PyPI, given with its version, in a directory of that name in `CACHE`. Raises BuildFailed."""
+    if not (CACHE / requirement).exists():
+        target = CACHE / f"{requirement}.part"
+        CACHE.mkdir(exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(target)]
+        run_tool([*pip, requirement], CACHE)
+        target.rename(CACHE / requirement)
 
 
 CLIENTS = {
     "rocketmq": Client("raftmq", "", "benchmarks.peers.consuming.client_raftmq"),
     "nats": Client("nats-py", "nats-py==2.16.0", "benchmarks.peers.consuming.client_nats"),
+    "kafka": Client("confluent-kafka", "confluent-kafka==2.16.1", "benchmarks.peers.consuming.client_kafka"),
     "amqp": Client("aio-pika", "aio-pika==10.2.1", "benchmarks.peers.consuming.client_amqp"),
 }
 """By protocol."""
-WITH_CLIENTS = frozenset({"raftmq", "nats-2.12", "nats-always", "rabbitmq"})
+WITH_CLIENTS = frozenset({"raftmq", "nats-2.12", "nats-always", "rabbitmq", "kafka", "kafka-flush"})
 """The systems that are also measured with their clients."""

@@ -13,6 +13,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from benchmarks.load.closed_loop import RECEIVE_BUFFER, WIRES
@@ -21,6 +22,8 @@ from benchmarks.load.report import buckets, monotonic_seconds, process_cpu_secon
 from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, Job
 from benchmarks.wires.amqp_consumer import FAN_OUT, AmqpConsumer
 from benchmarks.wires.consumer import DUE, ConsumerWire, DueSlots, Share, stamped
+from benchmarks.wires.kafka import KafkaWire
+from benchmarks.wires.kafka_consumer import KafkaConsumer
 from benchmarks.wires.nats_consumer import NatsConsumer
 from benchmarks.wires.rocketmq_consumers import RocketMQPop, RocketMQPull
 from benchmarks.wires.wire import LoadFailed
@@ -30,8 +33,14 @@ BY_POSITION: dict[str, Callable[[Share], ConsumerWire]] = {
     "rocketmq": RocketMQPull,
     "nats": NatsConsumer,
     "amqp": AmqpConsumer,
+    "kafka": KafkaConsumer,
 }
-BY_MESSAGE: dict[str, Callable[[Share], ConsumerWire]] = {**BY_POSITION, "rocketmq": RocketMQPop}
+BY_MESSAGE: dict[str, Callable[[Share], ConsumerWire]] = {
+    "rocketmq": RocketMQPop,
+    "nats": NatsConsumer,
+    "amqp": AmqpConsumer,
+}
+"""Kafka's groups have positions; its share groups are not measured."""
 
 FILL_CONNECTIONS, FILL_IN_FLIGHT = 4, 128
 IN_FLIGHT_MAX = 1024
@@ -95,7 +104,12 @@ class _Sender(_Socket):
 
     def send_due(self, due: float) -> None:
         """A message; there must be a free slot."""
-        self.send(stamped(self.wire.again((self.free.popleft(),))[1], due))
+        slot = self.free.popleft()
+        if isinstance(self.wire, KafkaWire):  # a checksum protects the body, so it is stamped first
+            assert isinstance(slot, int), "its keys are the numbers of slots"
+            self.send(self.wire.again_due(slot, partial(stamped, due=due)))
+        else:
+            self.send(stamped(self.wire.again((slot,))[1], due))
 
     def settle(self) -> Sequence[Hashable]:
         """The slots of acknowledged messages. Raises LoadFailed."""
@@ -118,6 +132,8 @@ class _Consumer(_Socket):
         end, said = self.wire.take(data)
         self.received = data[end:]
         self.send(said)
+        if isinstance(self.wire, KafkaConsumer):
+            return self.wire.due(data, end)
         return DUE.findall(data, 0, end) if end else []
 
 

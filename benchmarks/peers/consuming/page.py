@@ -19,6 +19,7 @@ BASE = "pace-1"
 HOW: Mapping[str, tuple[str, str]] = {
     "rocketmq": ("pulls of up to 32, which store the position", "POP of up to 32, an ACK for each"),
     "nats": ("pull consumer, `ack_policy: all` (several consumers: `explicit`)", "pull consumer, `explicit`"),
+    "kafka": ("fetches, positions stored every 5 s", "not measured"),
     "amqp": ("`basic.ack` with `multiple`", "`basic.ack` for each"),
 }
 """By protocol: how a position is confirmed, and how each message."""

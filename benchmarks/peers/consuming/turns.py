@@ -15,6 +15,7 @@ from benchmarks.load.report import quantile
 from benchmarks.peers.consuming.cases import CASES, Case, Measured, Sample, job_of
 from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS, Client
 from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, Job
+from benchmarks.peers.consuming.load import BY_MESSAGE
 from benchmarks.peers.peer import Peer, Target
 from benchmarks.procfs import load_average
 from mq.client.errors import ClientError
@@ -153,7 +154,9 @@ def cases_of(peer: Peer, plan: Plan) -> list[Case]:
     return [
         case
         for case in cases
-        if (not case.by_client or peer.name in WITH_CLIENTS) and (not case.joins or peer.wire in JOINS)
+        if (not case.by_client or peer.name in WITH_CLIENTS)
+        and (not case.joins or peer.wire in JOINS)
+        and (not case.confirms_each or peer.wire in BY_MESSAGE)
     ]
 
 

@@ -199,14 +199,14 @@ def test_the_summary_shows_what_was_measured_and_a_dash_for_the_rest() -> None:
 
 
 def test_every_protocol_with_consumers_is_explained_and_only_whole_runs_are_written() -> None:
-    assert BY_POSITION.keys() == BY_MESSAGE.keys() == HOW.keys()
+    assert BY_POSITION.keys() == HOW.keys() == {*BY_MESSAGE, "kafka"}
     assert not parse_arguments([]).no_write
     assert parse_arguments(["--quick"]).no_write
     assert parse_arguments(["--case", "pace-1"]).no_write
     with_client = {
         peer.name for peer in PEERS.values() if any(c.by_client for c in cases_of(peer, parse_arguments([])))
     }
-    assert with_client == {"raftmq", "nats-2.12", "nats-always", "rabbitmq"}
+    assert with_client == {"raftmq", "nats-2.12", "nats-always", "rabbitmq", "kafka", "kafka-flush"}
 
 
 def test_a_job_and_its_result_survive_json() -> None:
