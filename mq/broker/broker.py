@@ -31,6 +31,7 @@ from mq.broker.state.metadata import Metadata, as_registered
 from mq.broker.state.table import CommandUnknown
 from mq.broker.state.topic_deletion import queue_effects
 from mq.broker.state.topic_rules import missing_system_topics
+from mq.monitoring.error_answers import ERROR_ANSWERS
 from mq.monitoring.event_loop_lag import EventLoopLag
 from mq.protocol.broker_ids import LEADER_ID, broker_id_of
 from mq.protocol.incoming.partial_requests import PartialRequests
@@ -566,6 +567,8 @@ class Broker:
             "connections": len(self._connections),
             "connections_refused": self._refused,
             "connections_dropped": self._dropped,
+            "requests_refused": ERROR_ANSWERS.refused,
+            "requests_failed": ERROR_ANSWERS.failed,
             "tls_failures": self._tls_failures,
             "unfinished_bytes": self._partial_requests.nbytes,
             "unfinished_waiting": self._partial_requests.waiting,

@@ -219,6 +219,8 @@ class UpkeepLimits:
     """Interval at which the leader looks for deleted topics that have nothing to be restored any more."""
     reseal_seconds: float = 5.0
     """Interval at which the leader looks for passwords that are sealed with an old secret."""
+    summed_entries_max: int = 64 * 1024
+    """Entries of queues that are read for the bytes of one topic; of longer queues, some parts count for all."""
     relay_seconds: float = 10.0
     """How long an operator's request waits for the answer of the client that it is about."""
     push_seconds: float = 3.0

@@ -19,6 +19,7 @@ from mq.broker.admin.deleted_topics import DeletedTopics
 from mq.broker.admin.format_level import LevelRaises
 from mq.broker.admin.group_members import GroupMembers
 from mq.broker.admin.group_offsets import GroupOffsets
+from mq.broker.admin.members_of_groups import MembersOfManyGroups
 from mq.broker.admin.metrics import BrokerMetrics
 from mq.broker.admin.pending import PendingQueries
 from mq.broker.admin.raft_members import RaftMembers
@@ -73,6 +74,8 @@ from mq.broker.produce.send import Sends
 from mq.broker.query.by_key import KeyQueries
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.query.consume_queue_repair import QueueRepair
+from mq.broker.query.many_queues import ManyQueues
+from mq.broker.query.topic_use import TopicUseQueries
 from mq.broker.quota.gate import QuotaGate
 from mq.broker.quota.requests import QuotaRequests
 from mq.broker.recurring.requests import ScheduleRequests
@@ -238,7 +241,8 @@ class Services:
             index = partial(index, kept_from=lambda: tier.begin_pos or 0)
         self.keys = KeyQueries(context, index=index())
         self.queue_repair = QueueRepair(context)
-        return self.lookup, self.keys, self.queue_repair
+        use = TopicUseQueries(context, records=self._records)
+        return self.lookup, ManyQueues(context, lookup=self.lookup), use, self.keys, self.queue_repair
 
     def _bulk(self, context: BrokerContext) -> tuple[Service, ...]:
         self.leases = LogLeases(
@@ -304,6 +308,7 @@ class Services:
             group_offsets,
             Skips(context, retries=self.retries, group_offsets=group_offsets, offsets=self.offsets),
             GroupMembers(context, record_at=self.lookup.record_at),
+            MembersOfManyGroups(context),
             RemovedMembers(
                 context,
                 notify=self.groups.notify,

@@ -22,6 +22,7 @@ from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
 from mq.client.removed_members import KEEP_OUT_SECONDS_MAX, Removal
+from mq.inspection.catalogue import CatalogueAdmin
 from mq.inspection.losses import losses_of_group
 from mq.inspection.members import Member, disagreement, kept_out_words, members_of, queue_text, removal_means
 from mq.inspection.wording import time_of
@@ -394,7 +395,7 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     kept_out: list[KeptOutMember] = []
 
     async def main() -> None:
-        async with Admin(namesrv) as admin:
+        async with CatalogueAdmin(namesrv) as admin:
             configs.update((await admin.consumer_groups()).get(group, {}))
             found.update(await admin.group_progress(group))
             members.extend(await members_of(admin, group))
@@ -460,7 +461,7 @@ def _members_table(members: list[Member]) -> Table:
 
 
 def _queues(member: Member) -> str:
-    if member.subscriptions is not None:
+    if member.takes_no_queues:
         return "any, it pops"
     return "not known" if member.queues is None else ", ".join(map(queue_text, member.queues)) or "none"
 

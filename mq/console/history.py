@@ -10,16 +10,21 @@ from mq.inspection.cluster import GroupStatus
 
 EVERY_SECONDS: Final = 10.0
 SECONDS: Final = 3600.0
+ERROR_FIGURES: Final = ("raftmq.requestsRefused", "raftmq.requestsFailed")
 GROUPS_MAX: Final = 100
 """Broker groups whose rates are kept."""
 
 
 class Rates(NamedTuple):
-    """Messages per second of a broker group; None while it has no leader, or does not say."""
+    """Messages per second of a broker group; None while it has no leader, or does not say.
+
+    ``errors`` are requests per second that any of its replicas refused, or failed at.
+    """
 
     at: float
     sent: float | None
     read: float | None
+    errors: float | None = None
 
 
 class History:
@@ -28,12 +33,13 @@ class History:
     def __init__(self) -> None:
         self._points: dict[str, deque[Rates]] = {}
         self._positions: dict[str, deque[tuple[float, int]]] = {}
+        self._errors: dict[str, tuple[float, dict[str, int]]] = {}
 
     def add(self, groups: Sequence[GroupStatus], now: float) -> None:
         """Note the rates of now. A group that is not there any more is forgotten after an hour."""
         for group in groups[:GROUPS_MAX]:
             points = self._points.setdefault(group.group, deque(maxlen=int(SECONDS / EVERY_SECONDS)))
-            points.append(Rates(now, *rates_of(group)))
+            points.append(Rates(now, *rates_of(group), self._error_rate(group, now)))
             leader = next((each for each in group.replicas if each.role == "leader"), None)
             if leader is not None and leader.commit_position is not None:
                 positions = self._positions.setdefault(group.group, deque(maxlen=int(SECONDS / EVERY_SECONDS)))
@@ -41,6 +47,7 @@ class History:
         for name in [name for name, points in self._points.items() if points[-1].at < now - SECONDS]:
             del self._points[name]
             self._positions.pop(name, None)
+            self._errors.pop(name, None)
 
     def seconds_behind(self, group: str, position: int, now: float) -> float | None:
         """How long ago the leader of a broker group had committed no more than ``position``.
@@ -49,6 +56,25 @@ class History:
         """
         times = [at for at, committed in self._positions.get(group, ()) if committed <= position]
         return now - times[-1] if times else None
+
+    def errors(self, group: str, now: float) -> float | None:
+        """Errors per second between the last two looks at a group; None if that is not known."""
+        points = self._points.get(group)
+        return points[-1].errors if points and points[-1].at >= now - 3 * EVERY_SECONDS else None
+
+    def _error_rate(self, group: GroupStatus, now: float) -> float | None:
+        """From what its replicas have counted since the last look. One that was restarted counts from 0 again."""
+        counts = {
+            each.node_id: sum(int(each.figures[name]) for name in ERROR_FIGURES)
+            for each in group.replicas
+            if all(each.figures.get(name, "").isdecimal() for name in ERROR_FIGURES)
+        }
+        before = self._errors.get(group.group)
+        self._errors[group.group] = now, counts
+        if before is None or not counts or now <= before[0] or not counts.keys() & before[1].keys():
+            return None
+        grown = (count - before[1][node] for node, count in counts.items() if node in before[1])
+        return sum(each for each in grown if each > 0) / (now - before[0])
 
     def of(self, group: str, now: float) -> list[Rates]:
         """The points of the last hour, the oldest first."""

@@ -5,21 +5,27 @@ One request for each topic takes minutes with 10,000 topics.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeVar
+import datetime as dt
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
-from mq.client.errors import UnreadableAnswer
+import trio
+
+from mq.client.errors import BrokerError, ClientError, UnreadableAnswer
 from mq.client.message import MessageQueue
 from mq.client.net.leader_calls import Repeat, call_leader
 from mq.client.net.replies import read_body
 from mq.client.users import UserAdmin
-from mq.protocol.codes import RequestCode
-from mq.protocol.numbers import QueueOffset
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig, SubscriptionGroupList
+from mq.protocol.requests.many_queues import TOPICS_MAX, QueueQuestion, QueueQuestions, QueueSight, QueueSights
+from mq.protocol.requests.members import GROUPS_MAX, GroupMember, MembersOfGroups, MembersQuestion
 from mq.protocol.requests.offsets import UpdateConsumerOffsetExt
-from mq.protocol.requests.topics import TopicConfig, TopicConfigList, TopicConfigTable
+from mq.protocol.requests.topics import QueueEnds, TopicConfig, TopicConfigList, TopicConfigTable
 from mq.protocol.wire import fastjson
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 TABLE_SECONDS: Final = 10.0
@@ -27,6 +33,19 @@ TABLE_SECONDS: Final = 10.0
 CHANGES_AT_ONCE: Final = 500
 """Topics or groups in one request; brokers accept 1,000."""
 STORE_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 2.0
+"""For an answer about one thing of many."""
+ASKED_AT_ONCE: Final = 16
+"""Requests under way: a cluster with thousands of topics is not flooded."""
+
+
+class GroupsOfMembers(NamedTuple):
+    """The members of groups, without groups that have none; and of each group whose members subscribe to different
+    things, a member for each of these.
+    """
+
+    groups: dict[str, list[GroupMember]]
+    differing: dict[str, list[GroupMember]]
 
 
 class CatalogueAdmin(UserAdmin):
@@ -60,6 +79,120 @@ class CatalogueAdmin(UserAdmin):
                     if group and isinstance(offset, int) and offset >= 0:
                         found.setdefault(group, {})[MessageQueue(topic, broker, int(queue_id))] = offset
         return found
+
+    async def queue_ends(self, topics: Collection[str]) -> dict[MessageQueue, QueueEnds]:
+        """The ends of all queues of these topics, those that exist: one request for 500 topics and a broker group.
+
+        Brokers of Apache RocketMQ and of earlier releases are asked for each topic.
+        """
+        found: dict[MessageQueue, QueueEnds] = {}
+        stock: list[str] = []
+        for broker, address in (await self._leaders(None, None)).items():
+            told = await self._sights(address, [QueueQuestion(topic=topic) for topic in topics])
+            if told is None:
+                stock.append(broker)
+                continue
+            for topic, sights in told:
+                for each in sights:
+                    ends = QueueEnds(each.min_offset, each.max_offset, each.last_update_ms)
+                    found[MessageQueue(topic, broker, each.queue_id)] = ends
+        if stock:
+            for ends_of_topic in (await each_of(topics, self.topic_stats)).values():
+                found |= {queue: ends for queue, ends in ends_of_topic.items() if queue.broker_name in stock}
+        return found
+
+    async def offsets_at(self, times: Mapping[MessageQueue, dt.datetime]) -> dict[MessageQueue, int]:
+        """The offset of the first message of each queue that was stored at its time or later; that of the next message
+        if there is none: one request for 500 topics and a broker group.
+
+        Queues that are left out in the answer, since the messages are in an archive or the broker is one of Apache
+        RocketMQ, are asked for one by one; what is missing then does not exist, or cannot be read now.
+        """
+        found: dict[MessageQueue, int] = {}
+        for broker, address in (await self._leaders(None, None)).items():
+            questions: dict[str, dict[int, int]] = {}
+            for queue, time in times.items():
+                if queue.broker_name == broker:
+                    questions.setdefault(queue.topic, {})[queue.queue_id] = int(time.timestamp() * 1000)
+            asked = [
+                QueueQuestion(topic=topic, queues=[*queues], since_ms=[*queues.values()])
+                for topic, queues in questions.items()
+            ]
+            for topic, sights in await self._sights(address, asked) or ():
+                for each in sights:
+                    if each.since_offset is not None:
+                        found[MessageQueue(topic, broker, each.queue_id)] = each.since_offset
+
+        async def offset_of(queue: MessageQueue) -> int:
+            return await self.offset(queue, times[queue])
+
+        return found | await each_of([queue for queue in times if queue not in found], offset_of)
+
+    async def offsets_behind(self, topics: Collection[str], positions: Mapping[str, int]) -> dict[MessageQueue, int]:
+        """The offset of the first message of each queue that lies at a position of the log of its broker group, or
+        behind it. ``positions`` are those of the broker groups that are asked; brokers that do not know the request
+        tell nothing.
+        """
+        found: dict[MessageQueue, int] = {}
+        for broker, address in (await self._leaders(None, None)).items():
+            if broker not in positions:
+                continue
+            position = PhysicalOffset(positions[broker])
+            told = await self._sights(address, [QueueQuestion(topic=each, position=position) for each in topics])
+            for topic, sights in told or ():
+                for each in sights:
+                    if each.position_offset is not None:
+                        found[MessageQueue(topic, broker, each.queue_id)] = each.position_offset
+        return found
+
+    async def _sights(
+        self, address: str, questions: Sequence[QueueQuestion]
+    ) -> list[tuple[str, Sequence[QueueSight]]] | None:
+        """What a broker sees of these queues, by topic; None if it does not know the request."""
+        found: list[tuple[str, Sequence[QueueSight]]] = []
+        left = list(questions)
+        while left:
+            body = QueueQuestions(topics=left[:TOPICS_MAX]).encode()
+            try:
+                _, answer = await self._opened().call(address, RequestCode.ASK_QUEUES, body=body, timeout=TABLE_SECONDS)
+            except BrokerError as error:
+                if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    return None
+                raise
+            told = read_body(QueueSights.decode, answer).topics
+            if not told or len(told) > len(left):
+                raise UnreadableAnswer(f"queues of {len(told)} topics, for a question about {len(left)}")
+            found += [(each.topic, sights) for each, sights in zip(left, told, strict=False)]
+            left = left[len(told) :]
+        return found
+
+    async def members_of_groups(
+        self, groups: Sequence[str], *, queues: bool = False, differing: bool = False
+    ) -> GroupsOfMembers | None:
+        """The members of groups, by client id, as all broker groups know them.
+
+        With ``queues``, which goes with one group alone, also which queues they have. With ``differing`` also the
+        groups whose members subscribe to different things. None if a broker does not know the request, as those of
+        Apache RocketMQ and of earlier releases.
+        """
+        found: dict[str, dict[str, GroupMember]] = {}
+        apart: dict[str, dict[str, GroupMember]] = {}
+        for address in (await self._leaders(None, None)).values():
+            for begin in range(0, max(1, len(groups)), GROUPS_MAX):
+                some = groups[begin : begin + GROUPS_MAX]
+                question = MembersQuestion(groups=some, queues=queues, differing=differing and begin == 0)
+                try:
+                    _, body = await self._opened().call(
+                        address, RequestCode.ASK_MEMBERS, body=question.encode(), timeout=TABLE_SECONDS
+                    )
+                except BrokerError as error:
+                    if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                        return None
+                    raise
+                answer = read_body(MembersOfGroups.decode, body)
+                _add_members(found, answer.groups)
+                _add_members(apart, answer.differing)
+        return GroupsOfMembers(_by_client_id(found), _by_client_id(apart))
 
     async def put_topics(self, broker: str, topics: Sequence[TopicConfig]) -> None:
         """Create or change topics in one broker group, all of them, or none. At most 1,000.
@@ -105,3 +238,35 @@ def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """The items, as many at a time as one request takes."""
     for begin in range(0, len(items), CHANGES_AT_ONCE):
         yield items[begin : begin + CHANGES_AT_ONCE]
+
+
+def _add_members(to: dict[str, dict[str, GroupMember]], groups: Mapping[str, Sequence[GroupMember]]) -> None:
+    for group, members in groups.items():
+        own = to.setdefault(group, {})
+        for each in members:
+            known = own.get(each.client.client_id)
+            if known is None or known.running_info is None:
+                own[each.client.client_id] = each
+
+
+def _by_client_id(groups: dict[str, dict[str, GroupMember]]) -> dict[str, list[GroupMember]]:
+    return {group: [own[client_id] for client_id in sorted(own)] for group, own in sorted(groups.items())}
+
+
+async def each_of(keys: Collection[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
+    """Ask for each key, some at once. Left out: what vanished meanwhile, and what is not answered in time."""
+    found: dict[K, T] = {}
+    limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
+
+    async def ask_one(key: K) -> None:
+        async with limiter:
+            with trio.move_on_after(ANSWER_SECONDS):
+                try:
+                    found[key] = await ask(key)
+                except ClientError:
+                    return
+
+    async with trio.open_nursery() as nursery:
+        for key in keys:
+            nursery.start_soon(ask_one, key)
+    return {key: found[key] for key in keys if key in found}

@@ -38,7 +38,9 @@ def consumer_findings(survey: Survey) -> Iterator[Finding]:
         yield from _deleted_unread(group, lagging, consumers)
         yield from _at_risk(group, lagging, consumers)
         yield from _at_risk_by_size(group, lagging, consumers)
+        yield from _at_risk_in_log(group, lagging, consumers)
         yield from _stuck(group, lagging, consumers)
+    yield from _differing(consumers)
     yield from _dead_letters(consumers)
 
 
@@ -117,6 +119,29 @@ def _at_risk_by_size(
             )
 
 
+def _at_risk_in_log(
+    group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers
+) -> Iterator[Finding]:
+    """Where the log of a broker group is near its size limit: what is unread in the part that is deleted next."""
+    for broker, limit in sorted(consumers.log_bytes.items()):
+        counts = {
+            queue: count
+            for queue, each in lagging.items()
+            if queue.broker_name == broker
+            and queue in consumers.soon_by_size
+            and (count := consumers.soon_by_size[queue] - max(each.offset, consumers.ends[queue].min_offset)) > 0
+        }
+        if counts:
+            yield Finding(
+                Severity.WARNING,
+                _subject(group),
+                f"has not consumed {sum(counts.values()):,} messages of {_queues(counts)} that are among the oldest of "
+                f"the log of {broker}: they go next when it has more than {limit:,} bytes (retention_bytes)",
+                "consume them, or raise retention_bytes of the brokers for now",
+                "docs/operations.md#the-disk-fills-up",
+            )
+
+
 def _stuck(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
     if not lagging:
         return
@@ -169,6 +194,19 @@ def _since(queues: Mapping[MessageQueue, GroupProgress], now_ms: int) -> str:
     if last_ms <= 0 or last_ms > now_ms:
         return ""
     return f", the last message it consumed is from {time_of(last_ms)}"
+
+
+def _differing(consumers: Consumers) -> Iterator[Finding]:
+    for group, members in consumers.differing.items():
+        told = some_of([f"{client_id}: {subscribes or 'nothing'}" for client_id, subscribes in members], 3)
+        yield Finding(
+            Severity.WARNING,
+            _subject(group),
+            f"has members that subscribe to different things, and what one of them does not want is skipped for all: "
+            f"{told}",
+            "give all of them the same topics and expressions; use a group for each that wants other messages",
+            "docs/troubleshooting.md#members-of-a-group-subscribe-to-different-things",
+        )
 
 
 def _dead_letters(consumers: Consumers) -> Iterator[Finding]:

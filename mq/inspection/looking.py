@@ -16,6 +16,8 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.accounts import AccountList
 from mq.protocol.requests.bulk import LeaseList
 from mq.protocol.requests.pending import AskPendingExt, PendingInfo, PendingKind
+from mq.protocol.requests.topic_use import TopicUse
+from mq.protocol.requests.topics import TopicExt
 from mq.protocol.topic_ends import decode_ends, encode_topics
 
 REPLICA_SECONDS: Final = 3.0
@@ -95,6 +97,20 @@ class LookingAdmin(CatalogueAdmin):
                 before = found.get(topic, Held(0, 0))
                 count = sum(ends.ends) - sum(ends.firsts)
                 found[topic] = Held(before.messages + count, before.queues + len(ends.ends))
+        return found
+
+    async def topic_use(self, topic: str) -> dict[str, TopicUse] | None:
+        """The bytes of a topic and who sends to it, by broker group. One request per broker group that has the topic.
+
+        None if a broker does not know the request, as those of Apache RocketMQ.
+        """
+        found: dict[str, TopicUse] = {}
+        ext = TopicExt(topic=topic).fields()
+        for broker, address in (await self._leaders_of(topic)).items():
+            answer = await unless_unknown(self._opened().call(address, RequestCode.ASK_TOPIC_USE, ext))
+            if answer is None:
+                return None
+            found[broker] = read_body(TopicUse.decode, answer[1])
         return found
 
     async def accounts(self) -> OfReplicas[AccountList]:

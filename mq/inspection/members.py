@@ -4,38 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
-import trio
 
-from mq.client.admin import Admin
-from mq.client.errors import ClientError
+from mq.client.errors import BrokerError
 from mq.client.message import MessageQueue
+from mq.inspection.catalogue import CatalogueAdmin, each_of
+from mq.protocol.codes import ResponseCode
+from mq.protocol.errors import BodyError
 from mq.protocol.requests.consumer_groups import ClientConnectionData
-from mq.protocol.requests.relayed import ProcessQueueInfo
+from mq.protocol.requests.relayed import ProcessQueueInfo, read_member_queues
 from mq.protocol.requests.removed_members import KeptOutMember
-
-ANSWER_SECONDS: Final = 3.0
-ASKED_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member as its broker knows it; ``queues`` as it says itself, None if it does not say."""
+    """A member as its broker knows it; ``queues`` as it says itself, None if it does not say.
+
+    ``subscribes``: to which topics and expressions, as text; None if the broker does not tell it of each member, as one
+    of Apache RocketMQ.
+    """
 
     client: ClientConnectionData
     queues: Mapping[MessageQueue, ProcessQueueInfo] | None
+    subscribes: str | None = None
 
     @property
-    def subscriptions(self) -> list[str] | None:
-        """Its own, each as a topic and an expression, if it pops or is behind a proxy; other members share those of
-        the group, and this is None.
-        """
-        rows = self.client.subscriptions
-        if rows is msgspec.UNSET:
-            return None
-        return [f"{topic} {expression}" for topic, expression, _ in rows]
+    def takes_no_queues(self) -> bool:
+        """Whether it pops, or is behind a proxy."""
+        return self.client.subscriptions is not msgspec.UNSET
 
     @property
     def unfinished(self) -> int | None:
@@ -44,6 +41,7 @@ class Member:
 
     def as_json(self) -> dict[str, object]:
         """As JSON."""
+        rows = self.client.subscriptions
         queues = None if self.queues is None else [queue_text(queue) for queue in self.queues]
         return {
             "client_id": self.client.client_id,
@@ -52,41 +50,53 @@ class Member:
             "version": self.client.version,
             "queues": queues,
             "unfinished": self.unfinished,
-            "behind_proxy": self.subscriptions is not None,
-            "subscriptions": self.subscriptions,
+            "behind_proxy": self.takes_no_queues,
+            "subscriptions": None
+            if rows is msgspec.UNSET
+            else [f"{topic} {expression}" for topic, expression, _ in rows],
+            "subscribes": self.subscribes,
         }
 
 
 def disagreement(members: Iterable[Member]) -> list[str]:
-    """What members behind proxies subscribe to, a line each, if it differs; empty if they agree."""
-    told = {
-        member.client.client_id: ", ".join(subscriptions) or "nothing"
-        for member in members
-        if (subscriptions := member.subscriptions) is not None
-    }
+    """What members subscribe to, a line each, if it differs; empty if they agree, as far as that is known."""
+    told = {each.client.client_id: each.subscribes or "nothing" for each in members if each.subscribes is not None}
     return [f"{client_id}: {text}" for client_id, text in told.items()] if len(set(told.values())) > 1 else []
 
 
-async def members_of(admin: Admin, group: str) -> list[Member]:
-    """All members, by client id; some are asked for their queues at once. Raises ClientError."""
-    found: dict[str, Member] = {}
-    limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
+async def members_of(admin: CatalogueAdmin, group: str) -> list[Member]:
+    """All members, by client id, with the queues that each says it has. One request per broker group.
 
-    async def ask(client: ClientConnectionData) -> None:
-        queues: Mapping[MessageQueue, ProcessQueueInfo] | None = None
-        async with limiter:
-            if client.subscriptions is msgspec.UNSET:  # those behind a proxy have no queues
-                with trio.move_on_after(ANSWER_SECONDS):
-                    try:
-                        queues = await admin.member_queues(group, client.client_id)
-                    except ClientError:
-                        queues = None  # a client that pops, an old one, or one that hangs
-        found[client.client_id] = Member(client, queues)
+    Brokers that do not know that request, or an account that may not make it, are asked for each member. Raises
+    ClientError.
+    """
+    try:
+        told = await admin.members_of_groups([group], queues=True)
+    except BrokerError as error:
+        if error.code != ResponseCode.NO_PERMISSION:
+            raise
+        return [Member(client, None) for client in await admin.group_members(group)]
+    if told is not None:
+        return [Member(each.client, _queues(each.running_info), each.subscribes) for each in told.groups.get(group, ())]
+    clients = {each.client_id: each for each in await admin.group_members(group)}
 
-    async with trio.open_nursery() as nursery:
-        for client in await admin.group_members(group):
-            nursery.start_soon(ask, client)
-    return [found[client_id] for client_id in sorted(found)]
+    async def ask(client_id: str) -> Mapping[MessageQueue, ProcessQueueInfo]:
+        return await admin.member_queues(group, client_id)
+
+    # Missing are those of a client that pops, of an old one, and of one that hangs.
+    queues = await each_of([name for name, each in clients.items() if each.subscriptions is msgspec.UNSET], ask)
+    return [Member(clients[name], queues.get(name)) for name in sorted(clients)]
+
+
+def _queues(running_info: str | None) -> dict[MessageQueue, ProcessQueueInfo] | None:
+    """The queues in what a member says of itself; None if that cannot be read."""
+    if running_info is None:
+        return None
+    try:
+        found = read_member_queues(running_info.encode())
+    except BodyError:
+        return None
+    return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): found[ref] for ref in sorted(found)}
 
 
 def removal_means(members: Collection[str], seconds: float) -> list[str]:

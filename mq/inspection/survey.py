@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import trio
 
@@ -16,7 +15,7 @@ from mq.client.errors import ClientError, NameServersUnavailable
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings, parse_addresses
 from mq.client.users import UserAdmin
-from mq.inspection.catalogue import CatalogueAdmin
+from mq.inspection.catalogue import CatalogueAdmin, each_of
 from mq.inspection.cluster import ANSWER_SECONDS, GroupStatus, ask_cluster
 from mq.inspection.dead_letters import DEALT_WITH_BY
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic
@@ -27,13 +26,9 @@ from mq.protocol.requests.quotas import Throttled
 from mq.protocol.requests.retention_attributes import reserve_bytes, reserve_hours
 from mq.protocol.requests.topics import QueueEnds
 
-ASKED_AT_ONCE: Final = 16
-"""Requests under way: a cluster with thousands of topics is not flooded."""
-
 HOUR_MS: Final = 3_600_000
+LOCAL_RETENTION: Final = ("local_retention_hours", "local_retention_bytes")
 
-K = TypeVar("K")
-V = TypeVar("V")
 Progress = Mapping[str, Mapping[MessageQueue, GroupProgress]]
 
 
@@ -54,6 +49,10 @@ class Consumers:
         topic_hours: of topics that say so themselves, and are kept for less.
         topic_bytes: of topics that keep no more bytes than this.
         now_ms: at the end of the watch, in milliseconds since 1970.
+        soon_by_size: of the queues in which a group lags, in broker groups whose logs are near their size limit, the
+            offset of the first message that is not among the oldest of the log: those before it go next.
+        log_bytes: that limit, by broker group.
+        differing: of each group whose members subscribe to different things, some members, and what each subscribes to.
     """
 
     before: Progress
@@ -68,6 +67,9 @@ class Consumers:
     now_ms: int
     topic_hours: Mapping[str, float] = field(default_factory=dict)
     topic_bytes: Mapping[str, int] = field(default_factory=dict)
+    differing: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    soon_by_size: Mapping[MessageQueue, int] = field(default_factory=dict)
+    log_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def hours_of(self, topic: str) -> float | None:
         """For how long messages of a topic are kept; None if unknown."""
@@ -131,7 +133,7 @@ async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettin
         reason = f"{', '.join(leaderless)} {what}" if leaderless else "there is no broker"
         return replace(found, consumers_reason=reason)
     try:
-        return replace(found, consumers=await _consumers(namesrv, remoting, settings.values(), watch_seconds))
+        return replace(found, consumers=await _consumers(namesrv, remoting, found, watch_seconds))
     except ClientError as error:
         return replace(found, consumers_reason=str(error))
 
@@ -183,10 +185,8 @@ async def _resolve(host: str, found: dict[str, str]) -> None:
         found[host] = str(error)
 
 
-async def _consumers(
-    namesrv: str, remoting: RemotingSettings | None, settings: Iterable[Mapping[str, str]], watch_seconds: float
-) -> Consumers:
-    settings = list(settings)
+async def _consumers(namesrv: str, remoting: RemotingSettings | None, found: Survey, watch_seconds: float) -> Consumers:
+    settings = list(found.settings.values())
     hours = [each.get("raftmq.retention_hours", each.get("fileReservedTime")) for each in settings]
     retention_hours = min((float(each) for each in hours if each is not None), default=None)
     async with CatalogueAdmin(namesrv, remoting=remoting) as admin:
@@ -194,14 +194,25 @@ async def _consumers(
         before = await admin.all_progress()
         configs = {name: next(iter(each.values())) for name, each in (await admin.consumer_groups()).items()}
         topics = [name for name in await admin.topics() if name.startswith(DEAD_LETTER_PREFIX)]
-        letters = await _ends(admin, topics)
+        letters = await admin.queue_ends(topics)
         await trio.sleep(max(0.0, watch_seconds - (trio.current_time() - started)))
         after = await admin.all_progress()
         watched_seconds = trio.current_time() - started
         now_ms = time.time_ns() // 1_000_000
         lagging = {group: queues for group, each in after.items() if (queues := _lagging(group, each))}
-        members = await _each(lagging, admin.group_members)
-        ends = await _ends(admin, {queue.topic for queues in lagging.values() for queue in queues})
+        told = await admin.members_of_groups(sorted(lagging), differing=True)
+        if told is None:
+            members, differing = await each_of(lagging, admin.group_members), {}
+        else:
+            members = {group: [each.client for each in told.groups.get(group, ())] for group in lagging}
+            differing = told.differing
+        topics_behind = sorted({queue.topic for queues in lagging.values() for queue in queues})
+        ends = await admin.queue_ends(topics_behind)
+        log_bytes = _log_bytes(found)
+        positions = {
+            group: soon for group, limit in log_bytes.items() if (soon := _soon(found, group, limit)) is not None
+        }
+        soon_by_size = await admin.offsets_behind(topics_behind, positions) if positions and topics_behind else {}
         # Stock brokers store the attribute, and do not follow it.
         ours = any("raftmq.retention_hours" in each for each in settings)
         topic_hours, topic_bytes = await _topic_limits(admin, retention_hours) if ours and lagging else ({}, {})
@@ -213,13 +224,13 @@ async def _consumers(
                 # Brokers that keep messages for longer than there are computers put none at risk.
                 if 0 < border_ms > after[group][queue].last_ms:
                     borders[queue] = dt.datetime.fromtimestamp(border_ms / 1000, dt.UTC)
-        at_risk = await _each(borders, partial(_offset_at, admin, borders))
+        at_risk = await admin.offsets_at(borders)
         kept = [queue for queue, each in letters.items() if each.max_offset > each.min_offset]
-        marks = await _each(kept, partial(admin.group_offset, DEALT_WITH_BY))
+        marks = await admin.group_progress(DEALT_WITH_BY) if kept else {}
     dead_letters: dict[str, list[QueueEnds]] = {}
     for queue in kept:
         each = letters[queue]
-        first = max(each.min_offset, marks.get(queue) or 0)
+        first = max(each.min_offset, marks[queue].offset if queue in marks else 0)
         if each.max_offset > first:
             each = QueueEnds(QueueOffset(first), each.max_offset, each.last_update_ms)
             dead_letters.setdefault(queue.topic.removeprefix(DEAD_LETTER_PREFIX), []).append(each)
@@ -236,7 +247,40 @@ async def _consumers(
         now_ms,
         topic_hours,
         topic_bytes,
+        {group: [(each.client.client_id, each.subscribes) for each in own] for group, own in differing.items()},
+        soon_by_size,
+        log_bytes,
     )
+
+
+def _log_bytes(found: Survey) -> dict[str, int]:
+    """The size limit of the log of each broker group that has one: the smallest of its replicas, which decide each for
+    itself. Without groups that serve what they delete from an archive.
+    """
+    limits: dict[str, int] = {}
+    for group in found.groups:
+        own = [found.settings.get(each.address or "", {}) for each in group.replicas]
+        if any(each.get(f"raftmq.{name}", "") != "" for each in own for name in LOCAL_RETENTION):
+            continue
+        told = [
+            int(each["raftmq.retention_bytes"]) for each in own if each.get("raftmq.retention_bytes", "").isdecimal()
+        ]
+        if told:
+            limits[group.group] = min(told)
+    return limits
+
+
+def _soon(found: Survey, name: str, limit: int) -> int | None:
+    """Up to which position the log of a broker group is deleted next, if it grows; None if it is far from its limit."""
+    leader = next(
+        (r for group in found.groups if group.group == name for r in group.replicas if r.role == "leader"), None
+    )
+    figures = {} if leader is None else leader.figures
+    begin, end = figures.get("raftmq.basePosition", ""), figures.get("raftmq.endPosition", "")
+    if not begin.isdecimal() or not end.isdecimal():
+        return None
+    soon = int(end) - int(AT_RISK * limit)
+    return soon if soon > int(begin) else None
 
 
 def _lagging(group: str, progress: Mapping[MessageQueue, GroupProgress]) -> list[MessageQueue]:
@@ -267,33 +311,3 @@ async def _topic_limits(
         if nbytes:
             found_bytes[topic] = min(nbytes)
     return found, found_bytes
-
-
-async def _offset_at(admin: Admin, moments: Mapping[MessageQueue, dt.datetime], queue: MessageQueue) -> int:
-    return await admin.offset(queue, moments[queue])
-
-
-async def _ends(admin: Admin, topics: Collection[str]) -> dict[MessageQueue, QueueEnds]:
-    found: dict[MessageQueue, QueueEnds] = {}
-    for ends in (await _each(topics, admin.topic_stats)).values():
-        found |= ends
-    return found
-
-
-async def _each(keys: Collection[K], ask: Callable[[K], Awaitable[V]]) -> dict[K, V]:
-    """Ask for each key, some at once. Left out: what vanished meanwhile, and what is not answered in time."""
-    found: dict[K, V] = {}
-    limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
-
-    async def ask_one(key: K) -> None:
-        async with limiter:
-            with trio.move_on_after(ANSWER_SECONDS):
-                try:
-                    found[key] = await ask(key)
-                except ClientError:
-                    return
-
-    async with trio.open_nursery() as nursery:
-        for key in keys:
-            nursery.start_soon(ask_one, key)
-    return {key: found[key] for key in keys if key in found}

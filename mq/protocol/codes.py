@@ -199,6 +199,12 @@ class RequestCode(IntEnum):
     """Our own: the accounts in a broker's acl_file, without their keys."""
     LIST_LEASES = 9029
     """Our own: the readers for which a replica keeps its log."""
+    ASK_QUEUES = 9030
+    """Our own: ends of many queues, with the time of the newest message, and offsets by time."""
+    ASK_MEMBERS = 9031
+    """Our own: the members of consumer groups, what each one subscribes to, and which queues it has."""
+    ASK_TOPIC_USE = 9032
+    """Our own: the bytes of the queues of a topic, and who has sent its newest messages."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

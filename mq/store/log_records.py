@@ -17,10 +17,10 @@ from raftlog.segment.codec import HEADER
 
 _META_TOPIC = META_TOPIC.encode()
 _SIZE = Struct(">i")
-_TIMES = Struct(">i8x8xq")
+_TIMES = Struct(">i8x8sq")
 """System flag, born time, IPv4 born host, store time; an IPv6 host is 12 bytes longer."""
 _TIMES_AT = 36
-_TIMES_V6 = Struct(">i8x20xq")
+_TIMES_V6 = Struct(">i8x20sq")
 
 
 class ArchivedPart(Protocol):
@@ -121,11 +121,17 @@ class LogRecords:
 
         Raises EntryGone, StorageCorrupt, StorageFailed, and the errors of the archive.
         """
+        return self.sender(physical_offset)[1]
+
+    def sender(self, physical_offset: PhysicalOffset) -> tuple[bytes, int]:
+        """The address and port of the sender of such a record, as the record has them, and its store time. Raises as
+        `store_time_ms`.
+        """
         if self._archived is not None and physical_offset < self._log.base_pos:
             data = self._archived.pread(physical_offset + _TIMES_AT, _TIMES_V6.size)
         else:
             data = self._log.pread(physical_offset + _TIMES_AT, _TIMES_V6.size)
-        sys_flag, store_ms = _TIMES.unpack_from(data)
+        sys_flag, host, store_ms = _TIMES.unpack_from(data)
         if sys_flag & BORN_HOST_IPV6:
-            _, store_ms = _TIMES_V6.unpack(data)
-        return int(store_ms)
+            _, host, store_ms = _TIMES_V6.unpack(data)
+        return host, store_ms

@@ -55,6 +55,21 @@ async def fill(namesrv: str) -> None:
             await consumer.run()
 
 
+def test_a_topic_page_has_its_size_and_its_producers(kit: SyncKit) -> None:
+    async def main(browser: Browser) -> None:
+        async with Producer(kit.namesrv, group="shop") as producer:
+            for _ in range(3):
+                await producer.send(Message("Bills", b"b" * 1000))
+            page = (await browser.get("/topic?name=Bills")).content
+            assert f'<th scope="row">{producer.client_id}<td>' in page
+            assert "<td>PYTHON<td" in page
+            assert "<td>shop<td" in page
+            assert "From the newest 3 messages" in page
+            assert re.search(r"<b>\d[\d.]* kB</b>", page), "the bytes of the topic"
+
+    run(main, kit)
+
+
 def test_an_sql_filter_chooses_messages(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         page = await browser.get("/messages?topic=Orders&sql=region%20%3D%20%27eu%27%20AND%20amount%20%3E%2020")

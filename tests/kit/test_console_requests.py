@@ -9,10 +9,12 @@ import pytest
 import structlog
 import trio
 
-from mq.client import Admin, Message, Producer, PullConsumer
+from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage
 from mq.client.net.client_core import ClientCore
 from mq.console.app import PAGES
+from mq.console.watch import MEMBERS_SECONDS
 from mq.inspection.catalogue import CatalogueAdmin
+from mq.inspection.survey import survey
 from mq.protocol.codes import RequestCode
 from mq.protocol.names import dead_letter_topic
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
@@ -21,7 +23,7 @@ from mq.testing import SyncKit, running_kit
 from tests.support.console_browser import Browser, count_requests, run
 from tests.support.waiting import until
 
-TOPICS, GROUPS, QUEUES = 400, 130, 4
+TOPICS, GROUPS, QUEUES, MEMBERS = 400, 130, 4, 3
 SHARED = {RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_BROKER_CLUSTER_INFO, RequestCode.GET_ROUTEINFO_BY_TOPIC}
 """What all pages show together, asked for at most every 2 s; and routes, which every client keeps."""
 READS = {RequestCode.PULL_MESSAGE, RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.GET_MIN_OFFSET}
@@ -87,12 +89,9 @@ def test_every_page_has_a_query_here() -> None:
     assert QUERIES.keys() <= PAGES.keys()
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_a_page_asks_as_much_with_many_topics_and_groups(
-    kit: SyncKit, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def count_by_address(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
+    """Counts the requests that the console sends, by broker and code."""
     counts: Counter[tuple[str, int]] = Counter()
-    total = count_requests(monkeypatch)
     call = ClientCore.call
 
     async def counted(self: ClientCore, address: str, code: int, *arguments: object, **more: object) -> object:
@@ -100,6 +99,90 @@ def test_a_page_asks_as_much_with_many_topics_and_groups(
         return await call(self, address, code, *arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ClientCore, "call", counted)
+    return counts
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"/reset?name={GROUP}&topic={TOPIC}&to=time&time=2020-01-01T00:00",
+        f"/messages?topic={TOPIC}&by=time&time=2020-01-01T00:00",
+    ],
+)
+def test_offsets_by_time_take_one_request_for_all_queues(
+    kit: SyncKit, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    counts = count_by_address(monkeypatch)
+
+    async def main(browser: Browser) -> None:
+        answer = await browser.get(address)
+        assert answer.status == 200, answer.content
+        codes = [code for _, code in counts.elements()]
+        assert codes.count(RequestCode.ASK_QUEUES) == 1
+        assert RequestCode.SEARCH_OFFSET_BY_TIMESTAMP not in codes
+
+    run(main, kit)
+
+
+async def consume_with(consumer: PushConsumer) -> None:
+    async with consumer:
+        await consumer.run()
+
+
+def test_a_group_page_asks_for_all_members_at_once(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker asks the members, and the page shows what each of them has."""
+    counts = count_by_address(monkeypatch)
+
+    async def main(browser: Browser) -> None:
+        async with trio.open_nursery() as nursery:
+            names = []
+            for _ in range(MEMBERS):
+                consumer = PushConsumer(kit.namesrv, "members", consume_from="first")
+
+                @consumer.on(TOPIC)
+                async def handle(message: ReceivedMessage) -> None:
+                    del message
+
+                nursery.start_soon(consume_with, consumer)
+                names.append(consumer.client_id)
+
+            async def all_have_a_queue() -> bool:
+                content = (await browser.get("/group?name=members")).content
+                queues = [f"{TOPIC} broker-a/{queue}" for queue in range(QUEUES)]
+                return all(name in content for name in names) and all(queue in content for queue in queues)
+
+            began = trio.current_time()
+            await until(all_have_a_queue)
+            codes = [code for _, code in counts.elements()]
+            assert 1 <= codes.count(RequestCode.ASK_MEMBERS) <= 1 + (trio.current_time() - began) / MEMBERS_SECONDS
+            assert RequestCode.GET_CONSUMER_RUNNING_INFO not in codes
+            assert RequestCode.GET_CONSUMER_CONNECTION_LIST not in codes
+            nursery.cancel_scope.cancel()
+
+    run(main, kit)
+
+
+def test_doctor_asks_a_broker_for_each_thing_once(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with many groups that lag, dead letters of each, and messages that retention deletes soon."""
+    counts = count_by_address(monkeypatch)
+
+    async def main() -> None:
+        found = await survey(kit.namesrv, watch_seconds=0)
+        assert found.consumers is not None, found.consumers_reason
+        assert len(found.consumers.members) >= GROUPS
+        twice = {RequestCode.GET_BROKER_CONSUME_STATS: 4, RequestCode.ASK_QUEUES: 2}
+        for (address, code), count in counts.items():
+            assert count <= twice.get(RequestCode(code), 1), (address, RequestCode(code).name, count)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_asks_as_much_with_many_topics_and_groups(
+    kit: SyncKit, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    total = count_requests(monkeypatch)
+    counts = count_by_address(monkeypatch)
 
     async def main(browser: Browser) -> None:
         await browser.get("/changes")  # the overview looks for what is wrong in the background

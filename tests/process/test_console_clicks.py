@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from selenium import webdriver
@@ -19,6 +15,7 @@ from selenium.webdriver.support.select import Select
 
 from mq.client.sync import SyncAdmin
 from tests.support.chromium import CHROMIUM, DRIVER, chromium, click, text_of, window
+from tests.support.dev_clusters import short_lived
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -40,26 +37,6 @@ def started() -> Iterator[webdriver.Chrome]:
 def browser(started: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
     with window(started) as shown:
         yield shown
-
-
-@contextmanager
-def short_lived(*arguments: str, env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """What `raftmq dev` with a console says of itself; it is stopped and removed afterwards."""
-    command = [sys.executable, "-m", "mq.cli", "dev", "--ephemeral", "--port", "0", "--console", "--json"]
-    ratios = [part for name in ("warn", "expire", "full") for part in ("--set", f"disk_{name}_ratio=1")]
-    process = subprocess.Popen(
-        [*command, *ratios, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, **env},
-    )
-    assert process.stdout is not None
-    try:
-        yield json.loads(process.stdout.readline())
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
 
 
 @contextmanager

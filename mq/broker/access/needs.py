@@ -26,6 +26,8 @@ from mq.protocol.requests import (
     filters,
     group_progress,
     lite,
+    many_queues,
+    members,
     offsets,
     pending,
     pop,
@@ -39,6 +41,7 @@ from mq.protocol.requests import (
     request_reply,
     schedules,
     send,
+    topic_use,
     topics,
     transactions,
     users,
@@ -132,6 +135,14 @@ def _acks(request: Any, body: bytes) -> Needs:
     return {(retry_topic(ack.group), SUB): None for ack in acks}
 
 
+def _queues(request: Any, body: bytes) -> Needs:
+    try:
+        topics = many_queues.QueueQuestions.decode(body).topics
+    except BodyError:
+        return ()
+    return dict.fromkeys((each.topic, SUB) for each in topics)
+
+
 def _subscriptions(request: Any, body: bytes) -> Needs:
     try:
         wanted = LiteSubscriptionSet.decode(body).subscriptions
@@ -197,6 +208,7 @@ ROWS: Final[Mapping[type[Any], Row]] = {
     clients.LockBatchMq: _locks,
     clients.UnlockBatchMq: _locks,
     queries.QueryConsumeTimeSpan: _topic(SUB),
+    many_queues.AskQueues: _queues,
     queries.QueryConsumeQueue: _topic(SUB),
     group_progress.GetConsumeStats: _group(),
     consumer_groups.QueryTopicConsumeByWho: _topic(SUB),
@@ -283,6 +295,8 @@ ROWS: Final[Mapping[type[Any], Row]] = {
         group_progress.SkipMessage,
         removed_members.RemoveMember,
         removed_members.ListKeptOut,
+        members.AskMembers,
+        topic_use.AskTopicUse,
         relayed.InvokeBrokerToGetConsumerStatus,
         relayed.GetConsumerRunningInfo,
         relayed.ConsumeMessageDirectly,
@@ -346,6 +360,8 @@ ANY_PERMISSION: Final = frozenset({topics.GetTopicConfig})
 _UNKNOWN: Final = (OF_PROXIES | THROUGH_PROXIES) - ROWS.keys()
 assert not _UNKNOWN, f"proxies may make requests that nobody may make: {_UNKNOWN}"
 assert ROWS_THROUGH_PROXIES.keys() <= THROUGH_PROXIES, f"not through proxies: {ROWS_THROUGH_PROXIES.keys()}"
+_OF_ADMINS: Final = {kind for kind, row in ROWS.items() if row is Role.ADMIN}
+assert not _OF_ADMINS & (OF_PROXIES | THROUGH_PROXIES), "a proxy may make requests of administrators"
 assert ANY_PERMISSION <= THROUGH_PROXIES, f"not through proxies: {ANY_PERMISSION - THROUGH_PROXIES}"
 
 

@@ -102,7 +102,7 @@ class GroupMembers(Service):
         answer = ConsumerConnection(
             connections=[
                 *([] if group is None else _connections(group.members)),
-                *(_connection(client, at) for at, client in members),
+                *(proxied_data(client, at) for at, client in members),
             ],
             subscriptions=_subscriptions_of(group, proxied),
             consume_type=told.consume_type,
@@ -283,18 +283,18 @@ def _not_online(group: str, client_id: str | None) -> RequestRefused:
 
 
 def _connections(members: Mapping[ClientConnection, Member]) -> list[ClientConnectionData]:
-    return [
-        ClientConnectionData(
-            client_id=member.client_id,
-            client_addr=at.peer,
-            language=member.language or "OTHER",
-            version=member.version,
-        )
-        for at, member in members.items()
-    ]
+    return [connection_data(member, at) for at, member in members.items()]
 
 
-def _connection(client: ClientBehindProxy, at: ClientConnection) -> ClientConnectionData:
+def connection_data(member: Member, at: ClientConnection) -> ClientConnectionData:
+    """A client as tools see it."""
+    return ClientConnectionData(
+        client_id=member.client_id, client_addr=at.peer, language=member.language or "OTHER", version=member.version
+    )
+
+
+def proxied_data(client: ClientBehindProxy, at: ClientConnection) -> ClientConnectionData:
+    """A client behind a proxy, or one that pops, as tools see it."""
     return ClientConnectionData(
         client_id=client.client_id,
         client_addr=client.address or at.peer,

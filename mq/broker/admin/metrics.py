@@ -47,6 +47,14 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     "connections_dropped": _Named(
         "raftmq_client_connections_dropped", _C, "Connections closed because the client read or wrote too slowly."
     ),
+    "requests_refused": _Named(
+        "raftmq_requests_refused",
+        _C,
+        "Requests answered with an error: wrong, not allowed, or while this replica was busy or its disk full.",
+    ),
+    "requests_failed": _Named(
+        "raftmq_requests_failed", _C, "Requests that failed in this replica, as when its log cannot be read."
+    ),
     "tls_failures": _Named("raftmq_tls_failures", _C, "Connections closed after a TLS error of the client."),
     "unfinished_bytes": _Named("raftmq_requests_incomplete_bytes", _G, "Bytes of partly received requests."),
     "unfinished_waiting": _Named(

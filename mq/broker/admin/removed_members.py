@@ -37,6 +37,8 @@ from mq.protocol.requests.removed_members import (
 WORDS_LENGTH_MAX: Final = 300
 _ID_LENGTH_MAX: Final = max(ClientLimits().client_id_length_max, ClientLimits().proxied_client_id_length_max)
 _EXPIRE_SECONDS: Final = 1.0
+_END_SECONDS: Final = 0.02
+_ENDED_AT_ONCE: Final = 50
 _TOLD_SECONDS: Final = 5.0
 """A replica that was told at the same time as the leader keeps the client out for as long, but for less than this."""
 
@@ -72,6 +74,8 @@ class RemovedMembers(Service):
         self._seen_version = -1
         self._followed: dict[tuple[str, str], KeptOutRow] = {}
         """The replicated table when this replica last looked at it."""
+        self._unended: dict[tuple[str, str], None] = {}
+        """Kept out already; what they wait for is ended in steps, since thousands at once would hold everybody up."""
         self._log = context.log
 
     def routes(self) -> Iterator[Route]:
@@ -82,6 +86,7 @@ class RemovedMembers(Service):
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
         yield Periodic(_EXPIRE_SECONDS, self.look, lambda: now_if(self._has_to_look()))
+        yield Periodic(_END_SECONDS, self.end_some, lambda: now_if(self._unended))
 
     def lead(self) -> None:
         """See `Service`: nobody gets a message of this replica first."""
@@ -124,15 +129,7 @@ class RemovedMembers(Service):
         connections, notices, was_member = self._clients.remove_member(
             group, client_id, until=self._clock() + seconds, reason=reason, operator=operator
         )
-        self._log.info(
-            "member_removed",
-            consumer_group=group,
-            client_id=client_id,
-            by=operator,
-            seconds=seconds,
-            reason=reason,
-            was_member=was_member,
-        )
+        self._told(group, client_id, seconds, reason, operator, was_member=was_member)
         for end in self._end_waiting:
             end(group, client_id, connections)
         # The removed one first: it gives its queues up before others ask for them.
@@ -140,7 +137,21 @@ class RemovedMembers(Service):
         self._notify(notices)
         return was_member
 
+    def _told(
+        self, group: str, client_id: str, seconds: float, reason: str, operator: str, *, was_member: bool
+    ) -> None:
+        self._log.info(
+            "member_removed",
+            consumer_group=group,
+            client_id=client_id,
+            by=operator,
+            seconds=round(seconds, 1),
+            reason=reason,
+            was_member=was_member,
+        )
+
     def _let_in(self, group: str, client_id: str, operator: str) -> bool:
+        self._unended.pop((group, client_id), None)
         known = self._kept_out.release(group, client_id)
         if known is not None:
             self._log.info("member_let_in", consumer_group=group, client_id=client_id, by=operator)
@@ -162,13 +173,43 @@ class RemovedMembers(Service):
         now_ms = self._wall_clock_ms()
         for key in followed.keys() - self._followed.keys():
             self._let_in(*key, followed[key].operator)
+        members: dict[str, set[str]] = {}
         for key, row in self._followed.items():
             left = (row.until_ms - now_ms) / 1000
             if row == followed.get(key) or left <= 0 or not self._kept_out.has_room(*key):
                 continue
             known = self._kept_out.table.get(key)
-            if known is None or abs(known.until - self._clock() - left) > _TOLD_SECONDS:
-                self._remove(*key, left, row.reason, row.operator)
+            if known is not None and abs(known.until - self._clock() - left) <= _TOLD_SECONDS:
+                continue
+            group, client_id = key
+            if group not in members:
+                proxied = (client.client_id for _, client in self._clients.proxied.members(group))
+                members[group] = {*self._clients.consumer_ids(group), *proxied}
+            if client_id in members[group]:
+                self._remove(group, client_id, left, row.reason, row.operator)
+                continue
+            self._kept_out.keep(
+                group,
+                client_id,
+                until=self._clock() + left,
+                reason=row.reason,
+                operator=row.operator,
+                connections=(),
+            )
+            self._unended[key] = None
+
+    def end_some(self) -> None:
+        """Do the rest for some of those that were found in the log, and were no members; called by a timer."""
+        for _ in range(min(_ENDED_AT_ONCE, len(self._unended))):
+            group, client_id = key = next(iter(self._unended))
+            del self._unended[key]
+            kept = self._kept_out.table.get((group, client_id))
+            if kept is None:
+                continue  # its time is over already
+            assert (kept.group, kept.client_id) == key, f"{kept.client_id} of {kept.group} is listed as {key}"
+            self._told(group, client_id, kept.until - self._clock(), kept.reason, kept.operator, was_member=False)
+            for end in self._end_waiting:
+                end(group, client_id, [*kept.connections])
 
     def handle_list(self, call: Call[ListKeptOut]) -> bytes:
         """Request code 9027."""

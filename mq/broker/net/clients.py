@@ -26,6 +26,7 @@ from mq.broker.net.consumer_group import (
     Member,
     lengths_of,
     parse_group_subscription,
+    told_by,
 )
 from mq.broker.net.kept_out import KeptOutMembers
 from mq.broker.net.proxied_clients import ProxiedClients
@@ -141,7 +142,10 @@ class ClientRegistry(Generic[ConnectionT]):
             if is_new := not group.has(heartbeat.client_id, connection):
                 group.list_body = None
             topics = group.subscriptions.keys()
-            group.members[connection] = Member(heartbeat.client_id, language, version, now)
+            before = group.members.get(connection)
+            told = told_by(wanted.values(), group.told, None if before is None else before.told)
+            group.told = told
+            group.members[connection] = Member(heartbeat.client_id, language, version, now, told=told)
             listed.consumer_groups.add(consumer.group)
             group.consume_type = consumer.consume_type
             group.message_model = consumer.message_model

@@ -18,6 +18,7 @@ from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.flow_control import MUCH_BYTES, UnreadReplies
 from mq.broker.net.not_served import why_not_served
+from mq.monitoring.error_answers import ERROR_ANSWERS
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.incoming.chunks import Incoming, decode_chunk, missing_bytes
@@ -34,6 +35,20 @@ _REPORTS_MAX = 16
 _SERVED_AT_ONCE = 16
 """Requests that are served before the client's share of the turn is checked."""
 _CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.MESSAGE_ILLEGAL})
+_NO_ERRORS = frozenset(
+    {
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+        ResponseCode.QUERY_NOT_FOUND,
+        ResponseCode.CONSUMER_NOT_ONLINE,
+        ResponseCode.NO_MESSAGE,
+        ResponseCode.POLLING_FULL,
+        ResponseCode.POLLING_TIMEOUT,
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+    }
+)
+"""Answers that say that there is nothing; and, of the last code, that a newer client has asked."""
 
 _TLS_HANDSHAKE = b"\x16\x03"
 _NO_TLS = "the client speaks TLS, and this broker does not: see tls_mode"
@@ -341,6 +356,7 @@ class ClientConnection:
             if error.code in _CLIENT_FAULTS:
                 self._report("request_refused", request.code, error.remark)
         elif isinstance(error, HeaderError):
+            ERROR_ANSWERS.refused += 1
             self._report("bad_header", error.code, error.remark)
             code = ResponseCode.SYSTEM_ERROR
             self.send(encode_response(error.opaque, code, remark=error.remark, serialization=serialization))
@@ -378,11 +394,14 @@ class ClientConnection:
 def answer_failure(error: Exception, request: Any, serialization: int, client: str, log: Log) -> bytes:
     """The reply to a request whose handler raised ``error``; the failure of an assertion is raised again."""
     if isinstance(error, RequestRefused):
+        if error.code not in _NO_ERRORS:
+            ERROR_ANSWERS.refused += 1
         return encode_response(
             request.opaque, error.code, remark=error.remark, ext=error.ext, serialization=serialization
         )
     if isinstance(error, AssertionError):
         raise error
+    ERROR_ANSWERS.failed += 1
     if isinstance(error, QueueFileDamaged):
         # The damage is registered, and will be repaired from the log soon.
         remark = f"retry, or ask another replica: {error}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
+from zlib import crc32
 
 import msgspec
 
 from mq.broker.net.client_limits import HeartbeatRefused
 from mq.filter.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
+from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.requests.clients import SubscriptionData
 
 BROADCASTING = "BROADCASTING"
@@ -18,6 +20,19 @@ ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 
 Lengths = tuple[int, int]
 """Total characters of all expressions, and of those in SQL92."""
+
+_TOLD_LENGTH_MAX: Final = 300
+
+
+class Told(NamedTuple):
+    """What one member subscribes to, as its last heartbeat says; the group has the subscriptions of the last of all.
+
+    ``text`` is for people, and bounded; those of two members are equal if they subscribe to the same. ``mark`` is that
+    of the subscriptions in this process.
+    """
+
+    mark: int
+    text: str
 
 
 @dataclass(slots=True)
@@ -31,6 +46,8 @@ class Member:
     """Monotonic seconds."""
     asked_at: float | None = None
     """When its subscriptions were last queried since that heartbeat, in monotonic seconds."""
+    told: Told | None = None
+    """Of a consumer."""
 
 
 class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +86,8 @@ class ConsumerGroup(Generic[ConnectionT]):
     """Of the expressions in ``subscriptions``."""
     list_body: bytes | None = None
     """`ClientRegistry.consumer_list`; None after a change of ``members``."""
+    told: Told | None = None
+    """That of the last heartbeat: members that agree share it."""
 
     def client_ids(self) -> list[str]:
         """Distinct ids of the members, sorted: a client that reconnects may be registered twice for a while."""
@@ -80,6 +99,36 @@ class ConsumerGroup(Generic[ConnectionT]):
         if member is not None:
             return member.client_id == client_id
         return any(each.client_id == client_id for each in self.members.values())
+
+
+def told_text(rows: Iterable[tuple[str, str, str]]) -> str:
+    """Topics with their expressions and types, sorted: ``Orders paid || sent, Prices *``. A long one is cut, and ends
+    with a checksum of all. The order of tags means nothing.
+    """
+    parts = sorted(
+        f"{topic} {_normal(expression, kind)}" for topic, expression, kind in rows if not topic.startswith(RETRY_PREFIX)
+    )
+    text = ", ".join(parts)
+    if len(text) <= _TOLD_LENGTH_MAX:
+        return text
+    mark = crc32(text.encode(errors="backslashreplace"))
+    return f"{text[:_TOLD_LENGTH_MAX]}... ({len(parts)} in all, checksum {mark:08x})"
+
+
+def _normal(expression: str, kind: str) -> str:
+    if kind not in ("", TAG):
+        return f"{kind} {expression}"
+    return " || ".join(sorted({tag.strip() for tag in expression.split("||")} - {""})) or "*"
+
+
+def told_by(subscriptions: Iterable[GroupSubscription], *known: Told | None) -> Told:
+    """What these subscriptions of one heartbeat say; one of ``known`` if that says the same."""
+    rows = {(each.topic, each.expression, each.expression_type) for each in subscriptions}
+    mark = hash(frozenset(rows))
+    for told in known:
+        if told is not None and told.mark == mark:
+            return told
+    return Told(mark, told_text(rows))
 
 
 def lengths_of(subscriptions: Iterable[SubscriptionData | GroupSubscription]) -> Lengths:

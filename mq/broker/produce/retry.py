@@ -97,7 +97,7 @@ class Retries(Service):
             letter = self._dead_letter(
                 message,
                 ext.group,
-                reason=f"given up after {attempts} deliveries",
+                reason=_given_up(attempts),
                 attempts=attempts,
                 failure=ext.failure,
                 on_outcome=on_outcome,
@@ -261,7 +261,7 @@ class Retries(Service):
         letter = dead_letter(
             properties,
             group=name,
-            reason=f"given up after {ext.reconsume_times} deliveries",
+            reason=_given_up(ext.reconsume_times),
             attempts=ext.reconsume_times,
             now_ms=self._wall_clock_ms(),
         )
@@ -305,3 +305,7 @@ def _fenced(group: str, what: str) -> RequestRefused:
     return RequestRefused(
         ResponseCode.NO_PERMISSION, f"another client of group {group} has locked {what}, and also gets the message"
     )
+
+
+def _given_up(attempts: int) -> str:
+    return f"given up after {attempts} {'delivery' if attempts == 1 else 'deliveries'}"

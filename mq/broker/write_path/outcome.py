@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
+from mq.monitoring.error_answers import ERROR_ANSWERS
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 
@@ -62,6 +63,7 @@ def answer_outcome(call: Call[object], what: str, reply: Callable[[Stored], byte
 def give_back(call: Call[Any], outcome: Refused | LeadershipLost) -> None:
     """A request is not stored: refuse it, or serve it again, so that it is forwarded to the new leader."""
     if isinstance(outcome, Refused):
+        ERROR_ANSWERS.refused += 1
         call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
     else:
         call.dispatch()

@@ -7,7 +7,6 @@ import datetime as dt
 import msgspec
 import trio
 
-from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
 from mq.console.pages.visit import Done, Form, NotFound, Page, Refused, Visit, fault_of, one, required
@@ -27,6 +26,7 @@ from mq.console.views.groups import (
 from mq.console.views.links import link
 from mq.console.views.resets import preview_rows
 from mq.console.views.text import duration, matching, number, paged
+from mq.inspection.looking import LookingAdmin
 
 
 async def group_list(visit: Visit) -> Page:
@@ -132,13 +132,13 @@ def position_of(to: str, time: str) -> ConsumeFrom:
     return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
 
 
-async def _targets(admin: Admin, topic: str, position: ConsumeFrom) -> dict[MessageQueue, int]:
+async def _targets(admin: LookingAdmin, topic: str, position: ConsumeFrom) -> dict[MessageQueue, int]:
     ends = await admin.topic_stats(topic)
     if position == "first":
         return {queue: each.min_offset for queue, each in ends.items()}
     if position == "last":
         return {queue: each.max_offset for queue, each in ends.items()}
-    return {queue: await admin.offset(queue, position) for queue in ends}
+    return await admin.offsets_at(dict.fromkeys(ends, position))
 
 
 def _words(position: ConsumeFrom) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 import trio
 
-from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.filters import Sql
 from mq.client.message import MessageQueue, ReceivedMessage
@@ -29,6 +29,7 @@ from mq.console.views.messages import (
 )
 from mq.filter.subscription import SubscriptionError
 from mq.inspection.dead_letters import DEALT_WITH_BY
+from mq.inspection.looking import LookingAdmin
 from mq.protocol.requests.topics import QueueEnds
 
 COUNT_DEFAULT, COUNT_MAX = 20, 200
@@ -187,7 +188,12 @@ def _chosen(queues: list[MessageQueue], name: str) -> list[MessageQueue]:
 
 
 async def _ranges(
-    admin: Admin, ends: Mapping[MessageQueue, QueueEnds], queues: list[MessageQueue], by: str, visit: Visit, count: int
+    admin: LookingAdmin,
+    ends: Mapping[MessageQueue, QueueEnds],
+    queues: list[MessageQueue],
+    by: str,
+    visit: Visit,
+    count: int,
 ) -> dict[MessageQueue, tuple[int, int]]:
     """From which offset on each queue is read, and up to which one. Raises Refused."""
     if by == "offset":
@@ -197,7 +203,8 @@ async def _ranges(
         starts = dict.fromkeys(queues, int(text))
     elif by == "time":
         position = position_of("time", visit.query.get("time", ""))
-        starts = {queue: await admin.offset(queue, position) for queue in queues}
+        assert isinstance(position, dt.datetime), f"a time is {position}"
+        starts = await admin.offsets_at(dict.fromkeys(queues, position))
     elif by == "oldest":
         starts = {queue: int(ends[queue].min_offset) for queue in queues}
     else:

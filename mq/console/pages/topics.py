@@ -11,14 +11,17 @@ from mq.console.views.links import link
 from mq.console.views.text import matching, paged
 from mq.console.views.topics import (
     age_of_last,
+    bytes_words,
     chosen,
     only_offsets,
     own_topics,
     queue_rows,
     reader_rows,
     rows,
+    sender_rows,
     sent_words,
     settings_of,
+    sizes_of,
     total,
 )
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
@@ -26,6 +29,7 @@ from mq.protocol.names import NameRefused, check_topic, is_system_topic
 from mq.protocol.requests.broker import BrokerStatsData
 from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY
 from mq.protocol.requests.retention_attributes import RESERVE_TIME
+from mq.protocol.requests.topic_use import TopicUse
 
 QUEUES_MAX = 1024
 SENT: Final = ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE")
@@ -73,12 +77,19 @@ async def topic(visit: Visit) -> Page:
     sent: list[dict[str, BrokerStatsData]] = []
     with suppress(BrokerError):  # figures are for administrators
         sent = [await visit.watch.looking.figure(figure, name) for figure in SENT]
+    use: dict[str, TopicUse] | None = None
+    with suppress(BrokerError):  # this, too
+        use = await visit.watch.looking.topic_use(name)
+    sizes = sizes_of(use or {})
     progress, offsets = await visit.watch.progress.get(), await visit.watch.offsets.get()
     only = only_offsets(progress.value or {}, offsets.value or {}, ends)
     groups = (await visit.watch.groups.get()).value or {}
     values = {
         "name": name,
-        "queues": queue_rows(ends),
+        "queues": queue_rows(ends, sizes),
+        "nbytes": bytes_words(sizes.values()),
+        "senders": None if use is None else sender_rows(use, visit.now_ms),
+        "looked_at": sum(each.looked_at for each in (use or {}).values()),
         "total": total(ends),
         "last": age_of_last(ends, visit.now_ms),
         "sent": sent_words(*sent) if sent else "",

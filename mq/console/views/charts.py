@@ -40,6 +40,17 @@ def chart(points: Sequence[Rates], now: float) -> Chart | None:
     return Chart(sent, read, f"{highest:,.1f}/s", words)
 
 
+def error_chart(points: Sequence[Rates], now: float) -> Chart | None:
+    """The errors of the last hour; None without two points, or if there was none."""
+    highest = max((each.errors for each in points if each.errors is not None), default=0.0)
+    if len(points) < 2 or not highest:
+        return None
+    lines = _lines([(each.at, each.errors) for each in points], now, highest)
+    minutes = max(1, round((now - points[0].at) / 60))
+    words = f"requests refused or failed in the last {minutes} min, at most {highest:,.1f} per second"
+    return Chart(lines, (), f"{highest:,.1f}/s", words)
+
+
 def lag_chart(points: Sequence[Lag], now: float) -> Chart | None:
     """The messages that waited for a consumer group in the last hour; None without two points."""
     if len(points) < 2:

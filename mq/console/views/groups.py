@@ -165,7 +165,7 @@ def member_rows(members: Sequence[Member], now_ms: int) -> list[MemberRow]:
             language=each.client.language,
             version=str(each.client.version),
             queues="any, it pops"
-            if each.subscriptions is not None
+            if each.takes_no_queues
             else "not known"
             if each.queues is None
             else ", ".join(map(queue_text, each.queues)) or "none",
@@ -197,18 +197,23 @@ def reasons(
     configs: Mapping[str, SubscriptionGroupConfig],
     now_ms: int,
 ) -> list[str]:
-    """Why messages of a group wait, as sentences, as far as that can be seen; empty if none waits.
+    """Why messages of a group wait, or are not consumed, as sentences, as far as that can be seen.
 
     ``members`` is None if they are not known.
     """
+    said = []
+    if (lines := disagreement(members or ())) != []:
+        said.append(
+            "Its members subscribe to different things, and what one of them does not want is skipped for all: "
+            f"{some_of(lines, 3)}."
+        )
     lagging = {
         queue: each
         for queue, each in progress.items()
         if each.offset < each.end and not queue.topic.startswith(RETRY_PREFIX)
     }
     if not lagging:
-        return []
-    said = []
+        return said
     if any(not each.consume_enable for each in configs.values()):
         said.append("The group is paused: its members get no messages.")
     if members is None:
@@ -233,8 +238,6 @@ def reasons(
                 f"{member.client.client_id} fetches nothing of {_names(silent)} although messages wait there: it is "
                 "paused, or hangs."
             )
-    if (lines := disagreement(members)) != []:
-        said.append(f"Its members subscribe to different things: {some_of(lines, 3)}.")
     return said or ["Its members finish messages: it is slower than they come, or catches up."]
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from mq.console.events import count_of
 from mq.console.history import History, rates_of
-from mq.console.views.charts import Chart, chart
+from mq.console.views.charts import Chart, chart, error_chart
 from mq.console.views.links import link
 from mq.console.views.text import duration, number, percent, size
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus
@@ -43,7 +43,7 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupCard:
-    """A broker group. Rates are messages per second over 10 s, of the leader."""
+    """A broker group. Rates are messages per second over 10 s, of the leader; errors those of all replicas."""
 
     name: str
     cluster: str
@@ -53,7 +53,9 @@ class GroupCard:
     durability: str
     rate_in: str
     rate_out: str
+    errors: str
     chart: Chart | None
+    error_chart: Chart | None
     waiting: str
     connections: str
     replicas: tuple[ReplicaRow, ...]
@@ -79,6 +81,7 @@ def card(group: GroupStatus, history: History, now: float) -> GroupCard:
     if leader is None and group.is_stock:
         leader = next((each for each in group.replicas if each.broker_id == 0), None)
     sent, read = rates_of(group)
+    errors = history.errors(group.group, now)
     kinds = ("delayed", "timers", "transactions", "pops")
     words = ("delayed", "timed", "open transactions", "open pops")
     counts = [
@@ -93,7 +96,9 @@ def card(group: GroupStatus, history: History, now: float) -> GroupCard:
         durability=_DURABILITY.get(group.durability or "", ""),
         rate_in=rate(sent),
         rate_out=rate(read),
+        errors=rate(errors),
         chart=chart(history.of(group.group, now), now),
+        error_chart=error_chart(history.of(group.group, now), now),
         waiting=", ".join(f"{count:,} {word}" for count, word in counts if count),
         connections=number(leader.connections) if leader is not None else "-",
         replicas=tuple(_row(each, group) for each in group.replicas),

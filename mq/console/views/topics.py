@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from mq.client.message import MessageQueue
 from mq.console.views.text import Paged, duration, number, size
@@ -15,8 +16,10 @@ from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, i
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.broker import BrokerStatsData
 from mq.protocol.requests.group_progress import GroupProgress
+from mq.protocol.requests.topic_use import QueueSize, Sender, TopicUse
 from mq.protocol.requests.topics import QueueEnds, TopicConfig
 
+SENDERS_SHOWN_MAX: Final = 100
 _KINDS = ("ordinary", "retry", "dead letters", "system")
 
 
@@ -101,6 +104,20 @@ class QueueRow:
     first_text: str
     end_text: str
     messages: str
+    nbytes: str
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class SenderRow:
+    """Who has sent some of the newest messages of a topic."""
+
+    client: str
+    address: str
+    language: str
+    version: str
+    group: str
+    messages: str
     last: str
 
 
@@ -115,7 +132,43 @@ class ReaderRow:
     note: str
 
 
-def queue_rows(ends: Mapping[MessageQueue, QueueEnds]) -> list[QueueRow]:
+def sizes_of(use: Mapping[str, TopicUse]) -> dict[tuple[str, int], QueueSize]:
+    """The sizes of the queues of a topic, by broker group and number."""
+    return {(broker, each.queue_id): each for broker, own in use.items() for each in own.queues}
+
+
+def bytes_words(sizes: Collection[QueueSize]) -> str:
+    """The bytes of all of them: ``about`` if they were not all counted."""
+    if not sizes:
+        return "-"
+    about = "" if all(each.is_exact for each in sizes) else "about "
+    return f"{about}{size(sum(each.nbytes for each in sizes))}"
+
+
+def sender_rows(use: Mapping[str, TopicUse], now_ms: int) -> list[SenderRow]:
+    """Who has sent the newest messages of a topic, the last one first; at most `SENDERS_SHOWN_MAX`."""
+    by_client: dict[tuple[str, str], list[Sender]] = {}
+    for told in use.values():
+        for each in told.senders:
+            by_client.setdefault((each.address, each.client_id), []).append(each)
+    found = []
+    for own in sorted(by_client.values(), key=lambda some: -max(each.last_ms for each in some))[:SENDERS_SHOWN_MAX]:
+        one = own[0]
+        found.append(
+            SenderRow(
+                client=one.client_id or "not connected as a producer now",
+                address=one.address or "not in its messages",
+                language=one.language or "-",
+                version=str(one.version) if one.version else "-",
+                group=one.group or "-",
+                messages=number(sum(each.messages for each in own)),
+                last=duration(max(0, now_ms - max(each.last_ms for each in own)) / 1000) + " ago",
+            )
+        )
+    return found
+
+
+def queue_rows(ends: Mapping[MessageQueue, QueueEnds], sizes: Mapping[tuple[str, int], QueueSize]) -> list[QueueRow]:
     """The queues of a topic."""
     return [
         QueueRow(
@@ -126,6 +179,7 @@ def queue_rows(ends: Mapping[MessageQueue, QueueEnds]) -> list[QueueRow]:
             number(each.min_offset),
             number(each.max_offset),
             number(each.max_offset - each.min_offset),
+            bytes_words([own] if (own := sizes.get((queue.broker_name, queue.queue_id))) is not None else []),
             time_of(each.last_update_ms) or "-",
         )
         for queue, each in sorted(ends.items())

@@ -24,6 +24,9 @@
 - `quotas`: 9024, 9025
 - `accounts`: 9028
 - `removed_members`: 9026, 9027
+- `many_queues`: 9030
+- `members`: 9031
+- `topic_use`: 9032
 - `namesrv`: 100 to 102, 105, 106, 205, 206, 216, 217, 219, 224, 304, 311 to 313, 318, 319, 327, 901
 - `registration`: 103, 104, 322, 904
 - `raft_group`: 9001

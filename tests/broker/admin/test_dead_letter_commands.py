@@ -98,7 +98,7 @@ async def test_dead_letters_are_listed_and_shown_with_their_reason(dlq: Dlq) -> 
     assert (first["queue"], first["offset"], first["topic"], first["attempts"]) == ("broker-a/0", 0, "T", 1)
     assert first["failure"].startswith("LookupError: no such address")
     text = await dlq.text("list", "mail")
-    assert "given up after 1 deliveries: LookupError: no such address" in text
+    assert "given up after 1 delivery: LookupError: no such address" in text
     shown = await dlq.text("show", "mail", "1")
     assert "colour=red" in shown
     assert "letter" in shown

@@ -143,6 +143,36 @@ async def test_a_member_that_hangs_is_named_with_host_queue_and_time(
             nursery.cancel_scope.cancel()
 
 
+async def consume_with(consumer: PushConsumer) -> None:
+    async with consumer:
+        await consumer.run()
+
+
+async def test_members_that_subscribe_differently_are_named(tmp_path: Path) -> None:
+    """Although no message waits: what one of them does not want is skipped for all."""
+    async with cluster_and_broker(tmp_path) as (namesrv, _), trio.open_nursery() as nursery:
+        async with Admin(namesrv) as admin:
+            await admin.create_topic("T", 1)
+            for expression in ("paid", "paid || sent"):
+                consumer = PushConsumer(namesrv, "billing", consume_from="first")
+
+                @consumer.on("T", expression)
+                async def handle(message: ReceivedMessage) -> None:
+                    del message
+
+                nursery.start_soon(consume_with, consumer)
+
+            async def are_there() -> bool:
+                return len(await admin.group_members("billing")) == 2
+
+            await until(are_there)
+        found = (await doctor(namesrv)).about("has members that subscribe to different things")
+        assert found["subject"] == "consumer group billing"
+        assert "T paid" in found["what"]
+        assert "T paid || sent" in found["what"]
+        nursery.cancel_scope.cancel()
+
+
 async def test_messages_that_are_too_old_soon_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster_and_broker(tmp_path, retention_hours=1) as (namesrv, _):
         await send(namesrv, "T", 5)
@@ -167,6 +197,23 @@ async def test_messages_that_the_size_of_their_topic_deletes_are_named(tmp_path:
         found = (await doctor(namesrv)).about("consumer group billing has not consumed")
         assert "more than 1,048,576 bytes (reserve.bytes)" in found["what"]
         assert "raftmq topic update Readings --retention-bytes" in found["remedy"]
+
+
+async def test_messages_that_the_size_of_the_log_deletes_are_named(tmp_path: Path) -> None:
+    async with cluster_and_broker(tmp_path, retention_bytes=4 * 2**20) as (namesrv, _):
+        async with Admin(namesrv) as admin:
+            await admin.create_topic("Readings", 1)
+        await send(namesrv, "Readings", 40, 60_000)
+        await consume(namesrv, "billing", "Readings", 1)
+        await consume(namesrv, "mail", "Readings", 39)
+        found = await doctor(namesrv)
+        assert not [each for each in found.findings if "retention_bytes" in each["what"]], "2.4 MB of 4 MiB"
+        await send(namesrv, "Readings", 20, 60_000)
+        found = await doctor(namesrv)
+        [told] = [each for each in found.findings if "retention_bytes" in each["what"]]
+        assert told["subject"] == "consumer group billing", "the other group has consumed what is deleted next"
+        assert "among the oldest of the log of broker-a: they go next" in told["what"]
+        assert "4,194,304 bytes" in told["what"]
 
 
 async def test_a_host_that_does_not_resolve_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

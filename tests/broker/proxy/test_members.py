@@ -15,6 +15,7 @@ import trio.testing
 from mq.client import Admin, BrokerError
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.credentials import Credentials
+from mq.inspection.catalogue import CatalogueAdmin
 from mq.inspection.members import disagreement, members_of
 from mq.protocol.codes import RequestCode
 from mq.protocol.incoming.decoding import Response
@@ -50,13 +51,13 @@ def consumer(expression: str = "*", kind: pb.ClientType = pb.PUSH_CONSUMER) -> p
     )
 
 
-def run(test: Callable[[Kit, InMemoryProxy, Admin], Awaitable[None]], accounts: Path | None = None) -> None:
+def run(test: Callable[[Kit, InMemoryProxy, CatalogueAdmin], Awaitable[None]], accounts: Path | None = None) -> None:
     remoting = RemotingSettings(credentials=None, tls=None) if accounts is None else OPERATOR
 
     async def main() -> None:
         async with (
             open_kit(acl_file=accounts) as kit,
-            Admin(kit.namesrv, remoting=remoting) as admin,
+            CatalogueAdmin(kit.namesrv, remoting=remoting) as admin,
             open_proxy(kit, None if accounts is None else GATEWAY) as proxy,
         ):
             await admin.create_topic("Orders", 1)
@@ -85,7 +86,7 @@ async def ask(kit: Kit, code: int, **fields: Any) -> tuple[Response, memoryview]
 
 
 def test_clients_of_two_proxies_are_members_while_they_are_there() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin) -> None:
         async with proxy.telemetry("c1", consumer()), proxy.telemetry("c2", consumer()):
             await has_members(admin, "c1", "c2")
             async with open_proxy(kit) as other, other.telemetry("c3", consumer()):
@@ -101,7 +102,7 @@ def test_clients_of_two_proxies_are_members_while_they_are_there() -> None:
 def test_clients_with_enormous_subscriptions_do_not_hide_the_others() -> None:
     """One heartbeat names all clients of a proxy, and brokers refuse one above 2 MiB, with the producers in it."""
 
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin) -> None:
         async with AsyncExitStack() as stack:
             for number in range(3):
                 await stack.enter_async_context(proxy.telemetry(f"large-{number}", consumer("x" * 1_000_000)))
@@ -112,7 +113,7 @@ def test_clients_with_enormous_subscriptions_do_not_hide_the_others() -> None:
 
 
 def test_members_that_subscribe_differently_are_seen() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin) -> None:
         async with proxy.telemetry("c1", consumer("paid")), proxy.telemetry("c2", consumer("paid")):
             await has_members(admin, "c1", "c2")
             assert disagreement(await members_of(admin, "billing")) == []
@@ -130,7 +131,7 @@ def test_members_that_subscribe_differently_are_seen() -> None:
 def test_members_behind_a_proxy_take_no_queues_from_others() -> None:
     """They pop from all queues; a member that reads queues must not leave some to them."""
 
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin) -> None:
         async with proxy.telemetry("c1", consumer()):
             await has_members(admin, "c1")
             with pytest.raises(BrokerError, match="no consumer for this group"):
@@ -140,7 +141,7 @@ def test_members_behind_a_proxy_take_no_queues_from_others() -> None:
 
 
 def test_a_client_supplies_its_stacks_and_the_proxy_the_rest() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin) -> None:
         async def answer(stream: Stream) -> None:
             command = (await stream.hear()).print_thread_stack_trace_command
             trace = pb.ThreadStackTrace(nonce=command.nonce, thread_stack_trace="main: waits")
@@ -179,7 +180,7 @@ def echo(code: int, nonce: str) -> pb.TelemetryCommand:
 
 
 def test_a_client_handles_one_message_for_an_operator() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin) -> None:
         [sent] = (await proxy.send("Orders", "this one")).entries
         _, [stored] = await proxy.receive("audit", "Orders")
         assert sent.status.code == pb.OK
@@ -212,7 +213,7 @@ def test_a_client_handles_one_message_for_an_operator() -> None:
 
 
 def test_an_unresponsive_client_gets_a_bounded_number_of_questions() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin) -> None:
         code = RequestCode.GET_CONSUMER_RUNNING_INFO
         texts: list[str] = []
 
@@ -239,7 +240,7 @@ def test_a_client_without_read_permission_is_not_a_member(tmp_path: Path) -> Non
     file = tmp_path / "plain_acl.yml"
     file.write_text(ACCOUNTS)
 
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin) -> None:
         proxy.metadata = signed("spying-one", "spy-secret", kit.now())
         async with proxy.telemetry("s1", consumer()) as (_, answer):
             assert answer.status.code == pb.OK  # its receives are refused

@@ -9,45 +9,13 @@ import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from tests.support.running_broker import Answer, Client, properties, running, send_ext
+from tests.support.running_broker import properties, running, send_ext
+from tests.support.timed_messages import BEGIN_MS, Clock, by_time, stored
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
 ENCODINGS = pytest.mark.parametrize("serialization", [JSON, BINARY])
-BEGIN_MS = 1_700_000_000_000
-
-
-class Clock:
-    """What the broker takes for the time of day."""
-
-    now_ms = BEGIN_MS
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("raftlog.Machine.wall_clock_ms", clock)
-    return clock
-
-
-async def stored(client: Client, clock: Clock, *seconds: int, queue_id: int = 0) -> list[int]:
-    """Send a message at each of these times; returns their physical offsets."""
-    places = []
-    for number, second in enumerate(seconds):
-        clock.now_ms = BEGIN_MS + 1000 * second
-        answer = await client.send(body=b"%d" % number, e=queue_id)
-        assert answer.code == ResponseCode.SUCCESS, answer
-        places.append(int(answer.ext["msgId"][16:], 16))
-    return places
-
-
-async def by_time(client: Client, ms: int, **given: object) -> Answer:
-    ext = {"topic": "T", "queueId": 0, "timestamp": ms, **given}
-    return await client.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)
 
 
 @ENCODINGS

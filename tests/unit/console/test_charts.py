@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mq.console.history import EVERY_SECONDS, SECONDS, History, Rates, rates_of
-from mq.console.views.charts import HEIGHT, WIDTH, chart
+from mq.console.views.charts import HEIGHT, WIDTH, chart, error_chart
 from mq.console.views.overview import card, damage_rows, plain_words
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
 
@@ -56,6 +56,32 @@ def test_the_history_is_an_hour_long() -> None:
     assert history.of("broker-a", now + SECONDS + 1) == []
     history.add([group("broker-b")], now + 2 * SECONDS)
     assert history.of("broker-a", now) == [], "a group that is gone is forgotten"
+
+
+def counting(refused: int, failed: int = 0) -> GroupStatus:
+    return group(**{"raftmq.requestsRefused": str(refused), "raftmq.requestsFailed": str(failed)})
+
+
+def test_errors_are_a_rate_between_two_looks() -> None:
+    history = History()
+    for number, (refused, failed) in enumerate([(100, 0), (150, 10), (150, 10), (20, 0), (40, 0)]):
+        history.add([counting(refused, failed)], number * 10.0)
+    found = [each.errors for each in history.of("broker-a", 40.0)]
+    assert found == [None, 6.0, 0.0, 0.0, 2.0], "a replica that was restarted counts from 0 again"
+    assert history.errors("broker-a", 41.0) == 2.0
+    assert history.errors("broker-a", 1000.0) is None, "that was long ago"
+    assert card(counting(0), history, 41.0).errors == "2.0/s"
+    history.add([group(putTps="1 1 1")], 50.0)
+    assert history.errors("broker-a", 51.0) is None, "brokers of Apache RocketMQ and of earlier releases do not count"
+
+
+def test_errors_have_a_chart_if_there_were_any() -> None:
+    points = [Rates(0.0, 1.0, 1.0, None), Rates(10.0, 1.0, 1.0, 0.0), Rates(20.0, 1.0, 1.0, 5.0)]
+    found = error_chart(points, 20.0)
+    assert found is not None
+    assert (len(found.sent), found.highest) == (1, "5.0/s")
+    assert "refused or failed" in found.words
+    assert error_chart(points[:2], 20.0) is None
 
 
 def test_a_line_runs_left_to_right_with_its_maximum_at_the_top() -> None:

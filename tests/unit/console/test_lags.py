@@ -168,6 +168,16 @@ def test_nothing_is_wrong_where_nothing_waits() -> None:
     assert reasons({RETRY: waits(5)[Q0]}, [], {}, NOW_MS) == [], "redeliveries wait for their time"
 
 
+def test_members_that_subscribe_differently_are_named_although_nothing_waits() -> None:
+    client = ClientConnectionData("c@1", "10.0.0.1:5", "JAVA", 409)
+    other = ClientConnectionData("c@2", "10.0.0.2:5", "JAVA", 409)
+    members = [Member(client, None, "Orders paid"), Member(other, None, "Orders *")]
+    [said] = reasons(waits(0), members, {}, NOW_MS)
+    assert "subscribe to different things" in said
+    assert "c@1: Orders paid, c@2: Orders *" in said
+    assert reasons(waits(0), [*members[:1], Member(other, None)], {}, NOW_MS) == [], "of the other it is not known"
+
+
 def test_a_disabled_group_is_reported_first_and_unknown_members_are_not_missing() -> None:
     disabled = {"broker-a": SubscriptionGroupConfig(group_name="mail", consume_enable=False)}
     assert reasons(waits(10), None, disabled, NOW_MS) == ["The group is paused: its members get no messages."]

@@ -40,13 +40,14 @@ from mq.protocol.requests.pending import KINDS, SHOWN_MAX, PendingInfo, PendingM
 from mq.protocol.requests.quota_attributes import Quota
 from mq.protocol.requests.quotas import NamedQuota, QuotaList
 from mq.protocol.requests.relayed import ProcessQueueInfo
+from mq.protocol.requests.topic_use import QueueSize, Sender, TopicUse
 from mq.protocol.requests.topics import QueueEnds, TopicConfig
 from mq.protocol.requests.users import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from tests.support.console_browser import NOW_MS, Browser
 
 TOPICS, GROUPS, MEMBERS, QUEUES = 10_000, 5_000, 200, 8
 USERS, POLICIES, SETTINGS = 2_000, 5, 300
-ACCOUNTS, ONLY_OFFSETS, LEASES = 500, 1_000, 64
+ACCOUNTS, ONLY_OFFSETS, LEASES, SENDERS = 500, 1_000, 64, 1_024
 ADDRESS = "10.0.0.1:10911"
 SECONDS_MAX = 0.3
 BYTES_MAX = 1_000_000
@@ -99,6 +100,14 @@ class Answers(LookingAdmin):
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueEnds]:
         ends = QueueEnds(QueueOffset(0), QueueOffset(1000), NOW_MS)
         return {MessageQueue(topic, "broker-a", number): ends for number in range(QUEUES)}
+
+    async def topic_use(self, topic: str) -> dict[str, TopicUse]:
+        sizes = [QueueSize(number, 10**9, False) for number in range(QUEUES)]
+        senders = [
+            Sender(address=f"10.0.{number}.7", messages=1, last_ms=NOW_MS, client_id=f"10.0.{number}.7@4711")
+            for number in range(SENDERS)
+        ]
+        return {"broker-a": TopicUse(queues=sizes, senders=senders, looked_at=SENDERS)}
 
     async def topic_config(self, topic: str) -> dict[str, TopicConfig]:
         return {"broker-a": TopicConfig(topic, QUEUES, QUEUES)}

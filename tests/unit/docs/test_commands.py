@@ -363,7 +363,7 @@ async def consumer_groups_and_definitions(cli: Commands, directory: Path) -> Non
     await run("consumer-group let-in", "G", "10.0.0.9@1")
     # Nobody is a member of a group here.
     client = ClientConnectionData("10.0.1.7@4711", "10.0.1.7:50000", "PYTHON", 409)
-    member = Member(client, {MessageQueue("T", "broker-a", 0): ProcessQueueInfo(0, 0, 0, 1, 0, False, False)})
+    member = Member(client, {MessageQueue("T", "broker-a", 0): ProcessQueueInfo(0, 0, 0, 1, 0, False, False)}, "T *")
     behind = Member(ClientConnectionData("c1", "10.0.1.7:50000", "GO", 409, [("T", "*", "TAG")]), None)
     cli.note("consumer-group describe", json.dumps({"members": [member.as_json(), behind.as_json()]}))
     document = directory / "definitions.json"

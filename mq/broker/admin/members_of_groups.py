@@ -1,0 +1,158 @@
+"""Request 9031: the members of many consumer groups, what each one subscribes to, and which queues it has.
+
+Each replica answers from the heartbeats it received. Which queues a member has only that member knows: the broker asks
+all members of the group at once, and answers when all have answered, or after `ANSWER_SECONDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Final
+
+from mq.broker.admin.group_members import RELAY_VERSION_MIN, connection_data, proxied_data
+from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
+from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.consumer_group import Member, told_text
+from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.service import Route, Service
+from mq.broker.net.slow_answers import Answer, check_length
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.incoming.decoding import Response
+from mq.protocol.requests.members import (
+    GROUPS_MAX,
+    AskMembers,
+    GroupMember,
+    MembersOfGroups,
+    MembersQuestion,
+)
+from mq.protocol.requests.relayed import RunningInfoExt
+
+ANSWER_SECONDS: Final = 2.0
+MEMBER_BYTES_MAX: Final = 256 * 1024
+"""Of the answer of one member, enough for 700 queues; what a longer one says is not passed on."""
+QUEUES_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of the answers of all members; what comes later is not passed on."""
+DIFFERENT_MAX: Final = 10
+"""Subscriptions of a group whose members differ that are told."""
+DIFFERING_MAX: Final = 200
+"""Groups whose members differ that are told."""
+MEMBER_BYTES: Final = 1024
+"""More than a member without queues takes in the answer, mostly."""
+
+
+class MembersOfManyGroups(Service):
+    """The handler."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._clients = context.clients
+        self._gradually = context.slow_answers
+
+    def routes(self) -> Iterator[Route]:
+        """The requests that this service handles; see `Service`."""
+        yield Route(AskMembers, self.handle)
+
+    def handle(self, call: Call[AskMembers]) -> None:
+        """Request code 9031. Raises RequestRefused."""
+        wanted = decoded(MembersQuestion.decode, call.body)
+        if len(wanted.groups) > GROUPS_MAX:
+            raise _invalid(f"{len(wanted.groups)} groups; maximum: {GROUPS_MAX}")
+        if not wanted.groups and not wanted.differing:
+            raise _invalid("name groups, or ask for those that differ")
+        if not wanted.queues:
+            self._gradually.work(call, self._answer(call, wanted))
+        elif len(wanted.groups) != 1 or wanted.differing:
+            raise _invalid("queues of members go with one group alone")
+        else:
+            self._ask(call, wanted.groups[0])
+
+    def _answer(self, call: Call[AskMembers], wanted: MembersQuestion) -> Answer:
+        found: dict[str, list[GroupMember]] = {}
+        differing: dict[str, list[GroupMember]] = {}
+        count = 0
+        for group in wanted.groups:
+            if members := self._members(group, {}):
+                found[group] = members
+                count += len(members)
+                check_length(MEMBER_BYTES * count)
+            yield
+        for group in sorted(self._names()) if wanted.differing else ():
+            if len(members := _one_of_each(self._members(group, {}))) > 1:
+                assert len(members) <= DIFFERENT_MAX, f"{len(members)} members of {group} are told as examples"
+                differing[group] = members
+                if len(differing) == DIFFERING_MAX:
+                    break
+            yield
+        return call.response(body=MembersOfGroups(groups=found, differing=differing).encode())
+
+    def _names(self) -> set[str]:
+        names = {group.name for group in self._clients.consumer_groups()}
+        return names | {name for name, _ in self._clients.proxied.counts()}
+
+    def _members(self, group: str, told: Mapping[ClientConnection, str]) -> list[GroupMember]:
+        known = self._clients.consumer_group(group)
+        own: Iterable[tuple[ClientConnection, Member]] = () if known is None else known.members.items()
+        return [
+            *(
+                GroupMember(
+                    client=connection_data(member, at),
+                    subscribes="" if member.told is None else member.told.text,
+                    running_info=told.get(at),
+                )
+                for at, member in own
+            ),
+            *(
+                GroupMember(client=proxied_data(client, at), subscribes=told_text(client.subscriptions))
+                for at, client in self._clients.proxied.members(group)
+            ),
+        ]
+
+    def _ask(self, call: Call[AskMembers], group: str) -> None:
+        """Ask all members for their queues, and answer when nobody is left to answer."""
+        known = self._clients.consumer_group(group)
+        asked = [
+            (at, member.client_id)
+            for at, member in (() if known is None else known.members.items())
+            if member.version >= RELAY_VERSION_MIN
+        ]
+        told: dict[ClientConnection, str] = {}
+        left, room = len(asked), QUEUES_BYTES_MAX
+
+        def answer() -> None:
+            members = self._members(group, told)
+            call.answer(call.response(body=MembersOfGroups(groups={group: members} if members else {}).encode()))
+
+        def answered(at: ClientConnection, response: Response | NoAnswer, text: bytes) -> None:
+            nonlocal left, room
+            left -= 1
+            assert left >= 0, f"{-left} members of {group} more than {len(asked)} have answered"
+            is_answer = isinstance(response, Response) and response.code == ResponseCode.SUCCESS
+            if is_answer and len(text) <= min(MEMBER_BYTES_MAX, room):
+                room -= len(text)
+                told[at] = text.decode("utf-8", "replace")
+            if not left:
+                answer()
+
+        assert left == len({at for at, _ in asked}), f"{left} members of {group} are asked, some of them twice"
+        call.drop_body()
+        for at, client_id in asked:
+            fields = RunningInfoExt(consumer_group=group, client_id=client_id).fields()
+            at.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, fields, b"", ANSWER_SECONDS, partial(answered, at))
+        if not asked:
+            answer()
+
+
+def _one_of_each(members: Iterable[GroupMember]) -> list[GroupMember]:
+    """The first member with each subscription."""
+    found: dict[str, GroupMember] = {}
+    for each in members:
+        if len(found) == DIFFERENT_MAX:
+            break
+        found.setdefault(each.subscribes, each)
+    return [*found.values()]
+
+
+def _invalid(why: str) -> RequestRefused:
+    return RequestRefused(ResponseCode.INVALID_PARAMETER, why)

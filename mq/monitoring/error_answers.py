@@ -1,0 +1,20 @@
+"""How often this process answered a request with an error."""
+
+from __future__ import annotations
+
+
+class ErrorAnswers:
+    """Counts answers since the start of the process.
+
+    Attributes:
+        refused: requests that were not carried out: wrong ones, those without the permission, and those that came when
+            it was busy, or its disk full.
+        failed: requests that failed here, such as when the log cannot be read.
+    """
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.failed = 0
+
+
+ERROR_ANSWERS = ErrorAnswers()

@@ -1,0 +1,57 @@
+"""The members of many consumer groups, as one replica knows them from their heartbeats. Our own 9031."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.requests.consumer_groups import ClientConnectionData
+from mq.protocol.wire.json_body import CLIENT_VALUES_MAX, Body
+from mq.protocol.wire.request import Request
+
+GROUPS_MAX: Final = 1000
+"""Groups in one request, and in the answer about those that differ."""
+
+
+class AskMembers(Request, tag=int(Code.ASK_MEMBERS)):
+    """9031, our own; what is wanted is in the body."""
+
+
+class MembersQuestion(Body, kw_only=True):
+    """The members of these groups; with ``differing`` also the groups whose members subscribe to different things.
+
+    With ``queues``, which goes with one group, the broker asks each member which queues it has.
+    """
+
+    dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
+
+    groups: Sequence[str] = ()
+    differing: bool = False
+    queues: bool = False
+
+
+class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
+    """A member of a consumer group.
+
+    Attributes:
+        subscribes: what its last heartbeat said, as text; two that subscribe to the same have the same text.
+        running_info: its answer to a request 307, which has its queues; None if it was not asked, did not answer in
+            time, pops, or is behind a proxy.
+    """
+
+    client: ClientConnectionData
+    subscribes: str = ""
+    running_info: str | None = None
+
+
+class MembersOfGroups(Body, kw_only=True):
+    """The members of each named group that has some.
+
+    ``differing``: of each group whose members subscribe to different things, one member for each of these, at most ten.
+    """
+
+    groups: Mapping[str, Sequence[GroupMember]] = {}
+    differing: Mapping[str, Sequence[GroupMember]] = {}

@@ -1,0 +1,59 @@
+"""How much a topic has, and who sends to it. Our own 9032."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.requests.topics import TopicExt
+from mq.protocol.wire.json_body import Body
+from mq.protocol.wire.request import Request
+
+
+class AskTopicUse(Request, tag=int(Code.ASK_TOPIC_USE)):
+    """9032, our own: the bytes of the queues of a topic, and who has sent its newest messages."""
+
+    ext: TopicExt = msgspec.field(name="extFields")
+
+
+class QueueSize(msgspec.Struct, frozen=True, array_like=True):
+    """A queue and the bytes of its messages as stored; without ``is_exact`` from some of them."""
+
+    queue_id: int
+    nbytes: int
+    is_exact: bool
+
+
+class Sender(msgspec.Struct, frozen=True, kw_only=True):
+    """Who has sent some of the newest messages.
+
+    Attributes:
+        address: without the port; empty if the record has none, as for an IPv6 address.
+        messages: how many of those that were looked at.
+        last_ms: when the newest of them was stored, in epoch milliseconds.
+        client_id, language, version, group: of the producer, if it is connected to this replica now; else empty, or 0.
+    """
+
+    address: str
+    messages: int
+    last_ms: int
+    client_id: str = ""
+    language: str = ""
+    version: int = 0
+    group: str = ""
+
+
+class TopicUse(Body, kw_only=True):
+    """What one replica knows of a topic (request code 9032).
+
+    Attributes:
+        queues: without those that it cannot read now.
+        senders: of the newest messages, the last one first.
+        looked_at: how many messages these are, in all queues.
+    """
+
+    queues: Sequence[QueueSize] = ()
+    senders: Sequence[Sender] = ()
+    looked_at: int = 0
