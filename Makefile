@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 BENCHES := bench-peers bench-peers-consuming bench-gate bench-steady bench-paced bench-memory bench-curves bench-store
 BENCHES += bench-low-rate bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
-BENCHES += bench-filter bench-celery bench-celery-chaos bench-proxy bench-critical-path bench-goals
+BENCHES += bench-archive bench-filter bench-celery bench-celery-chaos bench-proxy bench-critical-path bench-goals
 .PHONY: help demo demo-spark test test-spark test-all test-nightly ci coverage check interop jepsen docker-image bench $(BENCHES)
 .PHONY: bench-spark docs
 .PHONY: fmt sanitize fuzz sim dist dist-check lock proto clean
@@ -72,6 +72,7 @@ help:
 	@echo 'make bench-special   delays, timers, transactions, POP; writes docs/benchmarks/special.md'
 	@echo 'make bench-metrics   CPU and delays of a scrape of /metrics, with few and with many topics; writes docs/benchmarks/metrics.md'
 	@echo 'make bench-backup   the effect of a backup on producers, and the speed of a restore; needs 90 GB of disk; writes docs/benchmarks/backup.md'
+	@echo 'make bench-archive   what an archive in object storage costs, cold reads, replicas that join from it; needs 30 GB of disk; writes docs/benchmarks/archive.md'
 	@echo 'make bench-fair   latency of a client beside demanding ones; writes docs/benchmarks/fair.md'
 	@echo 'make bench-filter   CPU of filter servers and of the leader for each message, and bytes to consumers; writes docs/benchmarks/filter.md'
 	@echo 'make bench-once   checks that delayed and transactional messages become visible once while leaders are killed; writes a report'

@@ -40,6 +40,9 @@ CASES: Final[dict[str, Case]] = {
     "special": Case("benchmarks.delays_transactions_pop", "delays, timers, transactions, POP; writes its page"),
     "metrics": Case("benchmarks.scraping", "CPU and delays of a scrape of /metrics; writes its page"),
     "backup": Case("benchmarks.backup", "the effect of a backup on clients and brokers; writes its page"),
+    "archive": Case(
+        "benchmarks.archive", "archives in object storage: cost, cold reads, new replicas; writes its page"
+    ),
     "fair": Case("benchmarks.fairness", "latency of a client beside demanding ones; writes its page"),
     "filter": Case("benchmarks.filtering", "filters beside the broker: CPU, and bytes to consumers; writes its page"),
     "once": Case("benchmarks.exactly_once", "delayed and transactional messages while leaders die; writes a report"),

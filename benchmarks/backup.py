@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -67,6 +68,8 @@ SETTLE_SECONDS = 2.0
 IN_FLIGHT = 1024
 """On each connection, at most: half a second's messages altogether wait no longer than that for a slot."""
 COST_PERCENT = 10.0
+_TINY = 1e-9
+"""Instead of the zero of a short window in which a busy machine stored nothing."""
 DISK_FULL_PERCENT = 97.0
 """Above it, brokers may delete messages or refuse sends, see `DISK`."""
 DISK_PERCENT = 80.0
@@ -82,11 +85,11 @@ def data_bytes(quick: bool, free: int) -> int:
 async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
     """See the module."""
     until = trio.current_time() + plan.limit - RESTORE_SECONDS
-    data = data_bytes(plan.quick, _free_bytes(directory))
+    data = data_bytes(plan.quick, free_bytes(directory))
     async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
-        filled, seconds = await _fill(cluster, leader, data)
+        filled, seconds = await fill_group(cluster, leader, data)
         note(Figure("fill", "bodies of 256 KiB, each on three replicas", filled / 1e9, "GB"))
         note(Figure("fill", "bodies a second", filled / 1e6 / seconds, "MB/s"))
         load = LoadWithBackup(cluster, directory / "backup", 1.0 if plan.quick else WINDOW_SECONDS)
@@ -104,12 +107,12 @@ async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
 
 async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:
     """See the module."""
-    _free_bytes(directory)
+    free_bytes(directory)
     data, probe = (nbytes // 100 if plan.quick else nbytes for nbytes in (RESTORED_BYTES, PROBE_BYTES))
     backup, replicas = directory / "backup", directory / "replicas"
     async with DevCluster.open(replicas, nodes=1, ports=Ports.free(1), settings=DISK) as cluster:
         await create_topics(cluster, 1, "n0")
-        await _fill(cluster, "n0", data)
+        await fill_group(cluster, "n0", data)
         await trio.sleep(SETTLE_SECONDS)
         command = [sys.executable, "-m", "mq.cli", "backup", str(backup), "--data-dir", str(replicas / "n0")]
         await trio.run_process([*command, "--leader", "--rate", "0"], cwd=ROOT, capture_stdout=True)
@@ -118,19 +121,21 @@ async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:
         note(figure)
 
 
-def _free_bytes(directory: Path) -> int:
+def free_bytes(directory: Path) -> int:
     """On the disk of a directory, which is made."""
     directory.mkdir(parents=True)
     return shutil.disk_usage(directory).free
 
 
-async def _fill(cluster: DevCluster, leader: str, wanted: int) -> tuple[int, float]:
+async def fill_group(
+    cluster: DevCluster, leader: str, wanted: int, body_bytes: int = FILL_BODY_BYTES
+) -> tuple[int, float]:
     """Store so many bytes of bodies or a few more, unless that takes too long; returns how many in how many seconds."""
     stored, seconds = 0, 0.0
     while stored < wanted and seconds < FILL_SECONDS_MAX:
-        job = _job(cluster, leader, FILL_BODY_BYTES, 8, FILL_SECONDS if wanted > 1e9 else 1.0, 1)
+        job = _job(cluster, leader, body_bytes, 8, FILL_SECONDS if wanted > 1e9 else 1.0, 1)
         reports, _ = await drive(share_out(job), [])
-        stored += FILL_BODY_BYTES * sum(sum(report.messages) for report in reports)
+        stored += body_bytes * sum(sum(report.messages) for report in reports)
         seconds += job.window_seconds
     return stored, seconds
 
@@ -154,6 +159,19 @@ def _job(
         windows=windows,
         first_slot=1,
     )
+
+
+class Copying(Protocol):
+    """What copies the log beside the load; see `BackupProcess`."""
+
+    seconds: float
+    cpu: float
+    nbytes: int
+
+    @property
+    def has_ended(self) -> bool: ...
+    async def work(self, seconds: float) -> bool: ...
+    def kill(self) -> None: ...
 
 
 class BackupProcess:
@@ -217,7 +235,16 @@ class LoadWithBackup:
     for each change of the leader why the old one stopped leading.
     """
 
-    def __init__(self, cluster: DevCluster, target: Path, window_seconds: float) -> None:
+    def __init__(
+        self,
+        cluster: DevCluster,
+        target: Path,
+        window_seconds: float,
+        copying: Copying | None = None,
+        *,
+        rate: float = RATE,
+    ) -> None:
+        """``copying`` is what copies the log, if not `raftmq backup`; ``rate`` is that of the messages."""
         self.off = list[Window]()
         self.on = list[Window]()
         self.failed = 0
@@ -226,7 +253,8 @@ class LoadWithBackup:
         self._cluster = cluster
         self._target = target
         self._window_seconds = window_seconds
-        self._backup: BackupProcess | None = None
+        self._rate = rate
+        self._backup = copying
 
     async def run(self, until: float) -> None:
         """Rounds until the backup has ended, or until a time of trio's clock.
@@ -239,7 +267,9 @@ class LoadWithBackup:
         source = next(node for node in cluster.node_ids if node != leader)
         command = [sys.executable, "-m", "mq.cli", "backup", str(self._target), "--namesrv", cluster.namesrv, "--json"]
         command += ["--data-dir", str(cluster.directory / source)]
-        self._backup = backup = BackupProcess(command, self._target.with_suffix(".log"))
+        if self._backup is None:
+            self._backup = BackupProcess(command, self._target.with_suffix(".log"))
+        backup = self._backup
         try:
             for number in itertools.count():
                 await self._round(await cluster.leader(), 0 if number % 2 == 0 else WINDOWS - 1)
@@ -257,7 +287,7 @@ class LoadWithBackup:
         reports, used, worked = list[Report](), list[list[float]](), list[bool | None]()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_follow, job, backup, without, worked)
-            reports, used = await drive([PacedJob(job, RATE, survives=True)], meters, "benchmarks.load.open_loop")
+            reports, used = await drive([PacedJob(job, self._rate, survives=True)], meters, "benchmarks.load.open_loop")
         cluster.check()
         for report in reports:
             self.failed += report.failed
@@ -276,7 +306,7 @@ class LoadWithBackup:
         for cause in sorted(set(self.moves)):
             found.append(Figure("producers", f"changes of the leader, cause {cause}", self.moves.count(cause), ""))
         if (backup := self._backup) is not None and backup.seconds:
-            nbytes = backup.nbytes or _size_of(self._target)
+            nbytes = backup.nbytes or size_of(self._target)
             found.append(Figure("backup", "copied while messages were produced", nbytes / 1e9, "GB"))
             found.append(Figure("backup", "copied a second, pauses left out", nbytes / 1e6 / backup.seconds, "MB/s"))
             found.append(Figure("backup", "CPU of the backup", 1e9 * backup.cpu / max(nbytes, 1), "s/GB"))
@@ -295,11 +325,11 @@ def causes_of_moves(log: Path) -> list[str]:
     return causes
 
 
-def _size_of(directory: Path) -> int:
+def size_of(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-async def _follow(job: Job, backup: BackupProcess, without: int, worked: list[bool | None]) -> None:
+async def _follow(job: Job, backup: Copying, without: int, worked: list[bool | None]) -> None:
     """Let the backup work in all windows but one; notes for each whether it did, None for that one."""
     for window in range(job.windows):
         end = job.begin + (window + 1) * job.window_seconds
@@ -310,13 +340,13 @@ async def _follow(job: Job, backup: BackupProcess, without: int, worked: list[bo
             worked.append(await backup.work(max(0.0, end - time.clock_gettime(time.CLOCK_MONOTONIC))))
 
 
-def figures_of(off: Sequence[Window], on: Sequence[Window]) -> list[Figure]:
+def figures_of(off: Sequence[Window], on: Sequence[Window], what: str = "a backup") -> list[Figure]:
     """Medians of the windows without a backup and with it, and how they differ."""
 
     def median(windows: Sequence[Window], name: str) -> float:
         return statistics.median(float(getattr(window, name)) for window in windows)
 
-    figures = [Figure("producers", "windows with a backup", len(on), "")]
+    figures = [Figure("producers", f"windows with {what}", len(on), "")]
     names = (
         ("messages_per_second", "messages/s", "/s"),
         ("p50_ms", "p50", "ms"),
@@ -325,30 +355,32 @@ def figures_of(off: Sequence[Window], on: Sequence[Window]) -> list[Figure]:
     )
     for name, text, unit in names:
         without, with_it = median(off, name), median(on, name)
-        figures.append(Figure("producers", f"{text}, without a backup", without, unit))
-        figures.append(Figure("producers", f"{text}, with a backup", with_it, unit))
+        figures.append(Figure("producers", f"{text}, without {what}", without, unit))
+        figures.append(Figure("producers", f"{text}, with {what}", with_it, unit))
         if name == "messages_per_second":
-            figures.append(Figure("producers", "lost rate", 100 * (1 - with_it / without), "%", COST_PERCENT))
+            figures.append(
+                Figure("producers", "lost rate", 100 * (1 - with_it / max(without, _TINY)), "%", COST_PERCENT)
+            )
         else:
             goal = None if name == "p99_ms" else COST_PERCENT
-            figures.append(Figure("producers", f"{text}, growth", 100 * (with_it / without - 1), "%", goal))
+            figures.append(Figure("producers", f"{text}, growth", 100 * (with_it / max(without, _TINY) - 1), "%", goal))
     without, with_it = (statistics.median(sum(each.follower_us) for each in windows) for windows in (off, on))
-    figures.append(Figure("producers", "CPU of both followers, without a backup", without, "us/message"))
-    figures.append(Figure("producers", "CPU of both followers, with a backup", with_it, "us/message"))
+    figures.append(Figure("producers", f"CPU of both followers, without {what}", without, "us/message"))
+    figures.append(Figure("producers", f"CPU of both followers, with {what}", with_it, "us/message"))
     return figures
 
 
 def _restore(backup: Path, directory: Path, probe: int) -> list[Figure]:
     """Restore one replica. The disk is measured in front of it and after it, with a plain file."""
-    nbytes = _size_of(backup)
-    before = _disk_rates(directory / "probe", probe)
-    _forget(backup)
+    nbytes = size_of(backup)
+    before = disk_rates(directory / "probe", probe)
+    forget_cached(backup)
     command = [sys.executable, "-m", "mq.cli", "restore", str(backup), f"n0={directory / 'restored'}"]
     command += ["--peers", "n0@127.0.0.1:10931,n1@127.0.0.1:10932,n2@127.0.0.1:10933"]
     begin = time.monotonic()
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     seconds = time.monotonic() - begin
-    after = _disk_rates(directory / "probe", probe)
+    after = disk_rates(directory / "probe", probe)
     written, read = (max(rates) for rates in zip(before, after, strict=True))
     rate = nbytes / 1e6 / seconds
     return [
@@ -360,7 +392,7 @@ def _restore(backup: Path, directory: Path, probe: int) -> list[Figure]:
     ]
 
 
-def _disk_rates(path: Path, nbytes: int) -> tuple[float, float]:
+def disk_rates(path: Path, nbytes: int) -> tuple[float, float]:
     """MB/s at which a plain file is written with a sync at its end, and read again from the disk."""
     piece = os.urandom(PIECE_BYTES)
     begin = time.monotonic()
@@ -369,7 +401,7 @@ def _disk_rates(path: Path, nbytes: int) -> tuple[float, float]:
             file.write(piece)
         os.fsync(file.fileno())
         written = time.monotonic() - begin
-    _forget(path.parent)
+    forget_cached(path.parent)
     begin = time.monotonic()
     with path.open("rb", buffering=0) as file:
         while file.read(PIECE_BYTES):
@@ -379,7 +411,7 @@ def _disk_rates(path: Path, nbytes: int) -> tuple[float, float]:
     return nbytes / 1e6 / written, nbytes / 1e6 / read
 
 
-def _forget(directory: Path) -> None:
+def forget_cached(directory: Path) -> None:
     """Take the files of a directory out of the page cache."""
     for path in directory.rglob("*"):
         if path.is_file():

@@ -34,7 +34,7 @@ import wasmtime
 from benchmarks.figures import Figure
 from benchmarks.load.frames import CONSUMERS, QUEUES, TOPIC, pull_frame, request_frame, send_frame
 from benchmarks.procfs import load_average
-from benchmarks.pulling import fill_with
+from benchmarks.pulling import fill_with, receive_frame
 from benchmarks.store_load import ROOT, Measure, Note, Plan, create_topics, one_broker
 from benchmarks.suite import Suite
 from mq.client import Admin
@@ -55,7 +55,6 @@ _NEXT = re.compile(rb'"nextBeginOffset":"?(\d+)')
 _CODE = re.compile(rb'"code":(-?\d+)')
 _ANSWERS = (0, 20)
 """Found, and to be pulled again at another offset."""
-_RECEIVE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +81,6 @@ def read_queue(address: tuple[str, int], queue_id: int, end: int, program: str |
                 raise ConnectionError(f"{address} answers {head[:400]!r} at offset {offset} of {end}")
             offset = int(following[1])
     return offset, received_bytes
-
-
-def receive_frame(sock: socket.socket) -> bytes:
-    """The next frame, without its length. Blocks. Raises ConnectionError."""
-    data = bytearray()
-    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-        more = sock.recv(_RECEIVE_BYTES)
-        if not more:
-            raise ConnectionError(f"{sock.getpeername()} closed the connection")
-        data += more
-    return bytes(data[4:])
 
 
 def read_all(address: tuple[str, int], end: int, program: str | None) -> Reading:

@@ -108,6 +108,17 @@ def fill_with(address: tuple[str, int], messages: int, frames: Sequence[bytes]) 
             acknowledged += complete
 
 
+def receive_frame(sock: socket.socket) -> bytes:
+    """The next frame, without its length. Blocks. Raises ConnectionError."""
+    data = bytearray()
+    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+        more = sock.recv(_RECEIVE_BYTES)
+        if not more:
+            raise ConnectionError(f"{sock.getpeername()} closed the connection")
+        data += more
+    return bytes(data[4:])
+
+
 def sequential(messages: int, count: int, expression: str = "*", kind: str = "TAG") -> list[bytes]:
     """Pulls over the first queue from its beginning to its end."""
     offsets = range(0, messages - count + 1, count)

@@ -175,6 +175,7 @@ NOTES: Mapping[str, NoteSchema] = {
     "base": NoteSchema(int, ("n",)),
     "verified": NoteSchema(str, ("n",)),
     "final-round": NoteSchema(int),
+    "store-ranges": NoteSchema(int),
     "skew": NoteSchema(float, ("n",)),
     "still-sending": NoteSchema(int),
     "compared": NoteSchema(list[str]),

@@ -17,6 +17,10 @@ from mq.protocol.requests.broker import KVTable
 READ_SECONDS_MAX = 120.0
 ROUNDS_MAX = 4
 REST_SECONDS = 2.0
+ARCHIVE_TRIES_MAX = 100
+ARCHIVE_REST_SECONDS = 0.2
+"""A message in the archive is read within a moment, unless the store has just failed."""
+_IN_THE_ARCHIVE = frozenset({ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR})
 
 
 async def read_replicas(cluster: Cluster, recorder: Recorder, topic: str) -> None:
@@ -67,13 +71,13 @@ async def read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id
 
     Raises trio.BrokenResourceError.
     """
-    queue, offset = f"{topic}/{queue_id}", 0
+    queue, offset, tries = f"{topic}/{queue_id}", 0, 0
     while True:
         worker.invoke("final-read", k=queue, n=node, o=offset)
         answer, body = await wire.ask(RequestCode.PULL_MESSAGE, pull_fields(topic, queue_id, offset))
         if answer.code == ResponseCode.SUCCESS:
             worker.ok("final-read", k=queue, n=node, v=values_in(body))
-            offset = int(answer.ext["nextBeginOffset"])
+            offset, tries = int(answer.ext["nextBeginOffset"]), 0
         elif int(answer.ext.get("minOffset", 0)) > offset:
             # It sends the reader to this offset, or to a replica that has earlier messages, and is read itself.
             offset = int(answer.ext["minOffset"])
@@ -82,6 +86,10 @@ async def read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id
         elif int(answer.ext.get("maxOffset", -1)) == offset:
             worker.ok("final-read", k=queue, n=node, v=[])
             return offset
+        elif answer.code in _IN_THE_ARCHIVE and tries < ARCHIVE_TRIES_MAX:
+            tries += 1
+            worker.fail("final-read", f"code {answer.code}: {answer.remark}", k=queue, n=node)
+            await trio.sleep(ARCHIVE_REST_SECONDS)
         else:
             worker.fail("final-read", f"code {answer.code}: {answer.remark}, {answer.ext}", k=queue, n=node)
             return None

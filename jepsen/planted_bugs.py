@@ -55,6 +55,7 @@ class Row(NamedTuple):
 ROWS = (
     Row("ack-before-fsync", "log", "power-loss"),
     Row("acknowledged-comes-again", "pop", "calm"),
+    Row("archive-serves-unverified-block", "archive", "store-rot", 30),
     Row("commit-backwards-ignored", "register", "calm", 10),
     Row("compiled-ack-before-fsync", "log", "power-loss"),
     Row("compiled-receive-loses-last-bytes", "log", "calm", 10),

@@ -32,6 +32,7 @@ class Cell:
 EVERYWHERE: tuple[tuple[str, ...], ...] = (("kill", "pause"), ("partition",), ("restart", "damage", "rot"))
 """Groups of faults that do not need root."""
 GROUPS: tuple[tuple[str, ...], ...] = (
+    ("store-gone", "store-slow", "store-rot", "store-rollback"),
     ("clients",),  # groups for few workloads come while these are available
     ("behind",),
     *EVERYWHERE,
@@ -51,7 +52,12 @@ NOT_TOGETHER = frozenset({("delays", "clock"), ("retries", "clock"), ("register"
 """A delay ends by the leader's clock: with a clock that is wrong by an hour nothing can be checked. The retry delay of
 a returned message likewise. Registers are settings, not messages with properties that could rot.
 """
-ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"queue", "grpc", "filtered"})}
+_OF_STORES = frozenset({"store-gone", "store-slow", "store-rot", "store-rollback"})
+ONLY_TOGETHER = {
+    "behind": frozenset({"log", "queue"}),
+    "clients": frozenset({"queue", "grpc", "filtered"}),
+    **dict.fromkeys(_OF_STORES, frozenset({"archive"})),
+}
 """Kinds for some workloads only: their checkers know which messages retention removed, or they have separate
 clients.
 """
@@ -64,6 +70,7 @@ ONLY_UNDER = {
     "grpc": _OF_PROXIES,
     "filtered": frozenset({"clients", "kill", "pause", "partition"}),
     "lite": frozenset({"kill", "pause", "partition"}),
+    "archive": _OF_STORES,
 }
 """Workloads that profiles run under some kinds only: what they add to *transactions*, *queue*, *pop* and *ordered-pop*
 is not about disks. Those without "packets" are left out there for want of time.
@@ -83,7 +90,7 @@ PROFILES = {
 }
 """Names and what they are."""
 
-SHORT_SECONDS = 9.5
+SHORT_SECONDS = 8.0
 OVERHEAD_SECONDS = 19.0
 """Overhead of a run, on two idle cores: starting, draining, reading, verifying."""
 BUDGET_SECONDS = {CI: 9 * 60.0, NIGHTLY: 2 * 3600.0, RELEASE: 8 * 3600.0}

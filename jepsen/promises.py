@@ -15,7 +15,7 @@ class Promise(NamedTuple):
 
 PROMISES = (
     Promise("acknowledged means synced", ()),
-    Promise("one order per queue", ("log", "bulk", "assigned", "order", "queue", "queries")),
+    Promise("one order per queue", ("log", "bulk", "assigned", "order", "queue", "queries", "archive")),
     Promise("at least once", ("queue", "filtered", "assigned", "retries", "recreated")),
     Promise("one member at a time, in order", ("order", "ordered-pop", "lite")),
     Promise("committed offsets and settings", ("offsets", "register")),
@@ -55,7 +55,14 @@ class Checked(Protocol):
 
 
 FAULTS = {
-    "damage is repaired, and neither served nor copied": ("damage", "rot", "bit-errors", "helix", "every-file"),
+    "damage is repaired, and neither served nor copied": (
+        "damage",
+        "rot",
+        "bit-errors",
+        "helix",
+        "every-file",
+        "store-rot",
+    ),
     "a replica that lost data does not vote": (
         "power-loss",
         "part-kill",

@@ -24,7 +24,9 @@ from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, NotRecovere
 from jepsen.deployments.disks import open_disks
 from jepsen.deployments.earlier import check_out_earlier
 from jepsen.deployments.leftovers import held, remove_leftovers
+from jepsen.deployments.netns import OUTSIDE
 from jepsen.deployments.network import NAME_SERVERS
+from jepsen.deployments.object_storage import BUCKET, ENVIRONMENT, open_object_storage
 from jepsen.deployments.operators import verify_log
 from jepsen.deployments.security import secured
 from jepsen.deployments.shim import open_shims
@@ -34,6 +36,7 @@ from jepsen.logs import Verified, differences
 from jepsen.nemeses import heal, run_schedule
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
+from jepsen.nemeses.stores import PREFIX
 from jepsen.openchaos import kinds_of
 from jepsen.rare_states import met
 from jepsen.recorder import Recorder
@@ -46,6 +49,7 @@ from jepsen.workloads.queue import GROUP, QueueWorkload
 from jepsen.workloads.workload import QUEUES, Workload
 from mq.cli.errors import lone_errors
 from mq.client import Admin, ClientError
+from mq.local_cluster import HOST
 
 HISTORY = "history.jsonl"
 CALM_SECONDS = 2.0
@@ -133,6 +137,11 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
         network = await stack.enter_async_context(open_network(plan.backend, len(names), switched=deployed.switch))
         disks = await stack.enter_async_context(open_disks(directory, names)) if deployed.disks else {}
         shims = await stack.enter_async_context(open_shims(directory, names)) if deployed.shims else {}
+        storage = None
+        if workload_class.has_store:
+            os.environ.update(ENVIRONMENT)  # brokers are started from here
+            own = OUTSIDE if plan.backend == "netns" else HOST
+            storage = await stack.enter_async_context(open_object_storage(directory / "store", own))
         hosts = sorted({network.clients_reach(name)[0] for name in (*names, *NAME_SERVERS)})
         security = stack.enter_context(secured(plan.security, directory, hosts))
         servers = f"{len(NAME_SERVERS)} name servers and {len(nodes)} brokers ({plan.backend})"
@@ -147,12 +156,14 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
                 **deployed.settings,
                 **(scenario.settings if scenario is not None else {}),
                 **security,
+                **({} if storage is None else archive_settings(storage.url)),
             },
             source=source,
             disks=disks,
             shims=shims,
             earlier=earlier,
         ) as cluster:
+            cluster.storage = storage
             workload = workload_class(cluster, recorder, random.Random(f"{plan.seed} clients"))
             await _create_topic(cluster, workload.topic, workload.topic_attributes)
             if isinstance(workload, QueueWorkload) and not workload.exclusive:
@@ -213,6 +224,14 @@ async def _run_with(
         recorder.note("still-sending", v=left)
     await cluster.wait_level()
     await read_replicas(cluster, recorder, workload.topic)
+    if cluster.storage is not None:
+        ranges = sum(line.startswith("GET 206") and "/log/" in line for line in cluster.storage.answered())
+        recorder.note("store-ranges", v=ranges)
+
+
+def archive_settings(endpoint_url: str) -> dict[str, str]:
+    """Settings of brokers that archive their log there."""
+    return {"archive_url": f"s3://{BUCKET}/{PREFIX}", "archive_endpoint_url": endpoint_url}
 
 
 def _first(group: BaseExceptionGroup[NotRecovered]) -> BaseException:

@@ -163,6 +163,13 @@ KINDS: dict[str, tuple[Variant, ...]] = {
         Variant("leader", 1.0, 4.0, majority=True),
         Variant("follower", 1.0, 4.0, majority=True),
     ),
+    "store-gone": (
+        Variant("for a while", 3.0, 8.0, majority=True),
+        Variant("and a broker restarts", 2.0, 5.0, majority=True),
+    ),
+    "store-slow": (Variant("two seconds for each request", 3.0, 8.0, majority=True),),
+    "store-rot": (Variant("bits of all objects", 3.0, 6.0, majority=True),),
+    "store-rollback": (Variant("to an older manifest", 3.0, 6.0, majority=True),),
 }
 """Kinds of faults by name, each in all its variants."""
 

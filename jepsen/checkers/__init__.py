@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jepsen.checkers.append_log import check_log
+from jepsen.checkers.archived import check_archive
 from jepsen.checkers.assignment import check_assigned
 from jepsen.checkers.bulk import check_bulk
 from jepsen.checkers.consumer_offsets import check_offsets, check_told_offsets
@@ -58,6 +59,7 @@ CHECKERS: dict[str, tuple[Checker, ...]] = {
     "assigned": (check_assigned, check_log, check_order, *_SENDING),
     "queries": (check_queries, check_log, check_order, *_SENDING),
     "recreated": (check_recreated, *_SENDING),
+    "archive": (check_archive, check_log, check_order, *_SENDING),
     "nats": (check_log, check_order, check_coverage),
 }
 """The checkers of each workload."""

@@ -22,6 +22,7 @@ import trio
 from jepsen.deployments.disks import Disk
 from jepsen.deployments.leftovers import PREFIX, RUN_VARIABLE, is_held
 from jepsen.deployments.network import NAME_SERVERS, Address, Launch, Network
+from jepsen.deployments.object_storage import ObjectStorage
 from jepsen.deployments.shim import Shim
 from jepsen.wire import ask_figures
 from mq.local_cluster import Processes
@@ -68,6 +69,8 @@ class Cluster:
     _processes: Processes
     spares: tuple[str, ...]
     founders: tuple[str, ...]
+    storage: ObjectStorage | None = None
+    """Where brokers archive their log; None if they do not."""
     earlier: Path | None = None
     """The code of the earlier release, if brokers may run it."""
     _earlier: set[str] = field(default_factory=set)

@@ -23,6 +23,7 @@ from jepsen.nemeses.processes import kill, pause
 from jepsen.nemeses.resources import memory, starve
 from jepsen.nemeses.rot import rot
 from jepsen.nemeses.shims import clock, disk_error, slow_disk
+from jepsen.nemeses.stores import store_gone, store_rollback, store_rot, store_slow
 from jepsen.nemeses.wrong_starts import wrong_start
 from jepsen.schedule import Step
 
@@ -49,6 +50,10 @@ NEMESES: dict[str, CarryOut] = {
     "clients": clients,
     "memory": memory,
     "descriptors": descriptors,
+    "store-gone": store_gone,
+    "store-slow": store_slow,
+    "store-rot": store_rot,
+    "store-rollback": store_rollback,
 }
 """By kind, as in `jepsen.schedule.KINDS`."""
 
@@ -73,6 +78,10 @@ async def run_schedule(injection: Injection, steps: Sequence[Step], seconds: flo
 async def heal(cluster: Cluster) -> None:
     """Heal everything: links, paused and dead processes. Does not wait until they serve."""
     await cluster.network.heal()
+    if (storage := cluster.storage) is not None:
+        storage.delay(0.0)
+        if not storage.is_running:
+            await storage.start()
     for name in (*NAME_SERVERS, *cluster.nodes):
         if cluster.is_running(name):
             cluster.send_signal(name, signal.SIGCONT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Collection, Mapping
@@ -15,6 +16,8 @@ from jepsen.profiles import ONLY_TOGETHER
 OWN_DISKS = frozenset({"power-loss"})
 SHIMS = frozenset({"clock", "slow-disk", "disk-error"})
 SWITCH = frozenset({"packets"})
+STORES = frozenset({"store-gone", "store-slow", "store-rot", "store-rollback"})
+"""Kinds that only the workload with an archive has."""
 FIVE_BROKERS = frozenset({"bridge"})
 SPARES = frozenset({"members"})
 """Kinds for which brokers join that are not initial members."""
@@ -58,6 +61,8 @@ def why_not(kind: str, backend: str) -> str | None:
     """Why a kind of fault is not available with this back end; None if it is."""
     if kind in SWITCH and backend == "local":
         return "the back end local does not have it, netns and docker do"
+    if kind in STORES:
+        return why_no_store(backend)
     if kind == "upgrade":
         return earlier.unavailable()
     if kind == "disk-full" and os.geteuid() != 0:
@@ -75,8 +80,17 @@ def why_not(kind: str, backend: str) -> str | None:
     return None
 
 
+def why_no_store(backend: str) -> str | None:
+    """Why brokers cannot archive their log with this back end; None if they can."""
+    if backend == "docker":
+        return "containers do not get the credentials of the store; netns and local have it"
+    return None if importlib.util.find_spec("boto3") is not None else "not installed: boto3 (pip install 'raftmq[s3]')"
+
+
 def why_not_together(workload: str, kinds: Collection[str], backend: str) -> str | None:
     """Why these kinds cannot be combined with this workload and back end; None if they can."""
+    if workload == "archive" and (reason := why_no_store(backend)) is not None:
+        return reason
     for kind in kinds:
         if workload not in ONLY_TOGETHER.get(kind, (workload,)):
             return f"{kind} goes with the workloads {' and '.join(sorted(ONLY_TOGETHER[kind]))} only"

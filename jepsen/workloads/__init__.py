@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jepsen.workloads.archive import ArchiveWorkload
 from jepsen.workloads.assigned import AssignedWorkload
 from jepsen.workloads.bulk import BulkWorkload
 from jepsen.workloads.delays import DelaysWorkload
@@ -44,6 +45,7 @@ WORKLOADS: dict[str, type[Workload]] = {
         BulkWorkload,
         RecreatedWorkload,
         QueriesWorkload,
+        ArchiveWorkload,
     )
 }
 """By name."""

@@ -47,6 +47,8 @@ class Workload(abc.ABC):
     """Of the brokers."""
     drain_seconds_max: ClassVar[float] = 20.0
     """How long consumers may get nothing although messages are left, before draining stops."""
+    has_store: ClassVar[bool] = False
+    """Whether brokers archive their log in an object storage of the run."""
     topic_attributes: ClassVar[Mapping[str, str]] = {}
     """With which the topic is created."""
 

@@ -1,0 +1,208 @@
+"""How fast messages come that are in the archive only, and what new ones notice of their readers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.archive.groups import PREFIX, URL, archiving_group, wait_archived
+from benchmarks.backup import fill_group
+from benchmarks.figures import Figure
+from benchmarks.latency import share_of
+from benchmarks.load.frames import TOPIC, pull_frame
+from benchmarks.load.paced_client import Job as PacedJob
+from benchmarks.load.paced_client import run_paced_client
+from benchmarks.pulling import receive_frame
+from benchmarks.store_load import Note, Plan, create_topics
+from mq.broker.limits import DEFAULT
+from mq.client.admin import Admin
+from mq.local_cluster import HOST, DevCluster
+from mq.monitoring.cpu_time import cpu_seconds
+from raftlog.segment.backup_s3 import open_s3
+
+COLD_BYTES = 1_200_000_000
+BODY_BYTES = 4096
+ASKED = 32
+COLD_SHARE_PERCENT = 60.0
+COLD_RATE = 100.0
+COLD_DELAY_SECONDS = 0.020
+RANGE_BYTES = 4 * 1024 * 1024
+HOT_DELAY_SECONDS = 2.0
+HOT_BYTES = 500_000_000
+HOT_TOPIC = "Hot"
+HOT_RATE = 200
+HOT_SECONDS = 8.0
+HOT_PAIRS = 3
+READERS = 10
+NOISE_PERCENT_MIN = 10.0
+"""p99 of neighbouring windows without readers differ by more than that on a shared machine, by less on a quiet one."""
+_NEXT = re.compile(rb'"nextBeginOffset":"?(\d+)')
+_CODE = re.compile(rb'"code":(-?\d+)')
+_FOUND, _RETRY = 0, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Offsets of a queue."""
+
+    number: int
+    begin: int
+    end: int
+
+
+def read_queue(address: tuple[str, int], queue: Queue, over: threading.Event | None = None) -> int:
+    """Pull a queue from its beginning to its end, or until ``over``; returns the received bytes. Blocks.
+
+    Raises ConnectionError on an answer that is neither messages nor to be repeated.
+    """
+    offset, received = queue.begin, 0
+    with socket.create_connection(address) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for opaque in itertools.count(1):
+            if offset >= queue.end or (over is not None and over.is_set()):
+                return received
+            sock.sendall(pull_frame(opaque, queue.number, offset, ASKED, waits=True))
+            answer = receive_frame(sock)
+            head = answer[4 : 4 + int.from_bytes(answer[1:4], "big")]
+            code = _CODE.search(head)
+            if code is None or (over is None and int(code[1]) not in (_FOUND, _RETRY)):
+                raise ConnectionError(f"{address} answers {head[:400]!r} at offset {offset} of {queue}")
+            if int(code[1]) == _FOUND and (following := _NEXT.search(head)) is not None:
+                received += len(answer)
+                offset = int(following[1])
+    raise AssertionError("unreachable")
+
+
+async def queues_of(cluster: DevCluster, topic: str, base_share: float) -> list[Queue]:
+    """The queues of a topic, without the newest part of each."""
+    async with Admin(cluster.namesrv) as admin:
+        stats = await admin.topic_stats(topic)
+    return [Queue(each.queue_id, ends.min_offset, int(ends.max_offset * base_share)) for each, ends in stats.items()]
+
+
+def range_rate(endpoint_url: str, objects: Path, threads: int) -> float:
+    """MB/s of ranges of the log files in a directory of the store, from first to last, so many at a time. Blocks."""
+    store = open_s3(URL, endpoint_url)
+    names = sorted(path for path in objects.iterdir() if path.stat().st_size > RANGE_BYTES // 4)  # not the indexes
+    pieces = [(f"log/{path.name}", at) for path in names for at in range(0, path.stat().st_size, RANGE_BYTES)]
+    store.read_range(pieces[0][0], 1, 0)
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        sizes = list(pool.map(lambda piece: len(store.read_range(piece[0], RANGE_BYTES, piece[1])), pieces))
+    seconds = time.perf_counter() - begin
+    store.close()
+    return sum(sizes) / 1e6 / seconds
+
+
+async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
+    """See the package."""
+    settings = {"local_retention_bytes": str(1 << 20), "archive_cache_bytes": "0"}
+    async with archiving_group(directory, 1, quick=plan.quick, settings=settings) as (cluster, storage):
+        await create_topics(cluster, 1, "n0")
+        await fill_group(cluster, "n0", COLD_BYTES // (100 if plan.quick else 1), BODY_BYTES)
+        await wait_archived(cluster, base_moves=True)
+        storage.delay(COLD_DELAY_SECONDS)
+        ranges = partial(range_rate, storage.url, storage.files(f"{PREFIX}/log"))
+        rates = {count: await trio.to_thread.run_sync(ranges, count) for count in (1, DEFAULT.archive.read_threads)}
+        queues = await queues_of(cluster, TOPIC, 0.9)
+        address, pid = (HOST, cluster.port("n0")), cluster.pid("n0")
+        begin, used = time.perf_counter(), cpu_seconds(pid)
+        before = len(storage.answered())
+        total = sum(await trio.to_thread.run_sync(partial(_read_all, address, queues)))
+        seconds = time.perf_counter() - begin
+        used = cpu_seconds(pid) - used
+        requests = len(storage.answered()) - before
+    rate = total / 1e6 / seconds
+    at_once = DEFAULT.archive.read_threads
+    note(Figure("cold", "read", total / 1e9, "GB"))
+    note(Figure("cold", "ranges of 4 MiB, one after the other", rates[1], "MB/s"))
+    note(Figure("cold", f"ranges of 4 MiB, {at_once} at a time, as a broker reads", rates[at_once], "MB/s"))
+    note(Figure("cold", "consumed", rate, "MB/s", None if plan.quick else COLD_RATE, is_limit=False))
+    share = 100 * rate / rates[1]
+    note(Figure("cold", "share of ranges one after the other", share, "%", COLD_SHARE_PERCENT, is_limit=False))
+    note(Figure("cold", f"share of ranges {at_once} at a time", 100 * rate / rates[at_once], "%"))
+    note(Figure("cold", "CPU of the broker", 1e9 * used / max(total, 1), "s/GB"))
+    note(Figure("cold", "requests to the store", requests, ""))
+
+
+def _read_all(address: tuple[str, int], queues: Sequence[Queue]) -> list[int]:
+    with ThreadPoolExecutor(len(queues)) as threads:
+        return list(threads.map(lambda queue: read_queue(address, queue), queues))
+
+
+class ColdReaders:
+    """Ten readers, each from another place on; they go on when they come to the end."""
+
+    def __init__(self, address: tuple[str, int], queues: Sequence[Queue]) -> None:
+        self._address = address
+        self._queues = queues
+        self._turn = itertools.count()
+        self.nbytes = 0
+
+    async def run(self, seconds: float) -> None:
+        """Read for so long."""
+        over = threading.Event()
+
+        def read(number: int) -> None:
+            while not over.is_set():
+                queue = self._queues[number % len(self._queues)]
+                span = queue.end - queue.begin
+                begin = queue.begin + (next(self._turn) * 7919 * ASKED) % max(1, span - ASKED)
+                self.nbytes += read_queue(self._address, Queue(queue.number, begin, queue.end), over)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(READERS):
+                nursery.start_soon(partial(trio.to_thread.run_sync, read, number))
+            await trio.sleep(seconds)
+            over.set()
+
+
+async def measure_hot(plan: Plan, directory: Path, note: Note) -> None:
+    """See the package."""
+    settings = {"local_retention_bytes": str(1 << 20), "archive_cache_bytes": "0"}
+    seconds, pairs = (1.0, 1) if plan.quick else (HOT_SECONDS, HOT_PAIRS)
+    p99: dict[str, dict[bool, list[float]]] = {name: {False: [], True: []} for name in ("acknowledged", "delivered")}
+    missing = 0
+    async with archiving_group(directory, 1, quick=plan.quick, settings=settings) as (cluster, storage):
+        await create_topics(cluster, 1, "n0")
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic(HOT_TOPIC, 4)
+        await fill_group(cluster, "n0", HOT_BYTES // (100 if plan.quick else 1), BODY_BYTES)
+        await wait_archived(cluster, base_moves=True)
+        queues = await queues_of(cluster, TOPIC, 0.8)
+        storage.delay(HOT_DELAY_SECONDS)
+        before = len(storage.answered())
+        readers = ColdReaders((HOST, cluster.port("n0")), queues)
+        job = PacedJob(cluster.namesrv, HOT_TOPIC, HOT_RATE, 2.0, seconds)
+        for pair in range(pairs):
+            for is_beside in (pair % 2 == 0, pair % 2 == 1):
+                async with trio.open_nursery() as nursery:
+                    if is_beside:
+                        nursery.start_soon(readers.run, seconds + 4.0)
+                    report = await run_paced_client(job)
+                missing += report.failed + report.missing
+                for name, values in (("acknowledged", report.acknowledged), ("delivered", report.delivered)):
+                    p99[name][is_beside].append(1e3 * share_of(values or [float("inf")], 0.99))
+        requests = len(storage.answered()) - before
+        cluster.check()
+    for name, found in p99.items():
+        alone, beside = (statistics.median(found[is_beside]) for is_beside in (False, True))
+        noise = max(NOISE_PERCENT_MIN, 100 * (max(found[False]) / alone - 1))
+        note(Figure("hot", f"{name}, p99, without readers", alone, "ms"))
+        note(Figure("hot", f"{name}, p99, with ten readers of old messages", beside, "ms"))
+        note(Figure("hot", f"{name}, p99, differs between windows without readers by up to", noise, "%"))
+        note(Figure("hot", f"{name}, p99, growth", 100 * (beside / alone - 1), "%", noise))
+    note(Figure("hot", "not acknowledged, or not delivered", missing, "", 0))
+    note(Figure("hot", "requests to the store", requests, ""))
+    note(Figure("hot", "old messages read", readers.nbytes / 1e6, "MB"))

@@ -1,0 +1,74 @@
+"""Groups that archive their logs in a store of the benchmark, and waiting for what they do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.store_load import DISK
+from jepsen.deployments.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, open_object_storage
+from mq.client.admin import Admin
+from mq.local_cluster import DevCluster, Ports, ServersFailed
+
+PREFIX = "broker-a"
+URL = f"s3://{BUCKET}/{PREFIX}"
+SEGMENT_BYTES = 64 * 1024 * 1024
+QUICK = {"segment_bytes": str(2 * 1024 * 1024), "message_bytes_max": "524288", "entry_bytes_max": "524288"}
+"""Settings for a hundredth of the data."""
+WAIT_SECONDS_MAX = 120.0
+
+
+@asynccontextmanager
+async def archiving_group(
+    directory: Path, nodes: int, *, quick: bool, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[tuple[DevCluster, ObjectStorage]]:
+    """A group and its store, both with directories below ``directory``."""
+    os.environ.update(ENVIRONMENT)  # for brokers, which are started from here
+    async with open_object_storage(directory / "store") as storage:
+        given = {
+            **DISK,
+            "segment_bytes": str(SEGMENT_BYTES),
+            "archive_url": URL,
+            "archive_endpoint_url": storage.url,
+            "archive_bytes_per_second": "0",
+            "retention_check_seconds": "0.5",
+            **(QUICK if quick else {}),
+            **(settings or {}),
+        }
+        async with DevCluster.open(
+            directory / "replicas", nodes=nodes, ports=Ports.free(nodes), settings=given
+        ) as cluster:
+            yield cluster, storage
+
+
+async def wait_until(what: str, is_so: Callable[[], Awaitable[bool]], seconds: float = WAIT_SECONDS_MAX) -> None:
+    """Ask until it is so. Raises ServersFailed if that takes too long."""
+    with trio.move_on_after(seconds):
+        while not await is_so():  # noqa: ASYNC110 - other processes have no event to wait for
+            await trio.sleep(0.05)
+        return
+    raise ServersFailed(f"not within {seconds:g} s: {what}")
+
+
+async def runtime(admin: Admin, address: str) -> dict[str, int]:
+    """The figures of a replica that are numbers."""
+    table = await admin.broker_runtime(address)
+    return {name: int(text) for name, text in table.items() if text.isdigit()}
+
+
+async def wait_archived(cluster: DevCluster, *, base_moves: bool) -> None:
+    """Until all complete files are archived, and, if ``base_moves``, old ones are deleted locally on all replicas."""
+    async with Admin(cluster.namesrv) as admin:
+
+        async def is_archived(node: str) -> bool:
+            found = await runtime(admin, cluster.address(node))
+            has_moved = not base_moves or found["raftmq.basePosition"] > 0
+            return found["raftmq.archiveIndex"] > 0 and not found["raftmq.archiveLagBytes"] and has_moved
+
+        for node in cluster.node_ids:
+            await wait_until(f"{node} knows that its log is archived", partial(is_archived, node))

@@ -1,0 +1,107 @@
+"""How fast a replica gets its log from the archive, in a running group and in a new one."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import trio
+
+from benchmarks.archive.groups import URL, archiving_group, runtime, wait_archived, wait_until
+from benchmarks.backup import disk_rates, fill_group, size_of
+from benchmarks.figures import Figure
+from benchmarks.store_load import ROOT, Note, Plan, create_topics
+from mq.client.admin import Admin
+from mq.client.errors import ClientError
+from mq.local_cluster import HOST, DevCluster, Processes, open_processes
+from mq.local_cluster.own_ports import OWN_PORTS
+
+DATA_BYTES = 2_200_000_000
+KEPT_BYTES = 2_000_000_000
+"""A replica gets files, not entries, since the oldest are deleted locally."""
+PROBE_BYTES = 1_000_000_000
+RESTORE_PERCENT = 50.0
+WITHOUT_ARCHIVE = ("archive_", "local_retention_")
+"""Settings that a replica lacks which gets everything from the leader."""
+
+
+async def measure_join(plan: Plan, directory: Path, note: Note) -> None:
+    """See the package."""
+    data, kept, probe = (each // (100 if plan.quick else 1) for each in (DATA_BYTES, KEPT_BYTES, PROBE_BYTES))
+    settings = {"local_retention_bytes": str(kept)}
+    async with archiving_group(directory, 3, quick=plan.quick, settings=settings) as (cluster, storage):
+        leader = await cluster.leader()
+        await create_topics(cluster, 1, leader)
+        await fill_group(cluster, leader, data)
+        await wait_archived(cluster, base_moves=True)
+        took: dict[str, tuple[float, int, int]] = {}
+        leader = await cluster.leader()
+        dead = next(each for each in cluster.node_ids if each != leader)
+        with open_processes(directory / "joined") as joined:
+            for source in ("archive", "leader"):
+                took[source] = await _joined(cluster, joined, dead, source)
+                dead = source
+        nbytes, archived = took["archive"][1], took["archive"][2]
+        note(Figure("join", "bytes of the log", nbytes / 1e9, "GB"))
+        note(Figure("join", "of them from the archive", 100 * archived / nbytes, "%"))
+        note(Figure("join", "from the leader alone", took["leader"][0], "s"))
+        note(Figure("join", "with the archive", took["archive"][0], "s", took["leader"][0]))
+        note(Figure("join", "with the archive, a second", nbytes / 1e6 / took["archive"][0], "MB/s"))
+        stored = size_of(storage.files("broker-a/log"))
+        before = await trio.to_thread.run_sync(disk_rates, directory / "before" / "probe", probe)
+        command = [sys.executable, "-m", "mq.cli", "restore", URL, f"r0={directory / 'restored'}"]
+        command += ["--peers", "r0@127.0.0.1:10931", "--endpoint-url", storage.url]
+        begin = time.monotonic()
+        await trio.run_process(command, cwd=ROOT, capture_stdout=True)
+        seconds = time.monotonic() - begin
+        after = await trio.to_thread.run_sync(disk_rates, directory / "after" / "probe", probe)
+    rate, written = stored / 1e6 / seconds, max(before[0], after[0])
+    note(Figure("restore", "the archive", stored / 1e9, "GB"))
+    note(Figure("restore", "the disk writes a plain file", written, "MB/s"))
+    note(Figure("restore", "one replica", rate, "MB/s"))
+    note(Figure("restore", "share of what the disk writes", 100 * rate / written, "%", RESTORE_PERCENT, is_limit=False))
+
+
+async def _joined(cluster: DevCluster, joined: Processes, dead: str, source: str) -> tuple[float, int, int]:
+    """A new replica, called ``source``, takes the place of one that is killed: the seconds from then on until it has
+    what the leader had, the bytes of its log, and how many of them came from the archive.
+    """
+    settings = {
+        name: value
+        for name, value in cluster.settings.items()
+        if name != "segment_bytes" and (source == "archive" or not name.startswith(WITHOUT_ARCHIVE))
+    }
+    clients = OWN_PORTS.take(2)
+    replication = clients + 1
+    command = [sys.executable, "-m", "mq.cli", "broker", "--join", "--node-id", source, "--namesrv", cluster.namesrv]
+    command += ["--listen", f"{HOST}:{clients}", "--replication-listen", f"{HOST}:{replication}"]
+    command += ["--data-dir", str(joined.logs / source), "--set", f"secret_file={cluster.secret_file}"]
+    for name, value in settings.items():
+        command += ["--set", f"{name}={value}"]
+    joined.start(source, command, directory=ROOT)
+    await joined.wait_listening(source, replication)
+    if dead in cluster.node_ids:
+        cluster.kill(dead)
+    else:
+        joined.kill(dead)
+    async with Admin(cluster.namesrv) as admin:
+        leader = await cluster.leader()
+        due = (await runtime(admin, cluster.address(leader)))["raftmq.commitIndex"]
+        replace = [sys.executable, "-m", "mq.cli", "group", "replace", dead, f"{source}@{HOST}:{replication}"]
+        begin = time.monotonic()
+        await trio.run_process([*replace, "--namesrv", cluster.namesrv], cwd=ROOT, capture_stdout=True)
+
+        async def has_all() -> bool:
+            try:
+                return (await runtime(admin, f"{HOST}:{clients}"))["raftmq.appliedIndex"] >= due
+            except (ClientError, OSError):
+                return False
+
+        await wait_until(f"{source} has caught up", has_all, 300)
+        seconds = time.monotonic() - begin
+    lines = joined.log_path(source).read_text(errors="replace").splitlines()
+    fetched = [json.loads(line) for line in lines if '"install_fetched"' in line]
+    nbytes = size_of(joined.logs / source / "commitlog")
+    return seconds, nbytes, sum(each["archived_bytes"] for each in fetched)

@@ -1,0 +1,93 @@
+"""The object storage of the harness and the benchmarks, as brokers use it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from jepsen.deployments.object_storage import BUCKET, ENVIRONMENT, Server
+from jepsen.nemeses.stores import FLIP_EVERY_BYTES, rotten
+from raftlog.segment.backup_s3 import PART_BYTES, S3Store, open_s3
+from raftlog.segment.backup_store import ManifestChanged, NotStored
+
+URL = f"s3://{BUCKET}/broker-a"
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[str]:
+    """A server in a thread; its address."""
+    server = Server(directory, ("127.0.0.1", 0))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[S3Store]:
+    with serving(tmp_path) as url:
+        opened = open_s3(URL, url)
+        yield opened
+        opened.close()
+
+
+def test_objects_come_back_whole_and_in_ranges(store: S3Store) -> None:
+    content = Random(1).randbytes(2 * PART_BYTES + 17)
+    store.write("log/large", [content[:1000], content[1000:]])
+    store.write("log/small", [b"abc"])
+    assert store.read("log/large", len(content), 0) == content
+    assert store.read_range("log/large", 20, PART_BYTES - 10) == content[PART_BYTES - 10 : PART_BYTES + 10]
+    assert store.read_range("log/small", 100, 1) == b"bc"
+    assert store.read_range("log/small", 100, 3) == b""
+    assert list(store.names("log")) == ["large", "small"]
+    assert list(store.names()) == ["log"]
+    store.remove("log/small")
+    with pytest.raises(NotStored):
+        store.read_range("log/small", 1, 0)
+
+
+def test_listing_goes_on_after_a_thousand_names(store: S3Store, tmp_path: Path) -> None:
+    folder = tmp_path / "objects" / BUCKET / "broker-a" / "log"
+    folder.mkdir(parents=True)
+    for number in range(2001):
+        (folder / f"{number:05d}").touch()
+    assert list(store.names("log")) == [f"{number:05d}" for number in range(2001)]
+
+
+def test_manifest_is_replaced_by_who_has_read_it_last(store: S3Store, tmp_path: Path) -> None:
+    assert store.load_manifest() is None
+    store.replace_manifest(b"first")
+    store.check_conditions()
+    with serving(tmp_path) as url:
+        other = open_s3(URL, url)
+        with pytest.raises(ManifestChanged):
+            other.replace_manifest(b"not read before")
+        assert other.load_manifest() == b"first"
+        other.replace_manifest(b"second")
+        with pytest.raises(ManifestChanged):
+            store.replace_manifest(b"third")
+        other.close()
+    assert store.load_manifest() == b"second"
+
+
+def test_rotten_object_differs_everywhere() -> None:
+    content = bytes(3 * FLIP_EVERY_BYTES + 5)
+    damaged = rotten(Random(1), content)
+    assert len(damaged) == len(content)
+    for begin in range(0, len(content), FLIP_EVERY_BYTES):
+        assert sum(map(int.bit_count, damaged[begin : begin + FLIP_EVERY_BYTES])) == 1
