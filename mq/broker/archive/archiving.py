@@ -32,6 +32,7 @@ from mq.protocol.incoming.decoding import Response
 from mq.protocol.requests.replicas import ReportArchived, ReportArchivedExt, ReportArchivedReply
 from mq.protocol.wire.reply import read_reply
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from mq.store.backup_snapshot import forget_pending
 from mq.store.errors import StoreError
 from raftlog import SegmentError
 from raftlog.common_step import sleep_to_step
@@ -83,6 +84,7 @@ class Archiving(Service):
         self._archive = archive
         self._clock = context.clock
         self._log = context.log
+        forget_pending(str(context.settings.data_dir))
         self._reported = NOTHING
         self._begin_pos = -1
         self._is_older: bool | None = None

@@ -16,7 +16,7 @@ from mq.store.archive.file_index import FileIndexBuilder
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
 from mq.store.archive.reader import ArchiveReader
 from mq.store.archive.retention import expired_begin
-from mq.store.backup_snapshot import snapshot_between
+from mq.store.backup_snapshot import keep_pending, snapshot_between
 from raftlog.forced_members import configuration_at_base
 from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup import BackupTarget
@@ -117,6 +117,8 @@ class _Run:
             known = more
         if known is not None and self._job.has_retention and known.archived.index >= known_index:
             yield from self._shortened(known)
+        if self._job.has_retention:
+            keep_pending(self._job.data_dir, self._next_snapshot(), self._source.state.commit_hint)
         yield ArchiveStep(is_last=True)
 
     def _indexed(self, known: BackupManifest) -> BackupManifest:
@@ -157,19 +159,23 @@ class _Run:
         """What gives the snapshot to store with the next file: one behind those that are stored."""
         if not self._job.has_retention:
             return lambda last: None
-        known = self._target.manifest
-        first = LogIndex(1)
-        if known is not None and known.objects is not msgspec.UNSET:
-            newest = known.objects.states[-1].index if known.objects.states else known.snapshot_index
-            first = LogIndex(max(newest, known.base.index) + 1)
+        first = self._next_snapshot()
         # Found now: when the file is stored, the checkpoints may be of later ones.
-        found = snapshot_between(self._job.data_dir, first, self._source.state.commit_hint)
+        found = snapshot_between(self._job.data_dir, first, self._source.state.commit_hint, pending=True)
 
         def state_for(last: LogIndex) -> Snapshot | None:
             is_in = found is not None and found.index <= last
-            return found if is_in else snapshot_between(self._job.data_dir, first, last)
+            return found if is_in else snapshot_between(self._job.data_dir, first, last, pending=True)
 
         return state_for
+
+    def _next_snapshot(self) -> LogIndex:
+        """The next snapshot to be stored is of this entry or a later one."""
+        known = self._target.manifest
+        if known is None or known.objects is msgspec.UNSET:
+            return LogIndex(1)
+        newest = known.objects.states[-1].index if known.objects.states else known.snapshot_index
+        return LogIndex(max(newest, known.base.index) + 1)
 
     def _shortened(self, known: BackupManifest) -> Iterator[ArchiveStep]:
         """Say what is to be deleted, and delete what nobody serves any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from spark.task_reader import task_reader
 from tests.support.archiving_brokers import LIMITS, settings
 from tests.support.object_storage import ENVIRONMENT, SECRET_KEY, object_storage
 from tests.support.running_broker import Client, RunningBroker, running
-from tests.support.short_logs import body, fill
+from tests.support.short_logs import MIB, body, fill
 
 pytestmark = pytest.mark.trio
 
@@ -120,3 +121,40 @@ async def test_broker_sends_nothing_archived_and_keeps_it_for_the_scan(
             lease = {"leaseId": parts[0].lease_id, "position": parts[0].lease_position, "seconds": 60}
             granted = await client.request(RequestCode.HOLD_LOG, lease)
             assert (granted.code, granted.ext["basePosition"], parts[0].lease_position) == (0, "0", 0)
+
+
+def has_archived(index: int, info: dict[str, str]) -> bool:
+    return int(info["raftmq.archiveIndex"]) >= index
+
+
+@pytest.mark.slow
+async def test_archive_retention_waits_for_the_scan_that_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with object_storage() as storage:
+        given = settings(storage, archive_retention_bytes=4 * MIB)
+        async with running(tmp_path, limits=LIMITS, **given) as broker:
+            client = await broker.connect()
+            assert (await client.create_topic("T", 1)).code == 0
+            await fill(client, count=COUNT)
+            await client.wait_for(lambda info: int(info["raftmq.baseIndex"]) >= 1)
+            scan = Scan(broker)
+            parts = await scan.plan()
+            rows = await scan.read(parts[:1])
+
+            # By its size, the archive is to lose what the scan needs.
+            await fill(client, count=600, first=COUNT)
+            for sent in range(600 + COUNT, 800 + COUNT, 40):  # each run of the archiver looks for what is to be deleted
+                await fill(client, count=40, first=sent)
+                last = int((await client.info())["raftmq.lastIndex"])
+                await client.wait_for(partial(has_archived, last - 4))
+            assert (await client.info())["raftmq.archiveBeginPos"] == "0"
+            rows += await scan.read(parts[1:])
+            assert rows == [body(number) for number in range(COUNT)]
+
+            over = {"leaseId": parts[0].lease_id, "position": parts[0].lease_position, "seconds": 0}
+            assert (await client.request(RequestCode.HOLD_LOG, over)).code == 0
+            await fill(client, count=60, first=800 + COUNT)
+            await client.wait_for(lambda info: int(info["raftmq.archiveBeginPos"]) > 0)

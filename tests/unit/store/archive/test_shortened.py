@@ -10,6 +10,7 @@ import pytest
 from chaos.object_store import Bucket, BucketStore, Killed
 from mq.store.archive.job import Trouble
 from mq.store.archive.reader import ArchiveReader, Wanted
+from mq.store.backup_snapshot import PENDING_NAME, forget_pending
 from raftlog.segment.backup_layouts import objects_for, stored_at_ms
 from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused
 from tests.support.archived_logs import BEGIN_MS, SEGMENT_BYTES, steps
@@ -81,6 +82,33 @@ def test_without_a_snapshot_nothing_is_deleted(tmp_path: Path) -> None:
     home.run(bytes_max=KEPT, begin_pos=2**62)
     assert 0 < home.manifest.base.index <= 160 == home.manifest.snapshot_index
     home.check()
+
+
+def test_files_smaller_than_what_is_written_between_checkpoints_are_deleted(tmp_path: Path) -> None:
+    """Each checkpoint is of an entry in the file that is still written, and replaced when that is archived."""
+    home = Home(tmp_path, files=0)
+    for _ in range(12):
+        home.log.send(7)
+        home.checkpoint()
+        home.checkpoint()
+        home.run(bytes_max=KEPT, begin_pos=2**62)
+        home.log.send(60)
+        home.checkpoint()
+        home.checkpoint()
+        home.run(bytes_max=KEPT, begin_pos=2**62)
+    assert home.manifest.base.index > 0
+    home.check()
+
+
+def test_kept_checkpoint_is_forgotten_when_a_broker_starts(tmp_path: Path) -> None:
+    home = Home(tmp_path, files=0)
+    home.log.send(40)
+    home.checkpoint()
+    home.run()
+    assert (tmp_path / PENDING_NAME).exists()
+    forget_pending(str(tmp_path))
+    assert not (tmp_path / PENDING_NAME).exists()
+    forget_pending(str(tmp_path))
 
 
 def test_an_older_manifest_is_not_shortened(tmp_path: Path) -> None:
