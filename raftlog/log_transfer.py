@@ -93,7 +93,7 @@ class Offers:
     """The leader's side: makes offers, and keeps the snapshot of the newest one.
 
     Args:
-        snapshot, archived: the application's, see `raftlog.node.Hosted`.
+        snapshot, archived, note_for_copies: the application's, see `raftlog.node.Hosted`.
     """
 
     def __init__(
@@ -103,8 +103,10 @@ class Offers:
         snapshot: Snapshot,
         log: Log,
         archived: Callable[[], Base | None] = lambda: None,
+        note_for_copies: Callable[[], bytes] = lambda: b"",
     ) -> None:
         self._archived = archived
+        self._note_for_copies = note_for_copies
         self._replica = replica
         self._transport = transport
         self._snapshot = snapshot
@@ -179,7 +181,7 @@ class Offers:
         replica = self._replica
         conf = encode_conf(replica.core.conf_at(replica.log.base[0]))
         manifest = replica.log.manifest(replica.commit_index, conf=conf)
-        return msgspec.structs.replace(manifest, archived=self._archived())
+        return msgspec.structs.replace(manifest, archived=self._archived(), note=self._note_for_copies())
 
 
 class Puller:

@@ -420,8 +420,7 @@ class _Host:
                 ]
                 periodic = PeriodicTask(actions, reactor.end_turn, broker.note_delay)
                 reactor.before_waiting(periodic.refresh)
-                nursery.start_soon(periodic.run)
-                for task in broker.tasks():
+                for task in (periodic.run, *broker.tasks()):
                     nursery.start_soon(task)
                 nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, opened.queues, broker, log)
 
@@ -433,6 +432,7 @@ class _Host:
             snapshot=broker.snapshot,
             refill_bytes=lambda: broker.services.retention.refill_bytes(),
             archived=lambda: metadata.archived.known_at(settings.archive_url),
+            note_for_copies=lambda: broker.services.retention.note_for_copies(),
             open_archive=partial(open_archive_to_join, settings, self.limits) if settings.archive_url else None,
             tasks=(registrar.run, timers),
             check_body=check_entry,

@@ -29,7 +29,7 @@ from raftlog.segment.files import Preallocation
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base, MetaState
-from raftlog.segment.meta_keys import EARLY, EARLY_ELSEWHERE, REFILLED
+from raftlog.segment.meta_keys import COPIED, EARLY, EARLY_ELSEWHERE, REFILLED
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 from raftlog.segment.retention import Deletion, LocalTier, RetentionPolicy, Situation, droppable
@@ -38,6 +38,7 @@ from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 
 __all__ = [
     "CONFIG",
+    "COPIED",
     "EARLY",
     "EARLY_ELSEWHERE",
     "HEADER_BYTES",

@@ -41,7 +41,7 @@ from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.index import SparseIndex
 from raftlog.segment.limits import DEFAULT, LogLimits
 from raftlog.segment.meta import Base, MetaFile, MetaState
-from raftlog.segment.meta_keys import ABSTAINING, CONF, DAMAGED
+from raftlog.segment.meta_keys import ABSTAINING, CONF, COPIED, DAMAGED
 
 DIRECTORY_NAME: Final = "reset"
 SNAPSHOT_NAME: Final = "snapshot"
@@ -49,6 +49,8 @@ SNAPSHOT_NAME: Final = "snapshot"
 
 _FORMAT: Final = 1
 _NUMBER_MAX: Final = 2**63 - 1
+_NOTE_BYTES_MAX: Final = 2048
+"""Notes of a log have room for some kilobytes."""
 _MANIFEST: Final = "manifest"
 READY: Final = "READY"
 INSTALL: Final = "INSTALL"
@@ -73,7 +75,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
     ``last`` is the last entry of its last closed file, or the placeholder for ``base`` if there is none; it must be
     committed. ``conf`` goes into the note `CONF`. ``snapshot_crc`` is the CRC-32 of the snapshot. ``archived`` is how
-    much of the log an archive has, as the leader knows it; None if there is none.
+    much of the log an archive has, as the leader knows it; None if there is none. ``note`` goes into the note `COPIED`;
+    empty for none.
     """
 
     base: Base
@@ -84,6 +87,7 @@ class Manifest(msgspec.Struct, frozen=True):
     snapshot_crc: int = 0
     format: int = _FORMAT
     archived: Base | None = None
+    note: bytes = b""
 
     @property
     def end_pos(self) -> int:
@@ -140,6 +144,8 @@ def why_impossible(manifest: Manifest) -> str | None:
         or archived.pos % segment_bytes
     ):
         return f"its archive ends with entry {archived.index} at {archived.pos}"
+    if len(manifest.note) > _NOTE_BYTES_MAX:
+        return f"its note has {len(manifest.note)} bytes"
     if last == base.ref:
         return None
     if last.index <= base.index or last.pos < base.pos or last.term < base.term:
@@ -410,7 +416,7 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
     """Install a ready replacement for the log, if there is one. The directory is locked, with no log open.
 
     A log that has the replacement's last entry, or is known to have been committed beyond it, is kept, and the
-    replacement is removed. Term, vote and notes are kept; only the note `CONF` becomes the replacement's. If the
+    replacement is removed. Term, vote and notes are kept; only `CONF` and `COPIED` become the replacement's. If the
     replaced log is known to be damaged and had more entries than the replacement, the note `ABSTAINING` is set.
 
     Whether the last process closed the log is kept, too: the replacement is complete and synced in any case, but a
@@ -451,8 +457,10 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
             disk.rename(os.path.join(root, name), os.path.join(directory, name))
     disk.sync_directory(directory)
     disk.sync_directory(root)
-    notes = {key: value for key, value in stored.notes.items() if key != DAMAGED}
+    notes = {key: value for key, value in stored.notes.items() if key not in (DAMAGED, COPIED)}
     notes[CONF] = manifest.conf
+    if manifest.note:
+        notes[COPIED] = manifest.note
     if is_damaged and (stored.commit_hint > manifest.end_index or stored.durable_pos > manifest.end_pos):
         notes[ABSTAINING] = b"1"
     newer_term = manifest.last.term > stored.term

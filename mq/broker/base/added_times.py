@@ -6,6 +6,8 @@ milliseconds for some files. They are noted in the log, together with the distan
 boot: so a process that starts later on the same boot notices that the clock was set meanwhile. After a reboot it cannot
 know: it may have been switched off for so long.
 
+A replica that copies files gets what was noted about them, too: its own clock says nothing of how they were stamped.
+
 All files that exist when the clock is set ahead are taken for so much younger, also those that a right clock has
 stamped: they stay for longer, and none goes early. When the clock is set back, as much is taken away again.
 """
@@ -100,6 +102,19 @@ class AddedTimes:
     def note(self) -> bytes:
         """To be kept for the next process."""
         return msgspec.msgpack.encode(_Note(self._boot_id, self._offset_ms, self._steps))
+
+    def note_for_copies(self) -> bytes:
+        """For a replica that copies these files: what is added to their times, without this machine's clock."""
+        return msgspec.msgpack.encode(_Note("", 0, self._steps)) if self._steps else b""
+
+    def take_copied(self, note: bytes) -> None:
+        """Add what the replica has noted from which the files were copied. Where both know something, more counts.
+
+        Raises msgspec.MsgspecError for a note of another release, which changes nothing.
+        """
+        copied = AddedTimes(self._clock, note)
+        starts = sorted({start for start, _ in (*self._steps, *copied._steps)})
+        self._replace([(start, max(self.of(start), copied.of(start))) for start in starts])
 
     def _between(self, begin: int, end: int) -> list[tuple[int, int]]:
         """The steps of these files, beginning with the first of them."""

@@ -35,6 +35,7 @@ from mq.store.queue_store import QueueStore
 from raftlog import Beginning, PeerState, Replica, SegmentError
 from raftlog.log_numbers import index_range
 from raftlog.segment import (
+    COPIED,
     EARLY,
     EARLY_ELSEWHERE,
     Deletion,
@@ -137,12 +138,22 @@ class Retention:
         self.settings_changed(settings)
 
     def _added_times(self, boot_clock: BootClock) -> AddedTimes:
-        """What earlier processes have noted; nothing if this release cannot read it."""
+        """What earlier processes have noted, and the replica from which the log was copied, as far as this release can
+        read it.
+        """
+        notes = self._replica.log.notes
+        added = AddedTimes(boot_clock, None)
         try:
-            return AddedTimes(boot_clock, self._replica.log.notes.get(FILE_TIMES))
+            added = AddedTimes(boot_clock, notes.get(FILE_TIMES))
+            if (copied := notes.get(COPIED)) is not None:
+                added.take_copied(copied)
         except msgspec.MsgspecError as error:
             self._log.warning("file_times_unreadable", error=str(error))
-            return AddedTimes(boot_clock, None)
+        return added
+
+    def note_for_copies(self) -> bytes:
+        """What a replica must know that copies the log; see `AddedTimes.note_for_copies`."""
+        return self._added.note_for_copies()
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """Use new settings from now on."""
@@ -284,6 +295,8 @@ class Retention:
         note = self._added.note()
         if note != self._replica.log.notes.get(FILE_TIMES):
             self._replica.remember(FILE_TIMES, note)
+        if COPIED in self._replica.log.notes:  # it is in the other note now
+            self._replica.remember(COPIED, None)
 
     def _complete_note(self, segments: Sequence[SegmentInfo], now_ms: int) -> None:
         """Note until when entries count that perhaps the replica has deleted from which this one fetched its log."""

@@ -19,6 +19,7 @@ from raftlog.node_limits import NodeLimits
 from raftlog.segment.errors import SegmentError
 from raftlog.segment.limits import LogLimits
 from raftlog.segment.meta import Base
+from raftlog.segment.meta_keys import COPIED
 from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, add_learner, group, same_files
 
 pytestmark = pytest.mark.trio
@@ -99,6 +100,16 @@ async def test_archived_files_cost_the_leader_nothing(
         (line,) = named(log, "install_fetched")
         assert line["archived_bytes"] == archive.end.pos - archive.begin
         assert named(log, "install_without_archive") == []
+
+
+async def test_note_about_the_files_comes_with_them(tmp_path: Path) -> None:
+    async with group(tmp_path, ["n0"], limits=LIMITS) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        leader.run._offers._note_for_copies = lambda: b"of these files"
+        new = await add_learner(nodes, leader)
+        await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+        assert new.replica.log.notes[COPIED] == b"of these files"
 
 
 def gone(pos: int) -> None:

@@ -185,6 +185,32 @@ def test_many_differences_are_noted_in_little_room_and_none_gets_smaller() -> No
     assert all(again.of(start) >= ms for start, ms in wanted.items() if start >= 5000)
 
 
+def test_replica_that_copies_files_deletes_none_early_because_their_leader_was_behind() -> None:
+    leader = Files((ago(100), ago(99)))
+    leader.deleted(ago(99))
+    leader.stamps.append((NOW,))
+    assert leader.deleted() == 0
+    assert Files(*leader.stamps).deleted() == 1, "a clock that is right says nothing of how a file was stamped"
+    copy = Files(*leader.stamps)
+    copy.times.added.take_copied(leader.times.added.note_for_copies())
+    assert copy.deleted() == 0
+    copy.restart("another boot")
+    assert copy.deleted() == 0
+    assert copy.deleted(NOW + 71 * HOUR) == 0
+    assert copy.deleted(NOW + 73 * HOUR) == 1
+
+
+def test_of_what_was_noted_here_and_copied_the_larger_counts() -> None:
+    own, other = (AddedTimes(BootClock("boot", lambda: 0), None) for _ in range(2))
+    own.add(0, 10, 70_000)
+    own.add(20, 30, 90_000)
+    other.add(0, 20, 80_000)
+    other.add(20, 30, 61_000)
+    own.take_copied(other.note_for_copies())
+    assert [own.of(start) for start in range(0, 40, 10)] == [80_000, 80_000, 90_000, 0]
+    assert AddedTimes(BootClock("boot", lambda: 0), None).note_for_copies() == b""
+
+
 def test_an_old_file_without_a_younger_neighbour_goes() -> None:
     assert Files((NOW - YEAR, NOW - YEAR), (ago(1),)).deleted() == 1
 
