@@ -64,6 +64,7 @@ GROUPS = {
     "config": ("config", "Convert settings files of RocketMQ."),
     "backup": ("backup", "Back up the log of a replica, and verify backups."),
     "archive": ("archive", "List, print and verify archived messages, without brokers."),
+    "table": ("topic_tables", "Keep tables up to date from topics, with Spark."),
     "log": ("log_files", "Verify, print and repair the log of a stopped node."),
 }
 

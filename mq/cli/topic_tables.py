@@ -1,0 +1,258 @@
+"""`raftmq table`: keeps tables up to date from topics, with Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mq.cli.errors import EXIT_FAILED, CommandFailed
+from mq.cli.output import Json, JsonLines, print_json
+from mq.inspection.wording import time_of
+
+if TYPE_CHECKING:
+    from spark.tables.pipeline import Pipeline
+
+app = typer.Typer(help="Keep tables up to date from topics, with Spark.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The pipeline; docs/tables.md has all settings.")]
+Master = Annotated[
+    str,
+    typer.Option(
+        "--master", metavar="URL", help="Where Spark runs: local[*], or a cluster, such as spark://HOST:7077 or yarn."
+    ),
+]
+MEMORY = "2g"
+DriverMemory = Annotated[str, typer.Option("--driver-memory", metavar="SIZE", help="Memory of Spark's driver.")]
+
+
+@app.command("run")
+def run(
+    file: File, master: Master = "local[*]", driver_memory: DriverMemory = MEMORY, as_json: JsonLines = False
+) -> None:
+    """Write the messages of the topic into the table, each once, as often as the pipeline's trigger says.
+
+    Run it again after it was stopped or killed: it continues where the table ends. Exit code 1 if it stopped at an
+    offset, which it prints, 2 if it was refused before anything was written.
+    """
+    _follow("run", file, master, driver_memory, as_json)
+
+
+@app.command("backfill")
+def backfill(
+    file: File, master: Master = "local[*]", driver_memory: DriverMemory = MEMORY, as_json: JsonLines = False
+) -> None:
+    """Write the messages that are older than the table, each once: for a table that did not begin at the earliest.
+
+    Stop the pipeline meanwhile, and run this again if it was killed.
+    """
+    _follow("backfill", file, master, driver_memory, as_json)
+
+
+def _follow(command: str, file: Path, master: str, driver_memory: str, as_json: bool) -> None:
+    """Run a command of the driver, and print its progress. Raises CommandFailed."""
+    pipeline = _pipeline(file)
+    process = start(command, file, pipeline, master, driver_memory)
+    code = None
+    for told in _lines(process):
+        code = told.get("code", code)
+        if "error" in told:
+            message = told["error"]
+            _wait(process)
+            raise CommandFailed(message, code if code is not None else EXIT_FAILED)
+        if as_json:
+            print(json.dumps(told), flush=True)
+        elif said := _progress(told):
+            print(said, flush=True)
+    if process.returncode:
+        raise CommandFailed(
+            f"Spark ended with exit code {process.returncode}: what it said is above. Run it again: it continues where "
+            f"the table ends",
+            EXIT_FAILED,
+        )
+
+
+@app.command("status")
+def status(file: File, as_json: Json = False) -> None:
+    """Show how far the table is behind its topic, in messages and seconds.
+
+    A Parquet directory is asked itself. Of Delta and Iceberg it shows what the last run on this machine noted.
+    """
+    pipeline = _pipeline(file)
+    from spark.client import Refused, Unreachable
+    from spark.errors import DataLoss, ReadFailed
+    from spark.micro_batches import ClusterChanged
+    from spark.plan import PlanRefused
+    from spark.tables.commits import CommitRefused
+    from spark.tables.parquet_directory import DirectoryUnusable
+    from spark.tables.status import table_status
+
+    try:
+        found = table_status(pipeline, int(time.time() * 1000))
+    except (CommitRefused, PlanRefused) as error:
+        raise CommandFailed(str(error)) from error
+    except (ClusterChanged, DataLoss, DirectoryUnusable, ReadFailed, Refused, Unreachable) as error:
+        raise CommandFailed(str(error), EXIT_FAILED) from error
+    if as_json:
+        print_json(found)
+        return
+    print(f"{found['pipeline']}: {found['topic']} to {found['format']} {found['table']}")
+    print("running" if found["running"] else "not running")
+    if found["commit"] is None:
+        print("no commit yet")
+        return
+    at = time_of(found["committed_at_ms"])
+    print(f"commit {found['commit']} at {at}")
+    print(f"behind: {found['lag_messages']:,} messages, {found['lag_seconds']:,.1f} s")
+    for queue in found["queues"]:
+        left = queue["end_offset"] - queue["next_offset"]
+        print(f"  {queue['broker_name']}:{queue['queue_id']} at {queue['next_offset']:,}, {left:,} behind")
+
+
+@app.command("verify")
+def verify(
+    file: File, master: Master = "local[*]", driver_memory: DriverMemory = MEMORY, as_json: Json = False
+) -> None:
+    """Compare the table with the messages that the topic still has: counts and checksums of each queue.
+
+    Exit code 1 if they differ.
+    """
+    found = _result("verify", file, master, driver_memory)
+    if as_json:
+        print_json(found)
+    else:
+        for queue in found["queues"]:
+            said = "equal" if queue["equal"] else "DIFFERENT"
+            print(
+                f"{queue['broker_name']}:{queue['queue_id']} offsets {queue['begin']:,} to {queue['end'] - 1:,}: "
+                f"{queue['messages']:,} messages, {queue['rows_expected']:,} rows expected, {queue['rows_found']:,} "
+                f"found: {said}"
+            )
+    if not found["equal"]:
+        raise CommandFailed("the table differs from its topic", EXIT_FAILED)
+    if not as_json:
+        print(f"the table and its topic are equal up to commit {found['commit']}")
+
+
+@app.command("compact")
+def compact(
+    file: File, master: Master = "local[*]", driver_memory: DriverMemory = MEMORY, as_json: Json = False
+) -> None:
+    """Rewrite the small files of a Delta or Iceberg table into large ones, and let old snapshots expire."""
+    found = _result("compact", file, master, driver_memory)
+    if as_json:
+        print_json(found)
+    else:
+        print(f"{found['rewritten']} files became {found['added']}")
+
+
+def _result(command: str, file: Path, master: str, driver_memory: str) -> dict[str, Any]:
+    """What a command of the driver found. Raises CommandFailed if it did not get that far."""
+    process = start(command, file, _pipeline(file), master, driver_memory)
+    found: dict[str, Any] | None = None
+    for told in _lines(process):
+        if "error" in told:
+            _wait(process)
+            raise CommandFailed(told["error"], told["code"])
+        found = told
+    if found is None:
+        raise CommandFailed("Spark ended without a result: what it said is above", EXIT_FAILED)
+    return found
+
+
+def start(command: str, file: Path, pipeline: Pipeline, master: str, driver_memory: str) -> subprocess.Popen[str]:
+    """Start Spark's driver with one of our programs. Raises CommandFailed if Spark, Java or a package is missing."""
+    from spark.installed import missing
+    from spark.tables.installed import SparkMissing, installed_spark, packages_of, settings_of
+
+    try:
+        packages = packages_of(pipeline, installed_spark())
+    except SparkMissing as error:
+        raise CommandFailed(str(error)) from error
+    if reason := missing():
+        raise CommandFailed(reason.replace("raftmq[spark]", "raftmq[tables]"))
+    arguments = ["--master", master, "--driver-memory", driver_memory]
+    if packages:
+        arguments += ["--packages", ",".join(packages)]
+    if master.startswith("local"):
+        arguments += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1"]
+    # Extensions must be known before the session is made.
+    for name, value in settings_of(pipeline).items():
+        arguments += ["--conf", f"{name}={value}"]
+    environment = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        **({"SPARK_LOCAL_IP": "127.0.0.1"} if master.startswith("local") else {}),
+        **os.environ,
+        "PYSPARK_SUBMIT_ARGS": f"{shlex.join(arguments)} pyspark-shell",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spark.tables.job", command, str(file)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # ctrl-C is for this process, which asks Spark to end after its commit
+    )
+
+    def end(*_: Any) -> None:
+        process.terminate()
+
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
+    return process
+
+
+def _pipeline(file: Path) -> Pipeline:
+    try:
+        from spark.tables.documents import DocumentRefused
+        from spark.tables.pipeline import read_pipeline
+    except ModuleNotFoundError as error:
+        raise CommandFailed(f"{error.name} is not installed: pip install 'raftmq[tables]'") from error
+    try:
+        return read_pipeline(file)
+    except DocumentRefused as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        try:
+            told = json.loads(line)
+        except ValueError:
+            print(line, end="", file=sys.stderr)  # of Spark itself
+            continue
+        if isinstance(told, dict):
+            yield told
+    process.wait()
+
+
+def _wait(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    process.stdout.close()
+    process.wait()
+
+
+def _progress(told: dict[str, Any]) -> str | None:
+    if "opened" in told:
+        return f"{told['opened']}: continues after commit {told['commit']}"
+    if "commit" in told:
+        dead = f", {told['dead']:,} of them dead letters" if told["dead"] else ""
+        return (
+            f"commit {told['commit']}: {told['messages']:,} messages{dead} in {told['seconds']:.1f} s "
+            f"({told['rate']:,}/s), {told['left']:,} left"
+        )
+    if "done" in told:
+        dead = f", {told['dead']:,} of them dead letters" if told["dead"] else ""
+        position = f"; the table has the messages before {told['position']}"
+        return f"done: {told['messages']:,} messages{dead}{position}"
+    return None

@@ -1,0 +1,156 @@
+"""What a pipeline writes into its table with each commit, and the rules of what may follow it. Pure.
+
+A commit has the position up to which the topic is in the table, so that rows and offsets cannot disagree: there is no
+checkpoint besides. Commits of a table are numbered from 0; the table format ensures that a number is committed once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spark.positions import Position, PositionRefused, parse_position
+from spark.tables.column_types import parse_schema
+
+VERSION: Final = 1
+
+
+class CommitRefused(Exception):
+    """The table's commits are not ones that this pipeline may continue; nothing was written."""
+
+
+class Overtaken(Exception):
+    """Somebody else committed to the table meanwhile; nothing of this commit is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit of a pipeline to its table.
+
+    Args:
+        pipeline: the pipeline's identity in the table, see `identity`.
+        number: from 0.
+        start, end: positions in the topic, as the data source has them; ``end`` is exclusive.
+        messages: between the two positions; each became a row (or a change of one) or a dead letter.
+        dead: how many of them became dead letters.
+        run: identifies the process that committed.
+        schema: the columns of bodies that this and earlier commits have, with their types.
+        begin: where the table begins: it has what is between this position and ``end``.
+    """
+
+    pipeline: str
+    number: int
+    start: Mapping[str, Any]
+    end: Mapping[str, Any]
+    messages: int
+    dead: int
+    at_ms: int
+    run: str
+    schema: Mapping[str, str]
+    begin: Mapping[str, Any]
+
+    @property
+    def position(self) -> Position:
+        """Where the next commit begins. Raises PositionRefused."""
+        return parse_position(self.end)
+
+    def to_json(self) -> str:
+        """One line; the inverse of `parse_commit`."""
+        found: dict[str, Any] = {
+            "v": VERSION,
+            "pipeline": self.pipeline,
+            "number": self.number,
+            "start": self.start,
+            "end": self.end,
+            "messages": self.messages,
+            "dead": self.dead,
+            "at_ms": self.at_ms,
+            "run": self.run,
+            "schema": dict(self.schema),
+            "begin": self.begin,
+        }
+        return json.dumps(found, separators=(",", ":"))
+
+
+def parse_commit(text: str, where: str) -> Commit:
+    """Parse the result of `Commit.to_json`, which was found at ``where``. Raises CommitRefused."""
+    try:
+        found = json.loads(text)
+        if found["v"] != VERSION:
+            raise CommitRefused(
+                f"{where} was written by another version of raftmq (commits of version {found['v']}, this one reads "
+                f"{VERSION}): continue with that one"
+            )
+        commit = Commit(
+            str(found["pipeline"]),
+            int(found["number"]),
+            found["start"],
+            found["end"],
+            int(found["messages"]),
+            int(found["dead"]),
+            int(found["at_ms"]),
+            str(found["run"]),
+            dict(found["schema"]),
+            found["begin"],
+        )
+        parse_position(commit.start)
+        parse_position(commit.end)
+        parse_position(commit.begin)
+        parse_schema(commit.schema)
+    except (ValueError, KeyError, TypeError, PositionRefused) as error:
+        raise CommitRefused(
+            f"{where} is not a commit of a pipeline ({type(error).__name__}: {error}). Nothing was written; restore "
+            f"the table to a state in which it is intact"
+        ) from error
+    return commit
+
+
+def identity(name: str, topic: str) -> str:
+    """What a table remembers of the pipeline that writes it."""
+    return f"{name}/{topic}"
+
+
+def check_owner(last: Commit | None, pipeline: str, table: str) -> None:
+    """Raises CommitRefused if the table belongs to another pipeline."""
+    if last is not None and last.pipeline != pipeline:
+        name, _, topic = last.pipeline.partition("/")
+        raise CommitRefused(
+            f"the table {table} is written by the pipeline {name!r} from the topic {topic!r}, and this one is "
+            f"{pipeline.partition('/')[0]!r} from {pipeline.partition('/')[2]!r}: two pipelines cannot write one "
+            f"table. Nothing was written; choose another table, or set name and topic back"
+        )
+
+
+def messages_between(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[tuple[str, str, int], tuple[int, int]]:
+    """The offsets between two positions by queue: first, and end (exclusive). Without empty queues.
+
+    What a position says of where a query began is left out of account: a commit has its start.
+    """
+    begin, until = parse_position(start).offsets, parse_position(end).offsets
+    ranges = {queue: (begin.get(queue, 0), last) for queue, last in until.items()}
+    return {queue: (low, high) for queue, (low, high) in sorted(ranges.items()) if low < high}
+
+
+def offsets_option(ranges: Mapping[tuple[str, str, int], tuple[int, int]], side: int) -> str:
+    """Ranges as the option startingOffsets (side 0) or endingOffsets (side 1) of the data source."""
+    found: dict[str, dict[str, int]] = {}
+    for (topic, broker_name, queue_id), bounds in ranges.items():
+        found.setdefault(topic, {})[f"{broker_name}:{queue_id}"] = bounds[side]
+    return json.dumps(found)
+
+
+def assign_option(ranges: Mapping[tuple[str, str, int], tuple[int, int]]) -> str:
+    """The queues of ranges as the option assign."""
+    found: dict[str, list[str]] = {}
+    for topic, broker_name, queue_id in ranges:
+        found.setdefault(topic, []).append(f"{broker_name}:{queue_id}")
+    return json.dumps(found)
+
+
+def shown_position(position: Mapping[str, Any]) -> str:
+    """A position for people: the next offset of each queue, at most ten."""
+    offsets = parse_position(position).offsets
+    shown = [f"{broker_name}:{queue_id} {offset}" for (_, broker_name, queue_id), offset in sorted(offsets.items())]
+    return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more queues" if len(shown) > 10 else "")

@@ -1,0 +1,165 @@
+"""Bodies as columns, in Spark: each message gets its row, or the reason why it has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from spark.tables.column_types import (
+    ColumnType,
+    Primitive,
+    Schema,
+    Struct,
+    check_names,
+    columns_from_spark,
+    ddl,
+    merged,
+)
+from spark.tables.layout import SchemaRefused
+from spark.tables.pipeline import Decode, Pipeline
+from spark.tables.reasons import unknown_fields, why_not_csv, why_not_json, why_not_text
+
+ROW: Final = "raftmq_row"
+REASON: Final = "raftmq_reason"
+DELETED: Final = "raftmq_deleted"
+_CORRUPT: Final = "raftmq_corrupt"
+_SYNTAX: Final = "raftmq_syntax"
+_SIDES: Final = ("before", "after")
+_NO_REASON: Final = "it does not fit decode.schema"
+
+
+def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFrame:
+    """Messages with the columns `ROW`, a struct of the body's columns, and `REASON`, null if they decode.
+
+    For upserts also with `DELETED`: whether the message deletes its key.
+
+    Args:
+        schema: the columns of bodies.
+    """
+    decode, upsert = pipeline.decode, pipeline.upsert
+    if decode.format == "raw":
+        return messages.withColumn(ROW, f.struct(f.col("body"))).withColumn(REASON, f.lit(None).cast("string"))
+    if decode.format == "text":
+        body = f.col("body").cast("string")
+        return messages.withColumn(ROW, f.struct(body.alias("body"))).withColumn(REASON, _syntax(decode, schema))
+    is_debezium = upsert is not None and upsert.envelope == "debezium"
+    wire = debezium_columns(schema) if is_debezium else schema
+    with_value = messages.withColumn(_SYNTAX, _syntax(decode, wire)).withColumn(ROW, _value(decode, wire))
+    misfit = f.col(ROW).isNull() | f.col(f"{ROW}.{_CORRUPT}").isNotNull()
+    reasons = [f.col(_SYNTAX), _explain(decode, wire, f.when(misfit, f.col("body")))]
+    image = f.col(ROW)
+    if is_debezium:
+        op = f.coalesce(f.col(f"{ROW}.op"), f.col(f"{ROW}.payload.op"))
+        before, after = (f.coalesce(f.col(f"{ROW}.{side}"), f.col(f"{ROW}.payload.{side}")) for side in _SIDES)
+        deleted, image = op == "d", f.when(op == "d", before).otherwise(after)
+        reasons += [
+            f.when(op.isNull(), "it has no op: it is no change as Debezium writes it"),
+            f.when(~op.isin("c", "r", "u", "d"), f.concat(f.lit("its op is "), op, f.lit("; c, r, u and d are known"))),
+            f.when(image.isNull(), f.concat(f.lit("its op is "), op, f.lit(", and it has no row for that"))),
+        ]
+    elif upsert is not None and upsert.delete_column is not None:
+        said = f.col(f"{ROW}.`{upsert.delete_column}`").cast("string")
+        deleted = f.coalesce(said == upsert.delete_value, f.lit(False))
+    else:
+        deleted = f.lit(False)
+    with_image = (
+        with_value.withColumn(DELETED, f.coalesce(deleted, f.lit(False)))
+        .withColumn(REASON, f.coalesce(*reasons))
+        .withColumn(ROW, f.struct(*[image.getField(name).alias(name) for name in schema]))
+    )
+    for name in upsert.key if upsert is not None else ():
+        missing = f.when(f.col(f"{ROW}.`{name}`").isNull(), f"its key {name} is null or missing")
+        with_image = with_image.withColumn(REASON, f.coalesce(f.col(REASON), missing))
+    return with_image.drop(_SYNTAX)
+
+
+def debezium_columns(schema: Schema) -> dict[str, ColumnType]:
+    """The columns of a change as Debezium writes it, with or without the schema around it."""
+    row = Struct(tuple(schema.items()))
+    change: dict[str, ColumnType] = {"op": Primitive("string"), **dict.fromkeys(_SIDES, row)}
+    return {**change, "payload": Struct(tuple(change.items()))}
+
+
+def _value(decode: Decode, wire: Schema) -> Column:
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    shape, body = f"{ddl(wire)}, {_CORRUPT} string", f.col("body").cast("string")
+    if decode.format == "json":
+        return f.from_json(body, shape, options)
+    return f.from_csv(body, shape, {**options, "sep": decode.separator})
+
+
+def inferred(messages: DataFrame, known: Schema, adds: bool) -> dict[str, ColumnType]:
+    """The columns of JSON bodies: those that are known already, and if it ``adds``, new ones as the messages have them.
+
+    Empty if no message has any field. Raises SchemaRefused for fields that no table can have.
+    """
+    if known and not adds:
+        return dict(known)
+    is_json = _syntax(Decode("json"), {}).isNull()
+    bodies = messages.where(is_json).select(f.col("body").cast("string"))._jdf
+    spark = messages.sparkSession
+    texts = getattr(bodies, "as")(spark._jvm.org.apache.spark.sql.Encoders.STRING())
+    try:
+        struct = json.loads(spark._jsparkSession.read().json(texts).schema().json())
+    except AnalysisException as error:  # two fields that differ only in case
+        raise SchemaRefused(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error
+    try:
+        new = merged(known, columns_from_spark(struct))
+        check_names(new)
+    except ValueError as error:
+        raise SchemaRefused(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error
+    return new
+
+
+# -- on executors ------------------------------------------------------------------------------------------------------
+
+
+def _syntax(decode: Decode, schema: Schema) -> Column:
+    """Null, or why a body is not even of its format: what Spark's decoders read over."""
+    return _on_bodies(_syntax_check(decode, schema))(f.col("body"))
+
+
+def _explain(decode: Decode, schema: Schema, body: Column) -> Column:
+    separator = decode.separator
+
+    def explain(found: bytes) -> str:
+        reason = why_not_json(found, schema) if decode.format == "json" else why_not_csv(found, schema, separator)
+        return reason or _NO_REASON
+
+    return _on_bodies(explain)(body)
+
+
+def _syntax_check(decode: Decode, schema: Schema) -> Callable[[bytes], str | None]:
+    match decode.format:
+        case "json":
+            rejects = decode.new_fields == "dead-letter"
+
+            def check(body: bytes) -> str | None:
+                import msgspec
+
+                try:
+                    found = msgspec.json.decode(body)
+                except (msgspec.DecodeError, ValueError, RecursionError):
+                    return why_not_json(body, {}) or "it is not JSON"
+                if not isinstance(found, dict):
+                    return why_not_json(body, {})
+                if rejects and (unknown := unknown_fields(body, schema)):
+                    return f"it has the field {unknown[0]!r}, which decode.schema does not have"
+                return None
+
+            return check
+        case "csv":
+            separator = decode.separator
+            return lambda body: why_not_csv(body, schema, separator)
+        case _:
+            return why_not_text
+
+
+def _on_bodies(check: Callable[[bytes], str | None]) -> Any:
+    """A function of Spark for a check; null gives null, since Spark calls it for all rows of a conditional."""
+    return f.udf(lambda body: None if body is None else check(bytes(body)), "string", useArrow=True)

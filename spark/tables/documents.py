@@ -1,0 +1,206 @@
+"""YAML documents whose errors name the line: each value knows where it stands. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import yaml
+
+from spark.option_table import nearest
+
+T = TypeVar("T")
+_MISSING: Final = object()
+
+
+class DocumentRefused(Exception):
+    """A file is not what it should be: says where, what is wrong, and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a document: plain Python data, the line it is on, and its path such as ``table.format``.
+
+    ``members`` are the values of a mapping by name, each with its own line.
+    """
+
+    file: str
+    path: str
+    line: int
+    data: Any
+    members: dict[str, Value] | None = None
+
+    def refused(self, reason: str) -> DocumentRefused:
+        """The error to raise about this value."""
+        what = f"{self.path} " if self.path else ""
+        return DocumentRefused(f"{self.file}:{self.line}: {what}{reason}")
+
+
+class Section:
+    """A mapping whose members are taken one by one; what nobody took is refused by `finish`."""
+
+    def __init__(self, value: Value) -> None:
+        if value.members is None:
+            raise value.refused(f"is {_shown(value.data)}; it must be a mapping of names to values")
+        self._value = value
+        self._members = value.members
+        self._asked: list[str] = []
+
+    def has(self, name: str) -> bool:
+        """Whether the document sets it."""
+        return name in self._members
+
+    def value(self, name: str) -> Value | None:
+        """A member as it is, None if it is not set."""
+        self._asked.append(name)
+        return self._members.get(name)
+
+    def take(self, name: str, parse: Callable[[Any], T], default: Any = _MISSING) -> T:
+        """A member, parsed. Raises DocumentRefused if it is missing and has no default, or ``parse`` raises
+        ValueError.
+        """
+        found = self.value(name)
+        if found is None:
+            if default is _MISSING:
+                where = f"{self._value.path}.{name}" if self._value.path else name
+                raise DocumentRefused(f"{self._value.file}:{self._value.line}: {where} is missing")
+            return default  # type: ignore[no-any-return]
+        try:
+            return parse(found.data)
+        except ValueError as error:
+            raise found.refused(f"{error}; it is {_shown(found.data)}") from None
+
+    def section(self, name: str) -> Section | None:
+        """A member that is a mapping itself, None if it is not set."""
+        found = self.value(name)
+        return None if found is None else Section(found)
+
+    def refused(self, reason: str) -> DocumentRefused:
+        """The error to raise about this mapping."""
+        return self._value.refused(reason)
+
+    def finish(self) -> None:
+        """Raises DocumentRefused for the first name that nobody took, with the nearest known one."""
+        for name, found in self._members.items():
+            if name not in self._asked:
+                raise found.refused(f"is unknown{nearest(name, self._asked)}")
+
+
+def load(text: str, file: str) -> Value:
+    """Parse a YAML document.
+
+    Raises:
+        DocumentRefused: not YAML, empty, a name twice in one mapping, or a name that is not text.
+    """
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise DocumentRefused(f"{file}:{line}: this is not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise DocumentRefused(f"{file}: this is not YAML: {' '.join(str(error).split())}") from None
+    if node is None:
+        raise DocumentRefused(f"{file}: the file is empty")
+    try:
+        return _value(node, file, "")
+    except RecursionError:
+        raise DocumentRefused(f"{file}: values are nested too deeply, or contain themselves") from None
+
+
+def _value(node: yaml.Node, file: str, path: str) -> Value:
+    line = node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        members: dict[str, Value] = {}
+        for key, each in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+                at = key.start_mark.line + 1
+                raise DocumentRefused(f'{file}:{at}: a name of {path or "the file"} must be text: write it in "..."')
+            inner = f"{path}.{key.value}" if path else key.value
+            if key.value in members:
+                at = key.start_mark.line + 1
+                raise DocumentRefused(f"{file}:{at}: {inner} is set twice, first in line {members[key.value].line}")
+            found = _value(each, file, inner)
+            members[key.value] = Value(file, inner, key.start_mark.line + 1, found.data, found.members)
+        return Value(file, path, line, {name: each.data for name, each in members.items()}, members)
+    if isinstance(node, yaml.SequenceNode):
+        return Value(file, path, line, [_value(each, file, f"{path}[]").data for each in node.value])
+    try:
+        data = _Scalars("").construct_object(node)
+    except (yaml.YAMLError, ValueError) as error:
+        raise DocumentRefused(f"{file}:{line}: {path} cannot be read: {' '.join(str(error).split())}") from None
+    return Value(file, path, line, data)
+
+
+class _Scalars(yaml.SafeLoader):
+    """Constructs single values."""
+
+
+# -- parsers of values -------------------------------------------------------------------------------------------------
+
+
+def text(value: Any) -> str:
+    """Text that is not empty. Numbers are text, too: ``topic: 2024`` is meant so."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("must be text")  # noqa: TRY004 - a wrong value, whatever its type
+    if not str(value).strip():
+        raise ValueError("must not be empty")
+    return str(value).strip()
+
+
+def number(low: int, high: int) -> Callable[[Any], int]:
+    """A whole number within bounds, both included."""
+
+    def parse(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def one_of(*names: str) -> Callable[[Any], str]:
+    """One of these words."""
+
+    def parse(value: Any) -> str:
+        if value not in names:
+            raise ValueError(f"must be {' or '.join(names)}{nearest(str(value), names)}")
+        return str(value)
+
+    return parse
+
+
+def names(value: Any) -> tuple[str, ...]:
+    """A list of different names, or one name alone."""
+    found = [text(each) for each in (value if isinstance(value, list) else [value])]
+    if not found:
+        raise ValueError("must name at least one")
+    if twice := sorted({each for each in found if found.count(each) > 1}):
+        raise ValueError(f"names {', '.join(twice)} twice")
+    return tuple(found)
+
+
+def texts(value: Any) -> dict[str, str]:
+    """A mapping of names to text; numbers, true and false become text."""
+    if not isinstance(value, dict):
+        raise ValueError("must be a mapping of names to values")  # noqa: TRY004 - as above
+    return {name: _scalar_text(name, each) for name, each in value.items()}
+
+
+def _scalar_text(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"has no text or number as {name}")  # noqa: TRY004 - as above
+    return str(value)
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 100 else f"{shown[:100]}..."
+
+
+def listed(names_of: Iterable[str]) -> str:
+    """Names for a message, at most ten."""
+    found = list(names_of)
+    return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")

@@ -1,0 +1,129 @@
+"""The messages of a range as a data frame, kept while they are counted, sent as dead letters and written."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark.tables.column_types import Schema, merged
+from spark.tables.commits import assign_option, offsets_option
+from spark.tables.decoding import REASON, ROW, decoded, inferred
+from spark.tables.loop import Counted, Range
+from spark.tables.pipeline import POSITION_COLUMNS, Pipeline
+
+REASON_PROPERTY: Final = "RAFTMQ_TABLE_REASON"
+SOURCE_PROPERTY: Final = "RAFTMQ_TABLE_SOURCE"
+_REASON_CHARACTERS: Final = 500
+
+
+class Messages:
+    """The decoded messages of one range; implements `loop.Batch`."""
+
+    def __init__(self, spark: SparkSession, pipeline: Pipeline, ranges: Range, known: Schema) -> None:
+        self._pipeline = pipeline
+        decode = pipeline.decode
+        self._source = _source(spark, pipeline, ranges)
+        self._is_kept = decode.format == "json" and (decode.schema is None or decode.new_fields == "add")
+        if self._is_kept:
+            self._source = self._source.persist(StorageLevel.MEMORY_AND_DISK)
+            # The file's columns are first, and win; the table refuses them if they changed in a way that breaks it.
+            self.schema: Schema = inferred(self._source, merged(decode.schema or {}, known), decode.new_fields == "add")
+        else:
+            self.schema = decode.columns
+        self.frame = decoded(self._source, pipeline, self.schema).persist(StorageLevel.MEMORY_AND_DISK)
+
+    def counted(self) -> Counted:
+        """Count messages and bad ones of each queue, in one pass that also reads and decodes them."""
+        rows = (
+            self.frame.groupBy("broker_name", "queue_id")
+            .agg(
+                f.count(f.lit(1)).alias("messages"),
+                f.min("queue_offset").alias("low"),
+                f.max("queue_offset").alias("high"),
+                f.count(REASON).alias("dead"),
+                f.min(f.when(f.col(REASON).isNotNull(), f.struct("queue_offset", REASON))).alias("example"),
+            )
+            .collect()
+        )
+        queues = {(row["broker_name"], row["queue_id"]): (row["messages"], row["low"], row["high"]) for row in rows}
+        example = next(
+            (
+                f"{row['broker_name']}:{row['queue_id']} offset {row['example'][0]}, {row['example'][1]}"
+                for row in sorted(rows, key=lambda row: (row["broker_name"], row["queue_id"]))
+                if row["example"] is not None
+            ),
+            None,
+        )
+        return Counted(queues, sum(row["dead"] for row in rows), example)
+
+    def good(self) -> DataFrame:
+        """The rows of the table: metadata, and the columns of the body."""
+        metadata = [f.col(name).alias(alias) for name, alias in self._pipeline.metadata_columns.items()]
+        return self.frame.where(f.col(REASON).isNull()).select(*metadata, f.col(f"{ROW}.*"))
+
+    def send_dead(self, app_id: str, version: int) -> None:
+        """Send the bad messages with their reason, in the order of their positions: so each has the same number when
+        that is repeated.
+        """
+        where = self._pipeline.dead_letters
+        assert where is not None
+        position = f.concat_ws(":", f.col("broker_name"), f.col("queue_id"), f.col("queue_offset"))
+        reason = f.substring(f.translate(f.col(REASON), "\x01\x02", "??"), 1, _REASON_CHARACTERS)
+        added = f.create_map(
+            f.lit(REASON_PROPERTY), reason, f.lit(SOURCE_PROPERTY), f.concat_ws(":", f.col("topic"), position)
+        )
+        kept = f.map_filter(
+            f.coalesce(f.col("properties"), f.expr("map()").cast("map<string,string>")),
+            lambda name, _: ~name.isin(REASON_PROPERTY, SOURCE_PROPERTY),
+        )
+        (
+            self.frame.where(f.col(REASON).isNotNull())
+            .repartition(1)
+            .sortWithinPartitions(*POSITION_COLUMNS)
+            .select("body", "keys", "tags", f.map_concat(kept, added).alias("properties"))
+            .write.format("raftmq")
+            .option("namesrv", self._pipeline.namesrv)
+            .option("topic", where.topic)
+            .option("clientId", f"table-{self._pipeline.name}")
+            .option("txnAppId", app_id)
+            .option("txnVersion", version)
+            .mode("append")
+            .save()
+        )
+
+    def close(self) -> None:
+        """Let Spark forget what it kept."""
+        self.frame.unpersist()
+        if self._is_kept:
+            self._source.unpersist()
+
+
+def _source(spark: SparkSession, pipeline: Pipeline, ranges: Range) -> DataFrame:
+    wanted = [*pipeline.metadata, "topic", "keys", "tags", "body", "properties"]
+    return (
+        spark.read.format("raftmq")
+        .options(**pipeline.read_options())
+        .option("assign", assign_option(ranges))
+        .option("startingOffsets", offsets_option(ranges, 0))
+        .option("endingOffsets", offsets_option(ranges, 1))
+        .option("onBadBody", "fail" if pipeline.decode.format in ("raw", "text") else "keep")  # kept: a dead letter
+        .option("columns", ",".join(dict.fromkeys(wanted)))
+        .load()
+    )
+
+
+def partitioned(rows: DataFrame, pipeline: Pipeline) -> tuple[DataFrame, str | None]:
+    """Rows with the column by which files are partitioned, and its name; for tables without hidden partitions."""
+    table = pipeline.table
+    if table.partition_column is None:
+        return rows, None
+    pattern = {"hour": "yyyy-MM-dd-HH", "day": "yyyy-MM-dd", "month": "yyyy-MM"}[table.partition_unit]
+    unit: str = table.partition_unit
+    return rows.withColumn(unit, f.date_format(f.col(_quoted(table.partition_column)), pattern)), unit
+
+
+def _quoted(name: str) -> Any:
+    return "`" + name.replace("`", "``") + "`"

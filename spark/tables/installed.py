@@ -1,0 +1,65 @@
+"""What a table format needs of the installed Spark: its packages, and its settings. No Spark here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from spark.tables.pipeline import Format, Pipeline
+
+PACKAGES: Final[dict[tuple[Format, str], tuple[str, ...]]] = {
+    ("iceberg", "4.1"): ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",),
+    ("delta", "4.1"): ("io.delta:delta-spark_4.1_2.13:4.2.0",),
+}
+"""The builds that are tested, by format and version of Spark."""
+
+_DEFAULTS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "8",
+}
+_SETTINGS: Final[dict[Format, dict[str, str]]] = {
+    "parquet": {},
+    "delta": {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    },
+    "iceberg": {
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+    },
+}
+
+
+class SparkMissing(Exception):
+    """The installed Spark cannot write the format; says what to install."""
+
+
+def installed_spark() -> str:
+    """The version of the installed PySpark. Raises SparkMissing."""
+    try:
+        return version("pyspark")
+    except PackageNotFoundError:
+        raise SparkMissing("PySpark is not installed: pip install 'raftmq[tables]'") from None
+
+
+def packages_of(pipeline: Pipeline, spark_version: str) -> tuple[str, ...]:
+    """The Maven packages that Spark must load. Raises SparkMissing if no build is known for this version."""
+    if pipeline.packages or pipeline.table.format == "parquet" or "spark.jars" in pipeline.spark:
+        return pipeline.packages
+    release = ".".join(spark_version.split(".")[:2])
+    found = PACKAGES.get((pipeline.table.format, release))
+    if found is None:
+        known = sorted(each for kind, each in PACKAGES if kind == pipeline.table.format)
+        raise SparkMissing(
+            f"no tested build of {pipeline.table.format} is known for Spark {release}: install "
+            f"'pyspark=={known[-1]}.*', or name a build in packages, such as "
+            f"packages: [{PACKAGES[pipeline.table.format, known[-1]][0]}]"
+        )
+    return found
+
+
+def settings_of(pipeline: Pipeline) -> Mapping[str, str]:
+    """The settings of the Spark session: ours, and over them those of the file."""
+    return {**_DEFAULTS, **_SETTINGS[pipeline.table.format], **pipeline.spark}

@@ -1,0 +1,324 @@
+"""Tables of Apache Iceberg and Delta Lake: rows and the position in the topic are one commit of the table.
+
+The commit is in the table's own metadata: with Iceberg in the summary of the snapshot, with Delta in the user metadata
+of the version. So a table that is rolled back or restored has the position that fits its rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark.tables.column_types import ColumnType, Schema, columns_from_spark, ddl, quoted
+from spark.tables.commits import Commit, CommitRefused, Overtaken, parse_commit
+from spark.tables.frames import Messages, partitioned
+from spark.tables.layout import added_columns, table_columns
+from spark.tables.parquet_directory import DirectoryUnusable
+from spark.tables.pipeline import Pipeline
+from spark.tables.upserts import CHANGES, latest_changes, merge_statement
+
+PROPERTY: Final = "raftmq.commit"
+_CONFLICTS: Final = (
+    "Found conflicting files",
+    "CommitFailedException",
+    "ConcurrentTransactionException",
+    "ConcurrentAppendException",
+    "ConcurrentWriteException",
+    "ConcurrentDeleteReadException",
+    "ConcurrentDeleteDeleteException",
+    "MetadataChangedException",
+    "not an ancestor of",
+)
+_DENIED: Final = ("Permission denied", "AccessDenied", "Access Denied", "AccessControlException", "Forbidden", "403")
+
+
+class LakeTarget:
+    """What both formats share; implements `loop.Target`."""
+
+    def __init__(self, pipeline: Pipeline, spark: SparkSession) -> None:
+        self._pipeline = pipeline
+        self._spark = spark
+
+    @property
+    def _sql_name(self) -> str:
+        raise AssertionError("a format has a name of its tables")
+
+    def _exists(self) -> bool:
+        raise AssertionError("a format knows whether its table exists")
+
+    def _found(self) -> Commit | None:
+        raise AssertionError("a format finds its last commit")
+
+    def _make(self, columns: Schema) -> None:
+        raise AssertionError("a format creates its table")
+
+    def _append(self, rows: DataFrame, commit: Commit) -> None:
+        raise AssertionError("a format appends")
+
+    def _merge(self, statement: Callable[[str], str], commit: Commit) -> None:
+        raise AssertionError("a format merges")
+
+    def _has_rows(self) -> bool:
+        return bool(self._spark.table(self._sql_name).limit(1).count())
+
+    def open(self) -> Commit | None:
+        """The last commit. Raises CommitRefused for a table with rows that no pipeline wrote."""
+        with self._told("reading"):
+            if not self._exists():
+                return None
+            last = self._found()
+            if last is None and self._has_rows():
+                raise CommitRefused(
+                    f"the table {self._pipeline.table.where} has rows, and no commit of a pipeline: it is somebody "
+                    f"else's, or the snapshot with the position was expired. Nothing was written; choose a new table, "
+                    f"or an empty one"
+                )
+        return last
+
+    def last(self) -> Commit | None:
+        """The last commit."""
+        with self._told("reading"):
+            return self._found() if self._exists() else None
+
+    def create(self, schema: Schema, commit: Commit) -> None:
+        """Create the table if it does not exist, with the first commit."""
+        columns = table_columns(self._pipeline, schema)
+        with self._told("creating"):
+            if not self._exists():
+                self._make(columns)
+            else:
+                self.prepare(schema)
+            self._found()
+            self._append(self._spark.createDataFrame([], ddl(self._columns())), commit)
+
+    def prepare(self, schema: Schema) -> None:
+        """Add new columns. Raises SchemaRefused."""
+        wanted = table_columns(self._pipeline, schema)
+        added = added_columns(self._columns(), wanted, self._pipeline.table.where)
+        if added:
+            with self._told("changing the columns of"):
+                self._spark.sql(f"ALTER TABLE {self._sql_name} ADD COLUMNS ({ddl(added)})")
+
+    def commit(self, batch: Messages, commit: Commit) -> None:
+        """Append or merge, with the commit. Raises Overtaken."""
+        try:
+            with self._told("writing"):
+                if self._pipeline.upsert is None:
+                    self._append(self._complete(batch.good()), commit)
+                else:
+                    upsert, columns = self._pipeline.upsert, list(self._columns())
+                    changes = latest_changes(batch.frame, self._pipeline)
+                    for name, kind in self._columns().items():
+                        if name not in changes.columns:
+                            changes = changes.withColumn(name, f.lit(None).cast(str(kind)))
+                    changes.createOrReplaceTempView(CHANGES)
+                    self._merge(lambda table: merge_statement(table, columns, upsert), commit)
+        except (PySparkException, DirectoryUnusable):
+            # The answer may have been lost after a success.
+            if self._is_last(commit):
+                return
+            raise
+        if not self._is_last(commit):
+            raise Overtaken(f"commit {commit.number} of {self._pipeline.table.where} was made by another process")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _is_last(self, commit: Commit) -> bool:
+        found = self.last()
+        return found is not None and (found.run, found.number) == (commit.run, commit.number)
+
+    def _columns(self) -> dict[str, ColumnType]:
+        return columns_from_spark(json.loads(self._spark.table(self._sql_name).schema.json()))
+
+    def _complete(self, rows: DataFrame) -> DataFrame:
+        """Rows with all columns of the table, in its order."""
+        there = {name.lower(): name for name in rows.columns}
+        return rows.select(*[
+            f.col(quoted(there[name.lower()])).alias(name)
+            if name.lower() in there
+            else f.lit(None).cast(str(kind)).alias(name)
+            for name, kind in self._columns().items()
+        ])  # fmt: skip
+
+    @contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except PySparkException as error:
+            said = str(error)
+            if any(each in said for each in _CONFLICTS):
+                raise Overtaken(said.splitlines()[0]) from error
+            if any(each in said for each in _DENIED):
+                lines = (line.strip() for line in said.splitlines() if any(each in line for each in _DENIED))
+                raise DirectoryUnusable(
+                    f"{doing} the table {self._pipeline.table.where} is not allowed: {next(lines)}; nothing of this "
+                    f"commit is in the table"
+                ) from error
+            raise
+
+    @contextmanager
+    def _set(self, settings: dict[str, str]) -> Iterator[None]:
+        for name, value in settings.items():
+            self._spark.conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name in settings:
+                self._spark.conf.unset(name)
+
+
+class IcebergTarget(LakeTarget):
+    """A table of an Iceberg catalog.
+
+    An append is validated against the snapshot in which the last commit was found: data that anybody added since then
+    is a conflict. A merge is made in a branch, to which the table is then moved forward, which fails if it has moved
+    meanwhile.
+    """
+
+    _snapshot: int | None = None
+
+    @property
+    def _sql_name(self) -> str:
+        assert self._pipeline.table.name is not None
+        return self._pipeline.table.name
+
+    def _exists(self) -> bool:
+        return bool(self._spark.catalog.tableExists(self._sql_name))
+
+    def _found(self) -> Commit | None:
+        self._spark.sql(f"REFRESH TABLE {self._sql_name}")
+        rows = self._spark.sql(
+            # The name has only letters, digits and '_'.
+            f"SELECT h.snapshot_id, s.summary['{PROPERTY}'] AS told FROM {self._sql_name}.history h "  # noqa: S608
+            f"JOIN {self._sql_name}.snapshots s ON h.snapshot_id = s.snapshot_id WHERE h.is_current_ancestor "
+            f"ORDER BY h.made_current_at DESC"
+        ).collect()
+        self._snapshot = rows[0]["snapshot_id"] if rows else None
+        told = next((row["told"] for row in rows if row["told"]), None)
+        return None if told is None else parse_commit(told, f"a snapshot of {self._sql_name}")
+
+    def _make(self, columns: Schema) -> None:
+        table = self._pipeline.table
+        by = ""
+        if table.partition_column is not None:
+            by = f" PARTITIONED BY ({table.partition_unit}s({quoted(table.partition_column)}))"
+        properties = {"format-version": "2", **table.properties}
+        listed = ", ".join(f"{_text(name)}={_text(value)}" for name, value in properties.items())
+        self._spark.sql(f"CREATE TABLE {self._sql_name} ({ddl(columns)}) USING iceberg{by} TBLPROPERTIES ({listed})")
+
+    def _append(self, rows: DataFrame, commit: Commit) -> None:
+        writer = self._spark_writer(rows, commit)
+        if self._snapshot is None:
+            writer.append()
+        else:
+            checked = writer.option("isolation-level", "serializable")
+            checked.option("validate-from-snapshot-id", str(self._snapshot)).overwrite(f.lit(False))
+
+    def _spark_writer(self, rows: DataFrame, commit: Commit) -> Any:
+        return rows.writeTo(self._sql_name).option(f"snapshot-property.{PROPERTY}", commit.to_json())
+
+    def _merge(self, statement: Callable[[str], str], commit: Commit) -> None:
+        branch = f"raftmq_{commit.run}"
+        self._spark.sql(
+            f"ALTER TABLE {self._sql_name} CREATE OR REPLACE BRANCH {branch} AS OF VERSION {self._snapshot}"
+        )
+        try:
+            with self._set({f"spark.sql.iceberg.snapshot-property.{PROPERTY}": commit.to_json()}):
+                self._spark.sql(statement(f"{self._sql_name}.branch_{branch}"))
+            catalog, _, name = self._sql_name.partition(".")
+            self._spark.sql(f"CALL {catalog}.system.fast_forward('{name}', 'main', '{branch}')")
+        finally:
+            self._spark.sql(f"ALTER TABLE {self._sql_name} DROP BRANCH IF EXISTS {branch}")
+
+
+class DeltaTarget(LakeTarget):
+    """A Delta table at a location.
+
+    A commit is a transaction of the pipeline's name whose version follows the one in which the last commit was found: a
+    second process that found the same commits has the same version, and Delta takes a version once.
+    """
+
+    _version = 0
+
+    @property
+    def _location(self) -> str:
+        assert self._pipeline.table.location is not None
+        return self._pipeline.table.location
+
+    @property
+    def _sql_name(self) -> str:
+        return f"delta.{'`' + self._location.replace('`', '``') + '`'}"
+
+    def _exists(self) -> bool:
+        # By Java: the Python package of Delta fixes the version of PySpark.
+        tables = self._spark._jvm.io.delta.tables.DeltaTable
+        return bool(tables.isDeltaTable(self._spark._jsparkSession, self._location))
+
+    def _found(self) -> Commit | None:
+        rows = self._spark.sql(f"DESCRIBE HISTORY {self._sql_name}").orderBy(f.col("version").desc()).collect()
+        self._version = 0
+        below: int | None = None
+        for row in rows:
+            if below is not None and row["version"] > below:
+                continue
+            if row["operation"] == "RESTORE":
+                # What was committed between is not in the table any more.
+                self._version = max(self._version, row["version"])
+                below = _restored_to(row, rows)
+            elif (row["userMetadata"] or "").startswith('{"v":'):
+                self._version = max(self._version, row["version"])
+                return parse_commit(row["userMetadata"], f"version {row['version']} of {self._location}")
+        return None
+
+    def _make(self, columns: Schema) -> None:
+        table = self._pipeline.table
+        by = ""
+        if table.partition_column is not None:
+            columns = {**columns, table.partition_unit: _STRING}
+            by = f" PARTITIONED BY ({table.partition_unit})"
+        listed = ", ".join(f"{_text(name)}={_text(value)}" for name, value in table.properties.items())
+        properties = f" TBLPROPERTIES ({listed})" if listed else ""
+        self._spark.sql(f"CREATE TABLE {self._sql_name} ({ddl(columns)}) USING delta{by}{properties}")
+
+    def _complete(self, rows: DataFrame) -> DataFrame:
+        return super()._complete(partitioned(rows, self._pipeline)[0])
+
+    def _transaction(self, commit: Commit) -> tuple[str, str]:
+        return f"raftmq/{commit.pipeline}", str(self._version + 1)
+
+    def _append(self, rows: DataFrame, commit: Commit) -> None:
+        name, version = self._transaction(commit)
+        writer = rows.write.format("delta").mode("append").option("userMetadata", commit.to_json())
+        writer.option("txnAppId", name).option("txnVersion", version).save(self._location)
+
+    def _merge(self, statement: Callable[[str], str], commit: Commit) -> None:
+        name, version = self._transaction(commit)
+        settings = {
+            "spark.databricks.delta.write.txnAppId": name,
+            "spark.databricks.delta.write.txnVersion": version,
+            "spark.databricks.delta.commitInfo.userMetadata": commit.to_json(),
+        }
+        with self._set(settings):
+            self._spark.sql(statement(self._sql_name))
+
+
+_STRING: Final = columns_from_spark({"fields": [{"name": "unit", "type": "string"}]})["unit"]
+
+
+def _restored_to(row: Any, rows: list[Any]) -> int:
+    parameters = row["operationParameters"]
+    if parameters.get("version") not in (None, ""):
+        return int(parameters["version"])
+    at = parameters["timestamp"]
+    return max((each["version"] for each in rows if str(each["timestamp"]) <= str(at)), default=0)
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

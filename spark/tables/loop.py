@@ -1,0 +1,350 @@
+"""The loop of a pipeline: what is planned, checked and committed, in which order. Without Spark and without brokers.
+
+For each commit:
+
+1. the table says where the last commit ended, and the topic how far it is now;
+2. the range between is read and decoded, and each of its messages is accounted for;
+3. messages that do not decode are sent to the dead-letter topic, under numbers by which brokers store them once;
+4. rows and the new position become part of the table in one step, which fails if somebody else was faster.
+
+A process that is killed anywhere begins again at 1: what is not in the table was not committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from spark.option_table import QueueName
+from spark.positions import Position, parse_position
+from spark.tables.column_types import Schema, merged, parse_schema, written_schema
+from spark.tables.commits import (
+    Commit,
+    Overtaken,
+    check_owner,
+    identity,
+    messages_between,
+    shown_position,
+)
+from spark.tables.pipeline import Pipeline
+
+OVERTAKEN_MAX: Final = 5
+FEW: Final = 10
+"""So few dead letters never stop a pipeline, whatever their share."""
+Range = Mapping[QueueName, tuple[int, int]]
+
+
+class Stopped(Exception):
+    """The pipeline must not go on: says at which offset, why, and what helps. What was committed stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The range of a commit: from ``start`` to ``end``, or, to fill a table backward, from ``begin`` to where the table
+    begins.
+    """
+
+    start: Mapping[str, Any]
+    end: Mapping[str, Any]
+    begin: Mapping[str, Any]
+
+
+class Source(Protocol):
+    """The topic."""
+
+    def beginning(self) -> dict[str, Any]:
+        """Where a table without commits begins."""
+        ...
+
+    def earliest(self) -> dict[str, Any]:
+        """The first message of each queue that the topic still has."""
+        ...
+
+    def latest(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Where the commit after ``start`` ends; equal to ``start`` if there is nothing. Raises DataLoss and others."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What was found in a range: messages by queue with the first and last offset, and how many do not decode.
+
+    ``example`` is the first bad message and its reason.
+    """
+
+    queues: Mapping[tuple[str, int], tuple[int, int, int]]
+    dead: int
+    example: str | None = None
+
+
+class Batch(Protocol):
+    """The messages of one range, read and decoded."""
+
+    schema: Schema
+    """The columns of the bodies."""
+
+    def counted(self) -> Counted:
+        """Count them. Raises what Spark raises."""
+        ...
+
+    def send_dead(self, app_id: str, version: int) -> None:
+        """Send the bad ones to the dead-letter topic: each once, however often that is called."""
+        ...
+
+    def close(self) -> None:
+        """Forget it."""
+        ...
+
+
+class Target(Protocol):
+    """The table."""
+
+    def open(self) -> Commit | None:
+        """Prepare; returns the last commit. Raises if somebody else writes it."""
+        ...
+
+    def last(self) -> Commit | None:
+        """The last commit."""
+        ...
+
+    def prepare(self, schema: Schema) -> None:
+        """Let the table have these columns of bodies. Raises SchemaRefused naming what would break."""
+        ...
+
+    def create(self, schema: Schema, commit: Commit) -> None:
+        """Create the table with these columns of bodies, and this commit, which has no rows. Raises Overtaken."""
+        ...
+
+    def commit(self, batch: Any, commit: Commit) -> None:
+        """Add the good rows and the commit, in one step. Raises Overtaken."""
+        ...
+
+
+class Plans(Protocol):
+    """Where the range of a commit with dead letters is kept."""
+
+    def plan(self) -> Commit | None:
+        """The kept one."""
+        ...
+
+    def keep_plan(self, commit: Commit) -> None:
+        """Keep one."""
+        ...
+
+
+@dataclass(slots=True)
+class Figures:
+    """What a running pipeline has done."""
+
+    commits: int = 0
+    messages: int = 0
+    dead: int = 0
+    seconds: float = 0.0
+    overtaken: int = 0
+
+
+class Loop:
+    """Runs one pipeline.
+
+    Args:
+        read: reads and decodes the messages of a range, with the columns of the last commit.
+        run: identifies this process.
+        clock: monotonic seconds. wall_clock_ms: epoch milliseconds.
+        on_commit: told each commit, and the seconds that it took.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        source: Source,
+        target: Target,
+        plans: Plans,
+        read: Callable[[Range, Schema], Batch],
+        *,
+        run: str,
+        clock: Callable[[], float],
+        wall_clock_ms: Callable[[], int],
+        on_commit: Callable[[Commit, float], None] = lambda *_: None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._source = source
+        self._target = target
+        self._plans = plans
+        self._read = read
+        self._run = run
+        self._clock = clock
+        self._wall_clock_ms = wall_clock_ms
+        self._on_commit = on_commit
+        self._identity = identity(pipeline.name, pipeline.topic)
+        self._last: Commit | None = None
+        self.figures = Figures()
+
+    @property
+    def last(self) -> Commit:
+        """The last commit of the table."""
+        assert self._last is not None, "`open` was called"
+        return self._last
+
+    def open(self) -> Commit:
+        """Open the table, and create it if there is none: its first commit has no messages, only the position where it
+        begins, so that a pipeline that is killed before its second commit begins there again.
+
+        Returns the last commit. Raises CommitRefused if the table belongs to another pipeline.
+        """
+        self._last = self._target.open()
+        if self._last is None:
+            position = self._source.beginning()
+            columns = self._pipeline.decode.columns
+            schema = written_schema(columns)
+            commit = Commit(
+                self._identity, 0, position, position, 0, 0, self._wall_clock_ms(), self._run, schema, position
+            )
+            try:
+                self._target.create(columns, commit)
+                self._last = commit
+            except Overtaken:
+                self._last = self._target.last()
+        check_owner(self._last, self._identity, self._pipeline.table.where)
+        return self.last
+
+    def step(self) -> bool:
+        """Make the next commit; False if there is nothing to read.
+
+        Raises:
+            Stopped: messages do not decode, or were not all read; with the offset.
+            DataLoss, ClusterChanged: the topic is not what it was; from the source.
+        """
+        return self._tried(self._next)
+
+    def backfill_step(self) -> bool:
+        """Commit messages that are older than the table, the newest of them first; False if there are none.
+
+        Raises as `step`.
+        """
+        return self._tried(self._before)
+
+    def _tried(self, plan: Callable[[], Planned]) -> bool:
+        for _ in range(OVERTAKEN_MAX):
+            try:
+                return self._commit_next(plan())
+            except Overtaken:
+                self.figures.overtaken += 1
+                self._last = self._target.last()
+                check_owner(self._last, self._identity, self._pipeline.table.where)
+        raise Stopped(
+            f"somebody else committed to the table {self._pipeline.table.where} {OVERTAKEN_MAX} times while this "
+            f"pipeline was about to: nothing of this commit is in the table. {self._at()} Run a pipeline once, and let "
+            f"other writers of the table rest meanwhile"
+        )
+
+    def _commit_next(self, planned: Planned) -> bool:
+        began = self._clock()
+        ranges = {**messages_between(planned.start, planned.end), **messages_between(planned.begin, self.last.begin)}
+        if not ranges:
+            return False
+        known = parse_schema(self.last.schema)
+        batch = self._read(ranges, known)
+        try:
+            counted = batch.counted()
+            messages = self._check_complete(ranges, counted)
+            schema = written_schema(merged(known, batch.schema))
+            commit = Commit(
+                self._identity,
+                self.last.number + 1,
+                planned.start,
+                planned.end,
+                messages,
+                counted.dead,
+                self._wall_clock_ms(),
+                self._run,
+                schema,
+                planned.begin,
+            )
+            if counted.dead:
+                self._check_share(commit, counted)
+            self._target.prepare(batch.schema)
+            if counted.dead:
+                self._plans.keep_plan(commit)
+                batch.send_dead(self._dead_letter_id(commit, ranges), commit.number)
+            self._source.latest(dict(commit.end))  # the topic that was read is still the one that was planned
+            self._target.commit(batch, commit)
+        finally:
+            batch.close()
+        self._last = commit
+        seconds = self._clock() - began
+        self.figures.commits += 1
+        self.figures.messages += messages
+        self.figures.dead += counted.dead
+        self.figures.seconds += seconds
+        self._on_commit(commit, seconds)
+        return True
+
+    def _next(self) -> Planned:
+        """What follows the last commit; nothing if its start is its end."""
+        start = dict(self.last.end)
+        plan = self._repeated()
+        if plan is not None and plan.begin == self.last.begin:
+            return Planned(plan.start, plan.end, plan.begin)
+        return Planned(start, self._source.latest(start), self.last.begin)
+
+    def _before(self) -> Planned:
+        """What is before the table."""
+        end, plan = self.last.end, self._repeated()
+        if plan is not None and plan.begin != self.last.begin:
+            return Planned(end, end, plan.begin)
+        begin = parse_position(self.last.begin)
+        first = parse_position(self._source.earliest())
+        older = messages_between(first.to_json(), self.last.begin)
+        share = min(1.0, self._pipeline.messages_per_commit / max(1, sum(high - low for low, high in older.values())))
+        offsets = dict(begin.offsets)
+        for queue, (low, high) in older.items():
+            offsets[queue] = high - max(1, int((high - low) * share))
+        return Planned(end, end, Position(begin.cluster, begin.topic_ids, offsets).to_json())
+
+    def _repeated(self) -> Commit | None:
+        """The plan of the next commit, if its dead letters may be in their topic already: then it must have the same
+        messages again.
+        """
+        plan = self._plans.plan()
+        wanted = (self._identity, self.last.number + 1, self.last.end)
+        return plan if plan is not None and (plan.pipeline, plan.number, plan.start) == wanted else None
+
+    def _check_complete(self, ranges: Range, counted: Counted) -> int:
+        """Returns how many messages the ranges have. Raises Stopped unless each was read exactly once."""
+        for (topic, broker_name, queue_id), (low, high) in ranges.items():
+            found = counted.queues.get((broker_name, queue_id))
+            if found != (high - low, low, high - 1):
+                said = "none" if found is None else f"{found[0]} from {found[1]} to {found[2]}"
+                raise Stopped(
+                    f"topic {topic!r}, queue {broker_name}:{queue_id}: offsets {low} to {high - 1} were planned "
+                    f"({high - low} messages), and {said} were read. Nothing of them was committed"
+                )
+        if len(counted.queues) != len(ranges):
+            raise Stopped("messages of queues were read that were not planned. Nothing of them was committed")
+        return sum(high - low for low, high in ranges.values())
+
+    def _check_share(self, commit: Commit, counted: Counted) -> None:
+        where = self._pipeline.dead_letters
+        example = f"; the first is {counted.example}" if counted.example else ""
+        said = f"{counted.dead} of {commit.messages} messages do not decode{example}."
+        if where is None:
+            raise Stopped(
+                f"{said} Nothing of them was committed. {self._at()} Correct decode, or set dead_letters.topic to "
+                f"where such messages go"
+            )
+        if counted.dead >= FEW and counted.dead * 100 > commit.messages * where.stop_above_percent:
+            raise Stopped(
+                f"{said} That is more than dead_letters.stop_above_percent ({where.stop_above_percent}): probably "
+                f"decode is wrong, and not the messages. Nothing of them was committed. {self._at()} Correct decode, "
+                f"or set stop_above_percent to 100"
+            )
+
+    def _at(self) -> str:
+        return f"The table has the messages before {shown_position(self.last.end)}."
+
+    def _dead_letter_id(self, commit: Commit, ranges: Range) -> str:
+        """The same for a repeated commit; another one if the rules changed by which messages are bad."""
+        rules = repr((self._identity, self._pipeline.decode, commit.schema, ranges))
+        return f"table-{self._pipeline.name}-{hashlib.sha256(rules.encode()).hexdigest()[:16]}"

@@ -1,0 +1,52 @@
+"""Figures of a running pipeline for Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark.tables.commits import Commit, messages_between
+from spark.tables.pipeline import Pipeline
+
+
+class Metrics:
+    """Counts commits, and serves the figures over HTTP if the pipeline has a ``metrics_port``."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._port = pipeline.metrics_port
+        if self._port is None:
+            return
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self._registry = CollectorRegistry()
+        names = ("pipeline", "topic")
+        values = (pipeline.name, pipeline.topic)
+
+        def made(kind: Any, name: str, meaning: str, **more: Any) -> Any:
+            return kind(name, meaning, names, registry=self._registry, **more).labels(*values)
+
+        self._commits = made(Counter, "raftmq_table_commits", "Commits to the table by this process.")
+        self._messages = made(Counter, "raftmq_table_messages", "Messages committed by this process.")
+        self._dead = made(Counter, "raftmq_table_dead_letters", "Messages that did not decode.")
+        self._lag = made(Gauge, "raftmq_table_lag_messages", "Messages of the topic that are not in the table.")
+        self._at = made(Gauge, "raftmq_table_commit_timestamp_seconds", "When the last commit was made.")
+        buckets = (0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
+        self._seconds = made(Histogram, "raftmq_table_commit_seconds", "How long a commit takes.", buckets=buckets)
+
+    def serve(self) -> None:
+        """Serve them on all addresses. Raises OSError if the port is taken."""
+        if self._port is not None:
+            from prometheus_client import start_http_server
+
+            start_http_server(self._port, registry=self._registry)
+
+    def committed(self, commit: Commit, seconds: float, newest: dict[str, Any] | None) -> None:
+        """A commit was made."""
+        if self._port is None:
+            return
+        self._commits.inc()
+        self._messages.inc(commit.messages)
+        self._dead.inc(commit.dead)
+        self._at.set(commit.at_ms / 1000)
+        self._seconds.observe(seconds)
+        if newest is not None:
+            self._lag.set(sum(high - low for low, high in messages_between(commit.end, newest).values()))

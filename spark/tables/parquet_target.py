@@ -1,0 +1,66 @@
+"""A pipeline's table as a directory of Parquet files, written by Spark; see `spark.tables.parquet_directory`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import functions as f
+
+from spark.tables.column_types import Schema, parse_schema, quoted
+from spark.tables.commits import Commit
+from spark.tables.frames import Messages, partitioned
+from spark.tables.layout import added_columns, table_columns
+from spark.tables.parquet_directory import ParquetDirectory
+from spark.tables.pipeline import Pipeline
+
+
+class ParquetTarget:
+    """Implements `loop.Target`."""
+
+    def __init__(self, pipeline: Pipeline, directory: ParquetDirectory) -> None:
+        self._pipeline = pipeline
+        self._directory = directory
+        self._last: Commit | None = None
+
+    def open(self) -> Commit | None:
+        """Lock it, and complete what a killed process left."""
+        self._last = self._directory.open()
+        return self._last
+
+    def last(self) -> Commit | None:
+        """The last commit."""
+        self._last = self._directory.last()
+        return self._last
+
+    def prepare(self, schema: Schema) -> None:
+        """Nothing has to be prepared: each file has its own columns. Raises SchemaRefused if they do not fit."""
+        table_columns(self._pipeline, schema)
+        if self._last is not None:
+            added_columns(parse_schema(self._last.schema), schema, self._pipeline.table.where)
+
+    def create(self, schema: Schema, commit: Commit) -> None:
+        """The first commit, without files. Raises Overtaken, DirectoryUnusable, SchemaRefused."""
+        table_columns(self._pipeline, schema)
+        self._directory.commit(commit, self._directory.staging_of(commit))
+        self._last = commit
+
+    def commit(self, batch: Messages, commit: Commit) -> None:
+        """Write files and the commit. Raises Overtaken, DirectoryUnusable."""
+        rows: Any = batch.good()
+        # What the pipeline now writes narrower keeps the type that the other files have.
+        for name, kind in commit.schema.items():
+            if name in batch.schema and str(batch.schema[name]) != kind:
+                rows = rows.withColumn(name, f.col(quoted(name)).cast(kind))
+        rows, unit = partitioned(rows, self._pipeline)
+        staged = self._directory.staging_of(commit)
+        if commit.messages > commit.dead:
+            writer = rows.write.mode("error")
+            if unit is not None:
+                writer = writer.partitionBy(unit)
+            writer.parquet(staged.as_uri())
+        self._directory.commit(commit, staged)
+        self._last = commit
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._directory.close()

@@ -1,0 +1,455 @@
+"""A pipeline: what its YAML file says, checked as far as that is possible without brokers and Spark. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+from urllib.parse import urlsplit
+
+from spark.option_table import nearest
+from spark.options import OptionRefused, parse_read_options
+from spark.schema import COLUMN_TYPES
+from spark.tables.column_types import ColumnType, Primitive, parse_schema
+from spark.tables.documents import (
+    DocumentRefused,
+    Section,
+    Value,
+    listed,
+    load,
+    names,
+    number,
+    one_of,
+    text,
+    texts,
+)
+
+Format = Literal["parquet", "delta", "iceberg"]
+DecodeFormat = Literal["raw", "text", "json", "csv"]
+NewFields = Literal["add", "ignore", "dead-letter"]
+Unit = Literal["hour", "day", "month"]
+
+POSITION_COLUMNS: Final = ("broker_name", "queue_id", "queue_offset")
+"""Identify a message in its topic; every table has them, with the prefix."""
+DEFAULT_METADATA: Final = (*POSITION_COLUMNS, "store_timestamp")
+PREFIX: Final = "_"
+"""Before the names of columns that are not from the body."""
+MESSAGES_PER_COMMIT: Final = 1_000_000
+STOP_ABOVE_PERCENT: Final = 50
+_MESSAGES_MAX: Final = 100_000_000
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_EVERY: Final = re.compile(r"every\s+(\d+)\s*(s|second|seconds|m|minute|minutes|h|hour|hours)")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
+_EVERY_SECONDS_MAX: Final = 7 * 86_400
+_TABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){1,4}")
+_OWN_OPTIONS: Final = frozenset({
+    "namesrv", "bootstrap.servers", "nameserver", "topic", "subscribe", "subscribepattern", "assign", "columns",
+    "startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp", "startingoffsetsbytimestamp",
+    "endingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy", "failondataloss", "tags", "subexpression",
+    "maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "pushfilters", "onbadbody",
+})  # fmt: skip
+_SECRET: Final = re.compile(r"secret|password|passwd|access[._-]?key|token", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """When a pipeline commits: once what there is, or again ``every_seconds`` (0: as soon as there are messages)."""
+
+    every_seconds: float | None
+
+    @property
+    def is_once(self) -> bool:
+        """Whether the pipeline ends when it has read what was there at its start."""
+        return self.every_seconds is None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The table to write. ``location`` is a directory or URL, ``name`` that of a catalog; one of them is set."""
+
+    format: Format
+    location: str | None
+    name: str | None
+    partition_column: str | None = None
+    partition_unit: Unit = "day"
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """For people: where the table is."""
+        return self.name or self.location or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """How a body becomes columns. ``schema`` None means: inferred from the first messages, and then kept."""
+
+    format: DecodeFormat
+    schema: Mapping[str, ColumnType] | None = None
+    new_fields: NewFields = "ignore"
+    separator: str = ","
+
+    @property
+    def columns(self) -> dict[str, ColumnType]:
+        """The columns of bodies that are known without a message."""
+        if self.format in ("raw", "text"):
+            return {"body": Primitive("binary" if self.format == "raw" else "string")}
+        return dict(self.schema or {})
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """Where messages go that do not decode, and the share above which the pipeline stops instead."""
+
+    topic: str
+    stop_above_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """A table with one row for each key.
+
+    ``order`` is the column by which the latest change is known; None: the offset, for keys that stay in one queue.
+    """
+
+    key: tuple[str, ...]
+    envelope: Literal["none", "debezium"]
+    order: str | None
+    delete_column: str | None
+    delete_value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One pipeline, as its file has it."""
+
+    file: Path
+    name: str
+    namesrv: str
+    topic: str
+    start: str | int
+    trigger: Trigger
+    messages_per_commit: int
+    table: Table
+    decode: Decode
+    metadata: tuple[str, ...]
+    dead_letters: DeadLetters | None
+    upsert: Upsert | None
+    read: Mapping[str, str]
+    spark: Mapping[str, str]
+    packages: tuple[str, ...]
+    state: Path
+    metrics_port: int | None
+
+    @property
+    def metadata_columns(self) -> dict[str, str]:
+        """The names in the table of the columns that are not from the body, by name in the source."""
+        return {name: PREFIX + name for name in self.metadata}
+
+    def read_options(self) -> dict[str, str]:
+        """The options of the data source that are the same for each commit."""
+        return {"namesrv": self.namesrv, "clientId": f"table-{self.name}", **self.read}
+
+
+def read_pipeline(path: Path) -> Pipeline:
+    """Read and check a pipeline file.
+
+    Raises:
+        DocumentRefused: it cannot be read, or is not a pipeline; says the line, and what is allowed.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DocumentRefused(f"{path} cannot be read: {error}") from error
+    return parse_pipeline(content, path)
+
+
+def parse_pipeline(content: str, path: Path) -> Pipeline:
+    """The same for the text of a file. Schema files are looked for beside ``path``. Raises DocumentRefused."""
+    document = Section(load(content, str(path)))
+    name = document.take("name", _name, path.stem)
+    namesrv = document.take("namesrv", _namesrv)
+    topic = document.take("topic", text)
+    trigger = document.take("trigger", _trigger, Trigger(None))
+    start = document.take("start", _start, "earliest")
+    per_commit = document.take("max_messages_per_commit", number(1, _MESSAGES_MAX), MESSAGES_PER_COMMIT)
+    decode = _decode(document.section("decode"))
+    metadata = document.take("metadata", _metadata, DEFAULT_METADATA)
+    dead_letters = _dead_letters(document.section("dead_letters"), topic)
+    table_section = document.section("table")
+    if table_section is None:
+        raise document.refused("table is missing")
+    table = _table(table_section, path.parent)
+    upsert_value = document.value("upsert")
+    upsert = None if upsert_value is None else _upsert(upsert_value, table, decode)
+    read = _read(document.value("read"), namesrv, topic)
+    spark = document.take("spark", _spark, {})
+    packages = document.take("packages", names, ())
+    state_default = (
+        Path(table.location) / "_raftmq"
+        if table.format == "parquet" and table.location
+        else path.parent / f"{path.stem}.state"
+    )
+    if document.has("state") and table.format == "parquet":
+        value = document.value("state")
+        assert value is not None
+        raise value.refused("is not for Parquet: its commits are kept in the directory of the table")
+    state = document.take("state", lambda each: _local(text(each), path.parent), state_default)
+    metrics_port = document.take("metrics_port", number(1, 65_535), None)
+    document.finish()
+    return Pipeline(
+        file=path,
+        name=name,
+        namesrv=namesrv,
+        topic=topic,
+        start=start,
+        trigger=trigger,
+        messages_per_commit=per_commit,
+        table=table,
+        decode=decode,
+        metadata=metadata,
+        dead_letters=dead_letters,
+        upsert=upsert,
+        read=read,
+        spark=spark,
+        packages=packages,
+        state=state,
+        metrics_port=metrics_port,
+    )
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def _table(section: Section, beside: Path) -> Table:
+    kind = section.take("format", one_of("parquet", "delta", "iceberg"))
+    location: str | None = None
+    name: str | None = None
+    if kind == "iceberg":
+        name = section.take("name", _table_name)
+        if (value := section.value("location")) is not None:
+            raise value.refused("is not for Iceberg: the catalog knows where the table is; set table.name")
+    else:
+        location = section.take("location", text)
+        if (value := section.value("name")) is not None:
+            raise value.refused(f"is not for {kind}: set table.location")
+        value = section.value("location")
+        assert value is not None
+        if kind == "parquet":
+            if urlsplit(location).scheme not in ("", "file"):
+                raise value.refused(
+                    "must be a directory that the driver and all executors see: only there are files renamed in one "
+                    f"step. For object storage use format delta or iceberg; it is {location!r}"
+                )
+            location = str(_local(location, beside))
+        elif not urlsplit(location).scheme:
+            location = str(_local(location, beside))
+    column, unit = None, "day"
+    if (partition := section.section("partition_by")) is not None:
+        column = partition.take("column", text)
+        unit = partition.take("unit", one_of("hour", "day", "month"), "day")
+        partition.finish()
+    properties = section.take("properties", texts, {})
+    section.finish()
+    return Table(cast("Format", kind), location, name, column, cast("Unit", unit), properties)
+
+
+def _decode(section: Section | None) -> Decode:
+    if section is None:
+        return Decode("raw")
+    kind = section.take("format", one_of("raw", "text", "json", "csv"))
+    schema: dict[str, ColumnType] | None = None
+    new_fields, separator = "ignore", ","
+    if kind == "json":
+        schema = section.take("schema", _schema_or_inferred)
+        new_fields = section.take(
+            "new_fields", one_of("add", "ignore", "dead-letter"), "add" if schema is None else "ignore"
+        )
+    elif kind == "csv":
+        schema = section.take("schema", _schema)
+        separator = section.take("separator", _separator, ",")
+    section.finish()
+    return Decode(cast("DecodeFormat", kind), schema, cast("NewFields", new_fields), separator)
+
+
+def _dead_letters(section: Section | None, topic: str) -> DeadLetters | None:
+    if section is None:
+        return None
+    target = section.take("topic", text)
+    if target == topic:
+        value = section.value("topic")
+        assert value is not None
+        raise value.refused("is the topic that is read: its dead letters would be read again, for ever")
+    percent = section.take("stop_above_percent", number(0, 100), STOP_ABOVE_PERCENT)
+    section.finish()
+    return DeadLetters(target, percent)
+
+
+def _upsert(value: Value, table: Table, decode: Decode) -> Upsert:
+    if table.format == "parquet":
+        raise value.refused("needs table.format delta or iceberg: rows in a directory of Parquet files cannot change")
+    if decode.format in ("raw", "text"):
+        raise value.refused(f"needs columns for its key: decode.format is {decode.format}")
+    section = Section(value)
+    key = section.take("key", names)
+    if decode.schema is not None and (unknown := [each for each in key if each not in decode.schema]):
+        hint = nearest(unknown[0], decode.schema)
+        raise section.refused(f"key names {listed(unknown)}, which decode.schema does not have{hint}")
+    envelope = section.take("envelope", one_of("none", "debezium"), "none")
+    if envelope == "debezium" and (decode.format != "json" or decode.schema is None):
+        raise section.refused("envelope debezium needs decode.format json, and in decode.schema the columns of a row")
+    if envelope == "debezium" and decode.new_fields != "ignore":
+        raise section.refused("envelope debezium needs decode.new_fields ignore: a change has other fields")
+    order: str | None = section.take("order", text, None)
+    if order is not None and decode.schema is not None and order not in decode.schema:
+        raise section.refused(f"order is {order}, which decode.schema does not have{nearest(order, decode.schema)}")
+    delete = section.section("delete_when")
+    column = delete_value = None
+    if delete is not None:
+        if envelope == "debezium":
+            raise delete.refused("is not for envelope debezium: its op says what is deleted")
+        column = delete.take("column", text)
+        delete_value = delete.take("value", _scalar)
+        delete.finish()
+        if decode.schema is not None and column not in decode.schema:
+            hint = nearest(column, decode.schema)
+            raise delete.refused(f"column is {column}, which decode.schema does not have{hint}")
+    section.finish()
+    return Upsert(key, cast("Literal['none', 'debezium']", envelope), order, column, delete_value)
+
+
+def _read(value: Value | None, namesrv: str, topic: str) -> dict[str, str]:
+    if value is None:
+        return {}
+    found = Section(value)
+    options: dict[str, str] = {}
+    for name, each in (value.members or {}).items():
+        if name.lower() in _OWN_OPTIONS:
+            raise each.refused("is set by the pipeline itself")
+        options[name] = found.take(name, _scalar)
+        try:
+            parse_read_options({"namesrv": namesrv, "subscribe": topic, name: options[name]}, "batch")
+        except OptionRefused as error:
+            if "needs readMode" not in str(error):
+                raise each.refused(f"is refused: {error}") from None
+    try:
+        parse_read_options({"namesrv": namesrv, "subscribe": topic, **options}, "batch")
+    except OptionRefused as error:
+        raise found.refused(f"is refused: {error}") from None
+    return options
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def _name(value: Any) -> str:
+    found = text(value)
+    if not _NAME.fullmatch(found):
+        raise ValueError("must be 1 to 64 letters, digits, '.', '_' and '-'")
+    return found
+
+
+def _namesrv(value: Any) -> str:
+    found = text(value)
+    try:
+        parse_read_options({"namesrv": found, "subscribe": "T"}, "batch")
+    except OptionRefused as error:
+        raise ValueError(str(error).removeprefix("option namesrv ").partition("; it is ")[0]) from None
+    return found
+
+
+def _trigger(value: Any) -> Trigger:
+    if value == "once":
+        return Trigger(None)
+    if value == "continuous":
+        return Trigger(0)
+    found = _EVERY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError('must be once, continuous, or such as "every 10 minutes"')
+    seconds = int(found[1]) * _SECONDS[found[2][0]]
+    if not 1 <= seconds <= _EVERY_SECONDS_MAX:
+        raise ValueError(f"must be every 1 to {_EVERY_SECONDS_MAX} seconds")
+    return Trigger(seconds)
+
+
+def _start(value: Any) -> str | int:
+    if value in ("earliest", "latest"):
+        return str(value)
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return int(moment.timestamp() * 1000)
+    if isinstance(value, str):
+        try:
+            return _start(datetime.fromisoformat(value))
+        except ValueError:
+            pass
+    raise ValueError("must be earliest, latest, or a time such as 2026-01-31T00:00:00Z")
+
+
+def _metadata(value: Any) -> tuple[str, ...]:
+    found = () if value == [] else names(value)
+    for each in found:
+        if each == "body" or each not in COLUMN_TYPES:
+            known = [name for name in COLUMN_TYPES if name != "body"]
+            raise ValueError(f"names {each!r}; there are {', '.join(known)}{nearest(each, known)}")
+    return tuple(name for name in COLUMN_TYPES if name in {*found, *POSITION_COLUMNS})
+
+
+def _schema(value: Any) -> dict[str, ColumnType]:
+    if not isinstance(value, dict) or not value:
+        raise ValueError("must be a mapping of columns to types, such as {id: bigint, note: string}")
+    for name, kind in value.items():
+        if not isinstance(kind, str):
+            raise ValueError(f"column {name} has no type such as bigint")  # noqa: TRY004 - a wrong value
+    for name in value:
+        if name.startswith(PREFIX) and name[len(PREFIX) :] in COLUMN_TYPES:
+            raise ValueError(f"column {name} is the name of a column that the pipeline adds: choose another one")
+    return parse_schema(value)
+
+
+def _schema_or_inferred(value: Any) -> dict[str, ColumnType] | None:
+    if isinstance(value, str):
+        if value != "inferred":
+            raise ValueError("must be inferred, or a mapping of columns to types")
+        return None
+    return _schema(value)
+
+
+def _separator(value: Any) -> str:
+    if not isinstance(value, str) or len(value) != 1 or value in '"\r\n':
+        raise ValueError('must be one character, such as ";"; "\\t" for a tab')
+    return value
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return text(value)
+
+
+def _spark(value: Any) -> dict[str, str]:
+    found = texts(value)
+    for name in found:
+        if not name.startswith("spark."):
+            raise ValueError(f"names {name}: settings of Spark begin with spark.")
+        if _SECRET.search(name):
+            raise ValueError(
+                f"names {name}: secrets do not belong into this file, which is shown in process lists; set them in the "
+                f"environment or in spark-defaults.conf"
+            )
+    return found
+
+
+def _table_name(value: Any) -> str:
+    found = text(value)
+    if not _TABLE_NAME.fullmatch(found):
+        raise ValueError("must be CATALOG.DATABASE.TABLE, of letters, digits and '_'")
+    return found
+
+
+def _local(written: str, beside: Path) -> Path:
+    path = Path(urlsplit(written).path if written.startswith("file:") else written).expanduser()
+    return path if path.is_absolute() else (beside / path).resolve()

@@ -1,0 +1,151 @@
+"""Why a body does not decode, in words that its sender understands. Pure; runs on executors for bad rows only."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import decimal
+import io
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from spark.tables.column_types import Array, ColumnType, Map, Primitive, Schema, Struct
+
+SHOWN_MAX: Final = 60
+_INTEGERS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+
+
+def why_not_text(body: bytes) -> str | None:
+    """Why it is not text; None if it is."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}"
+    return None
+
+
+def why_not_json(body: bytes, schema: Schema) -> str | None:
+    """Why a body is not a JSON object that fits the columns; None if no reason is found."""
+    if (reason := why_not_text(body)) is not None:
+        return reason
+    try:
+        found = json.loads(body, parse_float=decimal.Decimal)
+    except RecursionError:
+        return "it is nested too deeply"
+    except ValueError as error:
+        return f"it is not JSON: {error}"
+    if not isinstance(found, dict):
+        return f"it is not a JSON object but {_kind(found)}"
+    for name, kind in schema.items():
+        if (reason := _misfit(name, found.get(name), kind)) is not None:
+            return reason
+    return None
+
+
+def why_not_csv(body: bytes, schema: Schema, separator: str) -> str | None:
+    """Why a body is not a line of CSV that fits the columns; None if no reason is found."""
+    if (reason := why_not_text(body)) is not None:
+        return reason
+    rows = list(csv.reader(io.StringIO(body.decode()), delimiter=separator))
+    if len(rows) != 1:
+        return f"it has {len(rows)} lines, not one"
+    if len(rows[0]) != len(schema):
+        return f"it has {len(rows[0])} values, and there are {len(schema)} columns"
+    for value, (name, kind) in zip(rows[0], schema.items(), strict=True):
+        if value and (reason := _text_misfit(name, value, str(kind))) is not None:
+            return reason
+    return None
+
+
+def unknown_fields(body: bytes, schema: Mapping[str, object]) -> list[str]:
+    """The names of a JSON object's fields that are no columns."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return []
+    known = {name.lower() for name in schema}
+    return [name for name in found if name.lower() not in known] if isinstance(found, dict) else []
+
+
+def _misfit(path: str, value: Any, kind: ColumnType) -> str | None:
+    if value is None:
+        return None
+    match kind:
+        case Array(element):
+            if not isinstance(value, list):
+                return _wrong(path, value, kind)
+            return _first(_misfit(f"{path}[{number}]", each, element) for number, each in enumerate(value))
+        case Map(_, item):
+            if not isinstance(value, dict):
+                return _wrong(path, value, kind)
+            return _first(_misfit(f"{path}.{name}", each, item) for name, each in value.items())
+        case Struct(fields):
+            if not isinstance(value, dict):
+                return _wrong(path, value, kind)
+            return _first(_misfit(f"{path}.{name}", value.get(name), inner) for name, inner in fields)
+        case Primitive(name):
+            return None if _is_of(value, name) else _wrong(path, value, kind)
+
+
+def _is_of(value: Any, name: str) -> bool:
+    if name == "string":
+        return True
+    if name in _INTEGERS:
+        bound = 1 << (_INTEGERS[name] - 1)
+        return type(value) is int and -bound <= value < bound
+    if name in ("float", "double") or name.startswith("decimal"):
+        return isinstance(value, int | decimal.Decimal) and not isinstance(value, bool)
+    if name == "boolean":
+        return isinstance(value, bool)
+    if name in ("date", "timestamp", "timestamp_ntz"):
+        return isinstance(value, str) and _parses(dt.datetime.fromisoformat, value)
+    return isinstance(value, str)
+
+
+def _text_misfit(name: str, value: str, kind: str) -> str | None:
+    checks: dict[str, Callable[[str], Any]] = {
+        **dict.fromkeys(_INTEGERS, int),
+        "float": float,
+        "double": float,
+        "date": dt.date.fromisoformat,
+        "timestamp": dt.datetime.fromisoformat,
+        "timestamp_ntz": dt.datetime.fromisoformat,
+    }
+    check = checks.get(kind, decimal.Decimal if kind.startswith("decimal") else None)
+    if check is not None and not _parses(check, value):
+        return f"column {name} is {_shown(value)}, which is no {kind}"
+    if kind in _INTEGERS:
+        bound = 1 << (_INTEGERS[kind] - 1)
+        if not -bound <= int(value) < bound:
+            return f"column {name} is {_shown(value)}, which is no {kind}"
+    if kind == "boolean" and value.lower() not in ("true", "false"):
+        return f"column {name} is {_shown(value)}, which is no boolean"
+    return None
+
+
+def _parses(parse: Callable[[str], Any], value: str) -> bool:
+    try:
+        parse(value)
+    except (ValueError, decimal.InvalidOperation):
+        return False
+    return True
+
+
+def _first(reasons: Any) -> str | None:
+    return next((each for each in reasons if each is not None), None)
+
+
+def _wrong(path: str, value: Any, kind: ColumnType) -> str:
+    return f"column {path} is {_shown(value)}, which is no {kind}"
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    return {list: "an array", str: "text", bool: "a boolean"}.get(type(value), "a number")
+
+
+def _shown(value: Any) -> str:
+    shown = json.dumps(value, default=str)
+    return shown if len(shown) <= SHOWN_MAX else f"{shown[:SHOWN_MAX]}..."

@@ -1,0 +1,133 @@
+"""What is done to a table besides writing it: compare it with its topic, and rewrite its small files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark.positions import parse_position
+from spark.tables.column_types import parse_schema, quoted
+from spark.tables.commits import Commit
+from spark.tables.frames import Messages
+from spark.tables.loop import Range
+from spark.tables.parquet_directory import OWN
+from spark.tables.pipeline import Pipeline
+from spark.tables.topic import TopicSource
+
+_PLACE: Final = ("_broker_name", "_queue_id")
+RETAIN_SNAPSHOTS: Final = 20
+
+
+class UpkeepRefused(Exception):
+    """The table's kind does not have what was asked for; says what to do instead."""
+
+
+def table_rows(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
+    """The rows of a pipeline's table."""
+    table = pipeline.table
+    if table.format == "parquet":
+        reader = spark.read.option("mergeSchema", "true").option("pathGlobFilter", "*.parquet")
+        return reader.parquet(str(table.location))
+    if table.format == "iceberg":
+        return spark.table(str(table.name))
+    return spark.read.format("delta").load(str(table.location))
+
+
+def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Range) -> list[dict[str, Any]]:
+    """Compare the rows of a range with its messages, queue by queue: how many, and a checksum over all columns.
+
+    Messages are decoded with the columns that the table's commits have; those that do not decode have no row. Returns
+    one entry for each queue. Raises UpkeepRefused.
+    """
+    if pipeline.upsert is not None:
+        raise UpkeepRefused("verify compares rows with messages, and a table with upserts has one row per key")
+    batch = Messages(spark, pipeline, ranges, parse_schema(commit.schema))
+    try:
+        counted = batch.counted()
+        wanted = batch.good()
+        found = table_rows(spark, pipeline) if _has_rows(pipeline) else wanted.limit(0)
+        names = [name for name in wanted.columns if name in found.columns]
+        types = {field.name: field.dataType for field in found.schema.fields}
+        expected = _sums(wanted.select(*[f.col(quoted(name)).cast(types[name]).alias(name) for name in names]), names)
+        actual = _sums(_within(found, ranges).select(*[f.col(quoted(name)) for name in names]), names)
+    finally:
+        batch.close()
+    return [
+        {
+            "broker_name": name,
+            "queue_id": number,
+            "begin": low,
+            "end": high,
+            "messages": counted.queues.get((name, number), (0, 0, 0))[0],
+            "rows_expected": expected.get((name, number), (0, 0))[0],
+            "rows_found": actual.get((name, number), (0, 0))[0],
+            "equal": expected.get((name, number), (0, 0)) == actual.get((name, number), (0, 0)),
+        }
+        for (_, name, number), (low, high) in ranges.items()
+    ]
+
+
+def compact(spark: SparkSession, pipeline: Pipeline) -> dict[str, Any]:
+    """Rewrite small files into large ones, and let old snapshots expire. Raises UpkeepRefused for Parquet."""
+    table = pipeline.table
+    if table.format == "parquet":
+        raise UpkeepRefused(
+            "a directory of Parquet files cannot be compacted while it is read: a reader would see rows twice, or not. "
+            "Commit less often (trigger, max_messages_per_commit), or use delta or iceberg"
+        )
+    if table.format == "delta":
+        name = "delta.`" + str(table.location).replace("`", "``") + "`"
+        row = spark.sql(f"OPTIMIZE {name}").first()
+        spark.sql(f"VACUUM {name}")
+        return {"rewritten": row["metrics"]["numFilesRemoved"], "added": row["metrics"]["numFilesAdded"]}
+    catalog, _, rest = str(table.name).partition(".")
+    row = spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{rest}')").first()
+    # The snapshots that stay have the position: it is in the newest commits.
+    spark.sql(f"CALL {catalog}.system.expire_snapshots(table => '{rest}', retain_last => {RETAIN_SNAPSHOTS})")
+    return {"rewritten": row["rewritten_data_files_count"], "added": row["added_data_files_count"]}
+
+
+def kept_ranges(pipeline: Pipeline, commit: Commit) -> Range:
+    """The messages of a table that the topic still has, by queue: from the later of the topic's first message and the
+    table's beginning up to the last commit.
+    """
+    source = TopicSource(pipeline, is_once=True)
+    try:
+        beginning = source.earliest()
+    finally:
+        source.close()
+    low, began = parse_position(beginning).offsets, parse_position(commit.begin).offsets
+    ends = parse_position(commit.end).offsets
+    ranges = {queue: (max(low.get(queue, 0), began.get(queue, 0)), end) for queue, end in sorted(ends.items())}
+    return {queue: bounds for queue, bounds in ranges.items() if bounds[0] < bounds[1]}
+
+
+def _has_rows(pipeline: Pipeline) -> bool:
+    if pipeline.table.format != "parquet":
+        return True
+    root = Path(str(pipeline.table.location))
+    return any(path.relative_to(root).parts[0] != OWN for path in root.rglob("*.parquet"))
+
+
+def _sums(rows: DataFrame, names: list[str]) -> dict[tuple[str, int], tuple[int, int]]:
+    # Maps have no hash; as text they have.
+    plain = [f.to_json(f.col(quoted(name))) if _has_map(rows, name) else f.col(quoted(name)) for name in names]
+    found = rows.groupBy(*_PLACE).agg(
+        f.count(f.lit(1)).alias("rows"), f.sum(f.xxhash64(*plain).cast("decimal(38,0)")).alias("sum")
+    )
+    return {(row[0], row[1]): (row["rows"], int(row["sum"])) for row in found.collect()}
+
+
+def _has_map(rows: DataFrame, name: str) -> bool:
+    return "map<" in rows.schema[name].dataType.simpleString()
+
+
+def _within(rows: DataFrame, ranges: Range) -> DataFrame:
+    condition = f.lit(False)
+    for (_, name, number), (low, high) in ranges.items():
+        place = (f.col("_broker_name") == name) & (f.col("_queue_id") == number)
+        condition = condition | (place & f.col("_queue_offset").between(low, high - 1))
+    return rows.where(condition)

@@ -1,0 +1,315 @@
+"""Topics become tables of Iceberg and Delta: rows and position are one commit.
+
+Needs a Spark for which there are builds of both, which is not the one of the other tests:
+
+    pip install --target DIRECTORY --no-deps 'pyspark==4.1.1'
+    PYTHONPATH=DIRECTORY python -m pytest tests/spark/test_lake_tables.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq.client.message import Message
+from spark.tables.commits import Commit, CommitRefused, messages_between
+from spark.tables.frames import Messages
+from spark.tables.installed import PACKAGES, installed_spark
+from spark.tables.job import run, target_of
+from spark.tables.layout import SchemaRefused
+from spark.tables.loop import Loop, Stopped
+from spark.tables.pipeline import Pipeline, parse_pipeline
+from spark.tables.state_directory import StateDirectory
+from spark.tables.topic import TopicSource
+from spark.tables.upkeep import compact, compare, kept_ranges, table_rows
+from tests.spark.stage import Stage
+
+RELEASE = ".".join(installed_spark().split(".")[:2])
+FORMATS = [kind for kind in ("iceberg", "delta") if (kind, RELEASE) in PACKAGES]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(not FORMATS, reason=f"there is no build of Iceberg or Delta for Spark {RELEASE}"),
+]
+
+
+@pytest.fixture(scope="module")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("warehouse")
+
+
+@pytest.fixture(scope="module")
+def lake(warehouse: Path) -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    extensions = {
+        "iceberg": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "delta": "io.delta.sql.DeltaSparkSessionExtension",
+    }
+    settings = {
+        "spark.jars.packages": ",".join(each for kind in FORMATS for each in PACKAGES[kind, RELEASE]),  # type: ignore[index]
+        "spark.sql.extensions": ",".join(extensions[kind] for kind in FORMATS),
+        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.lake.type": "hadoop",
+        "spark.sql.catalog.lake.warehouse": str(warehouse / "iceberg"),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(warehouse / "spark"),
+    }
+    if "delta" in FORMATS:
+        settings["spark.sql.catalog.spark_catalog"] = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    from spark.source import RaftmqDataSource
+
+    made.dataSource.register(RaftmqDataSource)
+    yield made
+    made.stop()
+
+
+class Case:
+    """A topic, a topic for dead letters, and a table."""
+
+    def __init__(self, lake: Any, stage: Stage, kind: str, directory: Path) -> None:
+        self.lake = lake
+        self.stage = stage
+        self.kind = kind
+        self.topic = stage.topic("Orders", 2)
+        self.dead = stage.topic("Dead", 2)
+        self._directory = directory
+
+    @property
+    def table(self) -> str:
+        if self.kind == "iceberg":
+            return f"{{format: iceberg, name: lake.shop.{self.topic.lower()}}}"
+        return f"{{format: delta, location: {self._directory / self.topic}}}"
+
+    @property
+    def sql_name(self) -> str:
+        return (
+            f"lake.shop.{self.topic.lower()}" if self.kind == "iceberg" else f"delta.`{self._directory / self.topic}`"
+        )
+
+    def pipeline(self, decode: str, more: str = "") -> Pipeline:
+        text = (
+            f"name: t\nnamesrv: {self.stage.namesrv}\ntopic: {self.topic}\ndecode: {decode}\ntable: {self.table}\n"
+            f"state: {self._directory / 'state'}\n"
+            f"dead_letters: {{topic: {self.dead}, stop_above_percent: 80}}\n{more}\n"
+        )
+        return parse_pipeline(text, Path("/p.yaml"))
+
+    def run(self, of: Pipeline) -> None:
+        state = StateDirectory(of.state)
+        state.open()
+        try:
+            run(of, self.lake, state, threading.Event())
+        finally:
+            state.close()
+
+    def send(self, *bodies: bytes, queue: int = 0) -> None:
+        """To one queue."""
+        from mq.client.produce.producer import Producer
+
+        async def main() -> None:
+            async with Producer(self.stage.namesrv, timeout=60) as producer:
+                route = await producer.queues(self.topic)
+                for each in bodies:
+                    await producer.send(Message(self.topic, each), queue=route[queue])
+
+        self.stage.call(main)
+
+    def rows(self, of: Pipeline) -> list[Any]:
+        if self.kind == "iceberg":
+            self.lake.sql(f"REFRESH TABLE {self.sql_name}")
+        return list(table_rows(self.lake, of).collect())
+
+    def target(self, of: Pipeline) -> Any:
+        return target_of(of, self.lake, lambda _: None)
+
+
+@pytest.fixture(params=FORMATS)
+def case(request: pytest.FixtureRequest, lake: Any, stage: Stage, tmp_path: Path) -> Case:
+    return Case(lake, stage, request.param, tmp_path)
+
+
+EXPLICIT = "{format: json, schema: {id: bigint, name: string}}"
+
+
+def body(number: int, **more: Any) -> bytes:
+    return json.dumps({"id": number, "name": f"n{number}", **more}).encode()
+
+
+def ids(rows: list[Any]) -> Counter[int]:
+    return Counter(row.id for row in rows)
+
+
+def test_each_message_is_a_row_once_and_new_columns_are_added(case: Case) -> None:
+    case.stage.send(case.topic, [body(number) for number in range(20)] + [b"bad"])
+    pipeline = case.pipeline("{format: json, schema: inferred}", "max_messages_per_commit: 9")
+    case.run(pipeline)
+    assert ids(case.rows(pipeline)) == Counter(range(20))
+    case.stage.send(case.topic, [body(20, city="x")])
+    case.run(pipeline)
+    case.run(pipeline)
+    rows = case.rows(pipeline)
+    assert ids(rows) == Counter(range(21))
+    assert {row.city for row in rows} == {None, "x"}
+    case.stage.send(case.topic, [body(21)])
+    with pytest.raises(SchemaRefused, match="column id: the table has bigint, the pipeline writes string"):
+        case.run(case.pipeline("{format: json, schema: {id: string}}"))
+    last = case.target(pipeline).last()
+    ranges = messages_between(last.begin, last.end)
+    assert all(each["equal"] for each in compare(case.lake, pipeline, last, ranges))
+    assert kept_ranges(pipeline, last) == ranges
+    compact(case.lake, pipeline)
+    case.run(pipeline)
+    assert ids(case.rows(pipeline)) == Counter(range(22))
+
+
+def test_a_second_process_with_the_same_position_is_overtaken(case: Case) -> None:
+    pipeline = case.pipeline(EXPLICIT, "max_messages_per_commit: 6")
+    case.stage.send(case.topic, [body(number) for number in range(10)])
+    case.run(pipeline)
+    case.stage.send(case.topic, [body(number) for number in range(10, 20)])
+    raced: list[Commit] = []
+
+    class Racing:
+        """A table to which somebody else commits between our look and our commit."""
+
+        def __init__(self, target: Any) -> None:
+            self._target = target
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._target, name)
+
+        def commit(self, batch: Any, commit: Commit) -> None:
+            if not raced:
+                raced.append(commit)
+                case.run(pipeline)
+            self._target.commit(batch, commit)
+
+    source = TopicSource(pipeline, is_once=True)
+    loop = Loop(
+        pipeline,
+        source,
+        Racing(case.target(pipeline)),
+        StateDirectory(pipeline.state),
+        lambda ranges, known: Messages(case.lake, pipeline, ranges, known),
+        run="second",
+        clock=time.monotonic,
+        wall_clock_ms=lambda: 0,
+    )
+    loop.open()
+    while loop.step():
+        pass
+    source.close()
+    assert loop.figures.overtaken == 1
+    assert ids(case.rows(pipeline)) == Counter(range(20))
+
+
+def test_a_table_that_was_rolled_back_has_its_position(case: Case) -> None:
+    pipeline = case.pipeline(EXPLICIT)
+    for number in range(3):
+        case.stage.send(case.topic, [body(number)])
+        case.run(pipeline)
+    if case.kind == "iceberg":
+        snapshot = case.lake.sql(
+            f"SELECT snapshot_id FROM {case.sql_name}.history ORDER BY made_current_at LIMIT 1 OFFSET 2"
+        ).first()[0]
+        case.lake.sql(f"CALL lake.system.rollback_to_snapshot('shop.{case.topic.lower()}', {snapshot})")
+    else:
+        versions = [row["version"] for row in case.lake.sql(f"DESCRIBE HISTORY {case.sql_name}").collect()]
+        case.lake.sql(f"RESTORE TABLE {case.sql_name} TO VERSION AS OF {max(versions) - 1}")
+    assert ids(case.rows(pipeline)) == Counter(range(2))
+    case.run(pipeline)
+    assert ids(case.rows(pipeline)) == Counter(range(3))
+
+
+def test_other_writers_and_other_pipelines_are_noticed(case: Case) -> None:
+    pipeline = case.pipeline(EXPLICIT)
+    case.stage.send(case.topic, [body(1)])
+    case.run(pipeline)
+    case.lake.sql(f"INSERT INTO {case.sql_name} SELECT * FROM {case.sql_name}")
+    last = case.target(pipeline).last()
+    assert not all(each["equal"] for each in compare(case.lake, pipeline, last, messages_between(last.begin, last.end)))
+    case.stage.send(case.topic, [body(2)])
+    case.run(pipeline)
+    assert ids(case.rows(pipeline)) == Counter({1: 2, 2: 1})
+    with pytest.raises(CommitRefused, match="two pipelines cannot write one table"):
+        case.run(dataclasses.replace(pipeline, name="other"))
+
+
+def change(op: str, before: dict[str, Any] | None, after: dict[str, Any] | None, *, wrapped: bool = False) -> bytes:
+    payload = {"op": op, "before": before, "after": after, "ts_ms": 1}
+    return json.dumps({"schema": {}, "payload": payload} if wrapped else payload).encode()
+
+
+def test_changes_as_debezium_writes_them_leave_one_row_per_key(case: Case) -> None:
+    pipeline = case.pipeline(EXPLICIT, "upsert: {key: [id], envelope: debezium}")
+    row = [{"id": number, "name": "old"} for number in range(5)]
+    new = [{"id": number, "name": "new"} for number in range(5)]
+    case.send(change("r", None, row[0]), change("c", None, row[1]), change("c", None, row[2], wrapped=True))
+    case.run(pipeline)
+    case.send(
+        change("u", row[0], new[0], wrapped=True),
+        change("d", row[1], None),
+        change("d", row[2], None),
+        change("c", None, new[2]),  # deleted and created again in one commit
+        change("c", None, row[3]),
+        change("d", row[3], None),
+        change("d", row[4], None),  # never was there
+        change("t", None, None),
+        change("u", None, {"id": None, "name": "x"}),
+        b'{"id": 7}',
+    )
+    case.run(pipeline)
+    assert {(each.id, each.name) for each in case.rows(pipeline)} == {(0, "new"), (2, "new")}
+    reasons = {
+        each.properties["RAFTMQ_TABLE_REASON"]
+        for each in case.lake.read.format("raftmq")
+        .option("namesrv", case.stage.namesrv)
+        .option("subscribe", case.dead)
+        .load()
+        .collect()
+    }
+    assert reasons == {
+        "its op is t; c, r, u and d are known",
+        "its key id is null or missing",
+        "it has no op: it is no change as Debezium writes it",
+    }
+    case.send(change("u", None, {"id": 0, "name": "here"}), queue=0)
+    case.send(change("u", None, {"id": 0, "name": "there"}), queue=1)
+    with pytest.raises(Stopped, match="changes of the key id 0 are in 2 queues"):
+        case.run(pipeline)
+    assert {(each.id, each.name) for each in case.rows(pipeline)} == {(0, "new"), (2, "new")}
+
+
+def test_the_latest_change_by_a_column_wins_in_whatever_order_it_comes(case: Case) -> None:
+    schema = "{format: json, schema: {id: bigint, at: bigint, gone: boolean}}"
+    pipeline = case.pipeline(schema, 'upsert: {key: [id], order: at, delete_when: {column: gone, value: "true"}}')
+
+    def at(number: int, time: int, *, gone: bool = False) -> bytes:
+        return json.dumps({"id": number, "at": time, "gone": gone}).encode()
+
+    case.send(at(1, 5), at(1, 3), at(2, 1), at(3, 1), queue=0)
+    case.send(at(1, 4), queue=1)
+    case.run(pipeline)
+    assert {(each.id, each.at) for each in case.rows(pipeline)} == {(1, 5), (2, 1), (3, 1)}
+    case.send(at(1, 4), at(2, 2), at(3, 2, gone=True), queue=1)
+    case.run(pipeline)
+    assert {(each.id, each.at) for each in case.rows(pipeline)} == {(1, 5), (2, 2)}

@@ -1,0 +1,225 @@
+"""Topics become directories of Parquet files: each message is a row or a dead letter, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark.tables.commits import CommitRefused
+from spark.tables.job import run
+from spark.tables.layout import SchemaRefused
+from spark.tables.loop import Stopped
+from spark.tables.parquet_directory import Locked, ParquetDirectory
+from spark.tables.pipeline import Pipeline, parse_pipeline
+from spark.tables.state_directory import StateDirectory
+from spark.tables.status import table_status
+from spark.tables.upkeep import compare, kept_ranges
+from tests.spark.stage import Stage
+
+
+class Killed(BaseException):
+    """Not caught by anything."""
+
+
+class Case:
+    """A topic, a topic for dead letters, and a table."""
+
+    def __init__(self, session: Any, stage: Stage, directory: Path) -> None:
+        self._session = session
+        self.stage = stage
+        self.topic = stage.topic("Orders", 2)
+        self.dead = stage.topic("Dead", 2)
+        self.location = directory / "table"
+
+    def pipeline(self, decode: str, more: str = "") -> Pipeline:
+        text = (
+            f"name: t\nnamesrv: {self.stage.namesrv}\ntopic: {self.topic}\ndecode: {decode}\n"
+            f"table: {{format: parquet, location: {self.location}}}\n"
+            f"dead_letters: {{topic: {self.dead}, stop_above_percent: 80}}\n{more}\n"
+        )
+        return parse_pipeline(text, Path("/p.yaml"))
+
+    def run(self, of: Pipeline, step: Callable[[str], None] = lambda _: None, *, backward: bool = False) -> None:
+        state = StateDirectory(of.state)
+        state.open()
+        try:
+            run(of, self._session, state, threading.Event(), step, backward=backward)
+        finally:
+            state.close()
+
+    def rows(self) -> list[Any]:
+        found = self._session.read.option("mergeSchema", "true").parquet(str(self.location))
+        return list(found.orderBy("_queue_id", "_queue_offset").collect())
+
+    def dead_letters(self) -> list[tuple[bytes, str]]:
+        found = (
+            self._session.read.format("raftmq")
+            .option("namesrv", self.stage.namesrv)
+            .option("subscribe", self.dead)
+            .load()
+            .collect()
+        )
+        return sorted((bytes(row.body), row.properties["RAFTMQ_TABLE_REASON"]) for row in found)
+
+
+@pytest.fixture
+def case(session: Any, stage: Stage, tmp_path: Path) -> Case:
+    return Case(session, stage, tmp_path)
+
+
+EXPLICIT = "{format: json, schema: {id: bigint, name: string}}"
+
+
+def body(number: int, **more: Any) -> bytes:
+    return json.dumps({"id": number, "name": f"n{number}", **more}).encode()
+
+
+def test_each_message_is_a_row_or_a_dead_letter_with_its_reason(case: Case) -> None:
+    bad = [b"no json", b'{"id": "x"}', b'{"id": 1} {"id": 2}', b"[1]", b"\xff"]
+    case.stage.send(case.topic, [body(number) for number in range(20)] + bad)
+    pipeline = case.pipeline(EXPLICIT, "max_messages_per_commit: 10")
+    case.run(pipeline)
+    assert Counter(row.id for row in case.rows()) == Counter(range(20))
+    reasons = dict(case.dead_letters())
+    assert reasons[b"no json"].startswith("it is not JSON: Expecting value")
+    assert reasons[b'{"id": "x"}'] == 'column id is "x", which is no bigint'
+    assert reasons[b'{"id": 1} {"id": 2}'].startswith("it is not JSON: Extra data")
+    assert (reasons[b"[1]"], reasons[b"\xff"]) == (
+        "it is not a JSON object but an array",
+        "it is not UTF-8: byte 0 is 0xff",
+    )
+    case.stage.send(case.topic, [body(20)])
+    case.run(pipeline)  # once more, for what came meanwhile
+    case.run(pipeline)  # and for nothing
+    assert Counter(row.id for row in case.rows()) == Counter(range(21))
+    assert len(case.dead_letters()) == len(bad)
+    case.stage.send(case.topic, [body(21)])
+    status = table_status(pipeline, int(time.time() * 1000))
+    assert (status["running"], status["lag_messages"], len(status["queues"])) == (False, 1, 1)
+    assert 0 <= status["lag_seconds"] < 600
+
+
+@pytest.mark.nightly
+def test_a_changed_row_is_found_by_comparing_with_the_topic(case: Case, session: Any) -> None:
+    case.stage.send(case.topic, [body(number) for number in range(6)] + [b"bad"])
+    pipeline = case.pipeline(EXPLICIT)
+    case.run(pipeline)
+    directory = ParquetDirectory(case.location)
+    last = directory.last()
+    assert last is not None
+    ranges = kept_ranges(pipeline, last)
+    assert all(each["equal"] for each in compare(session, pipeline, last, ranges))
+    (path,) = directory.files()
+    rows = session.read.parquet(str(path)).selectExpr("* except (name)", "if(id = 2, 'x', name) as name").toPandas()
+    rows.to_parquet(path, coerce_timestamps="us")
+    found = compare(session, pipeline, last, ranges)
+    assert [each["equal"] for each in found].count(False) == 1
+    assert [each["rows_found"] for each in found] == [each["rows_expected"] for each in found]
+
+
+@pytest.mark.nightly
+def test_a_table_that_began_late_is_filled_backward(case: Case) -> None:
+    case.stage.send(case.topic, [body(number) for number in range(6)])
+    pipeline = case.pipeline(EXPLICIT, "start: latest\nmax_messages_per_commit: 4")
+    case.run(pipeline)
+    case.stage.send(case.topic, [body(6)])
+    case.run(pipeline)
+    assert [row.id for row in case.rows()] == [6]
+    case.run(pipeline, backward=True)
+    assert Counter(row.id for row in case.rows()) == Counter(range(7))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("at", ["create the commit", "move a file", "remove staging"])
+def test_a_killed_pipeline_has_each_row_once(case: Case, at: str) -> None:
+    case.stage.send(case.topic, [body(number) for number in range(8)] + [b"bad"])
+    pipeline = case.pipeline(EXPLICIT)
+    seen = []
+
+    def die(step: str) -> None:
+        seen.append(step)
+        if step == at and seen.count("create the commit") > 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        case.run(pipeline, die)
+    case.stage.send(case.topic, [body(8)])
+    case.run(pipeline)
+    assert Counter(row.id for row in case.rows()) == Counter(range(9))
+    assert [letter for letter, _ in case.dead_letters()] == [b"bad"]
+
+
+def test_inferred_columns_are_kept_and_new_ones_are_added(case: Case) -> None:
+    pipeline = case.pipeline("{format: json, schema: inferred}")
+    case.stage.send(case.topic, [body(1), body(2)])
+    case.run(pipeline)
+    case.stage.send(case.topic, [body(3, city="x", more={"a": [1]}), b'{"id": "four"}'])
+    case.run(pipeline)
+    rows = case.rows()
+    assert sorted((row.id, row.city) for row in rows) == [(1, None), (2, None), (3, "x")]
+    assert [row.more.a for row in rows if row.id == 3] == [[1]]
+    assert case.dead_letters() == [(b'{"id": "four"}', 'column id is "four", which is no bigint')]
+
+
+def test_a_change_that_would_break_the_table_is_refused_and_named(case: Case) -> None:
+    case.stage.send(case.topic, [body(1)])
+    case.run(case.pipeline(EXPLICIT))
+    case.stage.send(case.topic, [body(2)])
+    with pytest.raises(SchemaRefused, match="column id: the table has bigint, the pipeline writes string"):
+        case.run(case.pipeline("{format: json, schema: {id: string}}"))
+    case.run(case.pipeline("{format: json, schema: {id: int}}"))  # fits, and stays bigint
+    assert {row.id for row in case.rows()} == {1, 2}
+
+
+@pytest.mark.nightly
+def test_csv_and_text_have_their_columns(case: Case, session: Any, stage: Stage, tmp_path: Path) -> None:
+    case.stage.send(case.topic, [b'1;"a;b"', b"2;", b"3", b"4;x\n5;y"])
+    case.run(case.pipeline("{format: csv, separator: ';', schema: {id: int, note: string}}"))
+    assert sorted((row.id, row.note) for row in case.rows()) == [(1, "a;b"), (2, None)]
+    assert [letter for letter, _ in case.dead_letters()] == [b"3", b"4;x\n5;y"]
+    text = Case(session, stage, tmp_path / "text")
+    text.stage.send(text.topic, ["grün".encode(), b"\xfc"])
+    text.run(text.pipeline("{format: text}"))
+    assert [row.body for row in text.rows()] == ["grün"]
+    assert text.dead_letters() == [(b"\xfc", "it is not UTF-8: byte 0 is 0xfc")]
+
+
+@pytest.mark.nightly
+def test_days_are_directories(case: Case, session: Any) -> None:
+    case.stage.send(case.topic, [body(1)])
+    by_day = f"{{format: parquet, location: {case.location}, partition_by: {{column: _store_timestamp}}}}"
+    pipeline = case.pipeline(EXPLICIT)
+    text = f"name: t\nnamesrv: {case.stage.namesrv}\ntopic: {case.topic}\ndecode: {EXPLICIT}\ntable: {by_day}\n"
+    case.run(parse_pipeline(text, Path("/p.yaml")))
+    (day,) = {path.parent.name for path in case.location.rglob("*.parquet")}
+    row = session.read.parquet(str(case.location)).first()
+    assert day == f"day={row._store_timestamp:%Y-%m-%d}"
+    assert pipeline.name == "t"
+
+
+def test_second_runs_other_topics_and_bad_schemas_are_refused(case: Case) -> None:
+    case.stage.send(case.topic, [body(1)])
+    pipeline = case.pipeline(EXPLICIT)
+    case.run(pipeline)
+    other = case.pipeline(EXPLICIT, "max_messages_per_commit: 5")
+    state = StateDirectory(pipeline.state)
+    state.open()
+    with pytest.raises(Locked, match="this pipeline runs already"):
+        case.run(other)
+    state.close()
+    topic, case.topic = case.topic, case.stage.topic("Other", 1)
+    with pytest.raises(CommitRefused, match="two pipelines cannot write one table"):
+        case.run(case.pipeline(EXPLICIT))
+    case.topic = topic
+    case.stage.send(topic, [b"bad"] * 20)
+    with pytest.raises(Stopped, match=r"20 of 20 messages do not decode; the first is .* offset"):
+        case.run(pipeline)
+    assert case.dead_letters() == []
+    assert len(case.rows()) == 1

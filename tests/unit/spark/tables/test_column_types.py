@@ -1,0 +1,98 @@
+"""Types of columns are parsed as Spark writes them, and a change that would break a table is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark.tables.column_types import change, columns_from_spark, fits, merged, parse_schema, parse_type, written_schema
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["bigint", "decimal(10,2)", "array<string>", "map<string,array<int>>", "struct<a:int,`b c`:struct<d:date>>"],
+)
+def test_types_are_written_unchanged(written: str) -> None:
+    assert str(parse_type(written)) == written
+
+
+def test_other_spellings_are_known() -> None:
+    assert [str(parse_type(each)) for each in ("LONG", " Integer ", "decimal", "struct<a int, b : bool>")] == [
+        "bigint",
+        "int",
+        "decimal(10,0)",
+        "struct<a:int,b:boolean>",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("bigit", "did you mean 'bigint'?"),
+        ("array<int", "'>' is missing"),
+        ("array int", "'int' is where '<' must be"),
+        ("decimal(50,2)", "1 to 38 digits"),
+        ("decimal(5,6)", "1 to 38 digits"),
+        ("int int", "'int' is too much"),
+        ("struct<a:int,A:int>", "differ only in case"),
+        ("struct<>", "where the name of a field must be"),
+        ("", "a type is missing"),
+        ("in;t", "is not understood"),
+        ("array<" * 40 + "int" + ">" * 40, "nested more than 32 deep"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_what_is_wrong(written: str, said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_type(written)
+    assert said in str(caught.value)
+
+
+def test_columns_are_added_and_breaking_changes_are_named() -> None:
+    table = parse_schema({"id": "bigint", "note": "string", "price": "decimal(12,2)"})
+    wanted = parse_schema({"id": "int", "Note": "string", "price": "decimal(10,3)", "new": "date"})
+    found = change(table, wanted)
+    assert written_schema(found.added) == {"new": "date"}
+    assert found.refused == {
+        "Note": "the table has it as note: names that differ only in case are one column",
+        "price": "the table has decimal(12,2), the pipeline writes decimal(10,3)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "column", "does"),
+    [
+        ("int", "bigint", True),
+        ("bigint", "int", False),
+        ("int", "double", False),
+        ("int", "string", False),
+        ("decimal(5,2)", "decimal(8,3)", True),
+        ("decimal(5,2)", "decimal(5,3)", False),
+        ("array<int>", "array<bigint>", True),
+        ("struct<a:int>", "struct<a:int,b:int>", False),
+        ("struct<a:int>", "struct<a:bigint>", True),
+        ("map<string,int>", "map<string,bigint>", True),
+        ("timestamp", "date", False),
+    ],
+)
+def test_only_types_that_keep_every_value_fit(value: str, column: str, does: bool) -> None:
+    assert fits(parse_type(value), parse_type(column)) is does
+
+
+def test_pinned_columns_stay_and_new_ones_follow() -> None:
+    pinned = parse_schema({"id": "bigint", "when": "string"})
+    found = parse_schema({"When": "date", "a": "string", "id": "string"})
+    assert written_schema(merged(pinned, found)) == {"id": "bigint", "when": "string", "a": "string"}
+
+
+def test_a_field_that_is_always_null_has_no_column_yet() -> None:
+    struct = {
+        "type": "struct",
+        "fields": [
+            {"name": "a", "type": "long"},
+            {"name": "n", "type": "void"},
+            {"name": "l", "type": {"type": "array", "elementType": "void"}},
+            {"name": "s", "type": {"type": "struct", "fields": [{"name": "x", "type": "void"}]}},
+            {"name": "t", "type": {"type": "struct", "fields": [{"name": "y", "type": "double"}]}},
+        ],
+    }
+    found = columns_from_spark(struct)
+    assert written_schema(found) == {"a": "bigint", "l": "array<string>", "t": "struct<y:double>"}

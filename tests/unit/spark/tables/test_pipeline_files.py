@@ -1,0 +1,153 @@
+"""A pipeline file is read strictly: each mistake is named with its line and what is allowed."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from spark.tables.column_types import Primitive, written_schema
+from spark.tables.documents import DocumentRefused
+from spark.tables.pipeline import Pipeline, Trigger, parse_pipeline, read_pipeline
+
+WHOLE = """\
+name: orders
+namesrv: 127.0.0.1:9876
+topic: Orders
+start: 2026-01-31T00:00:00Z
+trigger: every 10 minutes
+max_messages_per_commit: 5000
+table:
+  format: parquet
+  location: orders
+  partition_by: {column: _store_timestamp, unit: hour}
+decode:
+  format: json
+  schema: {id: bigint, note: string, lines: "array<struct<sku:string,price:decimal(10,2)>>"}
+metadata: [keys, store_timestamp]
+dead_letters: {topic: OrdersBad, stop_above_percent: 5}
+read: {readMode: archive, onArchiveFailure: brokers}
+spark: {spark.sql.shuffle.partitions: 4}
+"""
+
+
+def parsed(text: str) -> Pipeline:
+    return parse_pipeline(textwrap.dedent(text), Path("/pipelines/p.yaml"))
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(DocumentRefused) as caught:
+        parsed(text)
+    return str(caught.value)
+
+
+def test_a_whole_file_is_read() -> None:
+    found = parsed(WHOLE)
+    assert (found.name, found.topic, found.trigger) == ("orders", "Orders", Trigger(600))
+    assert found.start == 1_769_817_600_000
+    assert found.table.location == "/pipelines/orders"
+    assert found.state == Path("/pipelines/orders/_raftmq")
+    assert found.decode.schema is not None
+    assert written_schema(found.decode.schema) == {
+        "id": "bigint",
+        "note": "string",
+        "lines": "array<struct<sku:string,price:decimal(10,2)>>",
+    }
+    # The three that identify a message are always there.
+    assert list(found.metadata_columns.values()) == [
+        "_broker_name",
+        "_queue_id",
+        "_queue_offset",
+        "_keys",
+        "_store_timestamp",
+    ]
+    assert found.read_options()["readMode"] == "archive"
+
+
+def test_a_short_file_has_defaults() -> None:
+    found = parsed("namesrv: h:1\ntopic: T\ntable: {format: parquet, location: /data/t}")
+    assert (found.name, found.trigger.is_once, found.start) == ("p", True, "earliest")
+    assert found.decode.columns == {"body": Primitive("binary")}
+
+
+REPLACED = [
+    ("format: parquet", "format: parket", "p.yaml:8: table.format must be parquet or delta or iceberg"),
+    ("format: parquet", "format: parket", "did you mean 'parquet'?"),
+    ("topic: Orders\n", "topik: Orders\n", "p.yaml:1: topic is missing"),
+    ("start: 2026-01-31T00:00:00Z", "start: soon", "p.yaml:4: start must be earliest, latest, or a time"),
+    ("every 10 minutes", "hourly", 'p.yaml:5: trigger must be once, continuous, or such as "every 10 minutes"'),
+    ("every 10 minutes", "every 0 minutes", "p.yaml:5: trigger must be every 1 to"),
+    ("5000", "0", "p.yaml:6: max_messages_per_commit must be a whole number from 1"),
+    ("  location: orders", "  location: s3a://bucket/t", "For object storage use format delta or iceberg"),
+    ("  location: orders\n", "", "p.yaml:7: table.location is missing"),
+    ("unit: hour", "unit: week", "p.yaml:10: table.partition_by.unit must be hour or day or month"),
+    ("id: bigint", "id: bigit", "p.yaml:13: decode.schema column id: 'bigit' is not a type"),
+    ("id: bigint", "ID: string, id: bigint", "differ only in case"),
+    ("id: bigint", "_queue_id: bigint", "is the name of a column that the pipeline adds"),
+    ("[keys,", "[kys,", "did you mean 'keys'?"),
+    ("topic: OrdersBad", "topic: Orders", "p.yaml:15: dead_letters.topic is the topic that is read"),
+    ("readMode: archive", "subscribe: Other", "p.yaml:16: read.subscribe is set by the pipeline itself"),
+    ("readMode: archive", "readMde: archive", "did you mean 'readMode'?"),
+    ("onArchiveFailure: brokers", "fetchBytes: many", "p.yaml:16: read.fetchBytes is refused"),
+    ("spark.sql.shuffle.partitions", "shuffle.partitions", "settings of Spark begin with spark."),
+    ("spark.sql.shuffle.partitions", "spark.hadoop.fs.s3a.secret.key", "secrets do not belong into this file"),
+    ("namesrv: 127.0.0.1:9876", "namesrv: localhost", "p.yaml:2: namesrv has 'localhost', which is not HOST:PORT"),
+    ("name: orders", "name: a/b", "p.yaml:1: name must be 1 to 64 letters"),
+    ("name: orders", "name: orders\nstate: /x", "p.yaml:2: state is not for Parquet"),
+    ("name: orders", "name: orders\nname: b", "p.yaml:2: name is set twice, first in line 1"),
+    ("decode:", "upsert: {key: id}\ndecode:", "p.yaml:11: upsert needs table.format delta or iceberg"),
+    ("dead_letters:", "dead_leters:", "p.yaml:15: dead_leters is unknown; did you mean 'dead_letters'?"),
+    ("name: orders", "name: [orders", "this is not YAML"),
+    ("name: orders", "7: orders", "p.yaml:1: a name of the file must be text"),
+]
+
+
+@pytest.mark.parametrize(("written", "instead", "said"), REPLACED)
+def test_each_mistake_is_named_with_its_line(written: str, instead: str, said: str) -> None:
+    assert said in refusal(WHOLE.replace(written, instead, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "the file is empty"), ("- a\n", "must be a mapping"), ("a: &x [*x]", "")]
+)
+def test_other_documents_are_refused(text: str, said: str) -> None:
+    assert said in refusal(text)
+
+
+LAKE = """\
+namesrv: h:1
+topic: T
+table: {format: iceberg, name: lake.db.orders}
+decode: {format: json, schema: {id: bigint, op: string, at: timestamp}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("upsert: {key: idd}", "which decode.schema does not have; did you mean 'id'?"),
+        ("upsert: {key: id, order: when}", "order is when"),
+        ("upsert: {key: id, delete_when: {column: gone, value: true}}", "column is gone"),
+        ("upsert: {key: id, envelope: debezium, delete_when: {column: op, value: d}}", "its op says what is deleted"),
+        ("upsert: {key: []}", "must name at least one"),
+        ("upsert: {key: [id, id]}", "names id twice"),
+    ],
+)
+def test_upserts_name_columns_that_exist(line: str, said: str) -> None:
+    assert said in refusal(LAKE + line)
+
+
+def test_upserts_are_read() -> None:
+    found = parsed(LAKE + "upsert: {key: id, order: at, delete_when: {column: op, value: d}}").upsert
+    assert found is not None
+    assert (found.key, found.order, found.delete_column, found.delete_value) == (("id",), "at", "op", "d")
+    assert parsed(LAKE).state == Path("/pipelines/p.state")
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DocumentRefused, match="cannot be read"):
+        read_pipeline(tmp_path / "none.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DocumentRefused, match="cannot be read"):
+        read_pipeline(tmp_path / "binary.yaml")
