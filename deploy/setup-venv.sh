@@ -32,9 +32,22 @@ pip() {
 }
 
 echo "raftmq: installing what $lock names into $venv (once; about a minute)"
-# Quiet twice: PySpark has no wheel, and pip warns that it will build such packages in another way one day.
-pip install --quiet --quiet --require-hashes --requirement "$lock" \
-    || fail "could not install the dependencies into $PWD/$venv (see above; is there a network, and room on the disk?)"
+# Of what pip says, only how far it is, and its errors: it warns of packages without a wheel, such as PySpark.
+total=$(grep -c '^[a-zA-Z].*==' "$lock")
+{ pip install --progress-bar off --require-hashes --requirement "$lock" 2>&1 || echo failed; } | {
+    number=0
+    while read -r first rest
+    do
+        case $first in
+            Collecting)
+                number=$((number + 1))
+                if [ $((number % 20)) = 0 ]; then echo "raftmq: $number of $total packages fetched"; fi ;;
+            Installing) echo "raftmq: all $total packages are here, unpacking them" ;;
+            ERROR:*) echo "$first $rest" >&2 ;;
+            failed) exit 1 ;;
+        esac
+    done
+} || fail "could not install the dependencies into $PWD/$venv (see above; is there a network, and room on the disk?)"
 pip install --quiet --no-deps --no-build-isolation --no-index --editable . \
     || fail "could not install the project into $PWD/$venv (see above)"
 # Optional: without a compiler the same is done in Python, and this says so.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
 from mq.client.sync import SyncAdmin
-from tests.support.chromium import CHROMIUM, DRIVER, chromium, click, text_of, window
+from tests.support.chromium import CHROMIUM, DRIVER, chromium, click, left_afterwards, text_of, window
 from tests.support.dev_clusters import short_lived
 from tests.support.waiting import wait_until
 
@@ -37,15 +36,6 @@ def started() -> Iterator[webdriver.Chrome]:
 def browser(started: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
     with window(started) as shown:
         yield shown
-
-
-@contextmanager
-def left_afterwards(browser: webdriver.Chrome) -> Iterator[None]:
-    """An open page would complain that the console is gone."""
-    try:
-        yield
-    finally:
-        browser.get("about:blank")
 
 
 def test_a_user_and_its_quota_are_changed_by_clicks(browser: webdriver.Chrome, tmp_path: Path) -> None:

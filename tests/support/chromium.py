@@ -48,6 +48,15 @@ def window(started: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
     assert [each for each in faults if "/?live" not in each["message"] and "favicon" not in each["message"]] == []
 
 
+@contextmanager
+def left_afterwards(browser: webdriver.Chrome) -> Iterator[None]:
+    """An open page would complain that the console is gone."""
+    try:
+        yield
+    finally:
+        browser.get("about:blank")
+
+
 def text_of(browser: webdriver.Chrome) -> str:
     return str(browser.execute_script("return document.querySelector('main').innerText"))
 

@@ -38,6 +38,50 @@ def test_missing_venv_module_is_one_line_that_names_the_package(tmp_path: Path) 
     assert not (tmp_path / ".venv").exists()
 
 
+PYTHON_WITH_PIP = """#!/bin/sh
+case "$*" in
+    *--requirement*)
+        for number in $(seq 45); do echo "Collecting package-$number==1.0 (from -r lock (line $number))"; done
+        {then} ;;
+esac
+exit 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "code", "out", "err"),
+    [
+        ("echo 'Installing collected packages: package-1'", 0, "all 45 packages are here", ""),
+        (
+            "echo 'ERROR: no room' >&2; exit 1",
+            2,
+            "40 of 45 packages fetched",
+            "ERROR: no room\nraftmq: could not install",
+        ),
+    ],
+)
+def test_the_set_up_says_how_many_packages_are_there(tmp_path: Path, then: str, code: int, out: str, err: str) -> None:
+    (tmp_path / "deploy").mkdir()
+    for name in ("setup-venv.sh", "find-python.sh"):
+        shutil.copy(ROOT / "deploy" / name, tmp_path / "deploy")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON_WITH_PIP.replace("{then}", then))
+    python.chmod(0o755)
+    (tmp_path / "requirements.lock").write_text("".join(f"package-{number}==1.0 \\\n" for number in range(1, 46)))
+    done = subprocess.run(
+        [tmp_path / "deploy" / "setup-venv.sh"],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == code
+    assert "raftmq: 20 of 45 packages fetched\nraftmq: 40 of 45 packages fetched\n" in done.stdout
+    assert out in done.stdout
+    assert done.stderr.startswith(err)
+
+
 def test_no_python_at_all_is_one_line_that_names_the_packages(tmp_path: Path) -> None:
     (tmp_path / "deploy").mkdir()
     for name in ("setup-venv.sh", "find-python.sh"):
