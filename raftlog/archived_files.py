@@ -2,14 +2,16 @@
 
 The leader's offer says up to where its log is archived, by an entry and the chain after it. The application reads the
 archive, and returns only bytes that lead to that entry (`LogArchive`); they are staged and verified as if a peer had
-sent them. Whatever the archive lacks, and everything once it has failed or is slow, comes from the leader.
+sent them. Whatever the archive lacks, and everything once it has failed, comes from the leader. If the archive is slow,
+the leader is tried with some megabytes, and whoever was faster sends the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 import trio
@@ -21,6 +23,9 @@ from raftlog.segment.snapshot_install import SnapshotInstall
 
 Log = structlog.stdlib.BoundLogger
 
+_TINY: Final = 1e-9
+"""Instead of a time of zero."""
+
 
 class LogArchive(Protocol):
     """A copy of the beginning of the log, outside of its replicas. For one thread at a time."""
@@ -28,13 +33,44 @@ class LogArchive(Protocol):
     def read(self, pos: int, nbytes: int, /) -> bytes:
         """Bytes of one closed file, proven to be of this log. Fast for ascending positions. Raises SegmentError."""
 
+    def close(self) -> None:
+        """Nothing is read any more; a `read` that is under way may fail."""
+
 
 OpenArchive = Callable[[Base], LogArchive]
 """Opens the archive of a log that is archived up to there. For a thread; raises SegmentError."""
 
 
+class Rate:
+    """What was read in which time, without the time in between."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._seconds = 0.0
+
+    def note(self, nbytes: int, seconds: float) -> None:
+        """So much was read."""
+        self.nbytes += nbytes
+        self._seconds += seconds
+
+    @property
+    def per_second(self) -> float:
+        """Bytes a second."""
+        return self.nbytes / max(self._seconds, _TINY)
+
+
+@dataclass(slots=True)
+class Trial:
+    """The leader is asked for ``nbytes`` up to ``end_pos``, from the time ``began`` on, to see whether it is faster."""
+
+    began: float
+    nbytes: int
+    end_pos: int
+    is_over: bool = False
+
+
 class ArchivedFiles:
-    """The archive for one offer.
+    """The archive for one offer. Call `close` at the end.
 
     Args:
         archived: the log is archived up to there, as the leader has told.
@@ -50,12 +86,30 @@ class ArchivedFiles:
         self._archived = archived
         self._log = log
         self._archive: LogArchive | None = None
+        self._rate = Rate()
+        self._trial: Trial | None = None
         self.opened = trio.Event()
         self.nbytes = 0
 
-    def has(self, pos: int) -> bool:
-        """Whether the byte of a closed file is to be read here now."""
-        return self._archive is not None and pos < self._archived.pos
+    def wants(self, pos: int) -> bool:
+        """Whether the byte of a closed file is to be read here now, as the next one that is missing."""
+        if self._archive is None or pos >= self._archived.pos:
+            return False
+        if (trial := self._trial) is None or trial.is_over:
+            return True
+        if pos < trial.end_pos:
+            return False
+        trial.is_over = True
+        of_leader = trial.nbytes / max(trio.current_time() - trial.began, _TINY)
+        if of_leader > self._rate.per_second:
+            self._give_up(f"{self._rate.per_second:.0f} bytes came in a second, and {of_leader:.0f} from the leader")
+        return self._archive is not None
+
+    def close(self) -> None:
+        """Nothing is fetched any more."""
+        if self._archive is not None:
+            self._archive.close()
+            self._archive = None
 
     async def open(self, pos: int) -> None:
         """Open the archive, and read at ``pos``, which shows that the file is of this log. It may take its time."""
@@ -85,13 +139,24 @@ class ArchivedFiles:
                         self._give_up("its files do not continue the log that the leader offers")
                         break
                     self.nbytes += len(data)
-                    if is_over():
+                    if is_over() or self._begins_trial(pos + len(data)):
                         break
             except StorageFailed as error:
                 failed = error  # not raised here, where it would be wrapped
             nursery.cancel_scope.cancel()
         if failed is not None:
             raise failed
+
+    def _begins_trial(self, pos: int) -> bool:
+        """Whether the leader is to be asked for what begins at ``pos``, since the archive is slow; only once."""
+        limits = self._limits
+        if self._trial is not None or self._rate.nbytes < limits.archive_trial_bytes:
+            return False
+        if self._rate.per_second >= limits.archive_slow_bytes_per_second:
+            self._rate = Rate()
+            return False
+        self._trial = Trial(trio.current_time(), limits.archive_trial_bytes, pos + limits.archive_trial_bytes)
+        return True
 
     async def _read_on(self, staging: SnapshotInstall, send: trio.MemorySendChannel[tuple[int, bytes]]) -> None:
         """Read ahead of what is staged, one piece."""
@@ -104,6 +169,7 @@ class ArchivedFiles:
         async with send:
             while pos < stop:
                 nbytes = min(nbytes_max, size - pos % size)
+                began = trio.current_time()
                 try:
                     with trio.fail_after(self._limits.archive_read_seconds):
                         data = await trio.to_thread.run_sync(archive.read, pos, nbytes, abandon_on_cancel=True)
@@ -113,11 +179,12 @@ class ArchivedFiles:
                 except trio.TooSlowError:
                     self._give_up(f"{nbytes} bytes did not come within {self._limits.archive_read_seconds:g} s")
                     return
+                self._rate.note(nbytes, trio.current_time() - began)
                 await send.send((pos, data))
                 pos += nbytes
 
     def _give_up(self, reason: str) -> None:
-        self._archive = None
+        self.close()
         self._log.warning("install_without_archive", reason=reason, archived_bytes=self.nbytes)
 
 

@@ -334,6 +334,7 @@ class Puller:
             except StorageFailed as error:
                 failed = error  # not raised here, where it would be wrapped
             nursery.cancel_scope.cancel()
+        archive.close()
         self._log.info("install_fetched", source=self._source, archived_bytes=archive.nbytes)
         if failed is not None:
             raise failed
@@ -346,7 +347,7 @@ class Puller:
             now = trio.current_time()
             asked = {key: at for key, at in asked.items() if now < at + ANSWER_SECONDS_MAX}
             first = staging.wanted()
-            if archive is not None and first is not None and first[0] == "log" and archive.has(first[1]):
+            if archive is not None and first is not None and first[0] == "log" and archive.wants(first[1]):
                 await archive.fetch(staging, lambda: self._next is not None)
                 continue
             while len(asked) < REQUESTS_MAX and (wanted := staging.wanted(asked)) is not None:

@@ -24,6 +24,9 @@ class NodeLimits:
     """A node that gets the log reads about so many bytes of an archive at once."""
     archive_read_seconds: float = 4.0
     """An archive that needs longer for that is too slow: a leader is faster."""
+    archive_trial_bytes: int = 16 * 1024 * 1024
+    archive_slow_bytes_per_second: float = 16 * 1024 * 1024
+    """If so much came from the archive, and slower than that, the leader is tried with as much."""
     archive_open_seconds: float = 10.0
     """For so long a node that gets the log waits for the archive before it begins with the leader."""
     repair_patience_seconds: float = 3.0

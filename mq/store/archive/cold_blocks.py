@@ -127,6 +127,11 @@ class ColdBlocks:
         """The index of the file that begins at a physical offset, verified as what `fetch` returns. Raises as it."""
         return self._again(start, partial(self._read_index, start))
 
+    def close(self) -> None:
+        """Close the connections to the store. Nothing is read any more; a read that is under way may fail."""
+        if self._store is not None:
+            self._store.close()
+
     @property
     def manifest_begin(self) -> int | None:
         """The physical offset at which the archive began when its manifest was last read; None before."""

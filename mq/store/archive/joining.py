@@ -24,14 +24,20 @@ class JoiningReader:
     Args:
         fetch: as `ColdBlocks.fetch`.
         name: of the archive, for messages.
+        close: is called once nothing is read any more.
     """
 
-    def __init__(self, fetch: Fetch, segment_bytes: int, name: str) -> None:
+    def __init__(self, fetch: Fetch, segment_bytes: int, name: str, close: Callable[[], None] = lambda: None) -> None:
         self._fetch = fetch
+        self._close = close
         self._segment_bytes = segment_bytes
         self._name = name
         self._last: tuple[int, bytes] = (0, b"")
         """The last block that was read: the next request often begins in it."""
+
+    def close(self) -> None:
+        """See `raftlog.archived_files.LogArchive.close`."""
+        self._close()
 
     def read(self, pos: int, nbytes: int) -> bytes:
         """Bytes of one file, from the physical offset ``pos`` on.
@@ -84,4 +90,4 @@ def open_joining(
     blocks = ColdBlocks(
         open_store, KnownLog(identity, segment_bytes, end, end), NoCache(), blocks_max=blocks_max, clock=clock
     )
-    return JoiningReader(blocks.fetch, segment_bytes, name)
+    return JoiningReader(blocks.fetch, segment_bytes, name, blocks.close)

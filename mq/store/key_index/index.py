@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -190,7 +191,16 @@ class KeyIndex:
     def unindexed_archived(self, end: int) -> Iterator[tuple[int, int]]:
         """These parts, newest first: where each begins, and where the next one does."""
         size = self._segment_bytes
-        for start in range(min(end, self._base_pos) - size, self._begin - 1, -size):
+        starts = range(min(end, self._base_pos) - size, self._begin - 1, -size)
+        shares = -(-size // self._part_bytes)
+        stop: int = self._indexed.bisect_left(min(end, self._base_pos))
+
+        def lacks_some(count: int) -> bool:
+            return stop - self._indexed.bisect_left(starts[count - 1]) < count * shares
+
+        # Mostly the newest ones have files, and are not looked at one by one.
+        whole = bisect_left(range(1, len(starts) + 1), True, key=lacks_some)
+        for start in starts[whole:]:
             for part in reversed([*self._parts_from(start, start + size)]):
                 if part not in self._indexed and part not in self._failed:
                     yield part, self._behind(part)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from structlog.testing import capture_logs
 
 from raftlog import Hosted, Run
@@ -43,6 +44,10 @@ class Archive:
         self._directory = leader.directory
         self.fault: Callable[[int], None] = lambda pos: None
         self.reads: list[int] = []
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
 
     def read(self, pos: int, nbytes: int) -> bytes:
         self.fault(pos)
@@ -100,6 +105,7 @@ async def test_archived_files_cost_the_leader_nothing(
         (line,) = named(log, "install_fetched")
         assert line["archived_bytes"] == archive.end.pos - archive.begin
         assert named(log, "install_without_archive") == []
+        assert archive.closed == 1
 
 
 async def test_note_about_the_files_comes_with_them(tmp_path: Path) -> None:
@@ -137,6 +143,58 @@ async def test_archive_in_trouble_leaves_the_rest_to_the_leader(
         assert same_files(leader, new)
         assert min(asked) < archive.end.pos
         assert len(named(log, "install_without_archive")) == 1, log
+
+
+async def joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: NodeLimits, fault: Callable[[int], None]
+) -> tuple[list[Any], Archive, list[int]]:
+    """A replica that joins with these limits, whose archive does this before each read: its log, and the archive's."""
+    async with group(tmp_path, ["n0"], limits=limits) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        archive = Archive(leader)
+        asked = use(nodes, archive, monkeypatch)
+        archive.fault = fault
+        with capture_logs() as log:
+            new = await add_learner(nodes, leader)
+            await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+        assert same_files(leader, new)
+        return log, archive, asked
+
+
+async def test_leader_that_is_faster_than_the_archive_sends_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = replace(LIMITS, archive_read_bytes=4096, archive_trial_bytes=4096)
+    log, archive, asked = await joined(tmp_path, monkeypatch, limits, lambda pos: threading.Event().wait(1.0))
+    (given_up,) = named(log, "install_without_archive")
+    assert "from the leader" in given_up["reason"]
+    assert given_up["archived_bytes"] == min(asked) == 4096
+    assert archive.closed == 1
+
+
+async def test_archive_that_is_faster_than_the_leader_sends_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is slow, and the leader is slower: that is found out once."""
+    limits = replace(
+        LIMITS, archive_read_bytes=4096, archive_trial_bytes=4096, archive_slow_bytes_per_second=float("inf")
+    )
+    ask = Puller._ask
+
+    async def later(self: Puller, request: RangeReq) -> None:
+        await trio.sleep(0.5)
+        ask(self, request)
+
+    def slowly(self: Puller, request: RangeReq) -> None:
+        trio.lowlevel.spawn_system_task(later, self, request)
+
+    monkeypatch.setattr(Puller, "_ask", slowly)
+    log, archive, asked = await joined(tmp_path, monkeypatch, limits, lambda pos: None)
+    assert named(log, "install_without_archive") == []
+    tried = [pos for pos in asked if pos < archive.end.pos]
+    assert len(set(tried)) <= 8, "what was asked of the leader at once"
+    assert max(archive.reads) > max(tried)
 
 
 async def test_leader_serves_while_an_archive_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -405,6 +405,24 @@ def test_archived_part_that_failed_is_not_copied_again_at_once(home: Home) -> No
     assert [part for part, _ in home.index.unindexed_archived(end)] == [0]
     home.index.retry()
     assert [part for part, _ in home.index.unindexed_archived(end)] == [SEGMENT_BYTES, 0]
+
+
+def test_archived_parts_with_files_are_not_looked_at_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(home)
+    kept_behind_the_log(home)
+    home.index.expire()
+    end = 2 * SEGMENT_BYTES
+    looked_at: list[int] = []
+    parts_from = home.index._parts_from
+
+    def noted(start: int, stop: int) -> Iterator[int]:
+        looked_at.append(start)
+        yield from parts_from(start, stop)
+
+    monkeypatch.setattr(home.index, "_parts_from", noted)
+    home.index.discard(home.index.path_of(0))
+    assert [part for part, _ in home.index.unindexed_archived(end)] == [0]
+    assert looked_at == [0], "the newer one has its file"
 
 
 @pytest.mark.parametrize("nbytes", [None, 0, 2, 100], ids=["whole", "nothing", "no-size", "no-record"])
