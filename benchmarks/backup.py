@@ -85,11 +85,11 @@ def data_bytes(quick: bool, free: int) -> int:
 async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
     """See the module."""
     until = trio.current_time() + plan.limit - RESTORE_SECONDS
-    data = data_bytes(plan.quick, free_bytes(directory))
+    data = data_bytes(plan.quick, _free_bytes(directory))
     async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
-        filled, seconds = await fill_group(cluster, leader, data)
+        filled, seconds = await _fill(cluster, leader, data)
         note(Figure("fill", "bodies of 256 KiB, each on three replicas", filled / 1e9, "GB"))
         note(Figure("fill", "bodies a second", filled / 1e6 / seconds, "MB/s"))
         load = LoadWithBackup(cluster, directory / "backup", 1.0 if plan.quick else WINDOW_SECONDS)
@@ -107,12 +107,12 @@ async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
 
 async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:
     """See the module."""
-    free_bytes(directory)
+    _free_bytes(directory)
     data, probe = (nbytes // 100 if plan.quick else nbytes for nbytes in (RESTORED_BYTES, PROBE_BYTES))
     backup, replicas = directory / "backup", directory / "replicas"
     async with DevCluster.open(replicas, nodes=1, ports=Ports.free(1), settings=DISK) as cluster:
         await create_topics(cluster, 1, "n0")
-        await fill_group(cluster, "n0", data)
+        await _fill(cluster, "n0", data)
         await trio.sleep(SETTLE_SECONDS)
         command = [sys.executable, "-m", "mq.cli", "backup", str(backup), "--data-dir", str(replicas / "n0")]
         await trio.run_process([*command, "--leader", "--rate", "0"], cwd=ROOT, capture_stdout=True)
@@ -121,21 +121,19 @@ async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:
         note(figure)
 
 
-def free_bytes(directory: Path) -> int:
+def _free_bytes(directory: Path) -> int:
     """On the disk of a directory, which is made."""
     directory.mkdir(parents=True)
     return shutil.disk_usage(directory).free
 
 
-async def fill_group(
-    cluster: DevCluster, leader: str, wanted: int, body_bytes: int = FILL_BODY_BYTES
-) -> tuple[int, float]:
+async def _fill(cluster: DevCluster, leader: str, wanted: int) -> tuple[int, float]:
     """Store so many bytes of bodies or a few more, unless that takes too long; returns how many in how many seconds."""
     stored, seconds = 0, 0.0
     while stored < wanted and seconds < FILL_SECONDS_MAX:
-        job = _job(cluster, leader, body_bytes, 8, FILL_SECONDS if wanted > 1e9 else 1.0, 1)
+        job = _job(cluster, leader, FILL_BODY_BYTES, 8, FILL_SECONDS if wanted > 1e9 else 1.0, 1)
         reports, _ = await drive(share_out(job), [])
-        stored += body_bytes * sum(sum(report.messages) for report in reports)
+        stored += FILL_BODY_BYTES * sum(sum(report.messages) for report in reports)
         seconds += job.window_seconds
     return stored, seconds
 
@@ -243,8 +241,11 @@ class LoadWithBackup:
         copying: Copying | None = None,
         *,
         rate: float = RATE,
+        connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
-        """``copying`` is what copies the log, if not `raftmq backup`; ``rate`` is that of the messages."""
+        """``copying`` is what copies the log, if not `raftmq backup`; ``rate`` is that of the messages, and
+        their generators begin ``connect_seconds`` before the first window.
+        """
         self.off = list[Window]()
         self.on = list[Window]()
         self.failed = 0
@@ -254,6 +255,7 @@ class LoadWithBackup:
         self._target = target
         self._window_seconds = window_seconds
         self._rate = rate
+        self._connect_seconds = connect_seconds
         self._backup = copying
 
     async def run(self, until: float) -> None:
@@ -283,7 +285,7 @@ class LoadWithBackup:
         cluster, backup = self._cluster, self._backup
         assert backup is not None, "a round before the backup"
         meters = cpu_meters([cluster.pid(node) for node in sorted(cluster.node_ids, key=lambda node: node != leader)])
-        job = _job(cluster, leader, BODY_BYTES, IN_FLIGHT, self._window_seconds, WINDOWS)
+        job = _job(cluster, leader, BODY_BYTES, IN_FLIGHT, self._window_seconds, WINDOWS, self._connect_seconds)
         reports, used, worked = list[Report](), list[list[float]](), list[bool | None]()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_follow, job, backup, without, worked)
@@ -374,7 +376,7 @@ def _restore(backup: Path, directory: Path, probe: int) -> list[Figure]:
     """Restore one replica. The disk is measured in front of it and after it, with a plain file."""
     nbytes = size_of(backup)
     before = disk_rates(directory / "probe", probe)
-    forget_cached(backup)
+    _forget(backup)
     command = [sys.executable, "-m", "mq.cli", "restore", str(backup), f"n0={directory / 'restored'}"]
     command += ["--peers", "n0@127.0.0.1:10931,n1@127.0.0.1:10932,n2@127.0.0.1:10933"]
     begin = time.monotonic()
@@ -401,7 +403,7 @@ def disk_rates(path: Path, nbytes: int) -> tuple[float, float]:
             file.write(piece)
         os.fsync(file.fileno())
         written = time.monotonic() - begin
-    forget_cached(path.parent)
+    _forget(path.parent)
     begin = time.monotonic()
     with path.open("rb", buffering=0) as file:
         while file.read(PIECE_BYTES):
@@ -411,7 +413,7 @@ def disk_rates(path: Path, nbytes: int) -> tuple[float, float]:
     return nbytes / 1e6 / written, nbytes / 1e6 / read
 
 
-def forget_cached(directory: Path) -> None:
+def _forget(directory: Path) -> None:
     """Take the files of a directory out of the page cache."""
     for path in directory.rglob("*"):
         if path.is_file():

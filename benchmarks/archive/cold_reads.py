@@ -16,8 +16,7 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.archive.groups import PREFIX, URL, archiving_group, wait_archived
-from benchmarks.backup import fill_group
+from benchmarks.archive.groups import PREFIX, URL, archiving_group, fill_group, wait_archived
 from benchmarks.figures import Figure
 from benchmarks.latency import share_of
 from benchmarks.load.frames import TOPIC, pull_frame
@@ -31,7 +30,7 @@ from mq.local_cluster import HOST, DevCluster
 from mq.monitoring.cpu_time import cpu_seconds
 from raftlog.segment.backup_s3 import open_s3
 
-COLD_BYTES = 1_200_000_000
+COLD_BYTES = 600_000_000
 BODY_BYTES = 4096
 ASKED = 32
 COLD_SHARE_PERCENT = 60.0
@@ -39,7 +38,7 @@ COLD_RATE = 100.0
 COLD_DELAY_SECONDS = 0.020
 RANGE_BYTES = 4 * 1024 * 1024
 HOT_DELAY_SECONDS = 2.0
-HOT_BYTES = 500_000_000
+HOT_BYTES = 200_000_000
 HOT_TOPIC = "Hot"
 HOT_RATE = 200
 HOT_SECONDS = 8.0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.archive.groups import archiving_group, wait_until
-from benchmarks.backup import LoadWithBackup, figures_of, fill_group, size_of
+from benchmarks.archive.groups import archiving_group, fill_group, wait_until
+from benchmarks.backup import LoadWithBackup, figures_of, size_of
 from benchmarks.cases import Window
 from benchmarks.figures import Figure
 from benchmarks.procfs import process_tree
@@ -20,13 +20,13 @@ from jepsen.deployments.object_storage import ObjectStorage
 from mq.local_cluster import DevCluster
 from mq.monitoring.cpu_time import cpu_seconds
 
-DATA_BYTES = 3_000_000_000
+DATA_BYTES = 2_000_000_000
 RATE_BYTES = 50_000_000
 """Archived in a second. As much is read back, and both count for the limit."""
 RATE = 10_000.0
 """Messages a second meanwhile."""
 WINDOW_SECONDS = 7.0
-ROUNDS_SECONDS = 70.0
+ROUNDS_SECONDS = 45.0
 FOLLOWER_PERCENT = 3.0
 LEADER_PERCENT = 2.0
 """Nothing, as far as windows that are neighbours can tell."""
@@ -104,13 +104,14 @@ async def measure_archiving(plan: Plan, directory: Path, note: Note) -> None:
         await storage.kill()  # nothing is archived before the load
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
-        filled, _ = await fill_group(cluster, leader, DATA_BYTES // (100 if plan.quick else 1))
-        note(Figure("archiving", "waited to be archived", filled / 1e9, "GB"))
+        data = DATA_BYTES // (100 if plan.quick else 1)
+        await fill_group(cluster, leader, data)
+        note(Figure("archiving", "waited to be archived", data / 1e9, "GB"))
         await storage.start()
         process = ArchiverProcess(cluster, storage)
         await process.wait_begun()
         window = 1.0 if plan.quick else WINDOW_SECONDS
-        load = LoadWithBackup(cluster, directory / "none", window, process, rate=RATE)
+        load = LoadWithBackup(cluster, directory / "none", window, process, rate=RATE, connect_seconds=6.0)
         await load.run(trio.current_time() + (0 if plan.quick else ROUNDS_SECONDS))
     on = [each for each in load.on if each.follower_us]
     for figure in figures_of(load.off, on, "archiving") if load.off and on else []:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import trio
 
+from benchmarks.load.frames import QUEUES, send_frame
+from benchmarks.pulling import fill_with
 from benchmarks.store_load import DISK
 from jepsen.deployments.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, open_object_storage
 from mq.client.admin import Admin
-from mq.local_cluster import DevCluster, Ports, ServersFailed
+from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
 
 PREFIX = "broker-a"
 URL = f"s3://{BUCKET}/{PREFIX}"
@@ -44,6 +46,13 @@ async def archiving_group(
             directory / "replicas", nodes=nodes, ports=Ports.free(nodes), settings=given
         ) as cluster:
             yield cluster, storage
+
+
+async def fill_group(cluster: DevCluster, leader: str, nbytes: int, body_bytes: int = 64 * 1024) -> None:
+    """Send bodies of so many bytes to the topic of the benchmarks."""
+    frames = [send_frame(number + 1, body_bytes, number % QUEUES) for number in range(QUEUES)]
+    fill = partial(fill_with, (HOST, cluster.port(leader)), -(-nbytes // body_bytes), frames)
+    await trio.to_thread.run_sync(fill)
 
 
 async def wait_until(what: str, is_so: Callable[[], Awaitable[bool]], seconds: float = WAIT_SECONDS_MAX) -> None:

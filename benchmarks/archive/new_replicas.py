@@ -9,8 +9,8 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.archive.groups import URL, archiving_group, runtime, wait_archived, wait_until
-from benchmarks.backup import disk_rates, fill_group, size_of
+from benchmarks.archive.groups import URL, archiving_group, fill_group, runtime, wait_archived, wait_until
+from benchmarks.backup import disk_rates, size_of
 from benchmarks.figures import Figure
 from benchmarks.store_load import ROOT, Note, Plan, create_topics
 from mq.client.admin import Admin
@@ -18,10 +18,10 @@ from mq.client.errors import ClientError
 from mq.local_cluster import HOST, DevCluster, Processes, open_processes
 from mq.local_cluster.own_ports import OWN_PORTS
 
-DATA_BYTES = 2_200_000_000
-KEPT_BYTES = 2_000_000_000
+DATA_BYTES = 1_200_000_000
+KEPT_BYTES = 1_000_000_000
 """A replica gets files, not entries, since the oldest are deleted locally."""
-PROBE_BYTES = 1_000_000_000
+PROBE_BYTES = 500_000_000
 RESTORE_PERCENT = 50.0
 WITHOUT_ARCHIVE = ("archive_", "local_retention_")
 """Settings that a replica lacks which gets everything from the leader."""
