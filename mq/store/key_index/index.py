@@ -196,7 +196,8 @@ class KeyIndex:
         stop: int = self._indexed.bisect_left(min(end, self._base_pos))
 
         def lacks_some(count: int) -> bool:
-            return stop - self._indexed.bisect_left(starts[count - 1]) < count * shares
+            first: int = self._indexed.bisect_left(starts[count - 1])
+            return stop - first < count * shares
 
         # Mostly the newest ones have files, and are not looked at one by one.
         whole = bisect_left(range(1, len(starts) + 1), True, key=lacks_some)

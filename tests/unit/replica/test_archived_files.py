@@ -162,11 +162,15 @@ async def joined(
         return log, archive, asked
 
 
+def takes_a_second(pos: int) -> None:
+    threading.Event().wait(1.0)
+
+
 async def test_leader_that_is_faster_than_the_archive_sends_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = replace(LIMITS, archive_read_bytes=4096, archive_trial_bytes=4096)
-    log, archive, asked = await joined(tmp_path, monkeypatch, limits, lambda pos: threading.Event().wait(1.0))
+    log, archive, asked = await joined(tmp_path, monkeypatch, limits, takes_a_second)
     (given_up,) = named(log, "install_without_archive")
     assert "from the leader" in given_up["reason"]
     assert given_up["archived_bytes"] == min(asked) == 4096
