@@ -69,6 +69,7 @@ class KeyIndex:
         self._indexed: SortedSet[int] = SortedSet()
         self._missing: SortedSet[int] = SortedSet()
         self._failed: set[int] = set()
+        self._times: dict[int, tuple[int, int]] = {}
         self.is_suspended = False
         """Whether no files are built, because the disk is full."""
         self._complete_below = self._base_pos = log.base_pos
@@ -154,6 +155,7 @@ class KeyIndex:
     def discard(self, path: str) -> None:
         """A file is damaged, or missing: build it again."""
         part = self._part_of(path)
+        self._times.pop(part, None)
         if part in self._indexed:
             self._indexed.remove(part)
             if part >= self._base_pos:
@@ -173,6 +175,7 @@ class KeyIndex:
         assert min(self._missing[:1], default=base_pos) >= base_pos, f"parts before {base_pos} get files"
         assert min(self._indexed[:1], default=begin) >= begin, f"a part before {begin} has a file"
         for part in gone:
+            self._times.pop(part, None)
             _remove(self.path_of(part))
 
     def archived_missing(self, end: int) -> int:
@@ -231,6 +234,7 @@ class KeyIndex:
             is_over=is_over,
             limits=self._limits,
             checks_files=False,
+            times=self._times,
         )
 
     def _first_kept(self) -> int:

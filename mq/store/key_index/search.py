@@ -69,6 +69,8 @@ class KeySearch:
         limits: those of the index.
         checks_files: whether files are compared with the log before they are believed, also where they have no match:
             that reads the log.
+        times: of parts whose files were opened before, first and last store time by their physical offset: a search
+            for another time does not open them. Searches add to it.
     """
 
     query: KeyQuery
@@ -81,6 +83,7 @@ class KeySearch:
     is_over: Callable[[], bool]
     limits: KeyIndexLimits = DEFAULT
     checks_files: bool = True
+    times: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def run(self) -> SearchResult:
         """Search. Raises raftlog.SegmentError or Damaged if the log cannot be read."""
@@ -110,7 +113,8 @@ class _Run:
                 break
             try:
                 if (part := parts[begin]) is None:
-                    self._search_file(search.path_of(begin))
+                    if not self._is_of_another_time(begin):
+                        self._search_file(begin)
                 else:
                     self._search_log(part)
             except EntryGone:
@@ -128,11 +132,18 @@ class _Run:
             return True
         return False
 
-    def _search_file(self, path: str) -> None:
+    def _is_of_another_time(self, begin: int) -> bool:
+        first_ms, last_ms = self._search.times.get(begin, (self._query.begin_ms, self._query.end_ms))
+        return last_ms < self._query.begin_ms or first_ms > self._query.end_ms
+
+    def _search_file(self, begin: int) -> None:
+        path = self._search.path_of(begin)
         try:
             file = KeyFile(path)
             try:
-                self._search_keys(file)
+                self._search.times[begin] = file.scope.first_ms, file.scope.last_ms
+                if not self._is_of_another_time(begin):
+                    self._search_keys(file)
             finally:
                 file.close()
         except (KeyFileDamaged, OSError) as error:
@@ -149,9 +160,7 @@ class _Run:
         self._result.faults.append(fault)
 
     def _search_keys(self, file: KeyFile) -> None:
-        read, scope, query = self._search.read, file.scope, self._query
-        if scope.last_ms < query.begin_ms or scope.first_ms > query.end_ms:
-            return
+        read, scope = self._search.read, file.scope
         if self._search.checks_files:
             file.check_log(read)
         before = -1

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -379,6 +380,21 @@ def test_file_deleted_after_the_local_search_is_searched_in_the_archive(home: Ho
     fill(home)
     data = kept_behind_the_log(home)
     assert search_archived(home, "U1", data).records == home.expected(wanted("U1")) != []
+
+
+def test_search_for_another_time_opens_no_file_that_is_known(home: Home) -> None:
+    fill(home)
+    data = kept_behind_the_log(home)
+    assert search_archived(home, "U1", data).records
+    for part in home.index.parts:
+        os.rename(home.index.path_of(part), f"{home.index.path_of(part)}.away")
+    later = replace(wanted("U1"), begin_ms=2**62, end_ms=2**62)
+    found = home.index.search_archived(later, lambda pos, nbytes: data[pos : pos + nbytes], lambda: False).run()
+    assert (found.records, found.is_complete, found.damaged) == ([], True, [])
+    # What is built anew is looked at again.
+    for part in home.index.parts:
+        home.index.discard(home.index.path_of(part))
+    assert home.index._times == {}
 
 
 def test_full_disk_costs_no_files_of_archived_parts(home: Home) -> None:
