@@ -228,7 +228,7 @@ def loss_text(lost: Iterable[Loss]) -> str:
         if found := [each for each in lost if each.kind == kind]:
             listed = "; ".join(say(each) for each in found[:SHOWN_MAX])
             more = f"; and {len(found) - SHOWN_MAX} more queues" if len(found) > SHOWN_MAX else ""
-            paragraphs.append(f"{listed}{more}. {_REMEDIES[kind]}")
+            paragraphs.append(f"{listed}{more}. {REMEDIES[kind]}")
     return "\n".join(paragraphs)
 
 
@@ -272,7 +272,7 @@ _WORDS: Final[dict[LossKind, Callable[[Loss], str]]] = {
     "gone": _gone,
     "recreated": _recreated,
 }
-_REMEDIES: Final[dict[LossKind, str]] = {
+REMEDIES: Final[dict[LossKind, str]] = {
     "deleted": "Keep messages longer (fileReservedTime), read sooner, or set failOnDataLoss=false to go on without "
     "them",
     "cut": "The name servers lead to another cluster, or a broker group has lost its log: correct option namesrv, or "
@@ -283,3 +283,4 @@ _REMEDIES: Final[dict[LossKind, str]] = {
     "recreated": "Set failOnDataLoss=false to go on with the new topic from its first message, or begin with a new "
     "checkpointLocation; if the topic was not created again, the name servers lead to another cluster",
 }
+"""What helps a query with a checkpoint, by kind of loss."""

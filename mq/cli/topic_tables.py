@@ -90,9 +90,9 @@ def status(file: File, as_json: Json = False) -> None:
     pipeline = _pipeline(file)
     from spark.client import Refused, Unreachable
     from spark.errors import DataLoss, ReadFailed
-    from spark.micro_batches import ClusterChanged
     from spark.plan import PlanRefused
     from spark.tables.commits import CommitRefused
+    from spark.tables.loop import Stopped
     from spark.tables.parquet_directory import DirectoryUnusable
     from spark.tables.status import table_status
 
@@ -100,7 +100,7 @@ def status(file: File, as_json: Json = False) -> None:
         found = table_status(pipeline, int(time.time() * 1000))
     except (CommitRefused, PlanRefused) as error:
         raise CommandFailed(str(error)) from error
-    except (ClusterChanged, DataLoss, DirectoryUnusable, ReadFailed, Refused, Unreachable) as error:
+    except (DataLoss, DirectoryUnusable, ReadFailed, Refused, Stopped, Unreachable) as error:
         raise CommandFailed(str(error), EXIT_FAILED) from error
     if as_json:
         print_json(found)

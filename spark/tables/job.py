@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 
 from spark.client import Refused, Unreachable
 from spark.errors import DataLoss, ReadFailed, RowRefused, WriteFailed
-from spark.micro_batches import ClusterChanged
 from spark.options import OptionRefused
 from spark.plan import PlanRefused
 from spark.positions import PositionRefused
@@ -41,7 +40,6 @@ from spark.tables.upkeep import UpkeepRefused, compact, compare, kept_ranges
 
 REFUSED: Final = (CommitRefused, DocumentRefused, Locked, OptionRefused, PlanRefused, SchemaRefused, UpkeepRefused)
 STOPPED: Final = (
-    ClusterChanged,
     DataLoss,
     DirectoryUnusable,
     PositionRefused,

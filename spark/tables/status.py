@@ -37,7 +37,7 @@ def known_commit(pipeline: Pipeline) -> Commit | None:
 def table_status(pipeline: Pipeline, now_ms: int) -> dict[str, Any]:
     """What `raftmq table status` prints.
 
-    Raises CommitRefused, DirectoryUnusable; DataLoss, ClusterChanged, Unreachable, Refused, PlanRefused from the topic.
+    Raises CommitRefused, DirectoryUnusable; Stopped, DataLoss, ReadFailed, Unreachable, Refused, PlanRefused.
     """
     commit = known_commit(pipeline)
     lag: dict[QueueName, tuple[int, int]] = {}

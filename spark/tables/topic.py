@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from spark.bulk_survey import surveyor_of
+from spark.errors import DataLoss
 from spark.kept_connections import KeptConnections
+from spark.micro_batches import REMEDIES, ClusterChanged, LossKind
 from spark.options import ReadOptions, parse_read_options
 from spark.stream_progress import StreamProgress
 from spark.survey import Surveyor
+from spark.tables.loop import Stopped
 from spark.tables.pipeline import Pipeline
 
 
@@ -58,10 +61,20 @@ class TopicSource:
     def latest(self, start: dict[str, Any]) -> dict[str, Any]:
         """Where the next commit ends; ``start`` if there is nothing to read.
 
-        Raises DataLoss, ClusterChanged, PositionRefused, Unreachable, Refused.
+        Raises:
+            Stopped: messages can never be read any more, or the topic is another one.
+            PositionRefused, Unreachable, Refused: from the data source.
         """
         self._cap()
-        return self._progress.latest(start, is_limited=True)
+        try:
+            return self._progress.latest(start, is_limited=True)
+        except DataLoss as error:
+            raise Stopped(_for_tables(str(error))) from error
+        except ClusterChanged as error:
+            raise Stopped(
+                f"the table {self._pipeline.table.where} was written from another cluster than the one that namesrv "
+                f"{self._pipeline.namesrv} leads to. Nothing was committed; set namesrv back, or write to a new table"
+            ) from error
 
     def newest(self) -> dict[str, Any] | None:
         """The ends of all queues, as last seen."""
@@ -80,3 +93,19 @@ class TopicSource:
 def _latest(options: ReadOptions, connections: KeptConnections) -> Surveyor:
     """Sees what was acknowledged before it asks: what is sent before a run is read by it. A stream may be later."""
     return surveyor_of(options, connections, detail=False, otherwise="latest-if-possible")
+
+
+def _for_tables(said: str) -> str:
+    """What was lost, with what helps a table instead of a query with a checkpoint."""
+    for kind, remedy in REMEDIES.items():
+        said = said.replace(remedy, _REMEDIES[kind])
+    return f"{said} Nothing was skipped or committed"
+
+
+_NEW_TABLE: Final = "To go on without them, write to a new table."
+_REMEDIES: Final[dict[LossKind, str]] = {
+    "deleted": f"Keep messages longer (fileReservedTime), or run more often. {_NEW_TABLE}",
+    "cut": f"The name servers lead to another cluster, or a broker group has lost its log: set namesrv. {_NEW_TABLE}",
+    "gone": f"If the broker group or the topic comes back, run again. {_NEW_TABLE}",
+    "recreated": "Write to a new table; if the topic was not created again, the name servers lead to another cluster.",
+}
