@@ -7,6 +7,7 @@ and 2 KiB for a task). Holding, waking and expiring are plain calls; the caller 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
@@ -17,6 +18,8 @@ from mq.store.dispatch import QUEUE_ENTRY
 HELD_MAX = 100_000
 HELD_PER_CONNECTION_MAX = 10_000
 HELD_BYTES_MAX = 128 * 1024 * 1024
+_COPIED_FIRST = 32
+"""Most messages satisfy a few pulls: only these are looked at before all others are."""
 
 QueueKey = tuple[str, int]
 
@@ -35,7 +38,7 @@ PullT = TypeVar("PullT", bound=WaitingPull)
 class _Held(Generic[PullT]):
     """A pull and its deadline. Without a pull it is answered and only left in the heap."""
 
-    __slots__ = ("connection", "deadline", "key", "nbytes", "number", "pull", "wanted_offset")
+    __slots__ = ("connection", "deadline", "key", "nbytes", "number", "pull", "rivals", "wanted_offset")
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class _Held(Generic[PullT]):
         pull: PullT,
         connection: Hashable,
         nbytes: int,
+        rivals: Hashable,
     ) -> None:
         self.key = key
         self.wanted_offset = wanted_offset
@@ -54,6 +58,7 @@ class _Held(Generic[PullT]):
         self.pull: PullT | None = pull
         self.connection = connection
         self.nbytes = nbytes
+        self.rivals = rivals
 
     def __lt__(self, other: _Held[PullT]) -> bool:
         return (self.deadline, self.number) < (other.deadline, other.number)
@@ -82,7 +87,8 @@ class LongPolling(Generic[PullT]):
         self._held_per_connection_max = held_per_connection_max
         self._held_bytes_max = held_bytes_max
         self.nbytes = 0
-        self._by_queue: dict[QueueKey, dict[int, _Held[PullT]]] = {}
+        self._by_queue: dict[QueueKey, dict[Hashable, dict[int, _Held[PullT]]]] = {}
+        """Of each queue by ``rivals``, and then by number."""
         self._by_connection: dict[Hashable, dict[int, _Held[PullT]]] = {}
         self._heap: list[_Held[PullT]] = []
         self._count = 0
@@ -104,11 +110,13 @@ class LongPolling(Generic[PullT]):
         pull: PullT,
         connection: Hashable,
         nbytes: int = 0,
+        rivals: Hashable = None,
     ) -> bool:
         """Let ``pull`` wait for a matching message of queue ``key`` at ``wanted_offset`` or later.
 
-        ``deadline`` is monotonic seconds; ``nbytes`` is the memory of the client's texts in ``pull``. Returns False,
-        holding nothing, if too many wait already.
+        ``deadline`` is monotonic seconds; ``nbytes`` is the memory of the client's texts in ``pull``. Pulls of a queue
+        with the same ``rivals`` take messages from each other, see `take_matching`. Returns False, holding nothing, if
+        too many wait already.
         """
         assert nbytes >= 0, f"a request with {nbytes} bytes of text is held"
         of_connection = self._by_connection.get(connection)
@@ -121,9 +129,9 @@ class LongPolling(Generic[PullT]):
         if of_connection is None:
             of_connection = self._by_connection[connection] = {}
         number = self._number = self._number + 1
-        held = _Held(key, wanted_offset, deadline, number, pull, connection, nbytes)
+        held = _Held(key, wanted_offset, deadline, number, pull, connection, nbytes, rivals)
         of_connection[number] = held
-        self._by_queue.setdefault(key, {})[number] = held
+        self._by_queue.setdefault(key, {}).setdefault(rivals, {})[number] = held
         heapq.heappush(self._heap, held)
         self._count += 1
         self.nbytes += nbytes
@@ -135,13 +143,12 @@ class LongPolling(Generic[PullT]):
         ``entries`` are consume queue entries, 20 bytes each. ``first_offset`` is the queue offset of the first; without
         it all entries count, which is right for pulls held at the end of the queue.
         """
-        waiting = self._by_queue.get(key)
-        if waiting is None:
+        if key not in self._by_queue:
             return []
         codes = [code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)]
         distinct = set(codes)
         woken: list[PullT] = []
-        for held in list(waiting.values()):
+        for held in self._waiting(key):
             wanted = distinct
             if first_offset is not None and held.wanted_offset > first_offset:
                 wanted = set(codes[held.wanted_offset - first_offset :])
@@ -150,13 +157,24 @@ class LongPolling(Generic[PullT]):
                 self._release(held)
         return woken
 
-    def take_matching(self, key: QueueKey, wanted: Callable[[PullT], bool]) -> list[PullT]:
-        """Remove and return the pulls of a queue for which ``wanted`` is true, longest waiting first."""
+    def take_matching(self, key: QueueKey, wanted: Callable[[PullT], bool | None]) -> list[PullT]:
+        """Remove and return the pulls of a queue for which ``wanted`` is true, of each rivals longest waiting first.
+
+        ``wanted`` returns None if it is neither true for this pull nor for any later one of its rivals: thousands that
+        wait for the same message then cost no more than a few.
+        """
         woken: list[PullT] = []
-        for held in list(self._by_queue.get(key, {}).values()):
-            if held.pull is not None and wanted(held.pull):
-                woken.append(held.pull)
-                self._release(held)
+        newest = self._number
+        for rivals in list(self._by_queue.get(key, {}).values()):
+            for held in _in_order(rivals, newest):
+                if held.pull is None:
+                    continue
+                is_wanted = wanted(held.pull)
+                if is_wanted is None:
+                    break
+                if is_wanted:
+                    woken.append(held.pull)
+                    self._release(held)
         return woken
 
     def take_topic(self, topic: str) -> list[PullT]:
@@ -174,8 +192,11 @@ class LongPolling(Generic[PullT]):
         return taken
 
     def waiting_for(self, key: QueueKey) -> Iterator[PullT]:
-        """The pulls of a queue, longest waiting first."""
-        return (held.pull for held in self._by_queue.get(key, {}).values() if held.pull is not None)
+        """The pulls of a queue, of each rivals longest waiting first."""
+        return (held.pull for held in self._waiting(key) if held.pull is not None)
+
+    def _waiting(self, key: QueueKey) -> list[_Held[PullT]]:
+        return [held for rivals in self._by_queue.get(key, {}).values() for held in rivals.values()]
 
     def expired(self, now: float, count_max: int | None = None) -> list[PullT]:
         """Remove and return at most ``count_max`` pulls whose deadline is not after ``now``, earliest first."""
@@ -208,7 +229,9 @@ class LongPolling(Generic[PullT]):
         """Assert that both tables have the same pulls, that they are counted right, and that each is in the heap, so
         that it ends in time. For tests, since it looks at every pull.
         """
-        by_queue = {number: held for table in self._by_queue.values() for number, held in table.items()}
+        by_queue = {held.number: held for key in self._by_queue for held in self._waiting(key)}
+        empty = [key for key, table in self._by_queue.items() if not table or not all(table.values())]
+        assert not empty, f"tables of queues without pulls remain: {empty}"
         by_connection = {number for table in self._by_connection.values() for number in table}
         assert by_queue.keys() == by_connection, f"{len(by_queue)} pulls by queue, {len(by_connection)} by connection"
         assert len(by_queue) == self._count <= self._held_max, f"{len(by_queue)} pulls wait, {self._count} are counted"
@@ -220,10 +243,13 @@ class LongPolling(Generic[PullT]):
     def _release(self, held: _Held[PullT]) -> None:
         assert held.pull is not None, f"pull {held.number} of {held.key} is over already"
         held.pull = None
-        in_queue = self._by_queue[held.key]
-        del in_queue[held.number]
-        if not in_queue:
-            del self._by_queue[held.key]
+        of_queue = self._by_queue[held.key]
+        rivals = of_queue[held.rivals]
+        del rivals[held.number]
+        if not rivals:
+            del of_queue[held.rivals]
+            if not of_queue:
+                del self._by_queue[held.key]
         of_connection = self._by_connection[held.connection]
         del of_connection[held.number]
         if not of_connection:
@@ -236,3 +262,13 @@ class LongPolling(Generic[PullT]):
         if len(self._heap) > 2 * self._count + 64:
             self._heap = [waiting for waiting in self._heap if waiting.pull is not None]
             heapq.heapify(self._heap)
+
+
+def _in_order(rivals: dict[int, _Held[PullT]], newest: int) -> Iterator[_Held[PullT]]:
+    """Those up to the number ``newest``; the table may change meanwhile."""
+    last = -1
+    for count in (_COPIED_FIRST, None):
+        for held in list(itertools.islice(rivals.values(), count)):
+            if last < held.number <= newest:
+                last = held.number
+                yield held

@@ -245,7 +245,7 @@ class Pops(Service):
         count = len(entries) // QUEUE_ENTRY_BYTES
         left_of: dict[str, int] = {}
 
-        def wanted(pop: HeldPop) -> bool:
+        def wanted(pop: HeldPop) -> bool | None:
             if not any(map(pop.matches, codes)):
                 return False
             if isinstance(pop.call.request, Notification) or pop.call.connection.closed:
@@ -255,7 +255,7 @@ class Pops(Service):
             if left is None:  # pops may have taken some of them already, see `_take_queued`
                 left = min(count, self._queues.left_of(group, topic, queue_id))
             left_of[group] = left - 1
-            return left > 0
+            return True if left > 0 else None
 
         for key in ((topic, queue_id), (topic, _ANY)):
             for pop in self.polling.take_matching(key, wanted):
@@ -278,15 +278,15 @@ class Pops(Service):
 
     def _takes_queued(
         self, done: set[str], codes: set[int], queue: QueueKey, first_offset: QueueOffset, entries: bytes, pop: HeldPop
-    ) -> bool:
+    ) -> bool | None:
         """Whether a waiting pop takes some of these messages; then its commands are appended.
 
-        What needs more than a tag to decide is served when they are committed, see `grown`. ``codes`` are their tag
-        codes, ``done`` the groups that have taken all of them, or can take none now.
+        None says that no later pop of its group takes any. What needs more than a tag to decide is served when they
+        are committed, see `grown`. ``codes`` are their tag codes, ``done`` the groups that are served.
         """
         request = pop.call.request
         if not isinstance(request, PopMessage) or (group := request.ext.consumer_group) in done:
-            return False
+            return None
         ext = request.ext
         if ext.order or pop.subscription.sql is not None or not any(map(pop.matches, codes)):
             return False
@@ -300,8 +300,8 @@ class Pops(Service):
         )
         if taken is None or not taken.rest:
             done.add(group)
-        if taken is None:
-            return False
+            if taken is None:
+                return None
         if ext.queue_id < 0:
             self._selection.priorities.passed(pop_request)
         pop.call.connection.held_pulls -= 1
@@ -316,10 +316,10 @@ class Pops(Service):
             return
         left = count
 
-        def wanted(pop: HeldPop) -> bool:
+        def wanted(pop: HeldPop) -> bool | None:
             nonlocal left
             if pop.call.request.ext.consumer_group != group or left <= 0:
-                return False
+                return None
             left -= isinstance(pop.call.request, PopMessage) and not pop.call.connection.closed
             return True
 
@@ -542,11 +542,11 @@ class Pops(Service):
         """Hold a pop that found nothing, or answer that there is nothing."""
         ext = pop.call.request.ext
         if pop.deadline <= self._clock():
-            polled = ext.poll_ms > 0
-            self._answer_nothing(pop, ResponseCode.POLLING_TIMEOUT if polled else ResponseCode.PULL_NOT_FOUND)
+            self._answer_nothing(pop, ResponseCode.POLLING_TIMEOUT if ext.poll_ms > 0 else ResponseCode.PULL_NOT_FOUND)
             return
         key = ext.topic, max(ext.queue_id, _ANY)
-        if not self.polling.hold(key, FIRST_OFFSET, pop.deadline, pop, pop.call.connection, pop.text_bytes):
+        rivals = ext.consumer_group, isinstance(pop.call.request, Notification)
+        if not self.polling.hold(key, FIRST_OFFSET, pop.deadline, pop, pop.call.connection, pop.text_bytes, rivals):
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
         pop.call.connection.held_pulls += 1

@@ -16,10 +16,10 @@ def take_pops_of(
     """Remove and return those on its connections, and those in which our clients or our proxy name it."""
     own = set(connections)
 
-    def is_meant(pop: HeldPop) -> bool:
+    def is_meant(pop: HeldPop) -> bool | None:
         ext = pop.call.request.ext
         if ext.consumer_group != group:
-            return False
+            return None
         named = ext.client_id if isinstance(ext, PopExt) else None
         return pop.call.connection in own if named is None else named == client_id
 

@@ -61,6 +61,56 @@ def test_with_a_first_offset_only_entries_from_the_wanted_one_on_count() -> None
     assert polling.grown(KEY, entries(2, 1), first_offset=QueueOffset(11)) == [Pull("late", frozenset([1]))]
 
 
+@dataclass(frozen=True)
+class Rival(Pull):
+    """Of a group, whose pulls take messages from each other."""
+
+    group: str = "g"
+
+
+def test_a_group_is_left_as_soon_as_none_of_it_takes_more() -> None:
+    polling: LongPolling[Rival] = LongPolling()
+    for number in range(100):
+        for group in ("g", "h"):
+            pull = Rival(str(number), group=group)
+            assert polling.hold(KEY, QueueOffset(0), 10.0, pull, "c1", rivals=group)
+    asked = list[Rival]()
+
+    def one_of_each(pull: Rival) -> bool | None:
+        asked.append(pull)
+        return True if pull.name == "0" else None
+
+    assert polling.take_matching(KEY, one_of_each) == [Rival("0", group="g"), Rival("0", group="h")]
+    assert [pull.name for pull in asked] == ["0", "1", "0", "1"]
+    polling.check_invariants()
+    assert polling.take_matching(KEY, lambda pull: pull.group == "h") == [
+        Rival(str(number), group="h") for number in range(1, 100)
+    ]
+    assert {pull.group for pull in polling.waiting_for(KEY)} == {"g"}
+    polling.check_invariants()
+    assert len(polling.take_topic("T")) == 99
+    assert not polling.waiting
+    polling.check_invariants()
+
+
+def test_pulls_that_are_held_again_while_others_are_taken_wait_for_the_next_message() -> None:
+    polling: LongPolling[Rival] = LongPolling()
+    for number in range(40):
+        assert polling.hold(KEY, QueueOffset(0), 10.0, Rival(str(number)), "c1", rivals="g")
+    asked = list[str]()
+
+    def hold_again(pull: Rival) -> bool:
+        asked.append(pull.name)
+        if int(pull.name) < 32:
+            assert polling.hold(KEY, QueueOffset(0), 20.0, Rival(str(100 + int(pull.name))), "c1", rivals="g")
+        return True
+
+    taken = polling.take_matching(KEY, hold_again)
+    assert [pull.name for pull in taken] == asked == [str(number) for number in range(40)]
+    assert len(polling) == 32
+    polling.check_invariants()
+
+
 def test_pulls_expire_at_their_deadline_earliest_first() -> None:
     polling: LongPolling[Pull] = LongPolling()
     assert polling.next_deadline() == math.inf
