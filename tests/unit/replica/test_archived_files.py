@@ -187,7 +187,7 @@ async def test_archive_that_is_faster_than_the_leader_sends_the_rest(
     ask = Puller._ask
 
     async def later(self: Puller, request: RangeReq) -> None:
-        await trio.sleep(0.5)
+        await trio.sleep(0.5)  # so slow is the leader
         ask(self, request)
 
     def slowly(self: Puller, request: RangeReq) -> None:

@@ -6,11 +6,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,130 +21,27 @@ from mq.protocol.messages.records import (
     PREPARED,
     ROLLBACK,
     STORE_HOST_IPV6,
-    encode_host,
-    encode_record,
 )
-from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.key_index.builder import Pace
 from mq.store.key_index.file import KeyFile, KeyFileDamaged
-from mq.store.key_index.index import JOBS_MAX, KeyIndex
+from mq.store.key_index.index import JOBS_MAX
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.key_file_build import build_key_file
 from mq.store.key_index.key_table import PADDING, hashes, mixed
-from mq.store.key_index.limits import DEFAULT, KeyIndexLimits
+from mq.store.key_index.limits import KeyIndexLimits
 from mq.store.key_index.record_keys import Damaged, key_hash, records_in, text_hash
-from mq.store.key_index.search import KeyQuery, SearchResult
+from mq.store.key_index.search import KeyQuery
 from raftlog.log_numbers import LogIndex, Term
-from raftlog.segment import CONFIG, HEADER_BYTES, NORMAL, FrameCorrupt, SegmentLog, StorageCorrupt, frame
-from tests.unit.segment.log_home import LogHome
-
-SEGMENT_BYTES = 8192
-IPV4, IPV6 = encode_host("10.0.0.1", 1), encode_host("fe80::1", 1)
-EVER = (-(2**63), 2**63 - 1)
-
-
-class Sent(NamedTuple):
-    """A message: its keys are ``unique`` and the words of ``keys``."""
-
-    topic: str = "T"
-    unique: str = ""
-    keys: str = ""
-    body: bytes = b""
-    store_ms: int = 0
-    sys_flag: int = 0
-    born_host: bytes = IPV4
-
-    @property
-    def properties(self) -> str:
-        named = (("KEYS", self.keys), ("UNIQ_KEY", self.unique), ("TAGS", "x"))
-        return "".join(f"{name}\x01{value}\x02" for name, value in named if value)
-
-    def has(self, query: KeyQuery) -> bool:
-        words = {self.unique} if query.unique else {self.unique, *self.keys.split(" ")}
-        return (
-            self.topic.encode() == query.topic
-            and query.key.decode() in words
-            and query.begin_ms <= self.store_ms <= query.end_ms
-            and self.sys_flag != ROLLBACK
-        )
-
-
-def wanted(
-    key: str, *, topic: str = "T", count_max: int = 64, unique: bool = False, ms: tuple[int, int] = EVER
-) -> KeyQuery:
-    return KeyQuery(topic.encode(), key.encode(), count_max, *ms, unique)
-
-
-class Home:
-    """A log of messages with its index; the entries not ``applied`` are there and not committed."""
-
-    def __init__(self, directory: str, segment_bytes: int = SEGMENT_BYTES, limits: KeyIndexLimits = DEFAULT) -> None:
-        self.home = LogHome(segment_bytes=segment_bytes)
-        self.log: SegmentLog = self.home.open(tail_bytes_max=0)
-        self.directory = directory
-        self.sent: list[tuple[Sent, bytes]] = []
-        self.applied = 0
-        self.limits = limits
-        self.index = self.reopened()
-
-    def reopened(self) -> KeyIndex:
-        return KeyIndex(self.directory, self.log, lambda: LogIndex(self.applied), self.limits)
-
-    def limit(self, limits: KeyIndexLimits) -> None:
-        """Open the index again, with these limits."""
-        self.limits = limits
-        self.index = self.reopened()
-
-    def put(self, *messages: Sent, kind: int = NORMAL) -> None:
-        """One entry with these messages, committed."""
-        body = b""
-        size = 48 + sum(len(encoded(each, 0)) for each in messages)
-        pos = self.log.position_for(size) + 48
-        for each in messages:
-            record = encoded(each, pos + len(body))
-            self.sent.append((each, record))
-            body += record
-        self.log.append(kind, self.log.last_index + 1, Term(1), body)
-        self.home.submit(self.log)
-        self.applied = self.log.last_index
-
-    def make(self, limit: int = 1000) -> int:
-        """Make files as long as there is something to make; returns how many."""
-        made = 0
-        while made < limit and (jobs := self.index.jobs()):
-            for job in jobs[: limit - made]:
-                write(job, build_key_file(self.log.read_range, job.begin, job.end))
-                self.index.made(job.target)
-                made += 1
-        return made
-
-    def search(self, query: KeyQuery, is_over: Callable[[], bool] = lambda: False) -> SearchResult:
-        return self.index.search(query, is_over).run()
-
-    def expected(self, query: KeyQuery) -> list[bytes]:
-        return [record for each, record in self.sent if each.has(query)][-query.count_max :]
-
-
-def encoded(message: Sent, physical_offset: int) -> bytes:
-    return encode_record(
-        topic=message.topic,
-        queue_id=0,
-        body=message.body,
-        properties=message.properties,
-        queue_offset=QueueOffset(0),
-        physical_offset=PhysicalOffset(physical_offset),
-        born_timestamp_ms=0,
-        born_host=message.born_host,
-        store_timestamp_ms=message.store_ms,
-        store_host=IPV4,
-        sys_flag=message.sys_flag,
-    )
-
-
-def write(job: IndexJob, content: bytes) -> None:
-    with open(job.target, "wb") as file:
-        file.write(content)
-
+from raftlog.segment import CONFIG, HEADER_BYTES, NORMAL, FrameCorrupt, StorageCorrupt, frame
+from tests.support.key_indexes import (
+    IPV4,
+    IPV6,
+    SEGMENT_BYTES,
+    Home,
+    Sent,
+    fill,
+    wanted,
+)
 
 KEYS = st.sampled_from(["a", "b", "ab", "key", "é", "UNIQ_KEY"])
 MESSAGES = st.builds(
@@ -196,11 +90,6 @@ def test_a_search_finds_the_newest_messages_of_a_key(
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(str(tmp_path / "index"))
-
-
-def fill(home: Home, count: int = 40) -> None:
-    for number in range(count):
-        home.put(Sent(unique=f"U{number}", keys=f"K{number % 7} all", body=bytes(900), store_ms=number))
 
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.binary(max_size=300)), min_size=1, max_size=20))
@@ -359,106 +248,6 @@ def test_files_go_with_the_log(home: Home) -> None:
     again = home.reopened()
     assert list(again.parts) == list(home.index.parts)
     assert len(os.listdir(home.directory)) == len(again.parts)
-
-
-def kept_behind_the_log(home: Home) -> bytes:
-    """Let the log begin two files later, with an index that keeps their files; returns what the log had."""
-    data = home.log.read_range(0, 3 * SEGMENT_BYTES)
-    home.index = KeyIndex(home.directory, home.log, lambda: LogIndex(home.applied), home.limits, kept_from=lambda: 0)
-    home.make()
-    home.log.drop_prefix(2 * SEGMENT_BYTES, b"", home.log.last_index)
-    home.home.submit(home.log)
-    return data
-
-
-def search_archived(home: Home, key: str, data: bytes) -> SearchResult:
-    search = home.index.search_archived(wanted(key), lambda pos, nbytes: data[pos : pos + nbytes], lambda: False)
-    return search.run()
-
-
-def test_file_deleted_after_the_local_search_is_searched_in_the_archive(home: Home) -> None:
-    fill(home)
-    data = kept_behind_the_log(home)
-    assert search_archived(home, "U1", data).records == home.expected(wanted("U1")) != []
-
-
-def test_search_for_another_time_opens_no_file_that_is_known(home: Home) -> None:
-    fill(home)
-    data = kept_behind_the_log(home)
-    assert search_archived(home, "U1", data).records
-    for part in home.index.parts:
-        os.rename(home.index.path_of(part), f"{home.index.path_of(part)}.away")
-    later = replace(wanted("U1"), begin_ms=2**62, end_ms=2**62)
-    found = home.index.search_archived(later, lambda pos, nbytes: data[pos : pos + nbytes], lambda: False).run()
-    assert (found.records, found.is_complete, found.damaged) == ([], True, [])
-    # What is built anew is looked at again.
-    for part in home.index.parts:
-        home.index.discard(home.index.path_of(part))
-    assert home.index._times == {}
-
-
-def test_full_disk_costs_no_files_of_archived_parts(home: Home) -> None:
-    fill(home)
-    kept_behind_the_log(home)
-    home.index.expire()
-    home.index.suspend(True)
-    assert home.index.parts == (0, SEGMENT_BYTES)
-    assert sorted(os.listdir(home.directory)) == [os.path.basename(home.index.path_of(p)) for p in home.index.parts]
-    home.index.suspend(False)
-    assert home.make() > 0
-
-
-def test_archived_part_that_failed_is_not_copied_again_at_once(home: Home) -> None:
-    fill(home)
-    kept_behind_the_log(home)
-    home.index.expire()
-    end = 2 * SEGMENT_BYTES
-    assert (home.index.archived_missing(end), home.index.archived_jobs(end)) == (0, 0)
-    for part in (0, SEGMENT_BYTES):
-        home.index.discard(home.index.path_of(part))
-    home.index.failed(home.index.path_of(SEGMENT_BYTES))
-    assert (home.index.archived_missing(end), home.index.archived_jobs(end)) == (2, 1)
-    assert [part for part, _ in home.index.unindexed_archived(end)] == [0]
-    home.index.retry()
-    assert [part for part, _ in home.index.unindexed_archived(end)] == [SEGMENT_BYTES, 0]
-
-
-def test_archived_parts_with_files_are_not_looked_at_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(home)
-    kept_behind_the_log(home)
-    home.index.expire()
-    end = 2 * SEGMENT_BYTES
-    looked_at: list[int] = []
-    parts_from = home.index._parts_from
-
-    def noted(start: int, stop: int) -> Iterator[int]:
-        looked_at.append(start)
-        yield from parts_from(start, stop)
-
-    monkeypatch.setattr(home.index, "_parts_from", noted)
-    home.index.discard(home.index.path_of(0))
-    assert [part for part, _ in home.index.unindexed_archived(end)] == [0]
-    assert looked_at == [0], "the newer one has its file"
-
-
-@pytest.mark.parametrize("nbytes", [None, 0, 2, 100], ids=["whole", "nothing", "no-size", "no-record"])
-def test_file_of_an_archived_part_about_another_log_is_found_out(tmp_path: Path, nbytes: int | None) -> None:
-    one, other = Home(str(tmp_path / "1")), Home(str(tmp_path / "2"))
-    fill(one)
-    other.put(Sent(unique="other"))
-    fill(other)
-    other.make()
-    data = kept_behind_the_log(one)
-    path = one.index.path_of(0)
-    if nbytes is None:
-        os.replace(other.index.path_of(0), path)
-
-    def read(pos: int, size: int) -> bytes:
-        return data[pos : pos + size][:nbytes]
-
-    found = one.index.search_archived(wanted("U1"), read, lambda: False).run()
-    assert (found.damaged, found.is_complete, found.records) == ([path], False, [])
-    assert "a place without a record" in found.faults[0]
 
 
 def test_record_without_room_for_its_hosts_is_refused() -> None:
