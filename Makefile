@@ -49,7 +49,7 @@ help:
 	@echo 'make test-unit   the units, without sockets and processes; about half a minute on two processors'
 	@echo 'make test    the quick tests: units, some simulated and real groups; 5 minutes on two processors'
 	@echo 'make test-all   all tests, with Java those of Spark too; 25 minutes on two processors'
-	@echo 'make test-nightly   what make test-all leaves out: the programs behind make bench once each, and 200 seeds of all workloads'
+	@echo 'make test-nightly   what make test-all leaves out: programs behind make bench once each, 200 seeds of all workloads; and processes started, not forked'
 	@echo 'make test-spark   the data source in Apache Spark; needs Java 17, makes .venv-spark'
 	@echo 'make coverage   branch coverage of the quick tests; writes htmlcov'
 	@echo 'make check   lint (also of Cython), format, types, import direction, own rules'
@@ -127,7 +127,7 @@ QUICK_START := JDK_JAVA_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' PYTHO
 test-spark:
 	@if deploy/check-java.sh; then \
 	    $(MAKE) --no-print-directory $(SPARK_INSTALLED) && \
-	    $(SPARK_ENV) $(QUICK_START) $(call PART_PYTEST,spark) -W default $(or $(ARGS),tests/spark); \
+	    $(SPARK_ENV) $(QUICK_START) $(call PYTEST,spark) -W default $(or $(ARGS),tests/spark); \
 	else echo 'raftmq: the tests with Spark are left out'; fi
 
 # Four lanes side by side on two processors, since tests with sockets and processes wait much of the time; always the
@@ -174,8 +174,7 @@ fuzz: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh fuzz $(ARGS)
 
 # Three lanes side by side. Real processes wait for each other much of the time, and so does Spark; what only computes
-# gets the time of processors that these leave (docs/decisions/0029). One or two failures of a part are run again, and told:
-# docs/decisions/0041.
+# gets the time of processors that these leave (docs/decisions/0029).
 LANES := .lane-processes .lane-in-process .lane-simulation
 test-all: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going -j 3 $(LANES)
@@ -186,7 +185,7 @@ ci: $(INSTALLED)
 	    CHECKED='--ignore=tests/test_tidy.py --ignore=tests/test_names_of_tests.py'
 
 test-nightly: $(INSTALLED)
-	$(PY) -m pytest -m nightly $(ARGS)
+	$(PY) -m pytest -m 'nightly or process' $(ARGS)
 	@$(MAKE) --no-print-directory sim
 
 IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
@@ -202,23 +201,22 @@ IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 PART := @deploy/part.sh
 # Parts run side by side: each has a cache of its own.
 PYTEST = $(PY) -m pytest -o cache_dir=.pytest_cache/$(1)
-# What parts with sockets and processes run: the one place that knows of a second run (docs/decisions/0041). To end that,
-# write `PART_PYTEST = $(PYTEST)`, and delete the script.
-PART_PYTEST = env PY=$(PY) deploy/pytest-twice.sh $(1)
+# Processes of this project are forked, not started (tests/support/warm_processes.py), but by night.
+WARM := --warm-processes
 # Each part lists what costs most, so that whoever wants it to be cheaper knows where to begin.
-IN_CI := --most-cpu 25 -m 'not nightly'
+IN_CI := --most-cpu 25 $(WARM) -m 'not nightly'
 # What compiled modules do in the tests above, the code in Python has to do in these; of tests that run both forms
 # themselves, only some are here.
 IN_BOTH_FORMS := tests/broker/produce tests/broker/write_path tests/broker/net tests/broker/replication tests/unit/replica
 IN_BOTH_FORMS += tests/unit/store/test_dispatch.py tests/unit/segment/test_threaded_writers.py tests/unit/compiled/test_checked_records.py
 IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/broker/net/test_bad_frames.py
 .part-processes:
-	$(PART) processes $(call PART_PYTEST,processes) $(IN_CI) tests/process
+	$(PART) processes $(call PYTEST,processes) $(IN_CI) tests/process
 .part-in-process:
-	$(PART) in-process $(call PART_PYTEST,in-process) $(IN_CI) $(CHECKED) --ignore=tests/process --ignore=tests/simulation \
+	$(PART) in-process $(call PYTEST,in-process) $(IN_CI) $(CHECKED) --ignore=tests/process --ignore=tests/simulation \
 	    --ignore=tests/spark
 .part-python-forms:
-	$(PART) python-forms env RAFTMQ_PURE_PYTHON=1 $(call PART_PYTEST,python-forms) $(IN_CI) $(IN_BOTH_FORMS)
+	$(PART) python-forms env RAFTMQ_PURE_PYTHON=1 $(call PYTEST,python-forms) $(IN_CI) $(IN_BOTH_FORMS)
 .part-spark:
 	@if ! deploy/check-java.sh || $(MAKE) --no-print-directory $(SPARK_INSTALLED); then \
 	    deploy/part.sh spark $(MAKE) --no-print-directory test-spark ARGS=; \
@@ -246,14 +244,14 @@ OF_BROKERS := tests/broker tests/attacks
 OF_CLIENTS := tests/unit/client tests/broker/produce
 OF_PROCESSES := tests/process tests/kit tests/frameworks tests/users tests/unit/replica tests/broker/mirror tests/broker/lite
 .test-brokers:
-	$(call PYTEST,brokers) $(SELECTED) $(OF_BROKERS) \
+	$(call PYTEST,brokers) $(WARM) $(SELECTED) $(OF_BROKERS) \
 	    $(addprefix --ignore=,$(filter tests/broker/%,$(OF_PROCESSES) $(OF_CLIENTS)))
 .test-clients:
-	$(call PYTEST,clients) $(SELECTED) $(OF_CLIENTS)
+	$(call PYTEST,clients) $(WARM) $(SELECTED) $(OF_CLIENTS)
 .test-processes:
-	$(call PYTEST,quick-processes) $(SELECTED) $(OF_PROCESSES)
+	$(call PYTEST,quick-processes) $(WARM) $(SELECTED) $(OF_PROCESSES)
 .test-others:
-	$(PY) -m pytest $(SELECTED) $(addprefix --ignore=,$(OF_BROKERS) $(OF_CLIENTS) $(OF_PROCESSES) tests/spark)
+	$(PY) -m pytest $(WARM) $(SELECTED) $(addprefix --ignore=,$(OF_BROKERS) $(OF_CLIENTS) $(OF_PROCESSES) tests/spark)
 
 # Which branches the quick tests reach, in figures and as pages in htmlcov. There is no number to reach.
 coverage: $(INSTALLED)

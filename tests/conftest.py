@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Generator
+from contextlib import ExitStack, nullcontext
 
 import pytest
 import structlog
@@ -41,6 +42,8 @@ settings.register_profile("few-examples", parent=settings.get_profile("steady"),
 settings.load_profile("steady")
 
 
+from tests.support.warm_processes import cold_processes, warm_processes  # noqa: E402 - not before what is above
+
 STARTED = pytest.StashKey[float]()
 CPU_SECONDS = pytest.StashKey[dict[str, float]]()
 
@@ -48,6 +51,15 @@ CPU_SECONDS = pytest.StashKey[dict[str, float]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Durations depend on what else runs, and waiting costs nothing: see `pytest_terminal_summary`."""
     parser.addoption("--most-cpu", type=int, default=0, metavar="N", help="show the N tests that need most CPU seconds")
+    parser.addoption("--warm-processes", action="store_true", help="fork processes of this project: see warm_processes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With ``--warm-processes``, processes are forked from one that has imported the project's modules."""
+    if config.getoption("--warm-processes"):
+        block = ExitStack()
+        block.enter_context(warm_processes())
+        config.add_cleanup(block.close)
 
 
 def cpu_seconds() -> float:
@@ -59,8 +71,10 @@ def cpu_seconds() -> float:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Note the CPU seconds of a test, its fixtures, and the processes that it has waited for."""
     before = cpu_seconds()
+    cold = item.get_closest_marker("cold_processes") is not None
     try:
-        return (yield)
+        with cold_processes() if cold else nullcontext():
+            return (yield)
     finally:
         item.config.stash.setdefault(CPU_SECONDS, {})[item.nodeid] = cpu_seconds() - before
 

@@ -17,7 +17,7 @@ from mq.local_cluster import Ports
 
 ROOT = Path(__file__).parent.parent.parent
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.cold_processes]
 
 
 def raftmq(*arguments: str, stdin: str = "", seconds: float = 60) -> subprocess.CompletedProcess[str]:

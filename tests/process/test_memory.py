@@ -25,7 +25,7 @@ from mq.protocol.wire.encoding import encode_request
 from tests.free_ports import free_ports
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.cold_processes]
 
 MIB = 1024 * 1024
 SECONDS_MAX = 120.0
