@@ -1,12 +1,13 @@
-"""An interpreter that has imported the libraries of others once, and forks a process for each run of planted code.
+"""An interpreter that has imported libraries and this project once, and forks a process for each run of planted code.
 
-Many a bug is found within a second of a processor, and to import the libraries takes one, too. Modules of this project
-are never imported here: each run has those of its own copy. This file is also the program of that interpreter, so it
-imports the standard library only.
+Many a bug is found within a second of a processor, and to import everything takes two. A run has its own modules of
+what is changed in its copy, and of all that imports these, directly or through others; whatever else it needs is the
+same in its copy. This file is also the program of that interpreter, so it imports the standard library only.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import json
 import os
@@ -17,42 +18,71 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 _LIBRARIES = (
     "argparse",
     "asyncio",
     "concurrent.futures.process",
     "cryptography.x509",
+    "hypothesis.stateful",
     "multiprocessing.pool",
     "prometheus_client.core",
     "pydantic_settings",
+    "pytest",
+    "_pytest.doctest",
+    "_pytest.junitxml",
+    "_pytest.legacypath",
+    "_pytest.skipping",
     "sortedcontainers",
     "structlog",
     "trio",
     "unittest.mock",
 )
-"""No plugin of pytest is among them: it wants to import these itself."""
+_PACKAGES = ("raftlog", "mq", "chaos")
+_PRELOADED = ("chaos.__main__", "mq.broker.server", "mq.testing.cluster")
+"""These import nearly everything that runs need."""
+
+_IMPORT_WHEN_ASKED = ("mq.client",)
+"""Packages that import their modules only when a name of one is asked for."""
+
+_importers: dict[str, set[str]] = {}
+"""By module of this project, those that import it."""
 
 
 class WarmPython:
-    """Runs modules one after the other, each in a process of its own; a context manager."""
+    """Runs modules one after the other, each in a process of its own; a context manager.
 
-    def __init__(self) -> None:
+    Args:
+        project: where the modules of this project are imported from, in the given environment. None: each run imports
+            its own, whatever is changed.
+    """
+
+    def __init__(self, project: Path | None = None, environment: dict[str, str] | None = None) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, *([] if project is None else [str(project)])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
 
     def run(
-        self, module: str, arguments: Sequence[str], directory: Path, environment: dict[str, str]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        directory: Path,
+        environment: dict[str, str],
+        changed: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run ``python -m module`` in ``directory`` with this environment, which has PYTHONPATH.
 
-        Returns its exit code, negative for a signal, and what it wrote. Raises `RuntimeError` if the interpreter ended.
+        ``changed`` are the paths of files that differ there from those of the project. Returns its exit code, negative
+        for a signal, and what it wrote. Raises `RuntimeError` if the interpreter ended.
         """
         with tempfile.TemporaryDirectory(prefix="planted-output-") as outputs:
             out, err = Path(outputs, "out"), Path(outputs, "err")
-            wanted = (module, list(arguments), str(directory), environment, str(out), str(err))
+            wanted = (module, list(arguments), str(directory), environment, str(out), str(err), list(changed))
             assert self._server.stdin is not None, "the server has no input"
             assert self._server.stdout is not None, "the server has no output"
             self._server.stdin.write(json.dumps(wanted) + "\n")
@@ -79,9 +109,53 @@ class WarmPython:
         self.close()
 
 
+def _preload(project: str) -> None:
+    """Import this project, and note which of its modules imports which."""
+    plain_import = builtins.__import__
+
+    def noting_import(
+        name: str, names: Any = None, own: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
+    ) -> Any:
+        found = plain_import(name, names, own, fromlist or (), level)
+        importer = (names or {}).get("__name__", "")
+        if importer.startswith(_PACKAGES) and name.startswith(_PACKAGES):
+            for each in (name, *(f"{name}.{part}" for part in fromlist or ())):
+                _importers.setdefault(each, set()).add(importer)
+        return found
+
+    sys.path.insert(0, project)
+    builtins.__import__ = noting_import  # type: ignore[assignment]
+    try:
+        for module in _PRELOADED:
+            importlib.import_module(module)
+    finally:
+        builtins.__import__ = plain_import
+
+
+def _move(project: str, directory: str, changed: Sequence[str]) -> None:
+    """From now on, modules come from ``directory``: also those of these files, and all that import them, which are
+    forgotten.
+    """
+    waiting = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in changed]
+    while waiting:
+        name = waiting.pop()
+        if sys.modules.pop(name, None) is None:
+            continue
+        package, _, last = name.rpartition(".")
+        vars(sys.modules.get(package, builtins)).pop(last, None)
+        waiting += _importers.get(name, ())
+        if package in _IMPORT_WHEN_ASKED:
+            waiting.append(package)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_PACKAGES) and hasattr(module, "__path__"):
+            module.__path__ = [path.replace(project, directory, 1) for path in module.__path__]
+
+
 def _serve() -> None:
     for library in _LIBRARIES:
         importlib.import_module(library)
+    if len(sys.argv) > 1:
+        _preload(sys.argv[1])
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -92,7 +166,15 @@ def _serve() -> None:
         sys.stdout.flush()
 
 
-def _become(module: str, arguments: list[str], directory: str, environment: dict[str, str], out: str, err: str) -> None:
+def _become(
+    module: str,
+    arguments: list[str],
+    directory: str,
+    environment: dict[str, str],
+    out: str,
+    err: str,
+    changed: list[str],
+) -> None:
     """Turn this process into ``python -m module``, as far as that can be seen from within."""
     for descriptor, path in enumerate((os.devnull, out, err)):
         opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -102,7 +184,10 @@ def _become(module: str, arguments: list[str], directory: str, environment: dict
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:] = [path for path in environment["PYTHONPATH"].split(os.pathsep) if path]
+    if len(sys.argv) > 1:
+        _move(sys.argv[1], directory, changed)
     sys.argv[:] = [module, *arguments]
+    sys.modules.pop(f"{module}.__main__", None)  # it is run, not imported
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
