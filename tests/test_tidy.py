@@ -6,10 +6,13 @@ The second half tests the rules themselves against small sources that break them
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -128,9 +131,26 @@ def is_pure(relative: str) -> bool:
     return any(relative == pure or relative.startswith(f"{pure}/") for pure in PURE)
 
 
+@lru_cache(maxsize=1)
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """The syntax tree and all that is in it, as `ast.walk` without loads and stores, in half of the time.
+
+    Kept until the next source, since many rules look at each.
+    """
+    found: list[ast.AST] = [ast.parse(source)]
+    for node in found:
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if type(value) is list:
+                found += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                found.append(value)
+    return tuple(found)
+
+
 def impurities(source: str) -> Iterator[str]:
     """What a pure module must not contain, each as `line: what and the remedy`."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         match node:
             case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
                 yield f"{node.lineno}: waits; return an effect and let the shell carry it out"
@@ -171,7 +191,7 @@ def length_breaches(lengths: Iterable[tuple[str, int]], allowed: dict[str, int])
 
 def long_constructors(source: str) -> Iterator[str]:
     """Constructors in which a reader loses the thread, each as `line: length and the remedy`."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.FunctionDef) and node.name == "__init__" and node.end_lineno is not None:
             lines = node.end_lineno - node.lineno + 1
             if lines > CONSTRUCTOR_LINES_MAX:
@@ -181,14 +201,50 @@ def long_constructors(source: str) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------ the project
 
 
+@dataclass
+class Project:
+    """What the rules below find in all files. Each is parsed and walked through once."""
+
+    breaches: dict[str, list[str]] = field(default_factory=dict)
+    """By the name of the rule."""
+    lengths: list[tuple[str, int]] = field(default_factory=list)
+    imports: dict[str, set[str]] = field(default_factory=dict)
+    names: Names = field(default_factory=lambda: Names())
+
+    def add(self, relative: str, source: str, modules: frozenset[str]) -> None:
+        """Look at one file."""
+        rules = {
+            impurities: is_pure(relative),
+            long_constructors: relative.startswith(("raftlog/", "mq/", "spark/")),
+            unfinished: True,
+            wire_names: relative.startswith(SPEAKS_BY_STRUCTS),
+            guessed_waits: relative.startswith("tests/"),
+        }
+        for rule, holds in rules.items():
+            if holds:
+                self.breaches.setdefault(rule.__name__, []).extend(f"{relative}:{what}" for what in rule(source))
+        self.lengths.append((relative, len(source.splitlines())))
+        self.imports[module_of(relative)] = imports_in(relative, source, modules)
+        self.names.add(relative, source)
+
+
+@cache
+def project() -> Project:
+    found, files = Project(), [path.relative_to(ROOT).as_posix() for path in python_files()]
+    modules = frozenset(map(module_of, files))
+    gc.disable()  # syntax trees are no garbage in rings
+    for path in files:
+        found.add(path, (ROOT / path).read_text(), modules)
+    gc.enable()
+    return found
+
+
+def assert_kept(rule: str) -> None:
+    assert not project().breaches[rule], "\n".join(project().breaches[rule])
+
+
 def test_pure_modules_have_no_clock_chance_waiting_or_io() -> None:
-    breaches = [
-        f"{relative}:{what}"
-        for path in python_files()
-        if is_pure(relative := path.relative_to(ROOT).as_posix())
-        for what in impurities(path.read_text())
-    ]
-    assert not breaches, "\n".join(breaches)
+    assert_kept("impurities")
 
 
 def test_module_names_are_nouns_of_the_subject() -> None:
@@ -197,32 +253,26 @@ def test_module_names_are_nouns_of_the_subject() -> None:
     assert not breaches, "\n".join(breaches)
 
 
-def test_nothing_is_left_to_be_fixed_before_merge() -> None:
+def unfinished(source: str) -> Iterator[str]:
+    """Lines with a mark."""
     mark = "FIX" + "ME"
-    breaches = [
-        f"{path.relative_to(ROOT)}:{number}"
-        for path in python_files()
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if mark in line
-    ]
-    assert not breaches, f"{mark} means: not before merge\n" + "\n".join(breaches)
+    for number, line in enumerate(source.splitlines() if mark in source else [], 1):
+        if mark in line:
+            yield f"{number}: {mark} means: not before merge"
+
+
+def test_nothing_is_left_to_be_fixed_before_merge() -> None:
+    assert_kept("unfinished")
 
 
 def test_files_are_short_enough_to_have_one_subject() -> None:
-    files = [*python_files(), *cython_files()]
-    lengths = [(path.relative_to(ROOT).as_posix(), len(path.read_text().splitlines())) for path in files]
-    breaches = list(length_breaches(lengths, LONG_FILES))
+    compiled = [(path.relative_to(ROOT).as_posix(), len(path.read_text().splitlines())) for path in cython_files()]
+    breaches = list(length_breaches([*project().lengths, *compiled], LONG_FILES))
     assert not breaches, "\n".join(breaches)
 
 
 def test_constructors_of_what_is_shipped_are_short() -> None:
-    breaches = [
-        f"{relative}:{what}"
-        for path in python_files()
-        if (relative := path.relative_to(ROOT).as_posix()).startswith(("raftlog/", "mq/", "spark/"))
-        for what in long_constructors(path.read_text())
-    ]
-    assert not breaches, "\n".join(breaches)
+    assert_kept("long_constructors")
 
 
 def test_imports_run_one_way() -> None:
@@ -232,41 +282,27 @@ def test_imports_run_one_way() -> None:
     assert lint.returncode == 0, f"a contract of [tool.importlinter] in pyproject.toml is broken\n{lint.stdout}"
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-spark.lock"])
-def test_lock_file_names_hashes_and_no_place(name: str) -> None:
-    lock = (ROOT / name).read_text()
-    assert "://" not in lock, f"{name} must not say where packages come from"
-    assert not re.search(r"^--(index|extra-index|find-links|trusted)", lock, re.MULTILINE), "options of one machine"
-    pinned = re.findall(r"^[a-z0-9][\w.-]*==\S+ \\$", lock, re.MULTILINE)
-    named = re.findall(r"^[a-z0-9][\w.-]*", lock, re.MULTILINE)
-    assert pinned, f"{name} is empty"
-    assert len(pinned) == len(named), "every requirement needs an exact version and hashes"
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def test_scripts_are_executable() -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout: file modes may be lost")
-    listed = subprocess.run(
-        ["git", "ls-files", "--stage", "deploy/*.sh", ".ci/run"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    breaches = [line for line in listed if not line.startswith("100755")]
-    assert not breaches, "\n".join(breaches)
+def imports_in(path: str, source: str, modules: frozenset[str]) -> set[str]:
+    """Those of these modules that a file imports, those for types only included."""
+    found: set[str] = set()
+    for node in nodes(source):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found.update(name if name in modules else node.module for name in names)
+    return found & modules - {module_of(path)}
 
 
 def imports_of(sources: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
-    """By module the modules of the same sources that it imports, those for types only included."""
-    modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): text for path, text in sources}
-    imports: dict[str, set[str]] = {}
-    for module, text in modules.items():
-        found: set[str] = set()
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-                found.update(name if name in modules else node.module for name in names)
-        imports[module] = found & modules.keys() - {module}
-    return imports
+    """By module the modules of the same sources that it imports."""
+    texts = dict(sources)
+    modules = frozenset(map(module_of, texts))
+    return {module_of(path): imports_in(path, text, modules) for path, text in texts.items()}
 
 
 def import_cycle(imports: dict[str, set[str]]) -> list[str]:
@@ -290,11 +326,12 @@ def import_cycle(imports: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_files_import_each_other_in_a_ring() -> None:
-    cycle = import_cycle(imports_of((str(path.relative_to(ROOT)), path.read_text()) for path in python_files()))
+    cycle = import_cycle(project().imports)
     assert not cycle, " imports ".join(cycle)
 
 
-SPEAKS_BY_STRUCTS = ("mq/broker/", "mq/client/", "mq/namesrv/", "benchmarks/load/", "benchmarks/wires/rocketmq")
+_MQ = ("broker", "celery", "client", "namesrv", "proxy")
+SPEAKS_BY_STRUCTS = (*(f"mq/{package}/" for package in _MQ), "benchmarks/load/", "benchmarks/wires/rocketmq")
 """Where no text is a name of the wire: requests and replies are structs of `mq.protocol`."""
 
 WIRE_NAME = re.compile(r"[a-z]+[0-9]*(?:[A-Z]+[a-z0-9]*)+")
@@ -303,36 +340,27 @@ WIRE_NAME = re.compile(r"[a-z]+[0-9]*(?:[A-Z]+[a-z0-9]*)+")
 
 def wire_names(source: str) -> Iterator[str]:
     """Texts that look like fields of the wire, each as `line: text and the remedy`."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and WIRE_NAME.fullmatch(node.value):
-            yield f"{node.lineno}: {node.value!r} is a name of the wire; use or add a struct in mq/protocol"
+    for node in nodes(source):
+        match node:
+            case ast.Constant(value=str(text)) if WIRE_NAME.fullmatch(text):
+                yield f"{node.lineno}: {text!r} is a name of the wire; use or add a struct in mq/protocol"
+            case ast.Subscript(slice=ast.Constant(value=str(text))) if len(text) == 1:
+                yield f"{node.lineno}: {text!r} may be a field of a send; use mq.protocol.send_fields"
 
 
 def test_names_of_the_wire_are_in_the_protocol_only() -> None:
-    breaches = [
-        f"{relative}:{what}"
-        for path in python_files()
-        if (relative := path.relative_to(ROOT).as_posix()).startswith(SPEAKS_BY_STRUCTS)
-        for what in wire_names(path.read_text())
-    ]
-    assert not breaches, "\n".join(breaches)
-
-
-def is_test_module(module: str) -> bool:
-    return module.startswith("tests.") and module.rpartition(".")[2].startswith("test_")
+    assert_kept("wire_names")
 
 
 def borrowed_tests(imports: dict[str, set[str]]) -> Iterator[str]:
     """Imports of test modules, by whichever module."""
     for module, imported in sorted(imports.items()):
-        for each in sorted(filter(is_test_module, imported)):
+        for each in sorted(filter(re.compile(r"tests\.(\w+\.)*test_\w+$").match, imported)):
             yield f"{module} imports {each}: move what both need to tests/support, or a fixture to conftest.py"
 
 
 def test_no_test_module_is_imported() -> None:
-    files = [path for path in python_files() if path.relative_to(ROOT).parts[0] == "tests"]
-    breaches = list(borrowed_tests(imports_of((str(path.relative_to(ROOT)), path.read_text()) for path in files)))
-    assert not breaches, "\n".join(breaches)
+    assert not list(borrowed_tests(project().imports))
 
 
 SLEEPS = frozenset({"trio.sleep", "anyio.sleep", "time.sleep"})
@@ -367,30 +395,25 @@ def guessed_waits(source: str) -> Iterator[str]:
                 case _:
                     yield from sleeps_of(child, repeats=repeats)
 
-    for line in sleeps_of(ast.parse(source), repeats=False):
+    for line in sleeps_of(nodes(source)[0], repeats=False):
         if "#" not in lines[line - 1] and not lines[line - 2].lstrip().startswith("#"):
             yield f"{line}: waits for a guessed time; use tests.support.waiting.until, or say what happens meanwhile"
 
 
 def test_tests_wait_for_conditions() -> None:
-    breaches = [
-        f"{path.relative_to(ROOT)}:{what}"
-        for path in python_files()
-        if path.relative_to(ROOT).parts[0] == "tests"
-        for what in guessed_waits(path.read_text())
-    ]
-    assert not breaches, "\n".join(breaches)
+    assert_kept("guessed_waits")
 
 
-def dead_names(sources: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Functions, classes, methods and names of modules of production that no line of any source reads.
+@dataclass
+class Names:
+    """Which names production defines, with their places, and which names any source reads."""
 
-    ``sources``: path and text of each file, tests included. What a decorator registers is in use.
-    """
-    defined: dict[str, list[str]] = {}
-    mentioned: set[str] = set()
-    for path, source in sources:
-        for node in ast.walk(ast.parse(source)):
+    defined: dict[str, list[str]] = field(default_factory=dict)
+    mentioned: set[str] = field(default_factory=set)
+
+    def add(self, path: str, source: str) -> None:
+        """Look at one file. What a decorator registers is in use."""
+        for node in nodes(source):
             match node:
                 case (
                     ast.Name(id=name, ctx=ast.Load())
@@ -398,29 +421,30 @@ def dead_names(sources: Iterable[tuple[str, str]]) -> Iterator[str]:
                     | ast.alias(name=name)
                     | ast.keyword(arg=str(name))
                 ):
-                    mentioned.add(name)
+                    self.mentioned.add(name)
                 case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                     if node.col_offset == 0 and not path.startswith("tests/"):
-                        defined.setdefault(name, []).append(f"{path}:{node.lineno}: nothing uses {name}")
+                        self.defined.setdefault(name, []).append(f"{path}:{node.lineno}: nothing uses {name}")
                 case ast.Constant(value=str(text)):  # __all__, and what is looked up by its name
-                    mentioned.update(text.replace(":", ".").split("."))
+                    self.mentioned.update(text.replace(":", ".").split("."))
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    if path.startswith("tests/"):
-                        continue
                     decorators = {ast.unparse(each).partition("(")[0] for each in node.decorator_list}
-                    if decorators <= {"property", "staticmethod", "classmethod"}:
-                        defined.setdefault(name, []).append(f"{path}:{node.lineno}: nothing uses {name}")
-    for name, places in defined.items():
-        if name not in mentioned and not name.startswith("__") and name not in CALLED_BY_LIBRARIES:
-            yield from places
+                    if decorators <= {"property", "staticmethod", "classmethod"} and not path.startswith("tests/"):
+                        self.defined.setdefault(name, []).append(f"{path}:{node.lineno}: nothing uses {name}")
+
+    def unused(self) -> Iterator[str]:
+        """Functions, classes, methods and names of modules of production that no line of any source reads."""
+        for name, places in self.defined.items():
+            if name not in self.mentioned and not name.startswith("__") and name not in CALLED_BY_LIBRARIES:
+                yield from places
 
 
 def test_every_name_is_used() -> None:
-    files = [*python_files(), ROOT / "pyspark_raftmq.py"]
-    sources = [(str(path.relative_to(ROOT)), path.read_text()) for path in files]
-    # Attributes that Cython code uses, as if a test did.
-    sources += [("tests/", "\n".join(attributes(path.read_text()))) for path in cython_files()]
-    breaches = list(dead_names(sources))
+    names = project().names
+    names.add("pyspark_raftmq.py", (ROOT / "pyspark_raftmq.py").read_text())
+    for path in cython_files():  # attributes that Cython code uses, as if a test did
+        names.add("tests/", "\n".join(attributes(path.read_text())))
+    breaches = list(names.unused())
     assert not breaches, "\n".join(breaches)
 
 
@@ -454,12 +478,6 @@ def test_compiled_code_uses_public_attributes_only() -> None:
         if private := private_names_used(path.read_text(), declarations):
             breaches[str(path.relative_to(ROOT))] = private
     assert not breaches, f"{breaches}: no checker sees their renaming. Call a public method of the object"
-
-
-def test_stubs_of_compiled_code_name_types() -> None:
-    stubs = [path for folder in ("mq", "raftlog") for path in (ROOT / folder).rglob("*.pyi")]
-    breaches = {str(path.relative_to(ROOT)) for path in stubs if re.search(r"\bAny\b", path.read_text())}
-    assert not breaches, f"{breaches} use Any: the type checker would see nothing of what is compiled"
 
 
 # -------------------------------------------------------------------------------------------- the rules
@@ -532,12 +550,19 @@ def test_private_attributes_in_cython_are_found() -> None:
     assert attributes('"""a.b"""\nfrom c.d cimport e\nx.f(y).g = z[0].h') == ["x.f", "x.g", "x.h"]
 
 
+def unused(*sources: tuple[str, str]) -> list[str]:
+    names = Names()
+    for path, source in sources:
+        names.add(path, source)
+    return list(names.unused())
+
+
 def test_unused_names_are_found() -> None:
     used = "def f(): ...\nclass A:\n    @property\n    def size(self): ...\n    def closed(self): ...\nA().size"
-    assert list(dead_names([("mq/a.py", used)])) == ["mq/a.py:1: nothing uses f", "mq/a.py:5: nothing uses closed"]
-    assert not list(dead_names([("mq/a.py", "def f(): ..."), ("tests/b.py", "from mq.a import f")]))
-    assert list(dead_names([("mq/a.py", "A = 1\nB: int = 2\nprint(A)")])) == ["mq/a.py:2: nothing uses B"]
-    assert not list(dead_names([("mq/a.py", "@app.command\ndef f(): ..."), ("tests/b.py", "def g(): ...")]))
+    assert unused(("mq/a.py", used)) == ["mq/a.py:1: nothing uses f", "mq/a.py:5: nothing uses closed"]
+    assert not unused(("mq/a.py", "def f(): ..."), ("tests/b.py", "from mq.a import f"))
+    assert unused(("mq/a.py", "A = 1\nB: int = 2\nprint(A)")) == ["mq/a.py:2: nothing uses B"]
+    assert not unused(("mq/a.py", "@app.command\ndef f(): ..."), ("tests/b.py", "def g(): ..."))
 
 
 def test_import_rings_are_found_also_of_types() -> None:
@@ -561,6 +586,7 @@ def test_imports_of_test_modules_are_found() -> None:
 
 def test_names_of_the_wire_are_found() -> None:
     assert [each.partition(":")[0] for each in wire_names("a = {'queueId': 1}\nb = ext['msgId']")] == ["1", "2"]
+    assert list(wire_names("fields['a']"))
     assert not list(wire_names("log.info('offset_reset', queue=1)\n'a text'\n'ACK'\nqueueId = 1"))
 
 

@@ -1,4 +1,4 @@
-"""What `deploy/` has for deployments: the credentials that it makes, and that its files name settings that exist."""
+"""What `deploy/` has for deployments: credentials that it makes, settings that its files name; and what is locked."""
 
 from __future__ import annotations
 
@@ -205,3 +205,28 @@ def test_an_installation_gets_the_hashes_of_the_lock(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == "raftmq: the lock file lacks new\n"
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-spark.lock"])
+def test_lock_file_names_hashes_and_no_place(name: str) -> None:
+    lock = (DEPLOY.parent / name).read_text()
+    assert "://" not in lock, f"{name} must not say where packages come from"
+    assert not re.search(r"^--(index|extra-index|find-links|trusted)", lock, re.MULTILINE), "options of one machine"
+    pinned = re.findall(r"^[a-z0-9][\w.-]*==\S+ \\$", lock, re.MULTILINE)
+    named = re.findall(r"^[a-z0-9][\w.-]*", lock, re.MULTILINE)
+    assert pinned, f"{name} is empty"
+    assert len(pinned) == len(named), "every requirement needs an exact version and hashes"
+
+
+def test_scripts_are_executable() -> None:
+    if not (DEPLOY.parent / ".git").exists():
+        pytest.skip("not a git checkout: file modes may be lost")
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage", "deploy/*.sh", ".ci/run"],
+        cwd=DEPLOY.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    breaches = [line for line in listed if not line.startswith("100755")]
+    assert not breaches, "\n".join(breaches)

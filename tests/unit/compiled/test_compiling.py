@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -200,3 +201,10 @@ def test_an_installation_compiles_nothing(
     assert __main__.main() == __main__.NOT_COMPILED
     assert f"{tmp_path} is no checkout" in capsys.readouterr().out
     assert not list(package.iterdir())
+
+
+def test_stubs_of_compiled_code_name_types() -> None:
+    root = Path(__file__).parents[3]
+    stubs = [path for folder in ("mq", "raftlog") for path in (root / folder).rglob("*.pyi")]
+    breaches = {str(path.relative_to(root)) for path in stubs if re.search(r"\bAny\b", path.read_text())}
+    assert not breaches, f"{breaches} use Any: the type checker would see nothing of what is compiled"
