@@ -18,7 +18,7 @@ import pyarrow as pa
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
-from mq.protocol.send_fields import send_fields
+from mq.protocol.send_fields import send_header
 from spark.client import Answer, Connection, NameServers, Refused, TopicRoute, Unreachable
 from spark.errors import RowRefused, WriteFailed
 from spark.numbering import ROWS_MAX, Destination, Job, first_number, home, producer_id
@@ -231,7 +231,7 @@ class TaskWriter:
             raise WriteFailed(f"one task has more than {ROWS_MAX} rows for {destination}; make more Spark partitions")
         producer.batches += 1
         numbers = {props.PRODUCER_ID: producer.id, props.SEQUENCE: str(first_number(self._job, first))}
-        ext = send_fields(
+        ext = send_header(
             producer_group=self._options.client_id,
             topic=destination.topic,
             default_topic=AUTO_CREATE_TEMPLATE,
@@ -239,10 +239,7 @@ class TaskWriter:
             queue_id=str(queue_id),
             sys_flag=str(flag),
             born_timestamp_ms=str(int(self._wall_clock() * 1000)),
-            flag="0",
             properties=props.encode(numbers),
-            reconsume_times="0",
-            unit_mode="false",
             batch="true",
             broker_name=group,
         )

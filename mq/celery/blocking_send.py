@@ -34,6 +34,7 @@ from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import split_frames
 from mq.protocol.incoming.decoding import Response, decode_header
 from mq.protocol.requests.forwarding import FORWARDED_TO
+from mq.protocol.send_fields import SEND_FIELDS
 from mq.protocol.wire.encoding import encode_request
 
 __all__ = ["BlockingSends", "TaskProducer"]
@@ -154,7 +155,9 @@ class BlockingSends:
             compress_bytes_min=_COMPRESS_BYTES_MIN,
         )
         code, fields = RequestCode.SEND_MESSAGE_V2, send_fields(self._producer.group, outgoing, queue)
-        fields["c"] = message.topic  # no template: if somebody has deleted the topic, it is declared again, as it was
+        fields[SEND_FIELDS["default_topic"]] = (
+            message.topic
+        )  # no template: if somebody has deleted the topic, it is declared again, as it was
         if self._remoting.credentials is not None:
             fields = self._remoting.credentials.sign(code, fields, outgoing.body)
         deadline = time.monotonic() + self.seconds

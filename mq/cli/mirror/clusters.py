@@ -19,6 +19,7 @@ from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.namesrv import ClusterInfo
 from mq.protocol.requests.pull import PullExt, PullReply
 from mq.protocol.requests.send import SENT_QUEUE_OFFSET
+from mq.protocol.send_fields import SEND_FIELDS
 
 READER_GROUP: Final = "TOOLS_CONSUMER"
 """The group in whose name is read; brokers of RocketMQ and of raftmq have it from the start. It stores no offsets."""
@@ -123,8 +124,8 @@ class ClusterAdmin(CatalogueAdmin):
         """
         answer, _ = await call_leader(
             self._opened(),
-            fields["b"],
-            fields["n"],
+            fields[SEND_FIELDS["topic"]],
+            fields[SEND_FIELDS["broker_name"]],
             RequestCode.SEND_BATCH_MESSAGE,
             fields,
             body,

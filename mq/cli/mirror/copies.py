@@ -12,6 +12,7 @@ import msgspec
 from mq.protocol import properties as props
 from mq.protocol.messages.batch import BATCHED_BYTES_MIN, BatchedMessage, encode_batch
 from mq.protocol.messages.records import BORN_HOST_IPV6, IN_LITE_TOPIC, STORE_HOST_IPV6, TRANSACTION_MASK, StoredMessage
+from mq.protocol.send_fields import send_header
 
 BATCH_MESSAGES_MAX: Final = 256
 BATCH_BYTES_MAX: Final = 1024 * 1024
@@ -123,21 +124,17 @@ class Run(msgspec.Struct, frozen=True):
         """The header of the batch that stores the copies in this queue, once."""
         first = self.messages[0]
         numbers = {props.PRODUCER_ID: producer, props.SEQUENCE: str(self.first), props.COPIED: "true"}
-        return {
-            "a": group,
-            "b": topic,
-            "c": "",
-            "d": "0",
-            "e": str(queue_id),
-            "f": str(first.sys_flag & _FLAGS),
-            "g": str(max(first.born_timestamp_ms, 0)),
-            "h": "0",
-            "i": props.encode(numbers),
-            "j": str(first.reconsume_times),
-            "k": "false",
-            "m": "true",
-            "n": broker,
-        }
+        return send_header(
+            producer_group=group,
+            topic=topic,
+            queue_id=str(queue_id),
+            sys_flag=str(first.sys_flag & _FLAGS),
+            born_timestamp_ms=str(max(first.born_timestamp_ms, 0)),
+            properties=props.encode(numbers),
+            reconsume_times=str(first.reconsume_times),
+            batch="true",
+            broker_name=broker,
+        )
 
     def body(self, source_broker: str) -> bytes:
         """The body of that batch."""

@@ -24,6 +24,7 @@ from mq.protocol.messages.compression import CODEC_MASK, COMPRESSED
 from mq.protocol.messages.dead_letters import with_origin
 from mq.protocol.names import retry_topic
 from mq.protocol.requests.send import SendBackExt
+from mq.protocol.send_fields import SEND_FIELDS
 from mq.protocol.wire.fields import INT32_MAX
 
 __all__ = ["failure_text", "give_back"]
@@ -149,12 +150,13 @@ async def _send_copy(remoting: ClientCore, sent: SentBack) -> None:
     """Send the copy that the broker would have stored. Raises the ClientError of the last broker group tried."""
     message, group = sent.message, sent.group
     copy = _copy(sent)
-    counted = {"j": str(min(message.reconsume_times + 1, INT32_MAX))}
+    times, times_max = SEND_FIELDS["reconsume_times"], SEND_FIELDS["max_reconsume_times"]
+    counted = {times: str(min(message.reconsume_times + 1, INT32_MAX))}
     if sent.delay_level < 0:
-        counted = {"j": str(min(sent.attempts, INT32_MAX)), "l": "0"}
+        counted = {times: str(min(sent.attempts, INT32_MAX)), times_max: "0"}
     elif sent.max_reconsume_times is not None:
         # Brokers compare it with the count in the stored copy, which includes this attempt.
-        counted["l"] = str(min(sent.max_reconsume_times + 1, INT32_MAX))
+        counted[times_max] = str(min(sent.max_reconsume_times + 1, INT32_MAX))
     route = await remoting.route(copy.topic, refresh=True, auto_create=True)
     own = message.queue.broker_name
     failure: ClientError = NoRoute(copy.topic, "no queue is writable")

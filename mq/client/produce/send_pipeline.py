@@ -55,6 +55,7 @@ from mq.protocol.requests.send import (
     SENT_TRACE_ON,
     SENT_UNIQUE_KEY,
 )
+from mq.protocol.send_fields import send_header
 
 __all__ = ["RetryPolicy", "SendPipeline", "send_fields"]
 
@@ -91,22 +92,20 @@ class RetryPolicy:
 
 
 def send_fields(group: str, message: OutgoingMessage, queue: MessageQueue) -> dict[str, str]:
-    """The header fields of requests 310 and 320, by their one-letter names."""
-    fields = {
-        "a": group,
-        "b": message.topic,
-        "c": AUTO_CREATE_TEMPLATE,
-        "d": str(AUTO_CREATE_QUEUES_MAX),
-        "e": str(queue.queue_id),
-        "f": str(message.sys_flag),
-        "g": str(message.born_timestamp_ms),
-        "h": str(message.flag),
-        "i": message.properties,
-        "j": "0",
-        "k": "false",
-        "m": "true" if message.is_batch else "false",
-        "n": queue.broker_name,
-    }
+    """The header fields of requests 310 and 320."""
+    fields = send_header(
+        producer_group=group,
+        topic=message.topic,
+        default_topic=AUTO_CREATE_TEMPLATE,
+        default_topic_queue_nums=str(AUTO_CREATE_QUEUES_MAX),
+        queue_id=str(queue.queue_id),
+        sys_flag=str(message.sys_flag),
+        born_timestamp_ms=str(message.born_timestamp_ms),
+        flag=str(message.flag),
+        properties=message.properties,
+        batch="true" if message.is_batch else "false",
+        broker_name=queue.broker_name,
+    )
     return fields if message.extra is None else {**fields, **message.extra}
 
 

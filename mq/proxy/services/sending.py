@@ -16,6 +16,7 @@ from mq.protocol.messages.records import COMMITTED, ROLLBACK
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.send import RecallExt, RecallReply
 from mq.protocol.requests.transactions import EndTransactionExt
+from mq.protocol.send_fields import SEND_FIELDS
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Caller
 from mq.proxy.mapping.handles import TransactionId
@@ -45,7 +46,7 @@ class Sending:
         if len(topics) > 1:
             raise Refused(pb.MESSAGE_CORRUPTED, f"the messages belong to {len(topics)} topics")
         [topic] = topics
-        extra = {**caller.extra, "a": topic}
+        extra = {**caller.extra, SEND_FIELDS["producer_group"]: topic}
         now_ms = self._wall_clock_ms()
         messages = [outgoing(topic, each, peer=caller.peer, now_ms=now_ms, extra=extra) for each in request.messages]
         config = (await self._brokers.topic(topic)).config
