@@ -62,17 +62,16 @@ def _follow(command: str, file: Path, master: str, driver_memory: str, as_json: 
     """Run a command of the driver, and print its progress. Raises CommandFailed."""
     pipeline = _pipeline(file)
     process = start(command, file, pipeline, master, driver_memory)
-    code = None
+    failed: dict[str, Any] | None = None
     for told in _lines(process):
-        code = told.get("code", code)
         if "error" in told:
-            message = told["error"]
-            _wait(process)
-            raise CommandFailed(message, code if code is not None else EXIT_FAILED)
-        if as_json:
+            failed = told
+        elif as_json:
             print(json.dumps(told), flush=True)
         elif said := _progress(told):
             print(said, flush=True)
+    if failed is not None:
+        raise CommandFailed(failed["error"], failed["code"])
     if process.returncode:
         raise CommandFailed(
             f"Spark ended with exit code {process.returncode}: what it said is above. Run it again: it continues where "
@@ -159,11 +158,14 @@ def _result(command: str, file: Path, master: str, driver_memory: str) -> dict[s
     """What a command of the driver found. Raises CommandFailed if it did not get that far."""
     process = start(command, file, _pipeline(file), master, driver_memory)
     found: dict[str, Any] | None = None
+    failed: dict[str, Any] | None = None
     for told in _lines(process):
         if "error" in told:
-            _wait(process)
-            raise CommandFailed(told["error"], told["code"])
-        found = told
+            failed = told
+        else:
+            found = told
+    if failed is not None:
+        raise CommandFailed(failed["error"], failed["code"])
     if found is None:
         raise CommandFailed("Spark ended without a result: what it said is above", EXIT_FAILED)
     return found
@@ -224,21 +226,18 @@ def _pipeline(file: Path) -> Pipeline:
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    """What the driver says, until it ends; what is no line of ours is Spark's, and goes to standard error."""
     assert process.stdout is not None
-    for line in process.stdout:
-        try:
-            told = json.loads(line)
-        except ValueError:
-            print(line, end="", file=sys.stderr)  # of Spark itself
-            continue
-        if isinstance(told, dict):
-            yield told
-    process.wait()
-
-
-def _wait(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    process.stdout.close()
+    with process.stdout:
+        for line in process.stdout:
+            try:
+                told = json.loads(line)
+            except ValueError:
+                told = None
+            if isinstance(told, dict):
+                yield told
+            else:
+                print(line, end="", file=sys.stderr)
     process.wait()
 
 
