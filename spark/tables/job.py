@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -195,7 +196,7 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
     except STOPPED as error:
         say(error=str(error), code=1)
         return 1
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         say(error=spark_reason(error), code=1)
         return 1
     finally:
@@ -206,7 +207,7 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
     return 0
 
 
-def spark_reason(error: PySparkException) -> str:
+def spark_reason(error: Exception) -> str:
     """The line of a failed Spark job that says why, without Java's stack."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith(("spark.", "Caused by:")) and ": " in line]

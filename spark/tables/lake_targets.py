@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -24,6 +25,8 @@ from spark.tables.pipeline import Pipeline
 from spark.tables.upserts import CHANGES, latest_changes, merge_statement
 
 PROPERTY: Final = "raftmq.commit"
+SPARK_ERRORS: Final = (PySparkException, Py4JError)
+"""What a statement raises: PySpark translates only errors of Spark itself, and not those of a table format."""
 _CONFLICTS: Final = (
     "Found conflicting files",
     "CommitFailedException",
@@ -96,6 +99,7 @@ class LakeTarget:
                 self.prepare(schema)
             self._found()
             self._append(self._spark.createDataFrame([], ddl(self._columns())), commit)
+            self._found()  # the next commit is checked against this one
 
     def prepare(self, schema: Schema) -> None:
         """Add new columns. Raises SchemaRefused."""
@@ -119,7 +123,7 @@ class LakeTarget:
                             changes = changes.withColumn(name, f.lit(None).cast(str(kind)))
                     changes.createOrReplaceTempView(CHANGES)
                     self._merge(lambda table: merge_statement(table, columns, upsert), commit)
-        except (PySparkException, DirectoryUnusable):
+        except (*SPARK_ERRORS, DirectoryUnusable):
             # The answer may have been lost after a success.
             if self._is_last(commit):
                 return
@@ -151,7 +155,7 @@ class LakeTarget:
     def _told(self, doing: str) -> Iterator[None]:
         try:
             yield
-        except PySparkException as error:
+        except SPARK_ERRORS as error:
             said = str(error)
             if any(each in said for each in _CONFLICTS):
                 raise Overtaken(said.splitlines()[0]) from error

@@ -58,7 +58,8 @@ def lake(warehouse: Path) -> Iterator[Any]:
     }
     settings = {
         "spark.jars.packages": ",".join(each for kind in FORMATS for each in PACKAGES[kind, RELEASE]),  # type: ignore[index]
-        "spark.sql.extensions": ",".join(extensions[kind] for kind in FORMATS),
+        # Iceberg last: its parser is asked first, and knows statements at which Delta's fails.
+        "spark.sql.extensions": ",".join(extensions[kind] for kind in reversed(FORMATS)),
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.lake.type": "hadoop",
         "spark.sql.catalog.lake.warehouse": str(warehouse / "iceberg"),
