@@ -22,6 +22,7 @@ from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig, Subscr
 from mq.protocol.requests.many_queues import TOPICS_MAX, QueueQuestion, QueueQuestions, QueueSight, QueueSights
 from mq.protocol.requests.members import GROUPS_MAX, GroupMember, MembersOfGroups, MembersQuestion
 from mq.protocol.requests.offsets import UpdateConsumerOffsetExt
+from mq.protocol.requests.settings_text import decode_properties
 from mq.protocol.requests.topics import QueueEnds, TopicConfig, TopicConfigList, TopicConfigTable
 from mq.protocol.wire import fastjson
 
@@ -53,6 +54,11 @@ class CatalogueAdmin(UserAdmin):
 
     Brokers of RocketMQ from 5.3 on know the requests, too.
     """
+
+    async def name_server_settings(self) -> dict[str, str]:
+        """The settings of a name server; ours have names with `raftmq.` before them."""
+        _, body = await self._ask(RequestCode.GET_NAMESRV_CONFIG)
+        return read_body(decode_properties, body)
 
     async def topic_configs(self) -> dict[str, dict[str, TopicConfig]]:
         """The configuration of all topics, by name and broker group."""

@@ -114,6 +114,18 @@ def _name_servers(survey: Survey) -> Iterator[Finding]:
                 "name it in the setting namesrv of these brokers, and check the network between them",
                 "docs/troubleshooting.md#a-broker-group-is-missing-from-the-routes",
             )
+    have_accounts = any(
+        each.figures.get("raftmq.accessControl") == "on" for group in survey.groups for each in group.replicas
+    )
+    for address in sorted(survey.open_name_servers) if have_accounts else ():
+        if not is_loopback(address.rpartition(":")[0].strip("[]")):
+            yield Finding(
+                Severity.WARNING,
+                f"name server {address}",
+                "lets everybody register brokers, who get the messages of clients then, although brokers have accounts",
+                "set acl_file of the name server, and before that namesrv_credentials of the brokers",
+                "docs/security.md#the-name-server",
+            )
     for host, reason in sorted(survey.unresolved.items()):
         yield Finding(
             Severity.WARNING,

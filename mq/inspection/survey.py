@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
 
 from mq.client.admin import Admin
-from mq.client.errors import ClientError, NameServersUnavailable
+from mq.client.errors import BrokerError, ClientError, NameServersUnavailable
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings, parse_addresses
 from mq.client.users import UserAdmin
@@ -88,6 +89,7 @@ class Survey:
         consumers: None if they could not be asked.
         throttled: by address of each replica that throttles users or topics.
         consumers_reason: why not.
+        open_name_servers: addresses of name servers without accounts, which let everybody register brokers.
     """
 
     groups: list[GroupStatus]
@@ -98,6 +100,7 @@ class Survey:
     consumers_reason: str = ""
     now_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     throttled: Mapping[str, Sequence[Throttled]] = field(default_factory=dict)
+    open_name_servers: frozenset[str] = frozenset()
 
 
 AT_RISK: Final = 0.75
@@ -112,6 +115,7 @@ async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettin
     groups = await ask_cluster(namesrv, remoting)
     settings: dict[str, Mapping[str, str]] = {}
     name_servers: dict[str, frozenset[str] | str] = {}
+    open_name_servers: set[str] = set()
     unresolved: dict[str, str] = {}
     throttled: dict[str, Sequence[Throttled]] = {}
     answering = [each.address for group in groups for each in group.replicas if each.address and each.figures]
@@ -122,10 +126,17 @@ async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettin
         for address in _throttling(groups):
             nursery.start_soon(_ask_throttled, admin, address, throttled)
         for address in parse_addresses(namesrv):
-            nursery.start_soon(_ask_name_server, address, remoting, name_servers)
+            nursery.start_soon(_ask_name_server, address, remoting, name_servers, open_name_servers)
         for host in {address.rpartition(":")[0].strip("[]") for address in known}:
             nursery.start_soon(_resolve, host, unresolved)
-    found = Survey(groups, settings, name_servers, unresolved, throttled=throttled)
+    found = Survey(
+        groups,
+        settings,
+        name_servers,
+        unresolved,
+        throttled=throttled,
+        open_name_servers=frozenset(open_name_servers),
+    )
     leaderless = [group.group for group in groups if group.leader is None and not group.is_stock]
     if not groups or leaderless:
         is_refused = any(each.refusal is not None for group in groups for each in group.replicas)
@@ -163,13 +174,19 @@ async def _ask_throttled(admin: UserAdmin, address: str, found: dict[str, Sequen
 
 
 async def _ask_name_server(
-    address: str, remoting: RemotingSettings | None, found: dict[str, frozenset[str] | str]
+    address: str,
+    remoting: RemotingSettings | None,
+    found: dict[str, frozenset[str] | str],
+    without_accounts: set[str],
 ) -> None:
     found[address] = f"no answer within {ANSWER_SECONDS:g} s"
     with trio.move_on_after(ANSWER_SECONDS):
         try:
-            async with Admin(address, remoting=remoting) as admin:
+            async with CatalogueAdmin(address, remoting=remoting) as admin:
                 brokers = (await admin.cluster_info()).brokers.values()
+                with suppress(BrokerError):
+                    if (await admin.name_server_settings()).get("raftmq.acl_file") == "None":
+                        without_accounts.add(address)
         except NameServersUnavailable as error:
             found[address] = error.reasons.get(address, str(error))
         except ClientError as error:

@@ -170,6 +170,7 @@ def test_doctor_asks_a_broker_for_each_thing_once(kit: SyncKit, monkeypatch: pyt
         found = await survey(kit.namesrv, watch_seconds=0)
         assert found.consumers is not None, found.consumers_reason
         assert len(found.consumers.members) >= GROUPS
+        assert found.open_name_servers == {kit.namesrv}, "it has no accounts"
         twice = {RequestCode.GET_BROKER_CONSUME_STATS: 4, RequestCode.ASK_QUEUES: 2}
         for (address, code), count in counts.items():
             assert count <= twice.get(RequestCode(code), 1), (address, RequestCode(code).name, count)

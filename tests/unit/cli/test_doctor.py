@@ -14,7 +14,7 @@ import pytest
 from mq import inspection
 from mq.cli.status import table_of
 from mq.client.message import MessageQueue
-from mq.inspection.cluster import BrokerAnswer, GroupStatus, group_statuses
+from mq.inspection.cluster import BrokerAnswer, GroupStatus, ReplicaStatus, group_statuses
 from mq.inspection.diagnosis import findings_of, summary
 from mq.inspection.findings import Finding, Severity
 from mq.inspection.survey import HOUR_MS, Consumers, Survey
@@ -209,6 +209,18 @@ def test_differing_settings_are_reported_except_those_of_one_replica() -> None:
         Severity.NOTICE,
         "group broker-a has replicas with different values of retention_hours: n0 72, n1 48",
     )
+
+
+@pytest.mark.parametrize(
+    ("access", "address", "count"),
+    [("on", "10.0.0.7:9876", 1), ("off", "10.0.0.7:9876", 0), ("on", "127.0.0.1:9876", 0)],
+)
+def test_a_name_server_without_accounts_is_named_if_brokers_have_some(access: str, address: str, count: int) -> None:
+    replica = ReplicaStatus("n0", "10.0.0.1:10911", "leader", figures={"raftmq.accessControl": access})
+    groups = [GroupStatus("C", "broker-a", None, "n0", (replica,))]
+    survey = Survey(groups, {}, {}, {}, IDLE, "", NOW_MS, open_name_servers=frozenset({address}))
+    said = [each for each in findings_of(survey) if "lets everybody register brokers" in each.what]
+    assert len(said) == count
 
 
 def test_name_servers_that_are_silent_or_know_less() -> None:
