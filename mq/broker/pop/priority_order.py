@@ -2,16 +2,19 @@
 
 Each queue of such a topic has the messages of one level, and the retry topic of a group has a queue for each level,
 too. A pop takes the messages of the most urgent level first, and stops when it has as many as it may have. Under
-constant load of that level the others would starve. So of the messages that a group gets while several levels have
-some, a percentage is owed to the levels below the first, which take turns.
+constant load of that level the others would starve. So of the messages that a group gets while less urgent ones wait, a
+percentage is owed to these: of each pop to one of the lower levels, by turns. What a level gets, for whatever reason,
+pays what it is owed and no debt of another: a pop that finds little of the first level goes on with the second, and the
+third would starve.
 
 What is owed is known to the leader only: a new one begins with nothing. A group is owed at most what one pop can give.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from mq.broker.consume.long_polling import QueueKey
@@ -47,9 +50,10 @@ class _Debt:
     """Of a group and a topic."""
 
     pops: int = 0
-    hundredths: int = 0
-    """Of messages."""
+    hundredths: dict[int, int] = field(default_factory=dict)
+    """Of messages, by level; only those that are owed something."""
     last_level: int = -1
+    """To which the last pop added."""
 
 
 class PriorityOrder:
@@ -96,11 +100,10 @@ class PriorityOrder:
             levels.setdefault(key[1], []).append(key)
         ordered = sorted(levels, reverse=self._settings.priority_order_asc)
         plan = Plan({level: levels[level] for level in ordered})
-        debt = self._debt(pop_request)
-        owed = min(debt.hundredths // _PERCENT, count_max)
-        if len(ordered) < 2 or owed <= 0:
-            return plan
-        return plan._replace(owed_level=_next_turn(ordered[1:], debt.last_level), owed=owed)
+        owed_of = self._debt(pop_request).hundredths
+        level = max(ordered[1:], key=lambda level: owed_of.get(level, 0), default=-1)
+        owed = min(owed_of.get(level, 0) // _PERCENT, count_max)
+        return plan._replace(owed_level=level, owed=owed) if owed > 0 else plan
 
     def taken(self, pop_request: PopRequest, plan: Plan, taken: list[PopBatch]) -> None:
         """What a pop took by its plan: keep the account of what lower levels are owed."""
@@ -110,19 +113,22 @@ class PriorityOrder:
             self.popped[min(each.key[2], LEVELS_COUNTED)] += each.messages
         debt = self._debt(pop_request)
         debt.pops += 1
+        _, *lower = plan.levels
+        got = Counter[int]()
+        for each in taken:
+            got[each.key[2]] += each.messages
         if plan.owed:
-            debt.last_level = plan.owed_level  # also if it gave nothing: then it is the turn of the next one
-        if len(plan.levels) < 2:
-            debt.hundredths = 0  # nobody else waits
-            return
-        first = next(iter(plan.levels))
-        below = sum(each.messages for each in taken if each.key[2] != first)
-        total = sum(each.messages for each in taken)
-        if plan.owed:
-            self.given_below += min(plan.owed, sum(each.messages for each in taken if each.key[2] == plan.owed_level))
-        assert 0 <= below <= total, f"{below} of {total} messages are of lower levels"
-        debt.hundredths += self._settings.lower_priorities_percent * total - _PERCENT * below
-        debt.hundredths = min(max(debt.hundredths, 0), _PERCENT * _OWED_MAX)
+            self.given_below += min(plan.owed, got[plan.owed_level])
+        owed_of = {level: debt.hundredths.get(level, 0) for level in lower}
+        if plan.owed and not got[plan.owed_level]:
+            owed_of[plan.owed_level] = 0  # it had none
+        if lower:
+            turn = debt.last_level = _next_turn(lower, debt.last_level)
+            passed_over = got.total() - sum(got[level] for level in lower[lower.index(turn) + 1 :])
+            more = self._settings.lower_priorities_percent * passed_over
+            owed_of[turn] += min(more, max(_PERCENT * _OWED_MAX - sum(owed_of.values()), 0))
+        left = {level: owed - _PERCENT * got[level] for level, owed in owed_of.items()}
+        debt.hundredths = {level: owed for level, owed in left.items() if owed > 0}
 
     def passed(self, pop_request: PopRequest) -> None:
         """A pop was served without a plan: the next one may have one again."""
