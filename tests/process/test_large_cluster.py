@@ -15,7 +15,7 @@ from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.topics import TopicConfig
 from tests.support.dev_clusters import short_lived
 
-pytestmark = [pytest.mark.process, pytest.mark.nightly]
+pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.cold_processes]
 
 TOPICS, GROUPS = 10_000, 10_000
 CPU_SECONDS_MAX = 1.0
