@@ -93,7 +93,7 @@ def test_a_group_is_left_as_soon_as_none_of_it_takes_more() -> None:
     polling.check_invariants()
 
 
-def test_pulls_that_are_held_again_while_others_are_taken_wait_for_the_next_message() -> None:
+def test_pulls_that_are_held_again_wait_for_the_next_message() -> None:
     polling: LongPolling[Rival] = LongPolling()
     for number in range(40):
         assert polling.hold(KEY, QueueOffset(0), 10.0, Rival(str(number)), "c1", rivals="g")
