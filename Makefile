@@ -127,7 +127,7 @@ QUICK_START := JDK_JAVA_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' PYTHO
 test-spark:
 	@if deploy/check-java.sh; then \
 	    $(MAKE) --no-print-directory $(SPARK_INSTALLED) && \
-	    $(SPARK_ENV) $(QUICK_START) $(call PYTEST,spark) -W default $(or $(ARGS),tests/spark); \
+	    $(SPARK_ENV) $(QUICK_START) $(call PYTEST,spark) -W default $(or $(ARGS),-m "not nightly" tests/spark); \
 	else echo 'raftmq: the tests with Spark are left out'; fi
 
 # Four lanes side by side on two processors, since tests with sockets and processes wait much of the time; always the
@@ -186,6 +186,7 @@ ci: $(INSTALLED)
 
 test-nightly: $(INSTALLED)
 	$(PY) -m pytest -m 'nightly or process' $(ARGS)
+	@$(MAKE) --no-print-directory test-spark ARGS='-m nightly tests/spark'
 	@$(MAKE) --no-print-directory sim
 
 IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1

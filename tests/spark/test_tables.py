@@ -168,6 +168,7 @@ def test_inferred_columns_are_kept_and_new_ones_are_added(case: Case) -> None:
     assert case.dead_letters() == [(b'{"id": "four"}', 'column id is "four", which is no bigint')]
 
 
+@pytest.mark.nightly
 def test_a_change_that_would_break_the_table_is_refused_and_named(case: Case) -> None:
     case.stage.send(case.topic, [body(1)])
     case.run(case.pipeline(EXPLICIT))
@@ -204,6 +205,7 @@ def test_days_are_directories(case: Case, session: Any) -> None:
     assert pipeline.name == "t"
 
 
+@pytest.mark.nightly
 def test_second_runs_other_topics_and_bad_schemas_are_refused(case: Case) -> None:
     case.stage.send(case.topic, [body(1)])
     pipeline = case.pipeline(EXPLICIT)
