@@ -54,7 +54,7 @@ def packages_of(pipeline: Pipeline, spark_version: str) -> tuple[str, ...]:
         known = sorted(each for kind, each in PACKAGES if kind == pipeline.table.format)
         raise SparkMissing(
             f"no tested build of {pipeline.table.format} is known for Spark {release}: install "
-            f"'pyspark=={known[-1]}.*', or name a build in packages, such as "
+            f"'pyspark=={known[-1]}.1', or name a build in packages, such as "
             f"packages: [{PACKAGES[pipeline.table.format, known[-1]][0]}]"
         )
     return found
