@@ -52,6 +52,8 @@ STARTS_OTHERS: Final = re.compile(r"demo|dev|run|serve|matrix|archive.*=.*")
 COLD_VARIABLES: Final = ("PYTHON", "LD_", "LC_", "LANG", "RAFTMQ_PURE_PYTHON", "COVERAGE", "MALLOC")
 """Beginnings of variables that an interpreter reads when it starts."""
 READY: Final = b"ready"
+COMMAND_BYTES_MAX: Final = 8192
+"""Room for the command line of a forked process, which `ps` shows."""
 SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER
 REQUEST_BYTES_MAX: Final = 1 << 20
 
@@ -177,7 +179,7 @@ def warm_processes() -> Iterator[None]:
     with ours:
         for each in (ours, its):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES_MAX)
-        command = [sys.executable, __file__, str(its.fileno())]
+        command = [sys.executable, __file__, str(its.fileno()), " " * COMMAND_BYTES_MAX]
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], cwd=ROOT)
         its.close()
         before = _python
@@ -254,6 +256,7 @@ def _become(
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
+    _show_command([sys.executable, "-m", module, *arguments])
     given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*([] if imports_first is None else [imports_first]), *given, *_library_path]
     sys.argv[:] = [module, *arguments]
@@ -275,6 +278,14 @@ def _become(
         _install(WarmPython(ours, environment))
     gc.enable()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _show_command(words: Sequence[str]) -> None:
+    """Have /proc/PID/cmdline say what runs, for `ps` and for tests that look for processes."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, without the first two fields
+    command = "".join(f"{word}\0" for word in words).encode()[: end - begin - 1]
+    ctypes.memmove(begin, command.ljust(end - begin, b"\0"), end - begin)
 
 
 _library_path: list[str] = []
