@@ -23,6 +23,8 @@ KEPT_BYTES = 1_000_000_000
 """A replica gets files, not entries, since the oldest are deleted locally."""
 PROBE_BYTES = 500_000_000
 RESTORE_PERCENT = 50.0
+NODE_IDS = {"archive": "n7", "leader": "n8"}
+"""Of the new replicas, by where each gets the log from."""
 WITHOUT_ARCHIVE = ("archive_", "local_retention_")
 """Settings that a replica lacks which gets everything from the leader."""
 
@@ -42,7 +44,7 @@ async def measure_join(plan: Plan, directory: Path, note: Note) -> None:
         with open_processes(directory / "joined") as joined:
             for source in ("archive", "leader"):
                 took[source] = await _joined(cluster, joined, dead, source)
-                dead = source
+                dead = NODE_IDS[source]
         nbytes, archived = took["archive"][1], took["archive"][2]
         note(Figure("join", "bytes of the log", nbytes / 1e9, "GB"))
         note(Figure("join", "of them from the archive", 100 * archived / nbytes, "%"))
@@ -50,13 +52,13 @@ async def measure_join(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("join", "with the archive", took["archive"][0], "s", took["leader"][0]))
         note(Figure("join", "with the archive, a second", nbytes / 1e6 / took["archive"][0], "MB/s"))
         stored = size_of(storage.files("broker-a/log"))
-        before = await trio.to_thread.run_sync(disk_rates, directory / "before" / "probe", probe)
+        before = await trio.to_thread.run_sync(disk_rates, directory / "probe-before", probe)
         command = [sys.executable, "-m", "mq.cli", "restore", URL, f"r0={directory / 'restored'}"]
         command += ["--peers", "r0@127.0.0.1:10931", "--endpoint-url", storage.url]
         begin = time.monotonic()
         await trio.run_process(command, cwd=ROOT, capture_stdout=True)
         seconds = time.monotonic() - begin
-        after = await trio.to_thread.run_sync(disk_rates, directory / "after" / "probe", probe)
+        after = await trio.to_thread.run_sync(disk_rates, directory / "probe-after", probe)
     rate, written = stored / 1e6 / seconds, max(before[0], after[0])
     note(Figure("restore", "the archive", stored / 1e9, "GB"))
     note(Figure("restore", "the disk writes a plain file", written, "MB/s"))
@@ -65,9 +67,12 @@ async def measure_join(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def _joined(cluster: DevCluster, joined: Processes, dead: str, source: str) -> tuple[float, int, int]:
-    """A new replica, called ``source``, takes the place of one that is killed: the seconds from then on until it has
-    what the leader had, the bytes of its log, and how many of them came from the archive.
+    """A new replica takes the place of ``dead``, which is killed, and gets the log from ``source``.
+
+    Returns the seconds from then on until it has what the leader had, the bytes of its log, and how many of them came
+    from the archive.
     """
+    node = NODE_IDS[source]
     settings = {
         name: value
         for name, value in cluster.settings.items()
@@ -75,13 +80,13 @@ async def _joined(cluster: DevCluster, joined: Processes, dead: str, source: str
     }
     clients = OWN_PORTS.take(2)
     replication = clients + 1
-    command = [sys.executable, "-m", "mq.cli", "broker", "--join", "--node-id", source, "--namesrv", cluster.namesrv]
+    command = [sys.executable, "-m", "mq.cli", "broker", "--join", "--node-id", node, "--namesrv", cluster.namesrv]
     command += ["--listen", f"{HOST}:{clients}", "--replication-listen", f"{HOST}:{replication}"]
-    command += ["--data-dir", str(joined.logs / source), "--set", f"secret_file={cluster.secret_file}"]
+    command += ["--data-dir", str(joined.logs / node), "--set", f"secret_file={cluster.secret_file}"]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
-    joined.start(source, command, directory=ROOT)
-    await joined.wait_listening(source, replication)
+    joined.start(node, command, directory=ROOT)
+    await joined.wait_listening(node, replication)
     if dead in cluster.node_ids:
         cluster.kill(dead)
     else:
@@ -89,7 +94,7 @@ async def _joined(cluster: DevCluster, joined: Processes, dead: str, source: str
     async with Admin(cluster.namesrv) as admin:
         leader = await cluster.leader()
         due = (await runtime(admin, cluster.address(leader)))["raftmq.commitIndex"]
-        replace = [sys.executable, "-m", "mq.cli", "group", "replace", dead, f"{source}@{HOST}:{replication}"]
+        replace = [sys.executable, "-m", "mq.cli", "group", "replace", dead, f"{node}@{HOST}:{replication}"]
         begin = time.monotonic()
         await trio.run_process([*replace, "--namesrv", cluster.namesrv], cwd=ROOT, capture_stdout=True)
 
@@ -99,9 +104,9 @@ async def _joined(cluster: DevCluster, joined: Processes, dead: str, source: str
             except (ClientError, OSError):
                 return False
 
-        await wait_until(f"{source} has caught up", has_all, 300)
+        await wait_until(f"{node} has caught up", has_all, 300)
         seconds = time.monotonic() - begin
-    lines = joined.log_path(source).read_text(errors="replace").splitlines()
+    lines = joined.log_path(node).read_text(errors="replace").splitlines()
     fetched = [json.loads(line) for line in lines if '"install_fetched"' in line]
-    nbytes = size_of(joined.logs / source / "commitlog")
+    nbytes = size_of(joined.logs / node / "commitlog")
     return seconds, nbytes, sum(each["archived_bytes"] for each in fetched)
