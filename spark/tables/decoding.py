@@ -72,8 +72,11 @@ def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFram
         .withColumn(REASON, f.coalesce(*reasons))
         .withColumn(ROW, f.struct(*[image.getField(name).alias(name) for name in schema]))
     )
-    for name in upsert.key if upsert is not None else ():
-        missing = f.when(f.col(f"{ROW}.`{name}`").isNull(), f"its key {name} is null or missing")
+    needed = [] if upsert is None else [("key", name) for name in upsert.key]
+    if upsert is not None and upsert.order is not None:
+        needed.append(("order", upsert.order))  # without it, nobody knows whether the change is the latest
+    for what, name in needed:
+        missing = f.when(f.col(f"{ROW}.`{name}`").isNull(), f"its {what} {name} is null or missing")
         with_image = with_image.withColumn(REASON, f.coalesce(f.col(REASON), missing))
     return with_image.drop(_SYNTAX)
 
@@ -87,10 +90,11 @@ def debezium_columns(schema: Schema) -> dict[str, ColumnType]:
 
 def _value(decode: Decode, wire: Schema) -> Column:
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    shape, body = f"{ddl(wire)}, {_CORRUPT} string", f.col("body").cast("string")
+    shape, body = ddl({**wire, _CORRUPT: Primitive("string")}), f.col("body").cast("string")
     if decode.format == "json":
         return f.from_json(body, shape, options)
-    return f.from_csv(body, shape, {**options, "sep": decode.separator})
+    # A quote inside of quotes is written twice, as everywhere but in Spark.
+    return f.from_csv(body, shape, {**options, "sep": decode.separator, "escape": '"'})
 
 
 def inferred(messages: DataFrame, known: Schema, adds: bool) -> dict[str, ColumnType]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark.tables.column_types import Schema, merged
@@ -17,6 +17,10 @@ from spark.tables.pipeline import POSITION_COLUMNS, Pipeline
 REASON_PROPERTY: Final = "RAFTMQ_TABLE_REASON"
 SOURCE_PROPERTY: Final = "RAFTMQ_TABLE_SOURCE"
 _REASON_CHARACTERS: Final = 500
+_PROPERTIES_BYTES_MAX: Final = 24 * 1024
+"""Of the message; the sink takes 29 KiB, with the reason and the place."""
+_BODY: Final = "coalesce(nullif(body, X''), X'20')"
+"""Compacted topics have empty bodies, others do not take them: a space instead."""
 
 
 class Messages:
@@ -71,19 +75,23 @@ class Messages:
         where = self._pipeline.dead_letters
         assert where is not None
         position = f.concat_ws(":", f.col("broker_name"), f.col("queue_id"), f.col("queue_offset"))
-        reason = f.substring(f.translate(f.col(REASON), "\x01\x02", "??"), 1, _REASON_CHARACTERS)
+        reason = f.substring(_plain(f.col(REASON)), 1, _REASON_CHARACTERS)
         added = f.create_map(
             f.lit(REASON_PROPERTY), reason, f.lit(SOURCE_PROPERTY), f.concat_ws(":", f.col("topic"), position)
         )
+        nothing = f.expr("map()").cast("map<string,string>")
         kept = f.map_filter(
-            f.coalesce(f.col("properties"), f.expr("map()").cast("map<string,string>")),
-            lambda name, _: ~name.isin(REASON_PROPERTY, SOURCE_PROPERTY),
+            f.coalesce(f.col("properties"), nothing),
+            lambda name, _: (name != "") & ~name.isin(REASON_PROPERTY, SOURCE_PROPERTY),
         )
+        # The sink refuses what no topic takes, and a refused dead letter would stop the pipeline for ever.
+        is_small = f.octet_length(f.to_json(kept)) <= _PROPERTIES_BYTES_MAX
+        kept = f.transform_values(f.when(is_small, kept).otherwise(nothing), lambda _, value: _plain(value))
         (
             self.frame.where(f.col(REASON).isNotNull())
             .repartition(1)
             .sortWithinPartitions(*POSITION_COLUMNS)
-            .select("body", "keys", "tags", f.map_concat(kept, added).alias("properties"))
+            .select(f.expr(_BODY).alias("body"), f.map_concat(kept, added).alias("properties"))
             .write.format("raftmq")
             .option("namesrv", self._pipeline.namesrv)
             .option("topic", where.topic)
@@ -102,7 +110,7 @@ class Messages:
 
 
 def _source(spark: SparkSession, pipeline: Pipeline, ranges: Range) -> DataFrame:
-    wanted = [*pipeline.metadata, "topic", "keys", "tags", "body", "properties"]
+    wanted = [*pipeline.metadata, "topic", "body", "properties"]
     return (
         spark.read.format("raftmq")
         .options(**pipeline.read_options())
@@ -123,6 +131,11 @@ def partitioned(rows: DataFrame, pipeline: Pipeline) -> tuple[DataFrame, str | N
     pattern = {"hour": "yyyy-MM-dd-HH", "day": "yyyy-MM-dd", "month": "yyyy-MM"}[table.partition_unit]
     unit: str = table.partition_unit
     return rows.withColumn(unit, f.date_format(f.col(_quoted(table.partition_column)), pattern)), unit
+
+
+def _plain(text: Column) -> Column:
+    """Without what separates properties from each other."""
+    return f.translate(text, "\x01\x02", "??")
 
 
 def _quoted(name: str) -> Any:

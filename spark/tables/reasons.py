@@ -33,13 +33,15 @@ def why_not_json(body: bytes, schema: Schema) -> str | None:
         found = json.loads(body, parse_float=decimal.Decimal)
     except RecursionError:
         return "it is nested too deeply"
+    except decimal.InvalidOperation:
+        return "it has a number that is too large"
     except ValueError as error:
         return f"it is not JSON: {error}"
     if not isinstance(found, dict):
         return f"it is not a JSON object but {_kind(found)}"
     for name, kind in schema.items():
         if (reason := _misfit(name, found.get(name), kind)) is not None:
-            return reason
+            return reason.encode(errors="backslashreplace").decode()  # names of a map may have half characters
     return None
 
 
@@ -47,7 +49,11 @@ def why_not_csv(body: bytes, schema: Schema, separator: str) -> str | None:
     """Why a body is not a line of CSV that fits the columns; None if no reason is found."""
     if (reason := why_not_text(body)) is not None:
         return reason
-    rows = list(csv.reader(io.StringIO(body.decode()), delimiter=separator))
+    csv.field_size_limit(max(csv.field_size_limit(), len(body)))  # of this process; Spark has no limit
+    try:
+        rows = list(csv.reader(io.StringIO(body.decode()), delimiter=separator))
+    except csv.Error:
+        return "it is not a line of CSV"
     if len(rows) != 1:
         return f"it has {len(rows)} lines, not one"
     if len(rows[0]) != len(schema):
@@ -147,5 +153,8 @@ def _kind(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    shown = json.dumps(value, default=str)
+    try:
+        shown = json.dumps(value, default=str)
+    except RecursionError:
+        return "nested too deeply"
     return shown if len(shown) <= SHOWN_MAX else f"{shown[:SHOWN_MAX]}..."

@@ -36,6 +36,8 @@ SCHEMA = parse_schema({
         (b'{"lines": {"n": 1}}', 'column lines is {"n": 1}, which is no array<struct<sku:string,n:tinyint>>'),
         (b'{"more": {"a": "b"}}', 'column more.a is "b", which is no bigint'),
         (b"[" * 200_000, "it is nested too deeply"),
+        (b'{"id": 1e99999999999999999999}', "it has a number that is too large"),
+        (rb'{"more": {"\ud800": "b"}}', r'column more.\ud800 is "b", which is no bigint'),
     ],
 )
 def test_json_that_does_not_fit_has_a_reason(body: bytes, reason: str | None) -> None:
@@ -53,6 +55,8 @@ def test_json_that_does_not_fit_has_a_reason(body: bytes, reason: str | None) ->
         (b"1;x\n2;y", "it has 2 lines, not one"),
         (b"a;x", 'column id is "a", which is no int'),
         (b"9999999999;x", 'column id is "9999999999", which is no int'),
+        (b"1;" + b"x" * 200_000, None),
+        (b"1;a\rb", "it is not a line of CSV"),
     ],
 )
 def test_csv_that_does_not_fit_has_a_reason(body: bytes, reason: str | None) -> None:
