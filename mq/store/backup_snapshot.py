@@ -29,10 +29,13 @@ def keep_pending(directory: str, first_index: LogIndex, last_index: LogIndex) ->
     if found is None or _index_of(directory, PENDING_NAME) == found.index:
         return
     path = os.path.join(directory, PENDING_NAME)
-    with suppress(OSError):
+    try:
         with open(f"{path}.new", "wb") as file:
             file.write(found.data)
         os.rename(f"{path}.new", path)
+    except OSError:
+        with suppress(OSError):  # the log needs what is left of a full disk
+            os.unlink(f"{path}.new")
 
 
 def forget_pending(directory: str) -> None:

@@ -52,7 +52,7 @@ class JoiningReader:
         begin, last = self._last
         at = pos
         if begin <= pos < begin + len(last):
-            blocks.append(self._last)
+            blocks.append((begin, last))
             at = begin + len(last)
         if at < stop:
             blocks += self._fetch(at, stop)

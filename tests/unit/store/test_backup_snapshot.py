@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
+import pytest
+
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.store.backup_snapshot import snapshot_between
+from mq.store.backup_snapshot import PENDING_NAME, keep_pending, snapshot_between
 from mq.store.checkpoint import (
     CHECKPOINT_NAME,
     PREVIOUS_NAME,
@@ -45,3 +49,17 @@ def test_checkpoints_outside_of_the_range_and_damaged_ones_do_not_count(tmp_path
     assert snapshot_between(str(tmp_path), LogIndex(21), LogIndex(29)) is None
     (tmp_path / CHECKPOINT_NAME).write_bytes(b"rubbish")
     assert snapshot_between(str(tmp_path), LogIndex(21), LogIndex(40)) is None
+
+
+def test_checkpoint_that_cannot_be_kept_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, CHECKPOINT_NAME, 30)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", full)
+        keep_pending(str(tmp_path), LogIndex(1), LogIndex(40))
+    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT_NAME]
+    keep_pending(str(tmp_path), LogIndex(1), LogIndex(40))
+    assert (tmp_path / PENDING_NAME).exists()
