@@ -90,6 +90,7 @@ def status(file: File, as_json: Json = False) -> None:
     from spark.client import Refused, Unreachable
     from spark.errors import DataLoss, ReadFailed
     from spark.plan import PlanRefused
+    from spark.positions import PositionRefused
     from spark.tables.commits import CommitRefused
     from spark.tables.loop import Stopped
     from spark.tables.parquet_directory import DirectoryUnusable
@@ -99,7 +100,7 @@ def status(file: File, as_json: Json = False) -> None:
         found = table_status(pipeline, int(time.time() * 1000))
     except (CommitRefused, PlanRefused) as error:
         raise CommandFailed(str(error)) from error
-    except (DataLoss, DirectoryUnusable, ReadFailed, Refused, Stopped, Unreachable) as error:
+    except (DataLoss, DirectoryUnusable, PositionRefused, ReadFailed, Refused, Stopped, Unreachable) as error:
         raise CommandFailed(str(error), EXIT_FAILED) from error
     if as_json:
         print_json(found)

@@ -31,7 +31,7 @@ from spark.tables.frames import Messages
 from spark.tables.installed import settings_of
 from spark.tables.layout import SchemaRefused
 from spark.tables.loop import Loop, Stopped
-from spark.tables.metrics import Metrics
+from spark.tables.metrics import Metrics, PortUnusable
 from spark.tables.parquet_directory import DirectoryUnusable, Locked, ParquetDirectory
 from spark.tables.parquet_target import ParquetTarget
 from spark.tables.pipeline import Pipeline, read_pipeline
@@ -39,7 +39,16 @@ from spark.tables.state_directory import StateDirectory
 from spark.tables.topic import TopicSource
 from spark.tables.upkeep import UpkeepRefused, compact, compare, kept_ranges
 
-REFUSED: Final = (CommitRefused, DocumentRefused, Locked, OptionRefused, PlanRefused, SchemaRefused, UpkeepRefused)
+REFUSED: Final = (
+    CommitRefused,
+    DocumentRefused,
+    Locked,
+    OptionRefused,
+    PlanRefused,
+    PortUnusable,
+    SchemaRefused,
+    UpkeepRefused,
+)
 STOPPED: Final = (
     DataLoss,
     DirectoryUnusable,
@@ -175,15 +184,15 @@ def upkeep(command: str, pipeline: Pipeline, spark: SparkSession) -> int:
 def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> int:
     """What ``arguments`` name, run, backfill, verify or compact, for the pipeline of a file; returns the exit code."""
     command, file = arguments
+    writes = command in ("run", "backfill")
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT) if writes else ():  # the others end at once, and harm nothing
         signal.signal(number, lambda *_: stop.set())
     state: StateDirectory | None = None
     spark: SparkSession | None = None
     try:
         pipeline = read_pipeline(Path(file))
         state = StateDirectory(pipeline.state)
-        writes = command in ("run", "backfill")
         if writes:
             state.open()
         spark = session(pipeline)

@@ -8,6 +8,10 @@ from spark.tables.commits import Commit, messages_between
 from spark.tables.pipeline import Pipeline
 
 
+class PortUnusable(Exception):
+    """The ``metrics_port`` of a pipeline cannot be served, mostly because it is taken. Nothing was written."""
+
+
 class Metrics:
     """Counts commits, and serves the figures over HTTP if the pipeline has a ``metrics_port``."""
 
@@ -33,11 +37,17 @@ class Metrics:
         self._seconds = made(Histogram, "raftmq_table_commit_seconds", "How long a commit takes.", buckets=buckets)
 
     def serve(self) -> None:
-        """Serve them on all addresses. Raises OSError if the port is taken."""
+        """Serve them on all addresses. Raises PortUnusable."""
         if self._port is not None:
             from prometheus_client import start_http_server
 
-            start_http_server(self._port, registry=self._registry)
+            try:
+                start_http_server(self._port, registry=self._registry)
+            except OSError as error:
+                raise PortUnusable(
+                    f"metrics_port {self._port}: {error.strerror}. Nothing was written; set another port, or end what "
+                    f"uses this one"
+                ) from error
 
     def committed(self, commit: Commit, seconds: float, newest: dict[str, Any] | None) -> None:
         """A commit was made."""

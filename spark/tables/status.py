@@ -11,7 +11,15 @@ from spark.filters import Narrowing
 from spark.option_table import QueueName
 from spark.options import parse_read_options
 from spark.reader import task_options
-from spark.tables.commits import Commit, assign_option, messages_between, offsets_option, parse_commit
+from spark.tables.commits import (
+    Commit,
+    assign_option,
+    check_owner,
+    identity,
+    messages_between,
+    offsets_option,
+    parse_commit,
+)
 from spark.tables.parquet_directory import ParquetDirectory
 from spark.tables.pipeline import Pipeline
 from spark.tables.state_directory import StateDirectory
@@ -40,6 +48,7 @@ def table_status(pipeline: Pipeline, now_ms: int) -> dict[str, Any]:
     Raises CommitRefused, DirectoryUnusable; Stopped, DataLoss, ReadFailed, Unreachable, Refused, PlanRefused.
     """
     commit = known_commit(pipeline)
+    check_owner(commit, identity(pipeline.name, pipeline.topic), pipeline.table.where)
     lag: dict[QueueName, tuple[int, int]] = {}
     seconds: float | None = None
     if commit is not None:

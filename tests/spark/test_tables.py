@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections import Counter
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from spark.tables.commits import CommitRefused
-from spark.tables.job import run
+from spark.tables.decoding import REASON, decoded
+from spark.tables.frames import Messages
+from spark.tables.job import main, run
 from spark.tables.layout import SchemaRefused
 from spark.tables.loop import Stopped
 from spark.tables.parquet_directory import Locked, ParquetDirectory
@@ -158,6 +161,8 @@ def test_a_killed_pipeline_has_each_row_once(case: Case, at: str) -> None:
 
 def test_inferred_columns_are_kept_and_new_ones_are_added(case: Case) -> None:
     pipeline = case.pipeline("{format: json, schema: inferred}")
+    case.stage.send(case.topic, [b"no json"])
+    case.run(pipeline)  # no column is known yet
     case.stage.send(case.topic, [body(1), body(2)])
     case.run(pipeline)
     case.stage.send(case.topic, [body(3, city="x", more={"a": [1]}), b'{"id": "four"}'])
@@ -165,7 +170,40 @@ def test_inferred_columns_are_kept_and_new_ones_are_added(case: Case) -> None:
     rows = case.rows()
     assert sorted((row.id, row.city) for row in rows) == [(1, None), (2, None), (3, "x")]
     assert [row.more.a for row in rows if row.id == 3] == [[1]]
-    assert case.dead_letters() == [(b'{"id": "four"}', 'column id is "four", which is no bigint')]
+    letters = dict(case.dead_letters())
+    assert letters.keys() == {b"no json", b'{"id": "four"}'}
+    assert letters[b'{"id": "four"}'] == 'column id is "four", which is no bigint'
+
+
+def test_dead_letter_that_the_sink_would_refuse_is_sent(case: Case, session: Any) -> None:
+    batch = object.__new__(Messages)
+    batch._pipeline = case.pipeline(EXPLICIT)
+    found = [(b"", {"KEYS": "k"}), (b"large", {"note": "x" * 28_000}), (b"tag", {"TAGS": "a||b"}), (b"mark", None)]
+    batch.frame = session.createDataFrame(
+        [("T", "a", 0, number, body, properties, "\x01bad") for number, (body, properties) in enumerate(found)],
+        "topic string, broker_name string, queue_id int, queue_offset bigint, body binary, "
+        "properties map<string,string>, raftmq_reason string",
+    )
+    batch.send_dead("app", 1)
+    assert case.dead_letters() == [(body, "?bad") for body in (b" ", b"large", b"mark", b"tag")]
+
+
+def test_a_change_without_its_order_is_a_dead_letter(session: Any) -> None:
+    text = "namesrv: h:1\ntopic: T\ntable: {format: delta, location: /t}\nupsert: {key: [id], order: at}\n"
+    pipeline = parse_pipeline(f"{text}decode: {{format: json, schema: {{id: int, at: int}}}}\n", Path("/p.yaml"))
+    bodies = [b'{"id": 1, "at": 2}', b'{"id": 1}', b'{"at": 2}']
+    messages = session.createDataFrame([(body,) for body in bodies], "body binary")
+    reasons = [row[REASON] for row in decoded(messages, pipeline, pipeline.decode.columns).collect()]
+    assert reasons == [None, "its order at is null or missing", "its key id is null or missing"]
+
+
+def test_only_what_writes_ends_after_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[int] = []
+    monkeypatch.setattr(signal, "signal", lambda number, _: handled.append(number))
+    assert main(["verify", str(tmp_path / "none.yaml")]) == main(["compact", str(tmp_path / "none.yaml")]) == 2
+    assert handled == []
+    assert main(["run", str(tmp_path / "none.yaml")]) == 2
+    assert handled == [signal.SIGTERM, signal.SIGINT]
 
 
 @pytest.mark.nightly
@@ -181,9 +219,14 @@ def test_a_change_that_would_break_the_table_is_refused_and_named(case: Case) ->
 
 @pytest.mark.nightly
 def test_csv_and_text_have_their_columns(case: Case, session: Any, stage: Stage, tmp_path: Path) -> None:
-    case.stage.send(case.topic, [b'1;"a;b"', b"2;", b"3", b"4;x\n5;y"])
+    case.stage.send(case.topic, [b'1;"a;b"', b"2;", b"3", b"4;x\n5;y", b'6;"say ""hi"""', rb'7;"a\b"'])
     case.run(case.pipeline("{format: csv, separator: ';', schema: {id: int, note: string}}"))
-    assert sorted((row.id, row.note) for row in case.rows()) == [(1, "a;b"), (2, None)]
+    assert sorted((row.id, row.note) for row in case.rows()) == [
+        (1, "a;b"),
+        (2, None),
+        (6, 'say "hi"'),
+        (7, r"a\b"),
+    ]
     assert [letter for letter, _ in case.dead_letters()] == [b"3", b"4;x\n5;y"]
     text = Case(session, stage, tmp_path / "text")
     text.stage.send(text.topic, ["grün".encode(), b"\xfc"])

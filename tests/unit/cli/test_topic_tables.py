@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 from mq.cli import topic_tables
 from mq.cli.errors import CommandFailed
 from spark.tables import installed
+from spark.tables.commits import Commit
+from spark.tables.parquet_directory import ParquetDirectory
 
 PIPELINE = "namesrv: 127.0.0.1:1\ntopic: T\ntable: {format: parquet, location: t}\n"
 
@@ -113,3 +115,15 @@ def test_a_table_that_differs_from_its_topic_fails(file: Path, driver: Any) -> N
     assert str(found.exception) == "the table differs from its topic"
     driver({"equal": True, "commit": 3, "queues": []})
     assert run("verify", file).stdout == "the table and its topic are equal up to commit 3\n"
+
+
+def test_status_of_the_table_of_another_pipeline_is_refused(file: Path) -> None:
+    position = {"v": 1, "cluster": "c", "topics": {"Other": {"id": {}, "q": {"a:0": 4}}}}
+    commit = Commit("t/Other", 0, position, position, 0, 0, 0, "r", {}, position)
+    directory = ParquetDirectory(file.parent / "t")
+    directory.open()
+    directory.commit(commit, directory.staging_of(commit))
+    directory.close()
+    failed = failure("status", file)
+    assert "is written by the pipeline 't' from the topic 'Other'" in str(failed)
+    assert failed.exit_code == 2
