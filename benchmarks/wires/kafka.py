@@ -11,6 +11,7 @@ import importlib
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -215,14 +216,14 @@ class KafkaWire:
 
 
 def record_batch(bodies: Sequence[bytes], crc_of: Callable[[bytes], int]) -> bytes:
-    """Messages without keys as a batch of format 2, not compressed."""
+    """Messages without keys as a batch of format 2, not compressed, of now: Kafka deletes those of last week."""
     records = []
     for delta, body in enumerate(bodies):
         content = b"\0\0" + _varint(delta) + b"\1" + _varint(len(body)) + body + b"\0"
         records.append(_varint(len(content)) + content)
     joined, count = b"".join(records), len(bodies)
     size = _BATCH.size - 12 + len(joined)
-    now = 1_700_000_000_000
+    now = time.time_ns() // 1_000_000
     head = _BATCH.pack(0, size, -1, 2, 0, 0, count - 1, now, now, -1, -1, -1, count)
     crc = crc_of(head[_BEFORE_CRC_END:] + joined)
     return head[: _BEFORE_CRC_END - 4] + struct.pack(">I", crc) + head[_BEFORE_CRC_END:] + joined

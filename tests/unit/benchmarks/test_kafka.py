@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 
 import pytest
 
@@ -55,6 +56,12 @@ def test_a_batch_has_its_checksum_and_one_record_for_each_body() -> None:
     assert crc == crc_of(batch[21:])
     assert struct.unpack_from(">i", batch, 57) == (2,)
     assert batch[61:].count(b"a" * 100) == batch[61:].count(b"b" * 100) == 1
+
+
+def test_a_batch_is_of_now_so_that_retention_leaves_it_alone() -> None:
+    before_ms = time.time_ns() // 1_000_000
+    first_ms, last_ms = struct.unpack_from(">qq", record_batch([b"a", b"b"], crc_of), 27)
+    assert before_ms <= first_ms <= last_ms <= time.time_ns() // 1_000_000
 
 
 def test_messages_wait_until_a_request_is_answered_and_go_together() -> None:
