@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Collection
 
 import msgspec
 import trio
@@ -138,7 +139,19 @@ async def _targets(admin: LookingAdmin, topic: str, position: ConsumeFrom) -> di
         return {queue: each.min_offset for queue, each in ends.items()}
     if position == "last":
         return {queue: each.max_offset for queue, each in ends.items()}
-    return await admin.offsets_at(dict.fromkeys(ends, position))
+    return await offsets_of_all(admin, ends, position)
+
+
+async def offsets_of_all(
+    admin: LookingAdmin, queues: Collection[MessageQueue], time: dt.datetime
+) -> dict[MessageQueue, int]:
+    """The offset of the first message of each queue that was stored at a time or later.
+
+    Raises ClientError if one cannot be told, as while an archive does not answer: a page that left it out would look as
+    if the queue had nothing.
+    """
+    found = await admin.offsets_at(dict.fromkeys(queues, time))
+    return {queue: found[queue] if queue in found else await admin.offset(queue, time) for queue in queues}
 
 
 def _words(position: ConsumeFrom) -> str:

@@ -12,7 +12,7 @@ import trio
 from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.filters import Sql
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.console.pages.groups import position_of
+from mq.console.pages.groups import offsets_of_all, position_of
 from mq.console.pages.tail import sql_of
 from mq.console.pages.timeline import timeline_of
 from mq.console.pages.visit import NotFound, Page, Refused, Visit
@@ -204,7 +204,7 @@ async def _ranges(
     elif by == "time":
         position = position_of("time", visit.query.get("time", ""))
         assert isinstance(position, dt.datetime), f"a time is {position}"
-        starts = await admin.offsets_at(dict.fromkeys(queues, position))
+        starts = await offsets_of_all(admin, queues, position)
     elif by == "oldest":
         starts = {queue: int(ends[queue].min_offset) for queue in queues}
     else:
