@@ -1,14 +1,16 @@
 """Request 9031: the members of many consumer groups, what each one subscribes to, and which queues it has.
 
 Each replica answers from the heartbeats it received. Which queues a member has only that member knows: the broker asks
-all members of the group at once, and answers when all have answered, or after `ANSWER_SECONDS`.
+all members of the group, some at a time, and answers when all have answered, or after `ANSWER_SECONDS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from mq.broker.admin.group_members import RELAY_VERSION_MIN, connection_data, proxied_data
 from mq.broker.context import BrokerContext
@@ -34,7 +36,7 @@ ANSWER_SECONDS: Final = 2.0
 MEMBER_BYTES_MAX: Final = 256 * 1024
 """Of the answer of one member, enough for 700 queues; what a longer one says is not passed on."""
 QUEUES_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of the answers of all members; what comes later is not passed on."""
+"""Of the answers of all members, as texts in ours; what comes later is not passed on."""
 DIFFERENT_MAX: Final = 10
 """Subscriptions of a group whose members differ that are told."""
 DIFFERING_MAX: Final = 200
@@ -129,18 +131,26 @@ class MembersOfManyGroups(Service):
             left -= 1
             assert left >= 0, f"{-left} members of {group} more than {len(asked)} have answered"
             is_answer = isinstance(response, Response) and response.code == ResponseCode.SUCCESS
-            if is_answer and len(text) <= min(MEMBER_BYTES_MAX, room):
-                room -= len(text)
-                told[at] = text.decode("utf-8", "replace")
+            if is_answer and len(text) <= MEMBER_BYTES_MAX:
+                said = text.decode("utf-8", "replace")
+                if (nbytes := len(msgspec.json.encode(said))) <= room:  # six bytes for some of its bytes
+                    room -= nbytes
+                    told[at] = said
             if not left:
                 answer()
 
         assert left == len({at for at, _ in asked}), f"{left} members of {group} are asked, some of them twice"
+
+        def ask() -> Generator[None, None, None]:
+            for at, client_id in asked:
+                yield  # not after the last one: if this is refused as too much, nobody answers once more
+                fields = RunningInfoExt(consumer_group=group, client_id=client_id).fields()
+                at.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, fields, b"", ANSWER_SECONDS, partial(answered, at))
+
         call.drop_body()
-        for at, client_id in asked:
-            fields = RunningInfoExt(consumer_group=group, client_id=client_id).fields()
-            at.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, fields, b"", ANSWER_SECONDS, partial(answered, at))
-        if not asked:
+        if asked:
+            self._gradually.work(call, ask())
+        else:
             answer()
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from mq.broker.admin.members_of_groups import MEMBER_BYTES_MAX, QUEUES_BYTES_MAX
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import told_text
+from mq.broker.net.slow_answers import SlowAnswers
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.clients import ClientBehindProxy, ConsumerData, HeartbeatOfProxy, SubscriptionData
 from mq.protocol.requests.members import GROUPS_MAX, GroupMember, MembersOfGroups, MembersQuestion
-from tests.support.running_broker import Client, RunningBroker, running
+from tests.support.running_broker import Client, RunningBroker, limited, running
 
 pytestmark = pytest.mark.trio
 
@@ -108,6 +113,52 @@ async def test_queues_of_members_come_in_one_answer(tmp_path: Path) -> None:
                 if body is not None:
                     await client.reply(question, body=body)
         assert [each.running_info for each in found["billing"]] == ['{"mqTable":{}}', None, "\ufffd{"]
+
+
+async def test_what_members_answer_takes_bounded_room_as_json(tmp_path: Path) -> None:
+    """Of control characters, JSON makes six bytes each: an answer of them would not fit into a frame."""
+    count = QUEUES_BYTES_MAX // (6 * MEMBER_BYTES_MAX)
+    async with running(tmp_path) as broker:
+        asking = await broker.connect()
+        members = [await join(broker, f"c{number}", Orders="*") for number in range(count + 1)]
+        async with trio.open_nursery() as nursery:
+            found: dict[str, list[GroupMember]] = {}
+
+            async def ask() -> None:
+                found.update(await told(asking, groups=["billing"], queues=True))
+
+            nursery.start_soon(ask)
+            for client in members:
+                question, _ = await client.question()
+                await client.reply(question, body=b"\x01" * MEMBER_BYTES_MAX)
+        assert sum(each.running_info is not None for each in found["billing"]) == count == len(members) - 1
+
+
+async def test_many_members_are_asked_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands at once would hold everybody up."""
+    events: list[str] = []
+    ask_client, run_step = ClientConnection.ask, SlowAnswers._run_step
+
+    def noting_ask(connection: ClientConnection, code: int, *given: Any) -> None:
+        events.append("ask")
+        ask_client(connection, code, *given)
+
+    def noting_step(answers: SlowAnswers, job: Any) -> bool:
+        events.append("step")
+        return run_step(answers, job)
+
+    monkeypatch.setattr(ClientConnection, "ask", noting_ask)
+    monkeypatch.setattr(SlowAnswers, "_run_step", noting_step)
+    async with running(tmp_path, limits=limited(net={"slice_seconds": 0.0})) as broker:
+        asking = await broker.connect()
+        members = [await join(broker, name, Orders="*") for name in ("c1", "c2", "c3")]
+        events.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(told, asking, groups=["billing"], queues=True))
+            for client in members:
+                question, _ = await client.question()
+                await client.reply(question, body=b"{}")
+        assert events == ["step", "step", "ask", "step", "ask", "step", "ask"]
 
 
 @pytest.mark.parametrize(
