@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jepsen.deployments.leftovers import RUN_VARIABLE, held, run_of
 from tests.support.warm_processes import ROOT, cold_processes, wanted_module, warm_processes
 
 pytestmark = pytest.mark.process
@@ -67,6 +68,28 @@ def test_a_forked_server_is_a_child_that_is_killed_and_waited_for(tmp_path: Path
         assert server.returncode == (-end if end == signal.SIGKILL else 0)
 
 
+def test_a_forked_server_of_a_dead_run_is_found_by_its_environment(tmp_path: Path) -> None:
+    """The next run of the harness kills what an earlier one has left; it finds it in /proc."""
+    command = [
+        *CLI,
+        "namesrv",
+        "--listen",
+        "127.0.0.1:0",
+        "--data-dir",
+        str(tmp_path / "names"),
+        "--until-stdin-closes",
+    ]
+    environment = {**os.environ, RUN_VARIABLE: str(tmp_path)}
+    with held(tmp_path), (tmp_path / "log").open("wb") as log:  # no other test may take it for such a server
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, env=environment)
+        while b"listening" not in (tmp_path / "log").read_bytes():
+            assert server.poll() is None, (tmp_path / "log").read_text()
+        assert is_forked(server.pid)
+        assert run_of(Path(f"/proc/{server.pid}/environ").read_bytes()) == tmp_path
+        server.kill()
+        server.communicate(timeout=30)
+
+
 def test_only_plain_commands_of_this_checkout_are_forked(tmp_path: Path) -> None:
     here, nothing = str(ROOT), dict[str, str]()
     assert wanted_module([*CLI, "status"], here, nothing) == (["mq.cli", "status"], {}, here)
@@ -97,6 +120,9 @@ def test_a_forked_process_forks_the_servers_that_it_starts() -> None:
         servers = [pid for pid in map(int, children) if os.getsid(pid) == pid]
         assert servers
         assert all(map(is_forked, servers))
+        (interpreter,) = set(map(int, children)) - set(servers)
+        said = Path(f"/proc/{interpreter}/cmdline").read_bytes()
+        assert b"mq.cli" not in said, "it ends a moment after the command, for which nobody may take it"
         assert dev.stdin is not None
         dev.stdin.close()
         assert dev.wait(60) == 0

@@ -52,8 +52,10 @@ STARTS_OTHERS: Final = re.compile(r"demo|dev|run|serve|matrix|archive.*=.*")
 COLD_VARIABLES: Final = ("PYTHON", "LD_", "LC_", "LANG", "RAFTMQ_PURE_PYTHON", "COVERAGE", "MALLOC")
 """Beginnings of variables that an interpreter reads when it starts."""
 READY: Final = b"ready"
-COMMAND_BYTES_MAX: Final = 8192
-"""Room for the command line of a forked process, which `ps` shows."""
+SHOWN_BYTES_MAX: Final = 8192
+"""Room for the command line of a forked process, and for what its environment has more than that of the tests."""
+COMMAND, ENVIRONMENT = 45, 47
+"""Where the places of both are in /proc/PID/stat, without its first two fields."""
 SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER
 REQUEST_BYTES_MAX: Final = 1 << 20
 
@@ -179,8 +181,10 @@ def warm_processes() -> Iterator[None]:
     with ours:
         for each in (ours, its):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES_MAX)
-        command = [sys.executable, __file__, str(its.fileno()), " " * COMMAND_BYTES_MAX]
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], cwd=ROOT)
+        room = " " * SHOWN_BYTES_MAX
+        command = [sys.executable, __file__, str(its.fileno()), room]
+        environment = {**os.environ, "ROOM": room}
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], cwd=ROOT, env=environment)
         its.close()
         before = _python
         _install(WarmPython(ours, os.environ))
@@ -256,7 +260,8 @@ def _become(
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
-    _show_command([sys.executable, "-m", module, *arguments])
+    _show(COMMAND, [sys.executable, "-m", module, *arguments])
+    _show(ENVIRONMENT, [f"{name}={value}" for name, value in environment.items()])
     given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*([] if imports_first is None else [imports_first]), *given, *_library_path]
     sys.argv[:] = [module, *arguments]
@@ -266,6 +271,7 @@ def _become(
         for each in (ours, its):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES_MAX)
         if os.fork() == 0:
+            _show(COMMAND, [sys.executable, __file__])
             ours.close()
             for own in range(3):
                 os.dup2(os.open(os.devnull, os.O_RDWR), own)
@@ -280,12 +286,14 @@ def _become(
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _show_command(words: Sequence[str]) -> None:
-    """Have /proc/PID/cmdline say what runs, for `ps` and for tests that look for processes."""
+def _show(what: int, words: Sequence[str]) -> None:
+    """Have /proc/PID/cmdline say what runs, and /proc/PID/environ in which environment: for `ps`, and for whoever looks
+    for processes.
+    """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, without the first two fields
-    command = "".join(f"{word}\0" for word in words).encode()[: end - begin - 1]
-    ctypes.memmove(begin, command.ljust(end - begin, b"\0"), end - begin)
+    begin, end = int(fields[what]), int(fields[what + 1])
+    text = os.fsencode("".join(f"{word}\0" for word in words))[: end - begin - 1]
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
 _library_path: list[str] = []

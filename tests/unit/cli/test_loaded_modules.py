@@ -16,3 +16,23 @@ def test_a_command_loads_no_server(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = {name for name in done.stdout.split() if name.startswith(NEEDED_BY_SERVERS)}
     assert loaded == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module",
+    [
+        "jepsen.clients",
+        "jepsen.deployments.object_storage",
+        "jepsen.deployments.switch",
+        "mq.cli.proxy_process",
+        "mq.monitoring.probe",
+        "mq.proxy.grpc.self_signed",
+        "mq.store.archive.worker",
+        "mq.store.key_index.builder",
+    ],
+)
+def test_a_program_of_a_process_of_its_own_can_be_imported_first(module: str) -> None:
+    """Other tests fork it from an interpreter that has imported everything, where no circle of imports would show."""
+    done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
