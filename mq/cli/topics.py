@@ -125,7 +125,9 @@ def create(
                     attributes=dict(settings.attributes),
                     broker=broker or None,
                 )
-            return settings, missing, await admin.topic_config(topic)
+            configs = await admin.topic_config(topic)
+            # A group that was not known before has registered meanwhile.
+            return settings, [broker for broker in missing if broker] or sorted(configs), configs
 
     with client_errors():
         settings, created, configs = run_trio(main)

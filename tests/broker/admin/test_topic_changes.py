@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from mq.cli.app import app
 from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
 from mq.client.admin import Admin
+from mq.protocol.requests.namesrv import ClusterInfo
 from tests.support.name_server_and_broker import cluster
 from tests.support.running_broker import running
 from tests.support.waiting import until
@@ -46,6 +48,20 @@ async def refusal(code: int, *arguments: str) -> str:
         await command(*arguments)
     assert refused.value.exit_code == code
     return str(refused.value)
+
+
+async def test_a_group_that_registers_meanwhile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right after a start, name servers know no group when the command asks, and know it when the topic is created."""
+    ask, times = Admin.cluster_info, itertools.count()
+
+    async def nobody_at_first(admin: Admin) -> ClusterInfo:
+        info = await ask(admin)
+        return info if next(times) else ClusterInfo()
+
+    async with cluster(tmp_path) as namesrv:
+        monkeypatch.setattr(Admin, "cluster_info", nobody_at_first)
+        said = await command("topic", "create", "New", "--namesrv", namesrv)
+    assert said == "created topic New in broker-a: 8 queues, perm rw\n"
 
 
 async def test_creating_a_topic_that_exists_changes_nothing(tmp_path: Path) -> None:
