@@ -47,6 +47,8 @@ MODULES: Final = (
 )
 """What is imported before: with all that these import, nearly everything that servers and commands need."""
 PACKAGES: Final = ("mq", "jepsen")
+INTERPRETER: Final = sys.executable
+"""A test may change `sys.executable`: then it wants another one."""
 STARTS_OTHERS: Final = re.compile(r"demo|dev|run|serve|matrix|archive.*=.*")
 """Commands that start servers themselves, and the settings with which a broker does."""
 COLD_VARIABLES: Final = ("PYTHON", "LD_", "LC_", "LANG", "RAFTMQ_PURE_PYTHON", "COVERAGE", "MALLOC")
@@ -129,7 +131,7 @@ def wanted_module(
     is_safe = words[1:2] == ["-P"]
     if is_safe:
         del words[1]
-    if len(words) < 3 or words[0] != sys.executable or words[1] != "-m" or words[2].partition(".")[0] not in PACKAGES:
+    if len(words) < 3 or words[0] != INTERPRETER or words[1] != "-m" or words[2].partition(".")[0] not in PACKAGES:
         return None
     given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     places = [*given, str(ROOT)] if is_safe else [directory, *given, str(ROOT)]
