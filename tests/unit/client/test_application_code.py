@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 
@@ -17,6 +18,7 @@ from tests.support.producing import producer_of
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of
 from tests.unit.client.fake_cluster import FakeCluster, check_back
+from tests.unit.client.fake_server import FakeConnection, FakeRequest
 
 asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
@@ -334,12 +336,21 @@ def test_a_handler_in_a_thread_may_exit(threads: FakeCluster) -> None:
     assert threads.group.offsets["cg", "T", 0] == 0
 
 
-def test_a_callback_of_a_future_may_raise_anything(threads: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_of_a_future_may_raise_anything(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the producer's thread; of a message that is stored already, it is called by whoever adds it."""
+    store, is_added = getattr(threads.leader, "_send"), threading.Event()  # noqa: B009
+
+    async def store_later(connection: FakeConnection, request: FakeRequest) -> None:
+        await anyio.to_thread.run_sync(is_added.wait)
+        await store(connection, request)
+
     def fail(future: Future[SendResult]) -> None:
         raise NoException
 
+    monkeypatch.setattr(threads.leader, "_send", store_later)
     with SyncProducer(threads.namesrv) as producer:
         future = producer.submit(Message("T", b"x"))
         future.add_done_callback(fail)
+        is_added.set()
         assert future.result(60).queue_offset == 0
         assert producer.send(Message("T", b"y")).queue_offset == 1
