@@ -192,9 +192,9 @@ test-nightly: $(INSTALLED)
 
 IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 .lane-processes:
-	$(IN_TURN) .part-processes .part-python-forms
+	$(IN_TURN) .part-processes .part-python-forms .part-spark
 .lane-in-process:
-	$(IN_TURN) .part-in-process .part-spark
+	$(IN_TURN) .part-in-process
 .lane-checks:
 	$(IN_TURN) .part-check .part-sanitize .part-sanitize-threads .part-fuzz .part-gate .lane-simulation
 .lane-simulation:
