@@ -7,6 +7,7 @@ that run until a signal, and one of each kind of ending in `tests/process/test_r
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -20,6 +21,9 @@ from mq.cli.app import app
 from mq.cli.errors import CommandFailed
 
 SECONDS_MAX = 60.0
+
+LOGGED = re.compile(r"(?m)^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[.*\n")
+"""A log line of a broker in this process: structlog prints it to whatever `sys.stdout` is at the moment."""
 
 
 class Done(NamedTuple):
@@ -42,11 +46,12 @@ def run_here(*arguments: str, given: bytes = b"", env: Mapping[str, str] | None 
             logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         )
     result = CliRunner(env=env).invoke(app, arguments, given)
+    out = LOGGED.sub("", result.stdout)
     match result.exception:
         case None | SystemExit():
-            return Done(result.exit_code, result.stdout, result.stderr)
+            return Done(result.exit_code, out, result.stderr)
         case CommandFailed() as failed:
-            return Done(failed.exit_code, result.stdout, f"{result.stderr}raftmq: {failed}\n")
+            return Done(failed.exit_code, out, f"{result.stderr}raftmq: {failed}\n")
         case unexpected:
             raise unexpected
 

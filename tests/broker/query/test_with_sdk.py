@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import re
 from functools import partial
 from pathlib import Path
 
@@ -16,12 +15,10 @@ from mq.cli.app import app
 from mq.cli.errors import CommandFailed
 from mq.client import Admin, ClientError, Message, MessageQueue, NoRoute, Producer, TopicNotFound
 from mq.protocol.hashes import parse_offset_message_id
+from tests.support.commands import LOGGED
 from tests.support.name_server_and_broker import cluster
 
 pytestmark = pytest.mark.trio
-
-LOGGED = re.compile(r"(?m)^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[.*\n")
-"""A log line."""
 
 
 async def test_messages_are_looked_up_by_id_and_key(tmp_path: Path) -> None:
