@@ -45,7 +45,7 @@ BENCHES += bench-archive bench-filter bench-celery bench-celery-chaos bench-prox
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
-	@echo 'make demo-spark   the same for Apache Spark: it reads from the followers, counts words and writes; needs Java 17'
+	@echo 'make demo-spark   the same for Apache Spark: it reads from the followers, counts words, writes, and makes a table; needs Java 17'
 	@echo 'make test-unit   the units, without sockets and processes; about half a minute on two processors'
 	@echo 'make test    the quick tests: units, some simulated and real groups; 5 minutes on two processors'
 	@echo 'make test-all   all tests, with Java those of Spark too; 25 minutes on two processors'

@@ -1,7 +1,8 @@
 """The Spark demonstration: `make demo-spark`.
 
 Three replicas, half a million lines of text, and a Spark that reads them as they arrive. Meanwhile a follower is
-killed, and later leadership is transferred; at the end everything is counted.
+killed, and later leadership is transferred; at the end everything is counted. Then the topic becomes a table, while a
+follower and Spark's driver are killed.
 
 The parent sends, kills and reports; name server, replicas and Spark are separate processes.
 """
@@ -34,6 +35,7 @@ from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
 from mq.local_cluster import DevCluster, Ports, ServersFailed
 from mq.protocol.requests.raft_group import GroupCommand
+from spark.demo_table import UNREADABLE, TableMade, make_table
 from spark.installed import missing
 
 TOPIC = "Lines"
@@ -61,6 +63,7 @@ class Run:
     leaders: list[str] = field(default_factory=list)
     served: dict[tuple[str, str, int], int] = field(default_factory=dict)
     """Bytes by node id, role and process id: a restarted replica counts from 0."""
+    table: TableMade | None = None
     moved: trio.Event = field(default_factory=trio.Event)
 
     def wake(self) -> None:
@@ -75,7 +78,7 @@ class Run:
 
     @property
     def is_good(self) -> bool:
-        """Every line arrived exactly once, those written too, and both ways of counting words agree."""
+        """Every line arrived exactly once, those written and the table too, and both ways of counting words agree."""
         found = self.outcome
         return (
             found is not None
@@ -84,6 +87,8 @@ class Run:
             and found["twice"] == found["missing"] == found["places_twice"] == 0
             and found["written_twice"] == found["not_written"] == 0
             and found["words_agree"]
+            and self.table is not None
+            and self.table.is_good
         )
 
 
@@ -93,13 +98,27 @@ def demo(
         Path | None, typer.Option("--dir", help="Directory for data and logs; default: a temporary directory.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
+    iceberg: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Write the table with Apache Iceberg, not as Parquet files. There must be a PySpark with a build of "
+            "Iceberg in the directory: pip install --target DIRECTORY --no-deps pyspark==4.1.1",
+        ),
+    ] = None,
 ) -> None:
-    """Let Spark read from three replicas while a follower is killed and leadership moves, and count what arrives.
+    """Let Spark read from three replicas while a follower is killed and leadership moves, and count what arrives. Then
+    make a table of the topic, while a follower and Spark's driver are killed, and compare both.
 
     Exit code 1 if a line is missing or duplicated.
     """
     if reason := missing():
         raise CommandFailed(reason)
+    if iceberg is not None and not (iceberg / "pyspark").is_dir():
+        raise CommandFailed(
+            f"{iceberg} has no PySpark: pip install --target {iceberg} --no-deps 'pyspark==4.1.1' (the one of this "
+            f"environment is newer than all builds of Iceberg)"
+        )
     console = Console()
     base = directory or Path(tempfile.mkdtemp(prefix="raftmq-demo-spark-"))
     base.mkdir(parents=True, exist_ok=True)
@@ -108,7 +127,7 @@ def demo(
     console.print(f"{lines:,} lines from the Python sources in {source_directory()}; data in {base}", soft_wrap=True)
     try:
         with client_errors():
-            run = run_trio(partial(run_demo, lines, base, console))
+            run = run_trio(partial(run_demo, lines, base, console, iceberg))
     except ServersFailed as failed:
         raise CommandFailed(str(failed), EXIT_FAILED) from failed
     except KeyboardInterrupt:
@@ -121,7 +140,12 @@ def demo(
         raise typer.Exit(EXIT_FAILED)
     if directory is None and not keep:
         shutil.rmtree(base, ignore_errors=True)
-    console.print("Every line was read once, and every definition written once.", style="bold green")
+    console.print(
+        "Every line was read once, every definition written once, and the table is equal to the topic.",
+        style="bold green",
+    )
+    if keep or directory is not None:
+        console.print(f"{base / 'lines.yaml'} has the pipeline; docs/tables.md says what to do with its table")
 
 
 def table_of(run: Run) -> Table:
@@ -146,14 +170,19 @@ def table_of(run: Run) -> Table:
     for (node_id, role, _), nbytes in sorted(run.served.items()):
         sums[node_id, role] = sums.get((node_id, role), 0) + nbytes
     rows += [(f"bytes served by {node_id} as {role}", f"{nbytes:,}", True) for (node_id, role), nbytes in sums.items()]
+    if run.table is not None:
+        rows += run.table.results()
     table = Table(show_header=False)
     for name, value, is_good in rows:
         table.add_row(name, value, style=None if is_good else "bold red")
     return table
 
 
-async def run_demo(lines: int, directory: Path, console: Console) -> Run:
-    """The whole demonstration in ``directory``. Raises ServersFailed, ClientError, OSError."""
+async def run_demo(lines: int, directory: Path, console: Console, iceberg: Path | None = None) -> Run:
+    """The whole demonstration in ``directory``; the table is one of Iceberg with the PySpark in ``iceberg``.
+
+    Raises ServersFailed, ClientError, OSError.
+    """
     run = Run(lines)
     say = partial(console.print, highlight=False)
     async with (
@@ -164,6 +193,7 @@ async def run_demo(lines: int, directory: Path, console: Console) -> Run:
     ):
         await admin.create_topic(TOPIC, QUEUES)
         await admin.create_topic(SECOND_TOPIC, QUEUES)
+        await admin.create_topic(UNREADABLE, QUEUES)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cluster.watch)
             say("starting Spark ...")
@@ -178,7 +208,24 @@ async def run_demo(lines: int, directory: Path, console: Console) -> Run:
             await run.wait_until(lambda: run.outcome is not None)
             await _note_served(run, cluster, admin)
             nursery.cancel_scope.cancel()
+        run.table = TableMade("parquet" if iceberg is None else "iceberg", lines, sum(map(len, _text(lines))))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster.watch)
+            await make_table(run.table, TOPIC, cluster, directory, say, _surroundings(iceberg))
+            nursery.cancel_scope.cancel()
     return run
+
+
+def _surroundings(pyspark: Path | None = None) -> dict[str, str]:
+    """The environment of a process of Spark, with the PySpark that it is to have."""
+    found = {
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+        "SPARK_LOCAL_HOSTNAME": os.environ.get("SPARK_LOCAL_HOSTNAME", "localhost"),
+    }
+    if pyspark is not None:
+        found["PYTHONPATH"] = os.pathsep.join([str(pyspark.resolve()), str(Path(__file__).parents[1])])
+    return found
 
 
 async def _disturb(run: Run, cluster: DevCluster, admin: Admin, say: Callable[[str], None]) -> None:
@@ -237,12 +284,7 @@ async def _spark(
 ) -> None:
     """Run Spark; started when it has connected. Raises ServersFailed if it ends without a result."""
     module = ["spark.demo_job", cluster.namesrv, TOPIC, SECOND_TOPIC, str(directory), str(run.lines // 10)]
-    surroundings = {
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
-        "SPARK_LOCAL_HOSTNAME": os.environ.get("SPARK_LOCAL_HOSTNAME", "localhost"),
-    }
-    async with cluster.running_module("spark", module, surroundings) as process:
+    async with cluster.running_module("spark", module, _surroundings()) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         is_started, rest = False, b""

@@ -72,6 +72,14 @@ def _follow(command: str, file: Path, master: str, driver_memory: str, as_json: 
             print(said, flush=True)
     if failed is not None:
         raise CommandFailed(failed["error"], failed["code"])
+    from spark.tables.pace import GAVE_UP
+
+    if process.returncode == GAVE_UP:
+        raise CommandFailed(
+            "the commit that was being made was given up: nothing of it is in the table. Run it again: it continues "
+            "where the table ends",
+            EXIT_FAILED,
+        )
     if process.returncode:
         raise CommandFailed(
             f"Spark ended with exit code {process.returncode}: what it said is above. Run it again: it continues where "
@@ -124,7 +132,7 @@ def verify(
 ) -> None:
     """Compare the table with the messages that the topic still has: counts and checksums of each queue.
 
-    Exit code 1 if they differ.
+    Exit code 1 if they differ; then it names the first rows of each queue that do.
     """
     found = _result("verify", file, master, driver_memory)
     if as_json:
@@ -137,6 +145,8 @@ def verify(
                 f"{queue['messages']:,} messages, {queue['rows_expected']:,} rows expected, {queue['rows_found']:,} "
                 f"found: {said}"
             )
+            for each in queue["differences"]:
+                print(f"  offset {each['queue_offset']:,}: {each['what']}")
     if not found["equal"]:
         raise CommandFailed("the table differs from its topic", EXIT_FAILED)
     if not as_json:
@@ -176,6 +186,7 @@ def start(command: str, file: Path, pipeline: Pipeline, master: str, driver_memo
     """Start Spark's driver with one of our programs. Raises CommandFailed if Spark, Java or a package is missing."""
     from spark.installed import missing
     from spark.tables.installed import SparkMissing, installed_spark, packages_of, settings_of
+    from spark.tables.pace import UNTIL_STDIN_CLOSES
 
     try:
         packages = packages_of(pipeline, installed_spark())
@@ -199,15 +210,23 @@ def start(command: str, file: Path, pipeline: Pipeline, master: str, driver_memo
         "PYSPARK_SUBMIT_ARGS": f"{shlex.join(arguments)} pyspark-shell",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "spark.tables.job", command, str(file)],
+        [sys.executable, "-m", "spark.tables.job", command, str(file), UNTIL_STDIN_CLOSES],
         env=environment,
+        stdin=subprocess.PIPE,  # nothing is written: it closes when this process ends, however it ends
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,  # ctrl-C is for this process, which asks Spark to end after its commit
     )
+    asked: list[bool] = []
 
     def end(*_: Any) -> None:
-        process.terminate()
+        if not asked:
+            asked.append(True)
+            process.terminate()
+            if command in ("run", "backfill"):
+                os.write(2, b"it ends after the commit that is being made; once more gives that commit up\n")
+        elif process.stdin is not None:
+            process.stdin.close()
 
     signal.signal(signal.SIGINT, end)
     signal.signal(signal.SIGTERM, end)

@@ -1,7 +1,8 @@
 """The Spark side of `raftmq table`, as a program: runs one pipeline until it is done or stopped, or checks its table.
 
 Reports progress on standard output, one JSON object per line, and ends with an exit code:
-0 done, 1 stopped at an offset, 2 refused before anything was written.
+0 done, 1 stopped at an offset, 2 refused before anything was written. With ``--until-stdin-closes`` it ends at once
+when its standard input does: whoever started it has gone, or gives up the current commit.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ from spark.tables.installed import settings_of
 from spark.tables.layout import SchemaRefused
 from spark.tables.loop import Loop, Stopped
 from spark.tables.metrics import Metrics, PortUnusable
+from spark.tables.pace import UNTIL_STDIN_CLOSES, Stop, StopSignal, end_with_input, keep_pace
 from spark.tables.parquet_directory import DirectoryUnusable, Locked, ParquetDirectory
 from spark.tables.parquet_target import ParquetTarget
 from spark.tables.pipeline import Pipeline, read_pipeline
@@ -60,7 +62,12 @@ STOPPED: Final = (
     Unreachable,
     WriteFailed,
 )
-IDLE_SECONDS: Final = 0.5
+AFTER_FAILURE: Final = {
+    "run": "this commit is not in the table",
+    "backfill": "this commit is not in the table",
+    "verify": "nothing was compared",
+    "compact": "the rows of the table are as before; try again",
+}
 
 
 def say(**told: Any) -> None:
@@ -95,13 +102,13 @@ def run(
     pipeline: Pipeline,
     spark: SparkSession,
     state: StateDirectory,
-    stop: threading.Event,
+    stop: Stop,
     step: Callable[[str], None] = lambda _: None,
     *,
     backward: bool = False,
 ) -> None:
-    """Run the pipeline until it is done or ``stop`` is set; ``step`` is told what is done next. ``backward``: fill the
-    table with older messages instead. Raises what `main` reports.
+    """Run the pipeline until it is done or ``stop`` says so; ``step`` is told what is done next. ``backward``: fill the
+    table with older messages instead. Raises what `main` reports, with a note of how far the table is.
     """
     source = TopicSource(pipeline, is_once=pipeline.trigger.is_once)
     target = target_of(pipeline, spark, step)
@@ -109,6 +116,14 @@ def run(
     metrics.serve()
 
     step("begin")
+    oldest = source.earliest() if backward else None
+
+    def left(commit: Commit) -> int:
+        """How many messages are not in the table, of those that this run is for."""
+        newest = source.newest()
+        if oldest is not None:
+            return _count(oldest, commit.begin)
+        return 0 if newest is None else _count(commit.end, newest)
 
     def committed(commit: Commit, seconds: float) -> None:
         figures = {
@@ -126,7 +141,7 @@ def run(
             dead=commit.dead,
             seconds=round(seconds, 3),
             rate=round(rate),
-            left=_left(commit, source.newest()),
+            left=left(commit),
             total=loop.figures.messages,
         )
 
@@ -141,23 +156,20 @@ def run(
         wall_clock_ms=lambda: int(time.time() * 1000),
         on_commit=committed,
     )
+
+    def is_behind() -> bool:
+        return left(loop.last) > 0
+
     try:
-        last = loop.open()
-        say(opened=pipeline.table.where, commit=last.number)
         if backward and pipeline.upsert is not None:
             raise UpkeepRefused("older changes would replace newer rows: a table with upserts is not filled backward")
-        while backward and not stop.is_set() and loop.backfill_step():
-            pass
-        while not backward and not stop.is_set():
-            began = time.monotonic()
-            if loop.step():
-                every = pipeline.trigger.every_seconds
-                if every is not None and every > 0 and not _left(loop.last, source.newest()):
-                    stop.wait(max(0.0, every - (time.monotonic() - began)))
-            elif pipeline.trigger.is_once:
-                break
+        last = loop.open()
+        say(opened=pipeline.table.where, commit=last.number)
+        with _noted(loop):
+            if backward:
+                keep_pace(loop.backfill_step, None, is_behind, stop, time.monotonic)
             else:
-                stop.wait(pipeline.trigger.every_seconds or IDLE_SECONDS)
+                keep_pace(loop.step, pipeline.trigger.every_seconds, is_behind, stop, time.monotonic)
         position = shown_position(loop.last.end)
         say(done=True, messages=loop.figures.messages, dead=loop.figures.dead, position=position)
     finally:
@@ -165,16 +177,27 @@ def run(
         target.close()
 
 
+@contextmanager
+def _noted(loop: Loop) -> Iterator[None]:
+    """Whatever ends a pipeline is told with how far the table is."""
+    try:
+        yield
+    except Exception as error:
+        if loop.reached() not in str(error):
+            error.add_note(loop.reached())
+        raise
+
+
 def upkeep(command: str, pipeline: Pipeline, spark: SparkSession) -> int:
     """Verify or compact the table of a pipeline; returns the exit code."""
-    if command == "compact":
-        say(**compact(spark, pipeline))
-        return 0
     target = target_of(pipeline, spark, lambda _: None)
     last = target.last()
     check_owner(last, identity(pipeline.name, pipeline.topic), pipeline.table.where)
     if last is None:
-        raise UpkeepRefused(f"the table {pipeline.table.where} has no commit yet: there is nothing to verify")
+        raise UpkeepRefused(f"the table {pipeline.table.where} has no commit yet: there is nothing to {command}")
+    if command == "compact":
+        say(**compact(spark, pipeline, target, last))
+        return 0
     queues = compare(spark, pipeline, last, kept_ranges(pipeline, last))
     is_equal = all(each["equal"] for each in queues)
     say(equal=is_equal, commit=last.number, queues=queues)
@@ -185,9 +208,9 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
     """What ``arguments`` name, run, backfill, verify or compact, for the pipeline of a file; returns the exit code."""
     command, file = arguments
     writes = command in ("run", "backfill")
-    stop = threading.Event()
+    stop = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT) if writes else ():  # the others end at once, and harm nothing
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, stop.ask)
     state: StateDirectory | None = None
     spark: SparkSession | None = None
     try:
@@ -200,13 +223,13 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
             return upkeep(command, pipeline, spark)
         run(pipeline, spark, state, stop, step, backward=command == "backfill")
     except REFUSED as error:
-        say(error=str(error), code=2)
+        say(error=text_of(error), code=2)
         return 2
     except STOPPED as error:
-        say(error=str(error), code=1)
+        say(error=text_of(error), code=1)
         return 1
     except (PySparkException, Py4JError) as error:
-        say(error=spark_reason(error), code=1)
+        say(error=text_of(error, spark_reason(error, AFTER_FAILURE[command])), code=1)
         return 1
     finally:
         if spark is not None:
@@ -216,19 +239,25 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
     return 0
 
 
-def spark_reason(error: Exception) -> str:
+def spark_reason(error: Exception, what_is_left: str) -> str:
     """The line of a failed Spark job that says why, without Java's stack."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith(("spark.", "Caused by:")) and ": " in line]
     said = (ours or lines or ["Spark failed"])[-1 if ours else 0]
-    return f"Spark failed, and this commit is not in the table: {said.removeprefix('Caused by: ')}"
+    return f"Spark failed, and {what_is_left}: {said.removeprefix('Caused by: ')}"
 
 
-def _left(commit: Commit, newest: dict[str, Any] | None) -> int:
-    if newest is None:
-        return 0
-    return sum(high - low for low, high in messages_between(commit.end, newest).values())
+def text_of(error: Exception, text: str = "") -> str:
+    """An error as one text, with its notes."""
+    told, notes = text or str(error), getattr(error, "__notes__", ())
+    return " ".join([told if told.endswith(".") or not notes else f"{told}.", *notes])
+
+
+def _count(start: Mapping[str, Any], end: Mapping[str, Any]) -> int:
+    return sum(high - low for low, high in messages_between(start, end).values())
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if UNTIL_STDIN_CLOSES in sys.argv:
+        end_with_input()
+    sys.exit(main([each for each in sys.argv[1:] if each != UNTIL_STDIN_CLOSES]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
@@ -197,16 +197,27 @@ class IcebergTarget(LakeTarget):
         return bool(self._spark.catalog.tableExists(self._sql_name))
 
     def _found(self) -> Commit | None:
-        self._spark.sql(f"REFRESH TABLE {self._sql_name}")
-        rows = self._spark.sql(
-            # The name has only letters, digits and '_'.
-            f"SELECT h.snapshot_id, s.summary['{PROPERTY}'] AS told FROM {self._sql_name}.history h "  # noqa: S608
-            f"JOIN {self._sql_name}.snapshots s ON h.snapshot_id = s.snapshot_id WHERE h.is_current_ancestor "
-            f"ORDER BY h.made_current_at DESC"
-        ).collect()
+        rows = self._history()
         self._snapshot = rows[0]["snapshot_id"] if rows else None
         told = next((row["told"] for row in rows if row["told"]), None)
         return None if told is None else parse_commit(told, f"a snapshot of {self._sql_name}")
+
+    def snapshots_since_commit(self) -> int:
+        """How many snapshots others, and compactions, have made since the last commit: those have no position."""
+        rows = self._history()
+        return next((index for index, row in enumerate(rows) if row["told"]), len(rows))
+
+    def _history(self) -> list[Any]:
+        """The snapshots of which the table is made, the newest first, with the commits in them."""
+        self._spark.sql(f"REFRESH TABLE {self._sql_name}")
+        return list(
+            self._spark.sql(
+                # The name has only letters, digits and '_'.
+                f"SELECT h.snapshot_id, s.summary['{PROPERTY}'] AS told FROM {self._sql_name}.history h "  # noqa: S608
+                f"JOIN {self._sql_name}.snapshots s ON h.snapshot_id = s.snapshot_id WHERE h.is_current_ancestor "
+                f"ORDER BY h.made_current_at DESC"
+            ).collect()
+        )
 
     def _make(self, columns: Schema) -> None:
         table = self._pipeline.table
@@ -290,6 +301,13 @@ class DeltaTarget(LakeTarget):
         listed = ", ".join(f"{_text(name)}={_text(value)}" for name, value in table.properties.items())
         properties = f" TBLPROPERTIES ({listed})" if listed else ""
         self._spark.sql(f"CREATE TABLE {self._sql_name} ({ddl(columns)}) USING delta{by}{properties}")
+
+    def keep(self, commit: Commit) -> None:
+        """Write the last commit once more, without rows: Delta forgets the user metadata of versions that are older
+        than its log. If the pipeline commits meanwhile, one of the two is left out.
+        """
+        with suppress(Overtaken), self._told("keeping the position of"):
+            self._append(self._spark.createDataFrame([], ddl(self._columns())), commit)
 
     def _complete(self, rows: DataFrame) -> DataFrame:
         return super()._complete(partitioned(rows, self._pipeline)[0])

@@ -205,9 +205,15 @@ class Loop:
                 self._target.create(columns, commit)
                 self._last = commit
             except Overtaken:
-                self._last = self._target.last()
+                self._last = self._there(self._target.last())
         check_owner(self._last, self._identity, self._pipeline.table.where)
         return self.last
+
+    def reached(self) -> str:
+        """For people: how far the table is."""
+        if self._last is None:
+            return "The table has no messages."
+        return f"The table has the messages before {shown_position(self._last.end)}."
 
     def step(self) -> bool:
         """Make the next commit; False if there is nothing to read.
@@ -231,13 +237,22 @@ class Loop:
                 return self._commit_next(plan())
             except Overtaken:
                 self.figures.overtaken += 1
-                self._last = self._target.last()
+                self._last = self._there(self._target.last())
                 check_owner(self._last, self._identity, self._pipeline.table.where)
         raise Stopped(
             f"somebody else committed to the table {self._pipeline.table.where} {OVERTAKEN_MAX} times while this "
-            f"pipeline was about to: nothing of this commit is in the table. {self._at()} Run a pipeline once, and let "
-            f"other writers of the table rest meanwhile"
+            f"pipeline was about to: nothing of this commit is in the table. {self.reached()} Run a pipeline once, and "
+            f"let other writers of the table rest meanwhile"
         )
+
+    def _there(self, found: Commit | None) -> Commit:
+        """Raises Stopped if the table has no commit any more."""
+        if found is None:
+            raise Stopped(
+                f"somebody removed the table {self._pipeline.table.where}, or its commits, while this pipeline ran: "
+                f"nothing of this commit is in it. {self.reached()} Restore it and run again, or write to a new table"
+            )
+        return found
 
     def _commit_next(self, planned: Planned) -> bool:
         began = self._clock()
@@ -331,18 +346,15 @@ class Loop:
         said = f"{counted.dead} of {commit.messages} messages do not decode{example}."
         if where is None:
             raise Stopped(
-                f"{said} Nothing of them was committed. {self._at()} Correct decode, or set dead_letters.topic to "
+                f"{said} Nothing of them was committed. {self.reached()} Correct decode, or set dead_letters.topic to "
                 f"where such messages go"
             )
         if counted.dead >= FEW and counted.dead * 100 > commit.messages * where.stop_above_percent:
             raise Stopped(
                 f"{said} That is more than dead_letters.stop_above_percent ({where.stop_above_percent}): probably "
-                f"decode is wrong, and not the messages. Nothing of them was committed. {self._at()} Correct decode, "
-                f"or set stop_above_percent to 100"
+                f"decode is wrong, and not the messages. Nothing of them was committed. {self.reached()} Correct "
+                f"decode, or set stop_above_percent to 100"
             )
-
-    def _at(self) -> str:
-        return f"The table has the messages before {shown_position(self.last.end)}."
 
     def _dead_letter_id(self, commit: Commit, ranges: Range) -> str:
         """The same for a repeated commit; another one if the rules changed by which messages are bad."""

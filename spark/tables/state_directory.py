@@ -14,12 +14,17 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from spark.tables.commits import Commit, CommitRefused, parse_commit
 from spark.tables.parquet_directory import DirectoryUnusable, Locked
+
+_ASKING_SECONDS: Final = 0.002
+"""As long as somebody asks who has the lock, on a busy machine."""
+_TRIES: Final = 1000
 
 
 class StateDirectory:
@@ -37,15 +42,16 @@ class StateDirectory:
         except OSError as error:
             raise _unusable(error) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = _take(descriptor)
         except OSError as error:
             os.close(descriptor)
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise _unusable(error) from error
+            raise _unusable(error) from error
+        if not is_ours:
+            os.close(descriptor)
             raise Locked(
                 f"this pipeline runs already, with its state in {self.root}. Nothing was written; stop that process "
                 f"first, or leave it running"
-            ) from None
+            )
         self._lock = descriptor
 
     def close(self) -> None:
@@ -55,18 +61,17 @@ class StateDirectory:
             self._lock = None
 
     def is_running(self) -> bool:
-        """Whether a process of this machine holds the lock."""
+        """Whether a process of this machine holds the lock. To find out, this one shares it for a moment."""
         try:
             descriptor = os.open(self.root / "running", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return not _locks(descriptor, fcntl.LOCK_SH)
         except OSError:
-            return True
+            return False
         finally:
             os.close(descriptor)
-        return False
 
     def plan(self) -> Commit | None:
         """The commit whose dead letters may have been sent. Raises CommitRefused, DirectoryUnusable."""
@@ -112,6 +117,28 @@ class StateDirectory:
             with contextlib.suppress(OSError):
                 scratch.unlink()
             raise _unusable(error) from error
+
+
+def _take(descriptor: int) -> bool:
+    """Lock a file; False if another run has it. One that only asks shares it for a moment, and is waited for."""
+    for _ in range(_TRIES):
+        if _locks(descriptor, fcntl.LOCK_EX):
+            return True
+        if not _locks(descriptor, fcntl.LOCK_SH):
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        time.sleep(_ASKING_SECONDS)
+    return False
+
+
+def _locks(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    return True
 
 
 def _unusable(error: OSError) -> DirectoryUnusable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from spark.positions import parse_position
@@ -19,6 +19,8 @@ from spark.tables.topic import TopicSource
 
 _PLACE: Final = ("_broker_name", "_queue_id")
 RETAIN_SNAPSHOTS: Final = 20
+DIFFERENCES_MAX: Final = 10
+"""Rows of each queue that are named."""
 
 
 class UpkeepRefused(Exception):
@@ -40,7 +42,7 @@ def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Ran
     """Compare the rows of a range with its messages, queue by queue: how many, and a checksum over all columns.
 
     Messages are decoded with the columns that the table's commits have; those that do not decode have no row. Returns
-    one entry for each queue. Raises UpkeepRefused.
+    one entry for each queue, with the first differences. Raises UpkeepRefused.
     """
     if pipeline.upsert is not None:
         raise UpkeepRefused("verify compares rows with messages, and a table with upserts has one row per key")
@@ -51,8 +53,10 @@ def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Ran
         found = table_rows(spark, pipeline) if _has_rows(pipeline) else wanted.limit(0)
         names = [name for name in wanted.columns if name in found.columns]
         types = {field.name: field.dataType for field in found.schema.fields}
-        expected = _sums(wanted.select(*[f.col(quoted(name)).cast(types[name]).alias(name) for name in names]), names)
-        actual = _sums(_within(found, ranges).select(*[f.col(quoted(name)) for name in names]), names)
+        wanted = wanted.select(*[f.col(quoted(name)).cast(types[name]).alias(name) for name in names])
+        found = _within(found, ranges).select(*[f.col(quoted(name)) for name in names])
+        expected, actual = _sums(wanted, names), _sums(found, names)
+        differences = {} if expected == actual else _differences(wanted, found, names)
     finally:
         batch.close()
     return [
@@ -65,13 +69,19 @@ def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Ran
             "rows_expected": expected.get((name, number), (0, 0))[0],
             "rows_found": actual.get((name, number), (0, 0))[0],
             "equal": expected.get((name, number), (0, 0)) == actual.get((name, number), (0, 0)),
+            "differences": differences.get((name, number), []),
         }
         for (_, name, number), (low, high) in ranges.items()
     ]
 
 
-def compact(spark: SparkSession, pipeline: Pipeline) -> dict[str, Any]:
-    """Rewrite small files into large ones, and let old snapshots expire. Raises UpkeepRefused for Parquet."""
+def compact(
+    spark: SparkSession, pipeline: Pipeline, target: Any, last: Commit, retain: int = RETAIN_SNAPSHOTS
+) -> dict[str, Any]:
+    """Rewrite small files into large ones, and let old snapshots expire, but not the position in the topic: ``last`` is
+    the table's last commit, found by its ``target``. The newest ``retain`` snapshots stay in any case. Raises
+    UpkeepRefused for Parquet.
+    """
     table = pipeline.table
     if table.format == "parquet":
         raise UpkeepRefused(
@@ -82,11 +92,12 @@ def compact(spark: SparkSession, pipeline: Pipeline) -> dict[str, Any]:
         name = "delta.`" + str(table.location).replace("`", "``") + "`"
         row = spark.sql(f"OPTIMIZE {name}").first()
         spark.sql(f"VACUUM {name}")
+        target.keep(last)
         return {"rewritten": row["metrics"]["numFilesRemoved"], "added": row["metrics"]["numFilesAdded"]}
     catalog, _, rest = str(table.name).partition(".")
     row = spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{rest}')").first()
-    # The snapshots that stay have the position: it is in the newest commits.
-    spark.sql(f"CALL {catalog}.system.expire_snapshots(table => '{rest}', retain_last => {RETAIN_SNAPSHOTS})")
+    retained = retain + target.snapshots_since_commit()
+    spark.sql(f"CALL {catalog}.system.expire_snapshots(table => '{rest}', retain_last => {retained})")
     return {"rewritten": row["rewritten_data_files_count"], "added": row["added_data_files_count"]}
 
 
@@ -113,12 +124,40 @@ def _has_rows(pipeline: Pipeline) -> bool:
 
 
 def _sums(rows: DataFrame, names: list[str]) -> dict[tuple[str, int], tuple[int, int]]:
+    found = rows.groupBy(*_PLACE).agg(f.count(f.lit(1)).alias("rows"), f.sum(_hash(rows, names)).alias("sum"))
+    return {(row[0], row[1]): (row["rows"], int(row["sum"])) for row in found.collect()}
+
+
+def _differences(wanted: DataFrame, found: DataFrame, names: list[str]) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """The first rows of each queue that differ, with what differs."""
+    place = [*_PLACE, "_queue_offset"]
+
+    def summed(rows: DataFrame, side: str) -> DataFrame:
+        total = f.sum(_hash(rows, names)).alias(f"{side}_sum")
+        return rows.groupBy(*place).agg(f.count(f.lit(1)).alias(f"{side}_rows"), total)
+
+    both = summed(wanted, "wanted").join(summed(found, "found"), place, "full_outer")
+    unequal = both.where("NOT (wanted_rows <=> found_rows AND wanted_sum <=> found_sum)")
+    number = f.row_number().over(Window.partitionBy(*_PLACE).orderBy("_queue_offset"))
+    first = unequal.withColumn("number", number).where(f"number <= {DIFFERENCES_MAX}").orderBy(*place).collect()
+    told: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in first:
+        if row["found_rows"] is None:
+            what = "the row is missing"
+        elif row["wanted_rows"] is None:
+            what = "there is a row, and the message does not decode"
+        elif row["found_rows"] > row["wanted_rows"]:
+            what = f"the row is there {row['found_rows']} times"
+        else:
+            what = "the row differs from the message"
+        told.setdefault((row[0], row[1]), []).append({"queue_offset": row["_queue_offset"], "what": what})
+    return told
+
+
+def _hash(rows: DataFrame, names: list[str]) -> Column:
     # Maps have no hash; as text they have.
     plain = [f.to_json(f.col(quoted(name))) if _has_map(rows, name) else f.col(quoted(name)) for name in names]
-    found = rows.groupBy(*_PLACE).agg(
-        f.count(f.lit(1)).alias("rows"), f.sum(f.xxhash64(*plain).cast("decimal(38,0)")).alias("sum")
-    )
-    return {(row[0], row[1]): (row["rows"], int(row["sum"])) for row in found.collect()}
+    return f.xxhash64(*plain).cast("decimal(38,0)")
 
 
 def _has_map(rows: DataFrame, name: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -26,13 +27,15 @@ from spark.tables.commits import Commit, CommitRefused, messages_between
 from spark.tables.frames import Messages
 from spark.tables.installed import PACKAGES, installed_spark
 from spark.tables.job import run, target_of
+from spark.tables.lake_targets import SPARK_ERRORS
 from spark.tables.layout import SchemaRefused
 from spark.tables.loop import Loop, Stopped
 from spark.tables.pipeline import Pipeline, parse_pipeline
 from spark.tables.state_directory import StateDirectory
 from spark.tables.topic import TopicSource
-from spark.tables.upkeep import compact, compare, kept_ranges, table_rows
+from spark.tables.upkeep import RETAIN_SNAPSHOTS, compact, compare, kept_ranges, table_rows
 from tests.spark.stage import Stage
+from tests.spark.table_commands import TableCommand
 
 RELEASE = ".".join(installed_spark().split(".")[:2])
 FORMATS = [kind for kind in ("iceberg", "delta") if (kind, RELEASE) in PACKAGES]
@@ -67,6 +70,7 @@ def lake(warehouse: Path) -> Iterator[Any]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "1",
+        "spark.databricks.delta.snapshotPartitions": "1",  # fifty tasks otherwise, for each look at a log
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(warehouse / "spark"),
     }
@@ -92,24 +96,22 @@ class Case:
         self.kind = kind
         self.topic = stage.topic("Orders", 2)
         self.dead = stage.topic("Dead", 2)
-        self._directory = directory
+        self.directory = directory
 
     @property
     def table(self) -> str:
         if self.kind == "iceberg":
             return f"{{format: iceberg, name: lake.shop.{self.topic.lower()}}}"
-        return f"{{format: delta, location: {self._directory / self.topic}}}"
+        return f"{{format: delta, location: {self.directory / self.topic}}}"
 
     @property
     def sql_name(self) -> str:
-        return (
-            f"lake.shop.{self.topic.lower()}" if self.kind == "iceberg" else f"delta.`{self._directory / self.topic}`"
-        )
+        return f"lake.shop.{self.topic.lower()}" if self.kind == "iceberg" else f"delta.`{self.directory / self.topic}`"
 
     def pipeline(self, decode: str, more: str = "") -> Pipeline:
         text = (
             f"name: t\nnamesrv: {self.stage.namesrv}\ntopic: {self.topic}\ndecode: {decode}\ntable: {self.table}\n"
-            f"state: {self._directory / 'state'}\n"
+            f"state: {self.directory / 'state'}\n"
             f"dead_letters: {{topic: {self.dead}, stop_above_percent: 80}}\n{more}\n"
         )
         return parse_pipeline(text, Path("/p.yaml"))
@@ -138,6 +140,10 @@ class Case:
         if self.kind == "iceberg":
             self.lake.sql(f"REFRESH TABLE {self.sql_name}")
         return list(table_rows(self.lake, of).collect())
+
+    def compact(self, of: Pipeline, retain: int = RETAIN_SNAPSHOTS) -> None:
+        target = self.target(of)
+        compact(self.lake, of, target, target.last(), retain)
 
     def target(self, of: Pipeline) -> Any:
         return target_of(of, self.lake, lambda _: None)
@@ -177,9 +183,113 @@ def test_each_message_is_a_row_once_and_new_columns_are_added(case: Case) -> Non
     ranges = messages_between(last.begin, last.end)
     assert all(each["equal"] for each in compare(case.lake, pipeline, last, ranges))
     assert kept_ranges(pipeline, last) == ranges
-    compact(case.lake, pipeline)
+    case.compact(pipeline)
     case.run(pipeline)
     assert ids(case.rows(pipeline)) == Counter(range(22))
+
+
+def age(log: Path) -> None:
+    """Let the files of a Delta log be from last month."""
+    month_ago = time.time() - 40 * 86_400
+    for path in log.iterdir():
+        os.utime(path, (month_ago, month_ago))
+
+
+def test_compaction_never_lets_the_position_in_the_topic_expire(case: Case) -> None:
+    pipeline = case.pipeline(EXPLICIT)
+    case.stage.send(case.topic, [body(1)])
+    case.run(pipeline)
+    last = case.target(pipeline).last()
+    short = {
+        "iceberg": "'history.expire.max-snapshot-age-ms'='1'",
+        "delta": "'delta.logRetentionDuration'='interval 1 day', 'delta.checkpointInterval'='1'",
+    }[case.kind]
+    case.lake.sql(f"ALTER TABLE {case.sql_name} SET TBLPROPERTIES ({short})")
+    for _ in range(3):  # somebody else writes, and the topic has nothing new for a long time
+        if case.kind == "delta":
+            age(case.directory / case.topic / "_delta_log")
+        case.lake.sql(f"INSERT INTO {case.sql_name} SELECT * FROM {case.sql_name} LIMIT 1")
+        case.compact(pipeline, retain=1)
+    if case.kind == "iceberg":
+        left = case.lake.sql(f"SELECT count(*) FROM {case.sql_name}.snapshots").first()[0]
+        assert left == 4, "old snapshots have expired"
+    else:
+        oldest = min(path.name for path in (case.directory / case.topic / "_delta_log").glob("*.json"))
+        assert oldest > f"{3:020}", "old versions have expired"
+    assert case.target(pipeline).last() == last
+    case.stage.send(case.topic, [body(2)])
+    case.run(pipeline)
+    assert ids(case.rows(pipeline)) == Counter({1: 4, 2: 1})
+
+
+def test_a_table_that_was_dropped_stops_the_pipeline(case: Case) -> None:
+    pipeline = case.pipeline(EXPLICIT)
+    case.stage.send(case.topic, [body(1)])
+    case.run(pipeline)
+    case.stage.send(case.topic, [body(2)])
+    target = case.target(pipeline)
+
+    class Dropped:
+        """A table that is dropped between our look and our commit."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(target, name)
+
+        def commit(self, batch: Any, commit: Commit) -> None:
+            if case.kind == "iceberg":
+                case.lake.sql(f"DROP TABLE {case.sql_name} PURGE")
+            else:
+                shutil.rmtree(case.directory / case.topic)
+            target.commit(batch, commit)
+
+    source = TopicSource(pipeline, is_once=True)
+    loop = Loop(
+        pipeline,
+        source,
+        Dropped(),
+        StateDirectory(pipeline.state),
+        lambda ranges, known: Messages(case.lake, pipeline, ranges, known),
+        run="dropped",
+        clock=time.monotonic,
+        wall_clock_ms=lambda: 0,
+    )
+    loop.open()
+    with pytest.raises((Stopped, *SPARK_ERRORS)):
+        loop.step()
+    source.close()
+    assert not target._exists()
+
+
+def test_the_commands_run_compact_and_verify_a_table(case: Case) -> None:
+    catalog = ""
+    if case.kind == "iceberg":
+        name = "spark.sql.catalog.lake"
+        catalog = (
+            f"spark: {{{name}: org.apache.iceberg.spark.SparkCatalog, {name}.type: hadoop, "
+            f"{name}.warehouse: {case.directory / 'warehouse'}}}\n"
+        )
+    file = case.directory / "t.yaml"
+    file.write_text(
+        f"namesrv: {case.stage.namesrv}\ntopic: {case.topic}\ndecode: {EXPLICIT}\ntable: {case.table}\n"
+        f"max_messages_per_commit: 5\n{catalog}"
+    )
+
+    def ran(command: str, *more: str) -> str:
+        started = TableCommand(case.directory / "errors", command, file, "--master", "local[2]", *more)
+        try:
+            assert started.ended() == 0, started.errors()
+        finally:
+            started.close()
+        return started.printed[-1]
+
+    case.stage.send(case.topic, [body(number) for number in range(30)])
+    assert ran("run").startswith("done: 30 messages")
+    compacted = json.loads(ran("compact", "--json"))
+    assert compacted["rewritten"] >= 6
+    assert 1 <= compacted["added"] < compacted["rewritten"]
+    case.stage.send(case.topic, [body(30)])
+    assert ran("run").startswith("done: 1 messages")
+    assert ran("verify").startswith("the table and its topic are equal up to commit 7")
 
 
 def test_a_second_process_with_the_same_position_is_overtaken(case: Case) -> None:

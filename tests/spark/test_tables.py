@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
-from spark.tables.commits import CommitRefused
+from spark.tables import job
+from spark.tables.commits import CommitRefused, Overtaken, shown_position
 from spark.tables.decoding import REASON, decoded
 from spark.tables.frames import Messages
-from spark.tables.job import main, run
+from spark.tables.job import REFUSED, STOPPED, main, run, text_of
+from spark.tables.lake_targets import DeltaTarget
 from spark.tables.layout import SchemaRefused
 from spark.tables.loop import Stopped
-from spark.tables.parquet_directory import Locked, ParquetDirectory
+from spark.tables.parquet_directory import DirectoryUnusable, Locked, ParquetDirectory
 from spark.tables.pipeline import Pipeline, parse_pipeline
 from spark.tables.state_directory import StateDirectory
 from spark.tables.status import table_status
@@ -110,33 +114,56 @@ def test_each_message_is_a_row_or_a_dead_letter_with_its_reason(case: Case) -> N
 
 
 @pytest.mark.nightly
-def test_a_changed_row_is_found_by_comparing_with_the_topic(case: Case, session: Any) -> None:
-    case.stage.send(case.topic, [body(number) for number in range(6)] + [b"bad"])
+def test_rows_that_differ_from_the_topic_are_named(case: Case, session: Any) -> None:
+    case.stage.send(case.topic, [body(number) for number in range(12)] + [b"bad"])
     pipeline = case.pipeline(EXPLICIT)
     case.run(pipeline)
     directory = ParquetDirectory(case.location)
     last = directory.last()
     assert last is not None
     ranges = kept_ranges(pipeline, last)
-    assert all(each["equal"] for each in compare(session, pipeline, last, ranges))
+    assert all(each["equal"] and not each["differences"] for each in compare(session, pipeline, last, ranges))
+    places = {row.id: (row._queue_id, row._queue_offset) for row in case.rows()}
     (path,) = directory.files()
-    rows = session.read.parquet(str(path)).selectExpr("* except (name)", "if(id = 2, 'x', name) as name").toPandas()
+    rows = session.read.parquet(str(path)).toPandas()
+    rows.loc[rows.id == 2, "name"] = "x"  # changed, lost, and twice
+    rows = rows[rows.id != 5]
+    rows.loc[len(rows) + 7] = rows[rows.id == 9].iloc[0]
     rows.to_parquet(path, coerce_timestamps="us")
     found = compare(session, pipeline, last, ranges)
-    assert [each["equal"] for each in found].count(False) == 1
-    assert [each["rows_found"] for each in found] == [each["rows_expected"] for each in found]
+    assert {
+        (queue["queue_id"], each["queue_offset"]): each["what"] for queue in found for each in queue["differences"]
+    } == {
+        places[2]: "the row differs from the message",
+        places[5]: "the row is missing",
+        places[9]: "the row is there 2 times",
+    }
+    assert [each["equal"] for each in found] == [not each["differences"] for each in found]
 
 
 @pytest.mark.nightly
 def test_a_table_that_began_late_is_filled_backward(case: Case) -> None:
-    case.stage.send(case.topic, [body(number) for number in range(6)])
+    case.stage.send(case.topic, [body(number) for number in range(6)] + [b"bad"])
     pipeline = case.pipeline(EXPLICIT, "start: latest\nmax_messages_per_commit: 4")
     case.run(pipeline)
     case.stage.send(case.topic, [body(6)])
     case.run(pipeline)
     assert [row.id for row in case.rows()] == [6]
+    seen = []
+
+    def die(step: str) -> None:
+        seen.append(step)
+        if step == "move a file" and seen.count("create the commit") == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        case.run(pipeline, die, backward=True)
+    case.stage.send(case.topic, [body(7)])
+    case.run(pipeline)  # forward, between
     case.run(pipeline, backward=True)
-    assert Counter(row.id for row in case.rows()) == Counter(range(7))
+    case.run(pipeline, backward=True)  # nothing is older
+    assert Counter(row.id for row in case.rows()) == Counter(range(8))
+    assert [letter for letter, _ in case.dead_letters()] == [b"bad"]
 
 
 @pytest.mark.nightly
@@ -204,6 +231,45 @@ def test_only_what_writes_ends_after_its_commit(tmp_path: Path, monkeypatch: pyt
     assert handled == []
     assert main(["run", str(tmp_path / "none.yaml")]) == 2
     assert handled == [signal.SIGTERM, signal.SIGINT]
+
+
+def test_a_topic_that_vanishes_stops_the_pipeline_at_its_offset(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.stage.send(case.topic, [body(number) for number in range(4)])
+    pipeline = case.pipeline(EXPLICIT)
+    case.run(pipeline)
+    last = ParquetDirectory(case.location).last()
+    assert last is not None
+    case.stage.send(case.topic, [body(4)])
+
+    def delete_first(*arguments: Any) -> Messages:
+        case.stage.delete(case.topic)
+        return Messages(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "Messages", delete_first)
+        with pytest.raises((PySparkException, *STOPPED, *REFUSED)) as caught:
+            case.run(case.pipeline(EXPLICIT, "read: {readDeadline: 5s}"))
+    assert shown_position(last.end) in text_of(caught.value)
+    with pytest.raises(Stopped, match=r"(?s)Nothing was skipped or committed") as gone:
+        case.run(pipeline)
+    assert f"queue {case.stage.group}:0" in str(gone.value)
+    case.stage.create(case.topic, 2)
+    case.stage.send(case.topic, [body(5)])
+    with pytest.raises(Stopped, match="Write to a new table"):
+        case.run(pipeline)
+    assert ParquetDirectory(case.location).last() == last
+    assert Counter(row.id for row in case.rows()) == Counter(range(4))
+
+
+def test_a_store_that_refuses_is_named_with_the_remedy() -> None:
+    text = "namesrv: h:1\ntopic: T\ntable: {format: delta, location: s3a://bucket/t}\n"
+    target = DeltaTarget(parse_pipeline(text, Path("/p.yaml")), None)
+    said = "o103.save.\njava.nio.file.AccessDeniedException: s3a://bucket/t: getFileStatus: 403 Forbidden\n\tat a.b"
+    named = r"writing the table s3a://bucket/t is not allowed: java.*Forbidden"
+    with pytest.raises(DirectoryUnusable, match=named), target._told("writing"):
+        raise Py4JError(said)
+    with pytest.raises(Overtaken), target._told("writing"):
+        raise Py4JError("io.delta.exceptions.ConcurrentAppendException: Files were added")
 
 
 @pytest.mark.nightly

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import signal
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -16,7 +18,9 @@ from mq.cli import topic_tables
 from mq.cli.errors import CommandFailed
 from spark.tables import installed
 from spark.tables.commits import Commit
+from spark.tables.pace import GAVE_UP, UNTIL_STDIN_CLOSES
 from spark.tables.parquet_directory import ParquetDirectory
+from spark.tables.pipeline import read_pipeline
 
 PIPELINE = "namesrv: 127.0.0.1:1\ntopic: T\ntable: {format: parquet, location: t}\n"
 
@@ -99,6 +103,49 @@ def test_a_driver_that_dies_is_a_failure(file: Path, driver: Any) -> None:
     assert "Spark ended without a result" in str(failure("verify", file))
 
 
+def test_a_driver_that_gave_its_commit_up_is_a_failure(file: Path, driver: Any) -> None:
+    driver(COMMIT, code=GAVE_UP)
+    failed = failure("run", file)
+    assert (failed.exit_code, str(failed).partition(":")[0]) == (1, "the commit that was being made was given up")
+
+
+def test_a_second_signal_gives_up_the_commit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, Any] = {}
+    seen: list[str] = []
+
+    class Driver:
+        stdin = io.StringIO()
+
+        def __init__(self, arguments: list[str], **options: Any) -> None:
+            assert (arguments[-1], options["stdin"]) == (UNTIL_STDIN_CLOSES, subprocess.PIPE)
+
+        def terminate(self) -> None:
+            seen.append("terminated")
+
+    monkeypatch.setattr("mq.cli.topic_tables.subprocess.Popen", Driver)
+    monkeypatch.setattr("mq.cli.topic_tables.signal.signal", handlers.__setitem__)
+    monkeypatch.setattr("spark.installed.missing", lambda: None)
+    monkeypatch.setattr("spark.tables.installed.installed_spark", lambda: "4.3.0")
+    topic_tables.start("run", file, read_pipeline(file), "local[1]", "1g")
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert (seen, Driver.stdin.closed) == (["terminated"], False)
+    handlers[signal.SIGINT](signal.SIGINT, None)
+    assert (seen, Driver.stdin.closed) == (["terminated"], True)
+
+
+def test_a_driver_ends_when_the_process_that_started_it_has_gone() -> None:
+    program = (
+        "import time; from spark.tables.pace import end_with_input as end; end(); print(1, flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"1\n"
+        process.stdin.close()
+        assert process.wait(60) == GAVE_UP
+
+
 def test_a_table_that_differs_from_its_topic_fails(file: Path, driver: Any) -> None:
     queue = {
         "broker_name": "a",
@@ -108,10 +155,13 @@ def test_a_table_that_differs_from_its_topic_fails(file: Path, driver: Any) -> N
         "messages": 5,
         "rows_expected": 5,
         "rows_found": 4,
+        "differences": [{"queue_offset": 3, "what": "the row is missing"}],
     }
     driver({"equal": False, "commit": 3, "queues": [{**queue, "equal": False}]}, code=1)
     found = run("verify", file)
-    assert found.stdout == "a:0 offsets 0 to 4: 5 messages, 5 rows expected, 4 found: DIFFERENT\n"
+    assert found.stdout == (
+        "a:0 offsets 0 to 4: 5 messages, 5 rows expected, 4 found: DIFFERENT\n  offset 3: the row is missing\n"
+    )
     assert str(found.exception) == "the table differs from its topic"
     driver({"equal": True, "commit": 3, "queues": []})
     assert run("verify", file).stdout == "the table and its topic are equal up to commit 3\n"

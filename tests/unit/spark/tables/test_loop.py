@@ -316,6 +316,24 @@ def test_a_table_that_others_always_change_stops_the_pipeline() -> None:
     assert world.rows == []
 
 
+def test_a_table_that_is_removed_meanwhile_stops_the_pipeline() -> None:
+    world = World(ends=dict.fromkeys(QUEUES, 40))
+    loop = loop_of(world)
+    loop.open()
+
+    def remove(name: str) -> None:
+        if name == "before the commit":
+            world.commits.clear()
+
+    world.step = remove
+    with pytest.raises(
+        Stopped, match="somebody removed the table /t, or its commits, while this pipeline ran"
+    ) as caught:
+        loop.step()
+    assert "The table has the messages before a:0 0, a:1 0, b:0 0." in str(caught.value)
+    assert world.rows == []
+
+
 def test_rules_that_change_between_two_tries_lose_no_dead_letter() -> None:
     world = World(ends=dict.fromkeys(QUEUES, 6), per_commit=100)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -143,11 +146,46 @@ def test_a_damaged_commit_is_refused(tmp_path: Path) -> None:
             ParquetDirectory(tmp_path).open()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Root may write everywhere: meanwhile it is somebody else."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
 def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(DirectoryUnusable, match="Permission denied"):
-        ParquetDirectory(tmp_path / "t").open()
+    directory = ParquetDirectory(tmp_path / "t")
+    said = "Permission denied; the table needs a directory that this user may write"
+    with pytest.raises(DirectoryUnusable, match=said), without_privileges():
+        directory.open()
+
+
+def test_a_table_that_loses_its_permission_keeps_its_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = ParquetDirectory(tmp_path / "t")
+    directory.open()
+    add(directory, 0)
+    later = commit(1)
+    where = staged(directory, later, "x.parquet")
+
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "t"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", denied)
+        with pytest.raises(DirectoryUnusable, match="Permission denied"):
+            directory.commit(later, where)
+    directory.close()
+    again = ParquetDirectory(tmp_path / "t")
+    assert again.open() == commit(0)
+    assert contents(tmp_path / "t") == ["0 r day=1/x.parquet", "0 r day=2/y.parquet"]
+    again.close()
 
 
 def test_a_location_that_is_a_file_is_named(tmp_path: Path) -> None:

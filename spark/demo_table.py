@@ -1,0 +1,176 @@
+"""The last part of the Spark demonstration: the topic becomes a table by `raftmq table`.
+
+A follower is killed while the table is written, and then Spark's driver; a second run completes the table, and
+`raftmq table verify` compares it with the topic. Each command is a process, as a user would start it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from mq.local_cluster import DevCluster, ServersFailed
+from mq.monitoring.cpu_time import cpu_seconds
+
+UNREADABLE: Final = "Unreadable"
+"""The topic for lines that are not UTF-8."""
+COMMITS: Final = 8
+FOLLOWER_DIES_AFTER: Final = 2
+DRIVER_DIES_AFTER: Final = 4
+KILL_DELAY_SECONDS: Final = 0.3
+SILENT_SECONDS_MAX: Final = 240.0
+
+
+@dataclass(slots=True)
+class TableMade:
+    """What came of it. ``seconds`` and ``cpu_seconds`` are those of commits; the starts of Spark are not among them."""
+
+    kind: str
+    lines: int
+    nbytes: int
+    messages: int = 0
+    rows_expected: int = 0
+    rows: int = 0
+    is_equal: bool = False
+    follower: str = ""
+    commits_before_kill: int = 0
+    commits: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    committed: int = 0
+
+    @property
+    def is_good(self) -> bool:
+        """All messages were compared, rows are equal to them, and both kills happened."""
+        is_whole = self.messages == self.lines and self.rows == self.rows_expected
+        return self.is_equal and is_whole and bool(self.follower and self.commits_before_kill)
+
+    def results(self) -> list[tuple[str, str, bool]]:
+        """For people: name, value, and whether it is as it should be."""
+        share = self.committed / self.lines * self.nbytes / 1e9
+        return [
+            (f"rows in the {self.kind} table of raftmq table", f"{self.rows:,}", self.rows == self.rows_expected),
+            ("equal to the topic (verify)", "yes" if self.is_equal else "NO", self.is_equal),
+            ("of messages", f"{self.messages:,}", self.messages == self.lines),
+            ("killed meanwhile", f"{self.follower}, and the driver after commit {self.commits_before_kill}", True),
+            ("rows/s of its commits", f"{self.committed / max(self.seconds, 0.001):,.0f}", True),
+            ("CPU of its commits", f"{self.cpu_seconds / max(share, 1e-9):,.0f} s per GB of text", True),
+        ]
+
+
+async def make_table(
+    made: TableMade,
+    topic: str,
+    cluster: DevCluster,
+    directory: Path,
+    say: Callable[[str], None],
+    environment: Mapping[str, str],
+) -> None:
+    """Write the table, with both kills, and compare it. Raises ServersFailed, OSError."""
+    file = directory / "lines.yaml"
+    file.write_text(_pipeline(made, topic, cluster.namesrv, directory))
+    leader = await cluster.leader()
+
+    async def disturb(told: dict[str, Any], pid: int) -> None:
+        if told["commit"] == FOLLOWER_DIES_AFTER:
+            made.follower = next(node_id for node_id in cluster.node_ids if node_id != leader)
+            cluster.kill(made.follower)
+            say(f"killed the follower {made.follower} (SIGKILL) after commit {told['commit']} of the table")
+        elif told["commit"] == DRIVER_DIES_AFTER:
+            await trio.sleep(KILL_DELAY_SECONDS)  # in the next commit
+            made.commits_before_kill = told["commit"]
+            _kill_driver(pid)
+            say(f"killed Spark's driver (SIGKILL) after commit {told['commit']} of the table")
+
+    say("the topic becomes a table: raftmq table run lines.yaml")
+    command = _Command(cluster, environment, say)
+    if await command.run(made, "run", file, disturb) == 0:
+        raise ServersFailed("the driver was to be killed, and has ended by itself")
+    await cluster.start(made.follower)
+    await cluster.wait_ready()
+    say(f"started {made.follower} again, and raftmq table run lines.yaml: it continues where the table ends")
+    if await command.run(made, "run", file) != 0:
+        raise ServersFailed(f"raftmq table run has failed; its log is {cluster.log_path('table')}")
+    say("raftmq table verify lines.yaml ...")
+    await command.run(made, "verify", file)
+
+
+class _Command:
+    """Runs `raftmq table`, one command after the other."""
+
+    def __init__(self, cluster: DevCluster, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._environment = environment
+        self._say = say
+
+    async def run(self, made: TableMade, command: str, file: Path, on_commit: Any = None) -> int:
+        """Returns its exit code. Raises ServersFailed if it says nothing for minutes."""
+        arguments = ["mq.cli", "table", command, str(file), "--json", "--master", "local[2]"]
+        async with self._cluster.running_module("table", arguments, self._environment) as process:
+            assert process.stdout is not None
+            before, rest = 0.0, b""
+            while True:
+                with trio.move_on_after(SILENT_SECONDS_MAX) as waiting:
+                    chunk = await process.stdout.receive_some()
+                if waiting.cancelled_caught:
+                    raise ServersFailed(f"raftmq table {command} has said nothing for {SILENT_SECONDS_MAX:g} s")
+                if not chunk:
+                    return await process.wait()
+                *complete, rest = (rest + chunk).split(b"\n")
+                if command == "verify":
+                    rest = b"\n".join([*complete, rest])  # one document
+                    with suppress(ValueError):
+                        _note_result(made, json.loads(rest))
+                    continue
+                for line in complete:
+                    told, used = json.loads(line), cpu_seconds(process.pid)
+                    if "rate" in told:
+                        self._note_commit(made, told, used - before)
+                        if on_commit is not None:
+                            await on_commit(told, process.pid)
+                    before = used
+
+    def _note_commit(self, made: TableMade, told: dict[str, Any], used: float) -> None:
+        made.commits = told["commit"]
+        made.committed += told["messages"]
+        made.seconds += told["seconds"]
+        made.cpu_seconds += used
+        self._say(f"  commit {told['commit']}: {told['messages']:,} rows, {told['rate']:,}/s, {told['left']:,} left")
+
+
+def _note_result(made: TableMade, told: dict[str, Any]) -> None:
+    made.is_equal = told["equal"]
+    made.messages = sum(queue["messages"] for queue in told["queues"])
+    made.rows = sum(queue["rows_found"] for queue in told["queues"])
+    made.rows_expected = sum(queue["rows_expected"] for queue in told["queues"])
+
+
+def _kill_driver(pid: int) -> None:
+    """Kill the driver that a command has started, and Spark's Java with it."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            os.killpg(int(child), signal.SIGKILL)
+
+
+def _pipeline(made: TableMade, topic: str, namesrv: str, directory: Path) -> str:
+    if made.kind == "iceberg":
+        name = "spark.sql.catalog.lake"
+        table = (
+            "table: {format: iceberg, name: lake.demo.lines}\n"
+            f"spark: {{{name}: org.apache.iceberg.spark.SparkCatalog, {name}.type: hadoop, "
+            f"{name}.warehouse: {json.dumps(str(directory / 'warehouse'))}}}"
+        )
+    else:
+        table = f"table: {{format: parquet, location: {json.dumps(str(directory / 'table'))}}}"
+    return (
+        f"namesrv: {namesrv}\ntopic: {topic}\nmax_messages_per_commit: {made.lines // COMMITS + 1}\n"
+        f"decode: {{format: text}}\ndead_letters: {{topic: {UNREADABLE}}}\n{table}\n"
+    )

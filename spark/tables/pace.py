@@ -1,0 +1,82 @@
+"""When a pipeline commits, as its trigger says, and when it ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+UNTIL_STDIN_CLOSES: Final = "--until-stdin-closes"
+"""An argument of the driver: it ends at once when its input does, with the exit code `GAVE_UP`."""
+GAVE_UP: Final = 3
+IDLE_SECONDS: Final = 0.5
+"""How long a continuous pipeline that has read everything waits before it looks again."""
+
+
+class Stop(Protocol):
+    """Whether to end after the current commit."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait that many seconds, 0 to only ask, or until it is asked to end; whether it is."""
+        ...
+
+
+class StopSignal:
+    """Implements `Stop` for handlers of signals: a `threading.Event` may be locked by the very code that they
+    interrupt.
+    """
+
+    def __init__(self) -> None:
+        self._asked, self._ask = os.pipe()
+
+    def ask(self, *_: Any) -> None:
+        """A handler of signals."""
+        os.write(self._ask, b"x")
+
+    def wait(self, timeout: float) -> bool:
+        """As `Stop.wait`."""
+        return bool(select.select([self._asked], [], [], timeout)[0])
+
+    def close(self) -> None:
+        """Close what it waits by; no signal may be handled any more."""
+        os.close(self._asked)
+        os.close(self._ask)
+
+
+def keep_pace(
+    commit: Callable[[], bool],
+    every_seconds: float | None,
+    is_behind: Callable[[], bool],
+    stop: Stop,
+    clock: Callable[[], float],
+) -> None:
+    """Call ``commit`` until there is nothing left (``every_seconds`` None) or ``stop`` says so.
+
+    ``commit`` tells whether there was anything. What is left of a backlog is committed at once; then a commit begins
+    ``every_seconds`` after the last one began, or, if that is 0, as soon as there is something.
+    """
+    while not stop.wait(0):
+        began = clock()
+        if commit():
+            if not every_seconds or is_behind():
+                continue
+        elif every_seconds is None:
+            return
+        stop.wait(max(0.0, every_seconds - (clock() - began)) if every_seconds else IDLE_SECONDS)
+
+
+def end_with_input() -> None:
+    """Let this process end at once when its standard input does: whoever started it has gone.
+
+    Spark's Java ends with it. What is not committed yet is not in the table, as after a kill.
+    """
+
+    def watch() -> None:
+        # Not `sys.stdin`, which the end of the interpreter waits for.
+        while os.read(0, 4096):
+            pass
+        os._exit(GAVE_UP)
+
+    threading.Thread(target=watch, name="input", daemon=True).start()

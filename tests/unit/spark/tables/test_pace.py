@@ -1,0 +1,86 @@
+"""When a pipeline commits, in virtual time, and how a signal ends its waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from spark.tables.pace import IDLE_SECONDS, StopSignal, keep_pace
+
+
+class Day:
+    """Virtual time, a backlog of messages, and a process that is asked to stop at some time."""
+
+    def __init__(self, stop_at: float, arrivals: dict[float, int], *, seconds_per_commit: float = 2.0) -> None:
+        self.now = 0.0
+        self.commits: list[tuple[float, int]] = []
+        self._stop_at = stop_at
+        self._arrivals = arrivals
+        self._seconds = seconds_per_commit
+        self._committed = 0
+        self._seen = 0
+
+    def wait(self, timeout: float) -> bool:
+        self.now = min(self._stop_at, self.now + timeout)
+        return self.now >= self._stop_at
+
+    def commit(self) -> bool:
+        """At most ten messages."""
+        self._seen = sum(count for at, count in self._arrivals.items() if at <= self.now)
+        taken = min(10, self._seen - self._committed)
+        if taken:
+            self.commits.append((self.now, taken))
+            self.now += self._seconds
+            self._committed += taken
+        return taken > 0
+
+    def run(self, every_seconds: float | None) -> list[tuple[float, int]]:
+        keep_pace(self.commit, every_seconds, lambda: self._committed < self._seen, self, lambda: self.now)
+        return self.commits
+
+
+def test_a_commit_begins_ten_minutes_after_the_last_one_began() -> None:
+    arrivals = dict.fromkeys([0.0, 100.0, 700.0, 1300.0], 3)
+    day = Day(3000, arrivals)
+    assert day.run(600) == [(0, 3), (600, 3), (1200, 3), (1800, 3)]
+    assert day.now == 3000  # it went on waiting
+
+
+def test_a_backlog_is_committed_at_once_before_it_waits() -> None:
+    assert Day(1300, {0.0: 25, 10.0: 1}).run(600) == [(0, 10), (2, 10), (4, 5), (604, 1)]
+
+
+def test_a_commit_that_takes_longer_than_its_interval_is_followed_at_once() -> None:
+    arrivals = {float(at): 1 for at in range(100)}
+    assert [at for at, _ in Day(100, arrivals, seconds_per_commit=30).run(20)] == [0, 30, 60, 90]
+
+
+def test_a_continuous_pipeline_commits_what_comes_as_soon_as_it_looks() -> None:
+    commits = Day(20, {0.0: 1, 1.0: 1, 10.2: 1}).run(0)
+    assert [at for at, _ in commits][:2] == [0, 2]
+    assert 10.2 <= commits[2][0] <= 10.2 + IDLE_SECONDS
+
+
+def test_once_ends_when_everything_is_committed() -> None:
+    day = Day(1000, {0.0: 25})
+    assert day.run(None) == [(0, 10), (2, 10), (4, 5)]
+    assert day.now == 6
+
+
+def test_a_process_that_was_asked_to_stop_commits_nothing_more() -> None:
+    assert Day(0, {0.0: 25}).run(600) == []
+    assert Day(3, {0.0: 25}).run(None) == [(0, 10), (2, 10)]  # the one that had begun is finished
+
+
+def test_a_signal_ends_a_wait_of_hours() -> None:
+    stop = StopSignal()
+    before = signal.signal(signal.SIGUSR1, stop.ask)
+    try:
+        assert not stop.wait(0)
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        assert stop.wait(36_000)
+        assert stop.wait(0)  # it stays asked
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        stop.close()
