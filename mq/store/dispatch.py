@@ -182,7 +182,7 @@ def scan_runs(body: bytes | memoryview, begin: PhysicalOffset) -> tuple[list[Que
     builder = RunBuilder()
     commands: list[bytes] = []
     topics: dict[bytes, str] = {}
-    for position, size, queue_id, queue_offset, physical_offset, sys_flag, topic, tag_code in records.scan_fixed(view):
+    for position, size, queue_id, queue_offset, physical_offset, sys_flag, topic, tag_code in records.scan_fixed(body):
         records.check_place(position, begin + position, physical_offset)
         if topic == _META_TOPIC_BYTES:
             commands.append(records.decode_record(view[position : position + size]).body)

@@ -89,6 +89,7 @@ CRC_MASK: Final = 0x7FFFFFFF
 
 _FOR_DISPATCH: Final = struct.Struct(">ii4xi4xqqi44xi")
 _FOR_CHECK: Final = struct.Struct(">ii20xqi44xI")
+_FOR_STORED: Final = struct.Struct(">ii28xi16xq20xi")
 _SIZE: Final = struct.Struct(">i")
 _I16: Final = struct.Struct(">h")
 _I64: Final = struct.Struct(">q")
@@ -344,12 +345,21 @@ def latest_store_timestamp(data: memoryview | bytes) -> int:
 
     Raises RecordError.
     """
-    latest = 0
-    for at, _ in iter_sizes(data):
-        (sys_flag,) = _SIZE.unpack_from(data, at + SYS_FLAG_AT)
-        born_host_bytes = 20 if sys_flag & BORN_HOST_IPV6 else 8
-        (stored_ms,) = _I64.unpack_from(data, at + _BORN_HOST_AT + born_host_bytes)
+    latest = at = 0
+    unpack = _FOR_STORED.unpack_from
+    while at < len(data):
+        if len(data) - at < FIXED:
+            _bounds(data, at)  # raises
+        size, magic, sys_flag, stored_ms, body_length = unpack(data, at)
+        body_end, end = at + _HEAD_BYTES + body_length, at + size
+        is_usual = magic == MAGIC_V1 and not sys_flag & ANY_HOST_IPV6 and 0 <= body_length <= size - FIXED
+        text_start = body_end + data[body_end] + 3 if is_usual and end <= len(data) else end + 1
+        if text_start > end or text_start + (data[text_start - 2] << 8 | data[text_start - 1]) != end:
+            # Another layout, or invalid: the thorough function decides.
+            end = at + _bounds(data, at)[0]
+            (stored_ms,) = _I64.unpack_from(data, at + _BORN_HOST_AT + (20 if sys_flag & BORN_HOST_IPV6 else 8))
         latest = max(latest, stored_ms)
+        at = end
     return latest
 
 
@@ -398,15 +408,21 @@ def scan_fixed(
     Raises RecordError.
     """
     raw = bytes(data)
-    fields = _FOR_DISPATCH.unpack_from
+    fields, find = _FOR_DISPATCH.unpack_from, raw.find
     at = 0
     while at < len(raw):
-        size, _, topic_start, text_start = _bounds(raw, at)
-        _, _, queue_id, queue_offset, physical_offset, sys_flag, _ = fields(raw, at)
-        end = at + size
-        tag_code = tag_code_of(raw[text_start:end]) if raw.find(_TAGS, text_start, end) >= 0 else 0
-        topic = raw[topic_start : text_start - 2]
-        yield at, size, queue_id, queue_offset, physical_offset, sys_flag, topic, tag_code
+        if len(raw) - at < FIXED:
+            _bounds(raw, at)  # raises
+        size, magic, queue_id, queue_offset, physical_offset, sys_flag, body_length = fields(raw, at)
+        topic_start, end = at + _HEAD_BYTES + body_length + 1, at + size
+        is_usual = magic == MAGIC_V1 and not sys_flag & ANY_HOST_IPV6 and 0 <= body_length <= size - FIXED
+        text_start = topic_start + raw[topic_start - 1] + 2 if is_usual and end <= len(raw) else end + 1
+        if text_start > end or text_start + (raw[text_start - 2] << 8 | raw[text_start - 1]) != end:
+            # Another layout, or invalid: the thorough function decides.
+            size, _, topic_start, text_start = _bounds(raw, at)
+            end = at + size
+        tag_code = tag_code_of(raw[text_start:end]) if find(_TAGS, text_start, end) >= 0 else 0
+        yield at, size, queue_id, queue_offset, physical_offset, sys_flag, raw[topic_start : text_start - 2], tag_code
         at = end
 
 
