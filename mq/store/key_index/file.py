@@ -101,6 +101,12 @@ class KeyFile:
         """Close the file."""
         os.close(self._fd)
 
+    def check_part(self, part: int, behind: int) -> None:
+        """Raise KeyFileDamaged if the entries of this file do not begin in the part between these physical offsets."""
+        scope = self.scope
+        if scope.begin != scope.end and not part <= scope.begin < behind:
+            raise KeyFileDamaged(self._path, f"it is about the log from {scope.begin} to {scope.end}")
+
     def check_log(self, read: Read) -> None:
         """Raise KeyFileDamaged unless the log contains the last entry of this file; or the errors of ``read``."""
         scope = self.scope

@@ -22,11 +22,11 @@ from typing import Final
 
 from sortedcontainers import SortedSet
 
-from mq.store.key_index.file import Read
+from mq.store.key_index.file import KeyFile, KeyFileDamaged, Read
 from mq.store.key_index.job import IndexJob
 from mq.store.key_index.limits import DEFAULT, KeyIndexLimits
 from mq.store.key_index.search import KeyQuery, KeySearch, UnindexedPart
-from raftlog import SegmentLog
+from raftlog import SegmentError, SegmentLog
 from raftlog.log_numbers import LogIndex, index_range
 from raftlog.segment.codec import NORMAL
 
@@ -81,6 +81,32 @@ class KeyIndex:
                 self._indexed.add(start)
             elif name.endswith(_OTHER_SUFFIXES):
                 os.unlink(os.path.join(directory, name))
+        if self._is_of_another_log():
+            for part in self._indexed:
+                _remove(self.path_of(part))
+            self._indexed.clear()
+
+    def _is_of_another_log(self) -> bool:
+        """Whether the newest file about the local log is about another one: then so are those of archived parts, which
+        nobody compares with the archive, since that would read it.
+        """
+        for part in reversed(self.local_parts):
+            try:
+                file = KeyFile(self.path_of(part))
+            except (KeyFileDamaged, OSError):
+                continue  # a search finds it
+            try:
+                if file.scope.end > self._log.end_pos:
+                    return True
+                file.check_log(self._log.read_range)
+            except KeyFileDamaged:
+                return True
+            except SegmentError:
+                continue
+            finally:
+                file.close()
+            return False
+        return False
 
     def path_of(self, part: int) -> str:
         """The path of the file for the part that begins at a physical offset."""
@@ -230,6 +256,7 @@ class KeyIndex:
             unindexed=(),
             indexed=tuple(self._indexed[: self._indexed.bisect_left(self._base_pos)]),
             path_of=self.path_of,
+            behind=self._behind,
             is_complete=True,
             is_over=is_over,
             limits=self._limits,
@@ -263,6 +290,7 @@ class KeyIndex:
             unindexed=unindexed,
             indexed=self.local_parts,
             path_of=self.path_of,
+            behind=self._behind,
             is_complete=len(chosen) == len(direct),
             is_over=is_over,
             limits=self._limits,

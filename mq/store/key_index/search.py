@@ -64,6 +64,7 @@ class KeySearch:
         newest: bodies of committed entries that may not be on this disk yet, ascending.
         unindexed, indexed: earlier parts of the log without a file, and the physical offsets in the names of files.
         path_of: the path of such a file.
+        behind: where the part that begins at a physical offset ends.
         is_complete: whether this covers all of the log.
         is_over: whether the search takes too long.
         limits: those of the index.
@@ -79,6 +80,7 @@ class KeySearch:
     unindexed: Sequence[UnindexedPart]
     indexed: Sequence[int]
     path_of: Callable[[int], str]
+    behind: Callable[[int], int]
     is_complete: bool
     is_over: Callable[[], bool]
     limits: KeyIndexLimits = DEFAULT
@@ -141,6 +143,7 @@ class _Run:
         try:
             file = KeyFile(path)
             try:
+                file.check_part(begin, self._search.behind(begin))
                 self._search.times[begin] = file.scope.first_ms, file.scope.last_ms
                 if not self._is_of_another_time(begin):
                     self._search_keys(file)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mq.store.key_index.index import KeyIndex
+from raftlog.log_numbers import LogIndex
 from tests.support.key_indexes import (
     SEGMENT_BYTES,
     Home,
@@ -44,6 +46,37 @@ def test_search_for_another_time_opens_no_file_that_is_known(home: Home) -> None
     for part in home.index.parts:
         home.index.discard(home.index.path_of(part))
     assert home.index._times == {}
+
+
+def test_file_of_an_archived_part_about_another_part_is_found_out(home: Home) -> None:
+    fill(home)
+    data = kept_behind_the_log(home)
+    path, other = home.index.path_of(0), home.index.path_of(SEGMENT_BYTES)
+    os.replace(other, path)
+    result = search_archived(home, "U1", data)
+    assert result.damaged == [other, path]
+    assert not result.is_complete
+    assert f"it is about the log from {SEGMENT_BYTES} to" in result.faults[1]
+    for each in result.damaged:
+        home.index.discard(each)
+    assert [part for part, _ in home.index.unindexed_archived(2 * SEGMENT_BYTES)] == [SEGMENT_BYTES, 0]
+
+
+@pytest.mark.parametrize("entries", [40, 200])
+def test_files_about_a_log_that_was_replaced_are_removed(home: Home, tmp_path: Path, entries: int) -> None:
+    fill(home, 120)
+    home.make()
+    assert len(os.listdir(home.directory)) > 10
+    other = Home(str(tmp_path / "other"))
+    other.put(Sent(unique="other"))
+    fill(other, entries)
+    other.directory = home.directory
+    other.index = KeyIndex(home.directory, other.log, lambda: LogIndex(other.applied), kept_from=lambda: 0)
+    assert other.index.parts == ()
+    assert os.listdir(home.directory) == []
+    other.make()
+    again = KeyIndex(home.directory, other.log, lambda: LogIndex(other.applied), kept_from=lambda: 0)
+    assert again.parts == other.index.parts != ()
 
 
 def test_full_disk_costs_no_files_of_archived_parts(home: Home) -> None:
