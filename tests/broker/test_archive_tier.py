@@ -15,6 +15,7 @@ from mq.broker.archive.access import CACHE_DIRECTORY
 from mq.broker.base.archive_tier import QUEUES_FROM
 from mq.broker.security import StartRefused
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.store.backup_snapshot import PENDING_NAME
 from mq.store.checkpoint import CHECKPOINT_NAME
 from mq.store.queue_floors import FLOORS_NAME, GAP_NAME
 from raftlog.segment import REFILLED
@@ -88,7 +89,9 @@ async def test_consumers_get_what_was_deleted_locally(tmp_path: Path, storage: O
         assert (viewed.code, viewed.records[0].body) == (0, body(0))
         odd = await client.request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": sent_id.physical_offset + 1})
         assert odd.code == ResponseCode.SYSTEM_ERROR
-        assert int((await client.info())["raftmq.archiveReadBytes"]) > 0
+        info = await client.info()
+        assert int(info["raftmq.archiveReadBytes"]) > 0
+        assert int(info["commitLogMinOffset"]) == 0 < int(info["raftmq.basePosition"]), "for mqadmin brokerStatus"
         cached = [each for each in (tmp_path / CACHE_DIRECTORY).iterdir() if not each.name.endswith(".new")]
         assert cached
     # After a restart the queues still begin at the first message.
@@ -306,8 +309,14 @@ async def test_power_cut_while_the_archive_is_off_hides_no_messages(tmp_path: Pa
         await fill(client)
         await deleted_locally(client)
     meta = (tmp_path / "commitlog" / "meta").read_bytes()
+    cached = tmp_path / CACHE_DIRECTORY / f"{1:016x}.{1:020d}"
+    cached.parent.mkdir(exist_ok=True)
+    for left in (cached, tmp_path / PENDING_NAME):
+        left.write_bytes(b"of an archive")
     async with running(tmp_path, limits=LIMITS, **without) as broker:
         client = await broker.connect()
+        assert not cached.parent.exists()
+        assert not (tmp_path / PENDING_NAME).exists()
         assert await client.offset(RequestCode.GET_MIN_OFFSET) > 0, "queues begin where the local log does"
     # What a follower of an idle group has on its disk after a power cut: its log has written nothing since.
     (tmp_path / "commitlog" / "meta").write_bytes(meta)

@@ -37,6 +37,7 @@ class RuntimeInfo:
         self._disk_usage = disk_usage
         self._wall_clock_ms = context.wall_clock_ms
         self._boot_ms = context.wall_clock_ms()
+        self._tier = context.tier
         self._earliest: tuple[int, int] | None = None
 
     def figures(self) -> StockFigures:
@@ -75,7 +76,7 @@ class RuntimeInfo:
             send_thread_pool_queue_capacity=self._settings.uncommitted_bytes_max,
             pull_thread_pool_queue_capacity=self._settings.long_polls_max,
             earliest_message_time_stamp=self._earliest_ms(),
-            commit_log_min_offset=log.base_pos,
+            commit_log_min_offset=self._tier.visible_pos,
             commit_log_max_offset=committed,
             dispatch_behind_bytes=committed - applied,
             remain_how_many_data_to_flush=_bytes(log.end_pos - self._position(replica.core.durable)),
@@ -106,7 +107,9 @@ class RuntimeInfo:
         return pos
 
     def _earliest_ms(self) -> int:
-        """Store time of the first message in the log; -1 if there is none near its beginning."""
+        """Store time of the first message in the local log; -1 if there is none near its beginning. To find that of the
+        first archived one, all indexes of the archive would be read.
+        """
         log = self._replica.log
         if self._earliest is None or self._earliest[0] != log.base_pos:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -53,6 +54,14 @@ def open_archive(
     )
     workers = Workers(reactor, limits.archive.read_threads)
     return ArchiveAccess(blocks.fetch, workers.put, lambda: cache.nbytes), workers
+
+
+def drop_cache(settings: BrokerSettings) -> None:
+    """Without an archive, what was read from one takes room for nothing."""
+    directory = settings.data_dir / CACHE_DIRECTORY
+    DiskCache(str(directory), 0, lambda: False)
+    with suppress(OSError):  # it is not there, or somebody has put something else into it
+        directory.rmdir()
 
 
 def open_archive_to_join(settings: BrokerSettings, limits: BrokerLimits, archived: Base) -> JoiningReader:
