@@ -163,8 +163,10 @@ class ColdReaders:
         async with trio.open_nursery() as nursery:
             for number in range(READERS):
                 nursery.start_soon(partial(trio.to_thread.run_sync, read, number))
-            await trio.sleep(seconds)
-            over.set()
+            try:
+                await trio.sleep(seconds)
+            finally:
+                over.set()  # also if this is cancelled: otherwise they read until the broker is gone
 
 
 async def measure_hot(plan: Plan, directory: Path, note: Note) -> None:
