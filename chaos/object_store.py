@@ -25,12 +25,14 @@ class Bucket:
     Attributes:
         fails: probability that an operation fails: in half of the cases after it has taken effect.
         tears: probability that an object is stored without its end, although the answer says that it is there.
+        compares: whether it refuses an object that is not what was sent, by its checksum.
         before: called with the name of each operation and object, before it happens; may raise `Killed`.
     """
 
     def __init__(self, rng: random.Random) -> None:
         self.objects: dict[str, bytes] = {}
         self.fails = self.tears = 0.0
+        self.compares = False
         self.before: Callable[[str, str], None] = lambda operation, name: None
         self.operations = 0
         self._rng = rng
@@ -48,6 +50,8 @@ class Bucket:
     def put(self, name: str, content: bytes) -> None:
         """Store an object, perhaps torn."""
         if content and self._rng.random() < self.tears:
+            if self.compares:
+                return
             content = content[: self._rng.randrange(len(content))]
         self.objects[name] = content
 
@@ -120,11 +124,14 @@ class BucketStore:
     def did_replace(self, content: bytes) -> None:
         """The manifest was replaced under its condition."""
 
-    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes]) -> bool:
         """See `BackupStore`."""
         content = b"".join(pieces)
         assert name not in self._bucket.objects, f"{name} is written a second time"
         self._bucket.does("put", name, lambda: self._bucket.put(name, content))
+        if self._bucket.compares and name not in self._bucket.objects:
+            raise StoreFailed(name, "put", "400 BadDigest")
+        return self._bucket.compares
 
     def remove(self, name: str) -> None:
         """See `BackupStore`."""

@@ -22,7 +22,7 @@ from mq.monitoring.cpu_time import cpu_seconds
 
 DATA_BYTES = 2_000_000_000
 RATE_BYTES = 50_000_000
-"""Archived in a second. As much is read back, and both count for the limit."""
+"""Archived in a second. The store of the benchmark compares checksums, so nothing but indexes is read back."""
 RATE = 10_000.0
 """Messages a second meanwhile."""
 WINDOW_SECONDS = 7.0
@@ -99,7 +99,7 @@ class ArchiverProcess:
 
 async def measure_archiving(plan: Plan, directory: Path, note: Note) -> None:
     """See the package."""
-    settings = {"archive_bytes_per_second": str(2 * RATE_BYTES)}
+    settings = {"archive_bytes_per_second": str(RATE_BYTES)}
     async with archiving_group(directory, 3, quick=plan.quick, settings=settings) as (cluster, storage):
         await storage.kill()  # nothing is archived before the load
         leader = await cluster.leader()

@@ -6,10 +6,10 @@ are filled again by others, and get the queue entries of old messages from the a
 limited, too.
 
 What must hold: nothing counts as archived before the manifest that names it was written and every object of it read
-back; no file is deleted locally before the group knows that it is archived; what consumers get from the archive is what
-was committed, whatever the store returns; no queue loses its beginning, apart from what the group has agreed to delete;
-the manifest names every file that anybody serves; the event loop never waits for the store. When the store is mended,
-everything is read, and the archive has the log of the group.
+back, or compared by the store; no file is deleted locally before the group knows that it is archived; what consumers
+get from the archive is what was committed, whatever the store returns; no queue loses its beginning, apart from what
+the group has agreed to delete; the manifest names every file that anybody serves; the event loop never waits for the
+store. When the store is mended, everything is read, and the archive has the log of the group.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Archive(Workload):
         super().__init__(cluster)
         self._bucket_rng = random.Random(f"{cluster.scenario.seed} bucket")
         self.bucket = ArchiveBucket(cluster, self._bucket_rng, self.counts)
+        self.bucket.compares = random.Random(f"{cluster.scenario.seed} compares").random() < 0.5
         self._archived: Base = NOTHING
         """How much the group knows to be archived, as committed."""
         self._begin = 0

@@ -1,13 +1,15 @@
 """An S3 server as a process of its own, whose objects are files of a directory: they can be damaged from outside.
 
-It has what `raftlog.segment.backup_s3` uses: conditional writes, uploads in parts, ranges, listing, deletion. Every
-bucket exists, and nobody needs an account. Contents leave by sendfile, so that it costs little beside what is tested.
+It has what `raftlog.segment.backup_s3` uses: conditional writes, uploads in parts, checksums (CRC-32), ranges, listing,
+deletion. Every bucket exists, and nobody needs an account. Contents leave by sendfile, so that it costs little beside
+what is tested.
 
 ``python -m jepsen.deployments.object_storage DIRECTORY HOST PORT`` serves until it is killed.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shutil
@@ -29,6 +31,7 @@ import trio
 
 from mq.local_cluster import HOST, Processes, open_processes
 from mq.local_cluster.own_ports import OWN_PORTS
+from raftlog.segment.checksum import crc32
 
 BUCKET: Final = "archives"
 NAME: Final = "object-storage"
@@ -50,6 +53,7 @@ ENVIRONMENT: Final = {
 
 _PART = re.compile(rb"<PartNumber>(\d+)</PartNumber>")
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+_CHECKSUM: Final = "x-amz-checksum-crc32"
 _DELAY: Final = "delay"
 _ANSWERED: Final = "answered"
 
@@ -99,11 +103,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _put(self) -> None:
         query, path = self._begin()
         if "partNumber" in query:
-            self._take(self.server.uploads / query["uploadId"][0] / query["partNumber"][0])
-            self._answer(HTTPStatus.OK, headers={"ETag": '"part"'})
+            taken = self._take(self.server.uploads / query["uploadId"][0] / query["partNumber"][0])
+            if taken is not None:
+                self._answer(HTTPStatus.OK, headers={"ETag": '"part"', **taken})
             return
         new = self.server.uploads / f"new-{uuid.uuid4().hex}"
-        self._take(new)
+        if (taken := self._take(new)) is None:
+            return
         with self.server.replacing:
             tag = _tag(path)
             forbids = self.headers.get("If-None-Match") == "*" and tag is not None
@@ -115,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
             path.parent.mkdir(parents=True, exist_ok=True)
             new.rename(path)
             assert wanted is None or wanted == tag, f"{path} was replaced, although it is {tag}, not {wanted}"
-            self._answer(HTTPStatus.OK, headers={"ETag": _tag(path) or ""})
+            self._answer(HTTPStatus.OK, headers={"ETag": _tag(path) or "", **taken})
 
     def _post(self) -> None:
         query, path = self._begin()
@@ -210,18 +216,29 @@ class _Handler(BaseHTTPRequestHandler):
         assert ".." not in parts, self.path
         return parse_qs(url.query, keep_blank_values=True), self.server.objects.joinpath(*parts)
 
-    def _take(self, path: Path) -> None:
-        left = int(self.headers["Content-Length"])
+    def _take(self, path: Path) -> dict[str, str] | None:
+        """Store the content of the request; its checksum as a header. None if the client has named another one: then
+        the request was refused.
+        """
+        left, checksum = int(self.headers["Content-Length"]), 0
         with path.open("wb") as file:
             while left:
                 data = self.rfile.read(min(left, PIECE_BYTES))
                 if not data:
                     raise ConnectionResetError("the client has gone away")
+                checksum = crc32(data, checksum)
                 file.write(data)
                 left -= len(data)
+        found = base64.b64encode(checksum.to_bytes(4, "big")).decode()
+        if self.headers.get(_CHECKSUM, found) != found:
+            path.unlink()
+            self._refuse(HTTPStatus.BAD_REQUEST)
+            return None
+        return {_CHECKSUM: found}
 
     def _refuse(self, status: HTTPStatus) -> None:
         codes = {
+            HTTPStatus.BAD_REQUEST: "BadDigest",
             HTTPStatus.NOT_FOUND: "NoSuchKey",
             HTTPStatus.PRECONDITION_FAILED: "PreconditionFailed",
             HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "InvalidRange",

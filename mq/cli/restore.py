@@ -50,7 +50,9 @@ def restore(
     from raftlog.forced_members import MembersRefused
     from raftlog.segment.backup import Backup
     from raftlog.segment.disk import ReadOnlyDisk
+    from raftlog.segment.freed_memory import keep_freed_memory
 
+    keep_freed_memory()
     try:
         addresses = {NodeId(node): format_address(address) for node, address in parse_peers(peers).items()}
     except ValueError as error:

@@ -48,6 +48,7 @@ from raftlog.segment.backup_store import (
     BackupDamaged,
     BackupRefused,
     BackupStore,
+    EagerStore,
     ManifestChanged,
     NotStored,
 )
@@ -123,6 +124,8 @@ class Backup:
         """
         manifest = self.manifest
         last = manifest.base.ref
+        if isinstance(self._store, EagerStore) and self._objects:
+            self._store.will_read([(each.name, each.nbytes) for each in self._objects.values()])
         try:
             for run in entry_runs(self.read, last, manifest.last.index, manifest.segment_bytes):
                 yield run
@@ -307,7 +310,8 @@ class BackupTarget:
         may_tidy: bool = True,
         copied: Callable[[int], None] = lambda nbytes: None,
     ) -> BackupManifest:
-        """Store the next file of the log with its index; read both back, then replace the manifest.
+        """Store the next file of the log with its index; read back what the store has not compared itself, then replace
+        the manifest.
 
         The file must be complete: the source knows of a committed entry in the next one (`RunningLog.goes_on_at`). A
         file that a backup has stored before it was complete is stored again as a whole.

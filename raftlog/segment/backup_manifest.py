@@ -39,7 +39,8 @@ class StoredIndex(msgspec.Struct, frozen=True):
 class StoredObject(msgspec.Struct, frozen=True, omit_defaults=True):
     """The object of the log file that begins at the physical offset ``start``.
 
-    ``verified`` says that it was read back from the store after it was written.
+    ``verified`` says that it was read back from the store after it was written, or that the store has compared it with
+    checksums of what was written.
     """
 
     start: int

@@ -1,13 +1,16 @@
 """A backup in a bucket of Amazon S3, or of compatible object storage.
 
-boto3 does the work: it finds credentials in the usual places, signs, retries, and uploads large objects in parts. It is
-imported when a bucket is used, since it is an optional dependency.
+boto3 does the work: it finds credentials in the usual places, signs, and retries. It is imported when a bucket is used,
+since it is an optional dependency.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from raftlog.segment.backup_store import (
@@ -19,20 +22,21 @@ from raftlog.segment.backup_store import (
     NotStored,
     StoreFailed,
 )
+from raftlog.segment.ranges_ahead import RangesAhead
+from raftlog.segment.s3_upload import Uploads
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
 SCHEME: Final = "s3://"
-PART_BYTES: Final = 8 * 1024 * 1024
-"""Size of one part of an upload. Up to a dozen of them are in memory."""
-PARTS_AT_ONCE: Final = 4
 READ_BYTES: Final = 16 * 1024 * 1024
-"""Minimum size of a read request."""
+"""Minimum size of a read request for an object of which nobody knows how much of it is read."""
 READ_ATTEMPTS: Final = 3
 """boto3 retries requests, but not after the content of an answer has begun to arrive."""
 MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
 CONNECT_SECONDS: Final = 10
+RENEW_SECONDS: Final = 10.0
+"""Credentials that were refused are looked for again at most this often: that costs some hundredths of a second."""
 _WRITING: Final = "writing it"
 
 _URL = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/(.*))?", re.DOTALL)
@@ -40,6 +44,32 @@ SECRET_IN_URL: Final = "credentials do not belong into it: use AWS_ACCESS_KEY_ID
 NO_BUCKET: Final = "is not s3://BUCKET/PREFIX"
 _MISSING = frozenset(("NoSuchKey", "404", "NotFound"))
 _CONFLICTS = frozenset(("PreconditionFailed", "ConditionalRequestConflict", "412"))
+_CREDENTIALS = frozenset(
+    (
+        "AccessDenied",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    )
+)
+_RENEW: Final = "renew the credentials; those in files are read again"
+_MAKE_ROOM: Final = "make room in the store, or raise its quota"
+_REMEDIES: Final = {
+    "507": _MAKE_ROOM,
+    "ExpiredToken": _RENEW,
+    "ExpiredTokenException": _RENEW,
+    "InsufficientStorage": _MAKE_ROOM,
+    "QuotaExceeded": _MAKE_ROOM,
+    "RequestTimeTooSkewed": "set the clock of this machine, or that of the store",
+    "ServiceQuotaExceeded": _MAKE_ROOM,
+    "ServiceQuotaExceededException": _MAKE_ROOM,
+    "TokenRefreshRequired": _RENEW,
+    "XMinioAdminBucketQuotaExceeded": _MAKE_ROOM,
+    "XMinioStorageFull": _MAKE_ROOM,
+}
 _SECRET_IN_URL = re.compile(r"//[^/@\s\"']+@")
 
 
@@ -50,14 +80,24 @@ class S3Store:
     That is replaced only if it is still the one that was loaded, so the later run is refused.
     """
 
-    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
-        """``prefix`` is empty or ends with a slash."""
+    def __init__(self, open_client: Callable[[bool], Any], bucket: str, prefix: str) -> None:
+        """``prefix`` is empty or ends with a slash. ``open_client`` makes a client of boto3, with the credentials that
+        there are then; with True one that sends each request once.
+        """
         self.name = f"{SCHEME}{bucket}/{prefix}".rstrip("/")
-        self._client = client
+        self._open_client = open_client
+        self._connected = open_client(False)
+        self._opened_at = monotonic()
+        self._is_refused = False
+        """The credentials were: perhaps there are new ones by now."""
+        self._opening = threading.Lock()
         self._bucket = bucket
         self._prefix = prefix
         self._etag: str | None = None
-        self._block: tuple[str, int, bytes] = ("", 0, b"")
+        self._uploads = Uploads(partial(open_client, True), bucket)
+        self._block: tuple[str, int, bytes, bool] = ("", 0, b"", False)
+        """Object, offset, content, and whether the object ends with it."""
+        self._ahead: RangesAhead | None = None
 
     def path(self, name: str) -> str:
         """Its URL."""
@@ -69,10 +109,10 @@ class S3Store:
     def names(self, folder: str = "") -> Iterator[str]:
         """Lists a thousand at a time."""
         prefix = self._prefix + (folder and f"{folder}/")
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=prefix, Delimiter="/"
-        )
-        with _Failures(f"{self.name}/{folder}", "listing it"):
+        with self._failures(f"{self.name}/{folder}", "listing it"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=prefix, Delimiter="/"
+            )
             for page in pages:
                 for each in page.get("CommonPrefixes", ()):
                     yield each["Prefix"][len(prefix) :].rstrip("/")
@@ -80,19 +120,44 @@ class S3Store:
                     if name := each["Key"][len(prefix) :]:  # a folder created in a console has an object, too
                         yield name
 
+    def will_read(self, objects: Sequence[tuple[str, int]]) -> None:
+        """Ranges of them are requested before they are read."""
+        self._read_nothing_ahead()
+        self._ahead = RangesAhead(self._ranged, objects)
+
     def read(self, name: str, length: int, offset: int) -> bytes:
-        """Reads ahead, and caches that for the next call."""
-        known, start, block = self._block
-        if known != name or not start <= offset or offset + length > start + len(block):
-            start, block = offset, self._ranged(name, max(length, READ_BYTES), offset)
-            self._block = (name, start, block)
+        """Reads more, and keeps that for the next call."""
+        if self._ahead is not None and name not in self._ahead.names:
+            return self._ranged(name, length, offset)
+        known, start, block, is_end = self._block
+        if known != name or not start <= offset <= start + len(block):
+            start, block, is_end = offset, b"", False
+        while not is_end and offset + length > start + len(block):
+            more, is_end = self._following(name, start + len(block), length)
+            start, block = offset, block[offset - start :] + more
+        self._block = (name, start, block, is_end)
         return block[offset - start : offset - start + length]
+
+    def _following(self, name: str, offset: int, length: int) -> tuple[bytes, bool]:
+        """At least so many bytes of an object, and whether it ends with them."""
+        if self._ahead is not None:
+            if (taken := self._ahead.take(name, offset)) is not None:
+                return taken
+            self._read_nothing_ahead()
+        asked = max(length, READ_BYTES)
+        found = self._ranged(name, asked, offset)
+        return found, len(found) < asked
+
+    def _read_nothing_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
 
     def load_manifest(self) -> bytes | None:
         """Remembers its version, for `replace_manifest`."""
         path = self.path(MANIFEST_NAME)
         try:
-            with _Failures(path, "reading it"):
+            with self._failures(path, "reading it"):
                 answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + MANIFEST_NAME)
                 content: bytes = answer["Body"].read(MANIFEST_BYTES_MAX + 1)
         except NotStored:
@@ -110,7 +175,7 @@ class S3Store:
         condition = {"IfNoneMatch": "*"} if self._etag is None else {"IfMatch": self._etag}
         path = self.path(MANIFEST_NAME)
         try:
-            with _Failures(path, _WRITING):
+            with self._failures(path, _WRITING):
                 try:
                     answer = self._client.put_object(
                         Bucket=self._bucket,
@@ -139,7 +204,7 @@ class S3Store:
         from botocore.exceptions import ClientError
 
         path = self.path(CONDITIONS_NAME)
-        with _Failures(path, _WRITING):
+        with self._failures(path, _WRITING):
             for _ in range(2):
                 try:
                     self._client.put_object(
@@ -151,20 +216,14 @@ class S3Store:
                     return
         raise BackupRefused(self.name, "the store overwrites objects although If-None-Match forbids it")
 
-    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes]) -> bool:
         """In parts, if it is large."""
-        from boto3.s3.transfer import TransferConfig
-
-        config = TransferConfig(
-            multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=PARTS_AT_ONCE
-        )
-        config.max_in_memory_upload_chunks = PARTS_AT_ONCE
-        with _Failures(self.path(name), _WRITING):
-            self._client.upload_fileobj(_Stream(pieces), self._bucket, self._prefix + name, Config=config)
+        with self._failures(self.path(name), _WRITING):
+            return self._uploads.put(self._client, self._prefix + name, pieces)
 
     def remove(self, name: str) -> None:
         """One request."""
-        with _Failures(self.path(name), "removing it"):
+        with self._failures(self.path(name), "removing it"):
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
 
     def free_bytes(self) -> int | None:
@@ -173,7 +232,8 @@ class S3Store:
 
     def close(self) -> None:
         """Close its connections."""
-        self._client.close()
+        self._read_nothing_ahead()
+        self._connected.close()
 
     def read_range(self, name: str, length: int, offset: int) -> bytes:
         """One request for exactly these bytes; fewer only at the end. Unlike the others, for any thread at any time."""
@@ -183,7 +243,7 @@ class S3Store:
         from botocore.exceptions import BotoCoreError, ClientError
         from urllib3.exceptions import HTTPError
 
-        with _Failures(self.path(name), "reading it"):
+        with self._failures(self.path(name), "reading it"):
             for attempt in range(1, READ_ATTEMPTS + 1):
                 try:
                     answer = self._client.get_object(
@@ -202,6 +262,21 @@ class S3Store:
                     if attempt == READ_ATTEMPTS:
                         raise
         raise AssertionError("unreachable")
+
+    @property
+    def _client(self) -> Any:
+        """Another one after the credentials were refused: whoever renews them writes them into a file."""
+        with self._opening:
+            if self._is_refused and monotonic() >= self._opened_at + RENEW_SECONDS:
+                self._connected = self._open_client(False)
+                self._opened_at, self._is_refused = monotonic(), False
+            return self._connected
+
+    def _failures(self, path: str, operation: str) -> _Failures:
+        return _Failures(path, operation, self._refused)
+
+    def _refused(self) -> None:
+        self._is_refused = True
 
 
 def has_secret(url: str) -> bool:
@@ -234,52 +309,54 @@ def open_s3(url: str, endpoint_url: str | None = None, *, answer_seconds: float 
     try:
         from boto3.session import Session
         from botocore.config import Config
+        from botocore.session import get_session
     except ImportError as error:
         raise BackupRefused(url, "this needs boto3: pip install 'raftmq[s3]'") from error
     bucket, prefix = found[1], (found[2] or "").strip("/")
+    # What is read is verified against the manifest and the chain of the log. Some services name the checksum of the
+    # whole object when a range of it is read, and boto3 would refuse that.
+    config = Config(connect_timeout=CONNECT_SECONDS, response_checksum_validation="when_required")
+    if answer_seconds is not None:
+        hasty = Config(connect_timeout=answer_seconds, read_timeout=answer_seconds, retries={"total_max_attempts": 2})
+        config = config.merge(hasty)
+
+    sessions: list[tuple[Any, Any]] = []
+
+    def open_client(is_impatient: bool) -> Any:
+        if not is_impatient or not sessions:
+            core = get_session()  # a new one reads files with credentials again
+            wanted = config
+            if _is_checksum_enough(core):
+                wanted = config.merge(Config(s3={"payload_signing_enabled": False}))
+            sessions[:] = [(Session(botocore_session=core), wanted)]
+        session, wanted = sessions[0]
+        if is_impatient:
+            wanted = wanted.merge(Config(retries={"total_max_attempts": 1}))
+        return session.client("s3", endpoint_url=endpoint_url, config=wanted)
+
     with _Failures(url, "opening it"):
         try:
-            # What is read is verified against the manifest and the chain of the log. Some services name the checksum of
-            # the whole object when a range of it is read, and boto3 would refuse that.
-            config = Config(connect_timeout=CONNECT_SECONDS, response_checksum_validation="when_required")
-            if answer_seconds is not None:
-                hasty = Config(
-                    connect_timeout=answer_seconds, read_timeout=answer_seconds, retries={"total_max_attempts": 2}
-                )
-                config = config.merge(hasty)
-            client = Session().client("s3", endpoint_url=endpoint_url, config=config)
+            return S3Store(open_client, bucket, prefix and f"{prefix}/")
         except ValueError as error:
             raise StoreFailed(url, "opening it", str(error)) from error
-    return S3Store(client, bucket, prefix and f"{prefix}/")
 
 
-class _Stream:
-    """Pieces as a read-only file. Buffers at most one piece."""
-
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces = iter(pieces)
-        self._rest = memoryview(b"")
-
-    def read(self, length: int = -1) -> bytes:
-        """``length`` bytes, fewer only at the end."""
-        taken = bytearray()
-        while length < 0 or len(taken) < length:
-            if not self._rest:
-                if (piece := next(self._pieces, None)) is None:
-                    break
-                self._rest = memoryview(piece)
-            wanted = len(self._rest) if length < 0 else length - len(taken)
-            taken += self._rest[:wanted]
-            self._rest = self._rest[wanted:]
-        return bytes(taken)
+def _is_checksum_enough(session: Any) -> bool:
+    """Whether contents are sent with a checksum only, as boto3 does over TLS. Over HTTP, whoever could change them
+    could as well change what is read. Users may ask for signatures, or have a store that knows no checksums.
+    """
+    is_checked = session.get_config_variable("request_checksum_calculation") == "when_supported"
+    return is_checked and "payload_signing_enabled" not in (session.get_scoped_config().get("s3") or {})
 
 
 class _Failures:
     """Turns boto3's exceptions in a block into our errors, without credentials."""
 
-    def __init__(self, path: str, operation: str) -> None:
+    def __init__(self, path: str, operation: str, refused: Callable[[], None] = lambda: None) -> None:
+        """``refused`` is called if the store refuses the credentials."""
         self._path = path
         self._operation = operation
+        self._refused = refused
 
     def __enter__(self) -> None:
         pass
@@ -292,10 +369,15 @@ class _Failures:
         from urllib3.exceptions import HTTPError
 
         if isinstance(error, ClientError):
-            if _code(error) in _MISSING:
+            if (code := _code(error)) in _MISSING:
                 raise NotStored(self._path) from error
+            if code in _CREDENTIALS:
+                self._refused()
             said = error.response.get("Error", {})
-            raise StoreFailed(self._path, self._operation, f"{_code(error)}: {said.get('Message', '')}") from error
+            remedy = _REMEDIES.get(code, "")
+            raise StoreFailed(
+                self._path, self._operation, f"{code}: {said.get('Message', '')}{remedy and f' ({remedy})'}"
+            ) from error
         # While a body is read, botocore passes on errors of TLS as they are.
         if isinstance(error, BotoCoreError | Boto3Error | HTTPError):
             raise StoreFailed(self._path, self._operation, _SECRET_IN_URL.sub("//", str(error))) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from raftlog.segment.disk import Disk, write_file, write_fully
@@ -95,8 +95,11 @@ class BackupStore(Protocol):
             ManifestChanged: another process has replaced it since; that one stays.
         """
 
-    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes]) -> bool:
         """Store an object durably; until it is complete, the previous one of that name stays.
+
+        Returns whether the store has compared all of it with checksums that were taken here, and is known to refuse
+        what differs: then it need not be read back.
 
         Exceptions of ``pieces`` propagate unchanged.
         """
@@ -123,6 +126,14 @@ class GrowingStore(BackupStore, Protocol):
         Raises:
             BackupDamaged: the file is shorter than ``offset``.
         """
+
+
+@runtime_checkable
+class EagerStore(BackupStore, Protocol):
+    """A store that is faster if it knows what is read next."""
+
+    def will_read(self, objects: Sequence[tuple[str, int]]) -> None:
+        """A hint: these objects, of these sizes, are read next, from first to last, as wholes."""
 
 
 class DirectoryStore:
@@ -189,7 +200,7 @@ class DirectoryStore:
         """The lock keeps other processes out."""
         self.write(MANIFEST_NAME, (content,))
 
-    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes]) -> bool:
         """By a rename after everything is synced."""
         path = self.path(name)
         try:
@@ -198,6 +209,7 @@ class DirectoryStore:
             self._disk.sync_directory(os.path.dirname(path))
         except OSError as error:
             raise self._failed(error, "writing the backup") from error
+        return False
 
     def append(self, name: str, offset: int, pieces: Iterable[bytes]) -> None:
         """Synced in steps, including the name of a new file."""

@@ -7,7 +7,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import boto3
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -27,8 +27,20 @@ ENVIRONMENT = {
     "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
 }
 
-Fault = Callable[[str, str], int | None]
-"""From method and path with query to an HTTP status to respond with, 0 for no response, or None to forward."""
+
+class Refusal(NamedTuple):
+    """An answer with an error."""
+
+    status: int
+    code: str
+
+
+CUT: Final = -1
+
+Fault = Callable[[str, str], Refusal | int | None]
+"""From method and path with query to an error or an HTTP status to respond with, or None to forward; 0 for no response
+any more, `CUT` for none after half of the content of this request.
+"""
 
 
 class ObjectStorage:
@@ -36,11 +48,13 @@ class ObjectStorage:
 
     Attributes:
         requests: method and path with query of each request.
+        expired: access keys whose requests are refused, since they have expired.
         fault: decides about each request; see `Fault`. After one 0 nothing is answered any more.
     """
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str]] = []
+        self.expired: set[str] = set()
         self.fault: Fault = lambda method, path: None
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Silent)
@@ -76,6 +90,7 @@ class ObjectStorage:
         """Reset to the initial state."""
         self.come_back()
         self.requests.clear()
+        self.expired.clear()
         for key in self.names():
             self.remove(key)
 
@@ -83,16 +98,20 @@ class ObjectStorage:
         method = environ["REQUEST_METHOD"]
         path = f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}".rstrip("?")
         self.requests.append((method, path))
-        status = 0 if self._gone else self.fault(method, path)
-        if status is None:
+        fault = 0 if self._gone else self.fault(method, path)
+        if any(f"Credential={key}/" in environ.get("HTTP_AUTHORIZATION", "") for key in self.expired):
+            fault = Refusal(400, "ExpiredToken")
+        if fault is None:
             answer: Iterable[bytes] = self._app(environ, start_response)
             return answer
-        if status == 0:
-            self._gone = True
+        nbytes = int(environ.get("CONTENT_LENGTH") or 0)
+        if isinstance(fault, int) and fault <= 0:
+            self._gone = fault == 0
+            environ["wsgi.input"].read(nbytes // 2 if fault == CUT else 0)
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             return ()
-        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-        code = {403: "AccessDenied", 503: "SlowDown"}[status]
+        environ["wsgi.input"].read(nbytes)
+        status, code = (fault, {403: "AccessDenied", 503: "SlowDown"}[fault]) if isinstance(fault, int) else fault
         start_response(f"{status} {code}", [("Content-Type", "application/xml")])
         return (f"<Error><Code>{code}</Code><Message>because of the test</Message></Error>".encode(),)
 

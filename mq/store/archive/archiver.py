@@ -1,7 +1,8 @@
-"""Archives the complete files of a log, one after the other: objects, read back; then the manifest; then the report.
+"""Archives the complete files of a log, one after the other: objects, then the manifest, then the report.
 
-Only what this module reports may count as archived, and it reports nothing before the manifest that names it is
-durable and was read back. Two archivers at once are harmless: the manifest is replaced only by whoever read it last.
+Objects are read back, unless the store has compared them with checksums itself (`BackupStore.write`). Only what this
+module reports may count as archived, and it reports nothing before the manifest that names it is durable and was read
+back. Two archivers at once are harmless: the manifest is replaced only by whoever read it last.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mq.store.archive.file_index import FileIndexBuilder
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
 from mq.store.archive.reader import ArchiveReader
 from mq.store.archive.retention import expired_begin
-from mq.store.backup_snapshot import keep_pending, snapshot_between
+from mq.store.backup_snapshot import forget_pending, keep_pending, snapshot_between
 from raftlog.forced_members import configuration_at_base
 from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup import BackupTarget
@@ -119,6 +120,8 @@ class _Run:
             yield from self._shortened(known)
         if self._job.has_retention:
             keep_pending(self._job.data_dir, self._next_snapshot(), self._source.state.commit_hint)
+        else:
+            forget_pending(self._job.data_dir)
         yield ArchiveStep(is_last=True)
 
     def _indexed(self, known: BackupManifest) -> BackupManifest:

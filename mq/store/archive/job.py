@@ -53,7 +53,8 @@ class ArchiveStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of the answer to a job: how far the archive goes now, or why the run ended, or that it lives.
 
     ``index``, ``term``, ``pos`` and ``chain`` describe the archived log (`raftlog.segment.meta.Base`); ``index`` is 0
-    if that is not known. Every object below was read back, and the manifest names all of them. ``nbytes`` is how much
+    if that is not known. Every object below was read back, or compared by the store, and the
+    manifest names all of them. ``nbytes`` is how much
     of the log this step has stored. ``is_older`` says that the manifest had less than the group knows to be archived:
     it was replaced by an older one. ``begin_pos`` is the physical offset at which the archive begins; -1 if that is not
     known. ``expired_pos`` is the one below which its files are to be deleted; -1 without news. ``is_last`` ends the

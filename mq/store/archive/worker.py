@@ -23,6 +23,7 @@ from raftlog.segment.backup_s3 import open_s3
 from raftlog.segment.backup_store import BackupRefused
 from raftlog.segment.copy_rate import CopyRate
 from raftlog.segment.disk import ReadOnlyDisk
+from raftlog.segment.freed_memory import keep_freed_memory
 from raftlog.segment.running_log import RunningLog
 
 NICE = 10
@@ -82,6 +83,7 @@ def main() -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     os.nice(NICE)
+    keep_freed_memory()
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return  # the broker was killed

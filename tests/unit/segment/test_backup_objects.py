@@ -67,11 +67,12 @@ class BucketStore:
             raise BackupRefused(self.name, "another process has written to it meanwhile")
         self._bucket.objects[MANIFEST_NAME] = content
 
-    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes]) -> bool:
         content = b"".join(pieces)
         self._bucket.operation(name)
         assert name not in self._bucket.objects, f"{name} is written a second time"
         self._bucket.objects[name] = content
+        return False
 
     def remove(self, name: str) -> None:
         self._bucket.operation(name)

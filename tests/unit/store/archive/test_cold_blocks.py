@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from chaos.broker_sim.former_group import former_archive
 from mq.store.archive.disk_cache import DiskCache
-from raftlog.segment.backup_manifest import decode_backup_manifest
+from mq.store.archive.file_index import decode_file_index, encode_file_index
+from raftlog.segment.backup_manifest import StoredIndex, decode_backup_manifest, encode_backup_manifest
 from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused, StoreFailed
 from raftlog.segment.meta import Base
 from tests.support.archived_logs import SEGMENT_BYTES, MessageLog, ReadArchive, new_bucket, steps
@@ -172,6 +175,36 @@ def test_sound_archive_of_a_former_group_is_not_read(tmp_path: Path) -> None:
     archive.bucket.objects[MANIFEST_NAME] = intact[MANIFEST_NAME]
     archive.now += 5.0
     archive.check(0, archive.end.pos)
+
+
+@pytest.mark.parametrize("what", ["damaged", "of another file", "of another log"])
+def test_index_that_is_not_of_its_file_is_named(tmp_path: Path, what: str) -> None:
+    archive = ReadArchive(tmp_path / "cache", cache_bytes=0)
+    manifest = decode_backup_manifest(archive.bucket.objects[MANIFEST_NAME])
+    assert manifest.objects
+    first, second, *rest = manifest.objects.files
+    assert first.index is not None
+    assert second.index is not None
+    name = second.index.name
+    content = archive.bucket.objects[name]
+    if what == "of another file":
+        content = archive.bucket.objects[first.index.name]
+    elif what == "of another log":
+        index = decode_file_index(content, name)
+        block = replace(index.blocks[0], before=replace(index.begin, chain=index.begin.chain ^ 1))
+        content = encode_file_index(replace(index, blocks=(block, *index.blocks[1:])))
+    else:
+        content = content[:-1] + bytes((content[-1] ^ 1,))
+    archive.bucket.objects[name] = content
+    if what != "damaged":  # whoever has written the manifest was wrong, too
+        said = StoredIndex(name, len(content), hashlib.sha256(content).hexdigest())
+        objects = replace(manifest.objects, files=(first, replace(second, index=said), *rest))
+        archive.bucket.objects[MANIFEST_NAME] = encode_backup_manifest(replace(manifest, objects=objects))
+    named = first if what == "of another log" else second  # there the file before ends otherwise
+    wrong = named.name if what == "of another log" else name
+    with pytest.raises(BackupDamaged, match=wrong):
+        archive.blocks.fetch(0, 2 * SEGMENT_BYTES)
+    archive.check(2 * SEGMENT_BYTES, 3 * SEGMENT_BYTES)
 
 
 def test_files_are_followed_from_where_the_local_log_begins(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Reads objects as wholes, one behind the other, with several requests at a time.
+
+A store answers one request after the other with a fraction of what it can send: each waits for the one before it to
+come, and to be used.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+RANGE_BYTES: Final = 8 * 1024 * 1024
+RANGES_AT_ONCE: Final = 4
+"""So many ranges are requested before they are wanted; all of them may be in memory."""
+
+Fetch = Callable[[str, int, int], bytes]
+"""Bytes of an object: name, length, offset. Fewer only at its end. For any thread."""
+
+
+class RangesAhead:
+    """Ranges of some objects, in order. For one thread. Call `close` at the end.
+
+    Args:
+        objects: names and sizes.
+    """
+
+    def __init__(self, fetch: Fetch, objects: Sequence[tuple[str, int]]) -> None:
+        self.names = frozenset(name for name, _ in objects)
+        self._fetch = fetch
+        self._left = _ranges(objects)
+        self._pending: deque[tuple[str, int, int, Future[bytes]]] = deque()
+        self._pool = ThreadPoolExecutor(RANGES_AT_ONCE, "ranges-ahead")
+
+    def take(self, name: str, offset: int) -> tuple[bytes, bool] | None:
+        """The next range, and whether the object ends with it; None if the next one is another. Raises as the fetch."""
+        self._request()
+        if not self._pending or self._pending[0][:2] != (name, offset):
+            return None
+        _, _, length, requested = self._pending.popleft()
+        self._request()
+        data = requested.result()
+        return data, len(data) < length
+
+    def close(self) -> None:
+        """Request nothing more; what was requested is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _request(self) -> None:
+        while len(self._pending) < RANGES_AT_ONCE and (following := next(self._left, None)) is not None:
+            name, offset, length = following
+            self._pending.append((name, offset, length, self._pool.submit(self._fetch, name, length, offset)))
+
+
+def _ranges(objects: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int, int]]:
+    """Name, offset and length of each range; the last one of an object is a byte too long, to see that it ends."""
+    for name, nbytes in objects:
+        for at in range(0, nbytes, RANGE_BYTES):
+            is_last = at + RANGE_BYTES >= nbytes
+            yield name, at, nbytes - at + 1 if is_last else RANGE_BYTES

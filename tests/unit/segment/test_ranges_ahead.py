@@ -1,0 +1,75 @@
+"""Objects that are read as wholes: several requests at a time, in order, and what is read is what is stored."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from raftlog.segment import ranges_ahead
+from raftlog.segment.ranges_ahead import RANGES_AT_ONCE, RangesAhead
+
+OBJECTS = {f"log/{size}": random.Random(size).randbytes(size) for size in (1, 99, 100, 101, 350, 1000)}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges_ahead, "RANGE_BYTES", 100)
+
+
+def fetch(name: str, length: int, offset: int) -> bytes:
+    return OBJECTS[name][offset : offset + length]
+
+
+def test_all_ranges_come_in_order_and_ends_are_known() -> None:
+    ahead = RangesAhead(fetch, [(name, len(content)) for name, content in OBJECTS.items()])
+    for name, content in OBJECTS.items():
+        found, is_end = b"", False
+        while not is_end:
+            taken = ahead.take(name, len(found))
+            assert taken is not None
+            found, is_end = found + taken[0], taken[1]
+        assert found == content
+    assert ahead.take("log/1", 0) is None
+    ahead.close()
+
+
+def test_object_that_is_longer_than_it_was_said_does_not_end() -> None:
+    ahead = RangesAhead(fetch, [("log/350", 349)])
+    ends = [taken[1] for at in (0, 100, 200, 300) if (taken := ahead.take("log/350", at)) is not None]
+    assert ends == [False] * 4
+    ahead.close()
+
+
+def test_another_place_is_not_taken_and_failures_are_raised() -> None:
+    def fails(name: str, length: int, offset: int) -> bytes:
+        if offset == 200:
+            raise OSError("of the store")
+        return fetch(name, length, offset)
+
+    ahead = RangesAhead(fails, [("log/1000", 1000)])
+    assert ahead.take("log/1000", 100) is None
+    assert ahead.take("log/350", 0) is None
+    assert ahead.take("log/1000", 0) is not None
+    assert ahead.take("log/1000", 100) is not None
+    with pytest.raises(OSError, match="of the store"):
+        ahead.take("log/1000", 200)
+    ahead.close()
+
+
+def test_only_a_few_ranges_are_requested_before_they_are_wanted() -> None:
+    asked: list[int] = []
+    all_asked = threading.Event()
+
+    def noted(name: str, length: int, offset: int) -> bytes:
+        asked.append(offset)
+        if len(asked) == RANGES_AT_ONCE + 1:
+            all_asked.set()
+        return fetch(name, length, offset)
+
+    ahead = RangesAhead(noted, [("log/1000", 1000)])
+    assert ahead.take("log/1000", 0) is not None
+    assert all_asked.wait(10)
+    ahead.close()
+    assert sorted(asked) == [100 * number for number in range(RANGES_AT_ONCE + 1)]
