@@ -153,10 +153,10 @@ SERVER_EXTRAS: Final[dict[str, str]] = {
 """By extra of the distribution of the servers: a program."""
 
 _SPARK: Final = """
-import pyspark, pyspark_raftmq, spark.reader
+import fastavro, google.protobuf, pyspark, pyspark_raftmq, spark.reader, spark.tables.schema_files
 """
 
-_ELSEWHERE: Final = {"server", "testing", "spark", "dev", "docs"}
+_ELSEWHERE: Final = {"server", "testing", "spark", "tables", "avro", "protobuf", "dev", "docs"}
 """Tried with the servers; for Apache Spark, which `make test-spark` runs; for a checkout."""
 
 

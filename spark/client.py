@@ -13,10 +13,14 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from mq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from mq.protocol.frames import JSON, encode_frame
+from spark.access import access
+
+if TYPE_CHECKING:
+    import ssl
 
 _T = TypeVar("_T")
 
@@ -44,7 +48,8 @@ class Refused(Exception):
     """The server responded with an error; ``code`` is RocketMQ's."""
 
     def __init__(self, address: str, code: int, remark: str) -> None:
-        super().__init__(f"{address} answered {remark or 'without a reason'} (code {code})")
+        asked = f", asked {access().who}" if code == ResponseCode.NO_PERMISSION else ""
+        super().__init__(f"{address} answered {remark or 'without a reason'} (code {code}{asked})")
         self.address = address
         self.code = code
         self.remark = remark
@@ -62,12 +67,15 @@ class Answer(NamedTuple):
 class Connection:
     """One connection; responses arrive in any order, and are matched by request number.
 
+    Requests are signed, and encrypted, as the environment says (`spark.access`).
+
     Args:
         address: ``HOST:PORT``.
         timeout: seconds to wait for bytes; also for connecting, but at most 3.
 
     Raises:
         Unreachable: connecting failed.
+        CredentialsInvalid: the environment names keys or files that cannot be used.
     """
 
     def __init__(self, address: str, timeout: float) -> None:
@@ -75,12 +83,22 @@ class Connection:
         self._opaque = 0
         self._answers: dict[int, Answer] = {}
         host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        self._credentials, tls = access()
+        self._socket: socket.socket
         try:
-            self._socket = socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=min(timeout, CONNECT_SECONDS_MAX)
+            self._socket = plain = socket.create_connection(
+                (host, int(port)), timeout=min(timeout, CONNECT_SECONDS_MAX)
             )
+            if tls is not None:
+                try:
+                    self._socket = tls.wrap_socket(plain, server_hostname=host)
+                except OSError as error:
+                    plain.close()
+                    raise Unreachable(address, f"TLS fails, {error}; does it use TLS?") from error
         except (OSError, ValueError, UnicodeError) as error:
             raise Unreachable(address, f"cannot connect: {error}") from error
+        self._is_encrypted = tls is not None
         self._socket.settimeout(timeout)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._input = select.poll()
@@ -89,6 +107,8 @@ class Connection:
     def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
         """Send a request; returns its number, for `receive`. Raises Unreachable."""
         self._opaque += 1
+        if self._credentials is not None:
+            ext = self._credentials.sign(code, ext, body)
         header = json.dumps(
             {
                 "code": code,
@@ -115,7 +135,7 @@ class Connection:
     @property
     def has_input(self) -> bool:
         """Whether there are unread bytes, or the server has closed the connection."""
-        return bool(self._answers) or bool(self._input.poll(0))
+        return bool(self._answers) or bool(self._input.poll(0)) or self._has_decrypted()
 
     def ask(self, code: int, ext: dict[str, str]) -> Answer:
         """Send a request and wait for its response. Raises Unreachable, and Refused unless it succeeded."""
@@ -128,6 +148,10 @@ class Connection:
         """Close the connection; pending requests get no response."""
         with suppress(OSError):
             self._socket.close()
+
+    def _has_decrypted(self) -> bool:
+        """Whether TLS has bytes that were read from the socket already."""
+        return self._is_encrypted and cast("ssl.SSLSocket", self._socket).pending() > 0
 
     def _receive_one(self) -> None:
         length, word = _PREFIX.unpack(self._receive_bytes(_PREFIX.size))

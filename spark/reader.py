@@ -134,6 +134,7 @@ class TaskReader:
         self._turn = 0
         self._connection: Connection | None = None
         self._failures: dict[str, str] = {}
+        self._denied: set[str] = set()
         self._progress_at = clock()
         self._pause = PAUSE_SECONDS_MIN
         self.statistics = TaskStatistics()
@@ -300,6 +301,7 @@ class TaskReader:
     def _progressed(self, connection: Connection, chunk: Chunk) -> None:
         self._progress_at = self._clock()
         self._pause = PAUSE_SECONDS_MIN
+        self._denied.clear()
         statistics = self.statistics
         statistics.nbytes += len(chunk.data)
         statistics.skipped += chunk.skipped
@@ -311,6 +313,13 @@ class TaskReader:
         self.statistics.switches += 1
         if self._replicas:
             self._failures[self._replicas[self._turn]] = str(error)
+        if isinstance(error, Refused) and error.code == ResponseCode.NO_PERMISSION:
+            self._denied.add(self._replicas[self._turn])
+            if self._denied.issuperset(self._replicas):  # waiting longer does not help
+                raise ReadFailed(
+                    f"topic {self._part.topic!r}, broker group {self._part.broker_name}: no replica lets this query "
+                    f"read it ({error}). RAFTMQ_CREDENTIALS names the file with the keys of an account that may"
+                ) from error
         if self._clock() - self._progress_at >= self._options.deadline_seconds:
             answers = "; ".join(f"{address}: {reason}" for address, reason in self._failures.items()) or str(error)
             raise ReadFailed(

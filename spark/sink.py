@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from mq.protocol.codes import ResponseCode
 from spark.client import NameServers, Refused, Unreachable
 from spark.numbering import BATCH_MAX, Job
 from spark.options import OptionRefused, WriteOptions
@@ -114,6 +115,8 @@ def _planned(options: WriteOptions, schema: StructType, *, overwrite: bool) -> S
         try:
             NameServers(options.namesrv, _PLANNING_SECONDS).route(options.topic)
         except Refused as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise OptionRefused(f"option topic: the topic {options.topic!r} cannot be written: {error}") from error
             raise OptionRefused(f"option topic: the topic {options.topic!r} does not exist; create it first") from error
         except Unreachable as error:
             raise OptionRefused(f"option namesrv: {error}") from error

@@ -324,7 +324,7 @@ class TaskWriter:
             self._post(line, batch)
         else:
             raise WriteFailed(
-                f"{batch.rows} were refused: broker group {line.group} answered {answer.remark} (code {answer.code})"
+                f"{batch.rows} were refused: broker group {Refused(line.group, answer.code, answer.remark)}"
             )
 
     def _stored(self, line: _Line, batch: _Batch, answer: Answer) -> None:

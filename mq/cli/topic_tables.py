@@ -184,6 +184,7 @@ def _result(command: str, file: Path, master: str, driver_memory: str) -> dict[s
 
 def start(command: str, file: Path, pipeline: Pipeline, master: str, driver_memory: str) -> subprocess.Popen[str]:
     """Start Spark's driver with one of our programs. Raises CommandFailed if Spark, Java or a package is missing."""
+    from spark.access import for_executors
     from spark.installed import missing
     from spark.tables.installed import SparkMissing, installed_spark, packages_of, settings_of
     from spark.tables.pace import UNTIL_STDIN_CLOSES
@@ -202,6 +203,8 @@ def start(command: str, file: Path, pipeline: Pipeline, master: str, driver_memo
     # Extensions must be known before the session is made.
     for name, value in settings_of(pipeline).items():
         arguments += ["--conf", f"{name}={value}"]
+    for name, value in ({} if master.startswith("local") else for_executors()).items():
+        arguments += ["--conf", f"spark.executorEnv.{name}={value}"]
     environment = {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -239,10 +242,15 @@ def _pipeline(file: Path) -> Pipeline:
         from spark.tables.pipeline import read_pipeline
     except ModuleNotFoundError as error:
         raise CommandFailed(f"{error.name} is not installed: pip install 'raftmq[tables]'") from error
+    from mq.credentials import CredentialsInvalid
+    from spark.access import use
+
     try:
-        return read_pipeline(file)
-    except DocumentRefused as error:
+        pipeline = read_pipeline(file)
+        use(pipeline.account)
+    except (CredentialsInvalid, DocumentRefused) as error:
         raise CommandFailed(str(error)) from error
+    return pipeline
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

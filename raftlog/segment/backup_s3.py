@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
 SCHEME: Final = "s3://"
+COPY_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Of one request; larger objects are copied in parts."""
 READ_BYTES: Final = 16 * 1024 * 1024
 """Minimum size of a read request for an object of which nobody knows how much of it is read."""
 READ_ATTEMPTS: Final = 3
@@ -98,6 +100,15 @@ class S3Store:
         self._block: tuple[str, int, bytes, bool] = ("", 0, b"", False)
         """Object, offset, content, and whether the object ends with it."""
         self._ahead: RangesAhead | None = None
+
+    def below(self, folder: str) -> S3Store:
+        """The objects in a folder, over the same connections, which are closed with either of the two."""
+        connected = [self._client]
+
+        def open_client(is_impatient: bool) -> Any:
+            return connected.pop() if connected and not is_impatient else self._open_client(is_impatient)
+
+        return S3Store(open_client, self._bucket, f"{self._prefix}{folder}/")
 
     def path(self, name: str) -> str:
         """Its URL."""
@@ -220,6 +231,52 @@ class S3Store:
         """In parts, if it is large."""
         with self._failures(self.path(name), _WRITING):
             return self._uploads.put(self._client, self._prefix + name, pieces)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Store a small object, by a conditional write; False if there is one of this name with other content.
+
+        One with this content counts as stored by this call: the answer to it may have been lost.
+        """
+        from botocore.exceptions import ClientError
+
+        path = self.path(name)
+        for _ in range(READ_ATTEMPTS):
+            try:
+                with self._failures(path, _WRITING):
+                    try:
+                        self._client.put_object(
+                            Bucket=self._bucket, Key=self._prefix + name, Body=content, IfNoneMatch="*"
+                        )
+                    except ClientError as error:
+                        if _code(error) not in _CONFLICTS:
+                            raise
+                        return self._ranged(name, len(content) + 1, 0) == content
+                    return True
+            except NotStored:
+                continue  # the conflict was with a write that is not finished, or failed
+        raise StoreFailed(path, _WRITING, "others write it all the time")
+
+    def copy(self, source: S3Store, name: str, target: str) -> None:
+        """Store an object of another prefix of the same bucket under another name; whole or not at all.
+
+        Raises NotStored: there is no such object. The store does it, without sending the content here.
+        """
+        from boto3.s3.transfer import TransferConfig
+
+        config = TransferConfig(multipart_threshold=COPY_BYTES_MAX, multipart_chunksize=COPY_BYTES_MAX)
+        with self._failures(source.path(name), f"copying it to {self.path(target)}"):
+            wanted = {"Bucket": source._bucket, "Key": source._prefix + name}
+            self._client.copy(wanted, self._bucket, self._prefix + target, Config=config)
+
+    def names_below(self, folder: str = "") -> Iterator[str]:
+        """The names of all objects in a folder and in its subfolders, relative to it; a thousand per request."""
+        prefix = self._prefix + (folder and f"{folder}/")
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+        with self._failures(f"{self.name}/{folder}", "listing it"):
+            for page in pages:
+                for each in page.get("Contents", ()):
+                    if name := each["Key"][len(prefix) :]:
+                        yield name
 
     def remove(self, name: str) -> None:
         """One request."""

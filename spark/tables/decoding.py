@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from spark.tables.arrow_rows import rows_type
 from spark.tables.column_types import (
     ColumnType,
     Primitive,
@@ -23,12 +25,14 @@ from spark.tables.column_types import (
 from spark.tables.layout import SchemaRefused
 from spark.tables.pipeline import Decode, Pipeline
 from spark.tables.reasons import unknown_fields, why_not_csv, why_not_json, why_not_text
+from spark.tables.schema_files import Bodies
 
 ROW: Final = "raftmq_row"
 REASON: Final = "raftmq_reason"
 DELETED: Final = "raftmq_deleted"
 _CORRUPT: Final = "raftmq_corrupt"
 _SYNTAX: Final = "raftmq_syntax"
+_FOUND: Final = "raftmq_found"
 _SIDES: Final = ("before", "after")
 _NO_REASON: Final = "it does not fit decode.schema"
 
@@ -48,14 +52,20 @@ def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFram
         body = f.col("body").cast("string")
         return messages.withColumn(ROW, f.struct(body.alias("body"))).withColumn(REASON, _syntax(decode, schema))
     is_debezium = upsert is not None and upsert.envelope == "debezium"
-    wire = debezium_columns(schema) if is_debezium else schema
-    with_value = messages.withColumn(_SYNTAX, _syntax(decode, wire)).withColumn(ROW, _value(decode, wire))
-    misfit = f.col(ROW).isNull() | f.col(f"{ROW}.{_CORRUPT}").isNotNull()
-    reasons = [f.col(_SYNTAX), _explain(decode, wire, f.when(misfit, f.col("body")))]
+    if decode.bodies is not None:
+        # By the schema file: its columns are those of the table, or of the change around them.
+        found = f.col(_FOUND)
+        with_value = messages.withColumn(_FOUND, _rows(decode.bodies)(f.col("body")))
+        with_value = with_value.withColumn(ROW, found["row"]).withColumn(_SYNTAX, found["reason"]).drop(_FOUND)
+        reasons = [f.col(_SYNTAX)]
+    else:
+        wire = debezium_columns(schema) if is_debezium else schema
+        with_value = messages.withColumn(_SYNTAX, _syntax(decode, wire)).withColumn(ROW, _value(decode, wire))
+        misfit = f.col(ROW).isNull() | f.col(f"{ROW}.{_CORRUPT}").isNotNull()
+        reasons = [f.col(_SYNTAX), _explain(decode, wire, f.when(misfit, f.col("body")))]
     image = f.col(ROW)
     if is_debezium:
-        op = f.coalesce(f.col(f"{ROW}.op"), f.col(f"{ROW}.payload.op"))
-        before, after = (f.coalesce(f.col(f"{ROW}.{side}"), f.col(f"{ROW}.payload.{side}")) for side in _SIDES)
+        op, before, after = (_of_change(decode, each) for each in ("op", *_SIDES))
         deleted, image = op == "d", f.when(op == "d", before).otherwise(after)
         reasons += [
             f.when(op.isNull(), "it has no op: it is no change as Debezium writes it"),
@@ -86,6 +96,12 @@ def debezium_columns(schema: Schema) -> dict[str, ColumnType]:
     row = Struct(tuple(schema.items()))
     change: dict[str, ColumnType] = {"op": Primitive("string"), **dict.fromkeys(_SIDES, row)}
     return {**change, "payload": Struct(tuple(change.items()))}
+
+
+def _of_change(decode: Decode, name: str) -> Column:
+    """A field of a change; in JSON it may be inside of the payload."""
+    found = f.col(f"{ROW}.{name}")
+    return found if decode.bodies is not None else f.coalesce(found, f.col(f"{ROW}.payload.{name}"))
 
 
 def _value(decode: Decode, wire: Schema) -> Column:
@@ -126,6 +142,20 @@ def inferred(messages: DataFrame, known: Schema, adds: bool) -> dict[str, Column
 def _syntax(decode: Decode, schema: Schema) -> Column:
     """Null, or why a body is not even of its format: what Spark's decoders read over."""
     return _on_bodies(_syntax_check(decode, schema))(f.col("body"))
+
+
+def _rows(bodies: Bodies) -> Any:
+    """A function of Spark from bodies to what `arrow_rows` makes of them. Executors get the schema, and no file."""
+    kept: list[Any] = []
+
+    def rows(found: pa.Array) -> pa.Array:
+        from spark.tables.arrow_rows import arrow_rows
+
+        if not kept:
+            kept.extend((bodies.columns(), bodies.decoder()))
+        return arrow_rows(found, *kept)
+
+    return f.arrow_udf(rows, str(rows_type(bodies.columns())))
 
 
 def _explain(decode: Decode, schema: Schema, body: Column) -> Column:

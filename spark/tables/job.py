@@ -21,6 +21,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from mq.credentials import CredentialsInvalid
 from spark.client import Refused, Unreachable
 from spark.errors import DataLoss, ReadFailed, RowRefused, WriteFailed
 from spark.options import OptionRefused
@@ -43,6 +44,7 @@ from spark.tables.upkeep import UpkeepRefused, compact, compare, kept_ranges
 
 REFUSED: Final = (
     CommitRefused,
+    CredentialsInvalid,
     DocumentRefused,
     Locked,
     OptionRefused,
@@ -62,6 +64,8 @@ STOPPED: Final = (
     Unreachable,
     WriteFailed,
 )
+_OURS: Final = ("spark.", "raftlog.", "mq.")
+"""How errors of our own begin that a task raises."""
 AFTER_FAILURE: Final = {
     "run": "this commit is not in the table",
     "backfill": "this commit is not in the table",
@@ -92,6 +96,12 @@ def target_of(pipeline: Pipeline, spark: SparkSession, step: Callable[[str], Non
     """The pipeline's table."""
     if pipeline.table.format == "parquet":
         assert pipeline.table.location is not None
+        if pipeline.table.is_in_bucket:
+            from spark.tables.object_directory import ObjectDirectory
+            from spark.tables.object_target import ObjectTarget
+
+            table = pipeline.table
+            return ObjectTarget(pipeline, ObjectDirectory(pipeline.table.location, table.endpoint_url, step))
         return ParquetTarget(pipeline, ParquetDirectory(Path(pipeline.table.location), step))
     from spark.tables.lake_targets import DeltaTarget, IcebergTarget
 
@@ -242,7 +252,7 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
 def spark_reason(error: Exception, what_is_left: str) -> str:
     """The line of a failed Spark job that says why, without Java's stack."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith(("spark.", "Caused by:")) and ": " in line]
+    ours = [line for line in lines if line.startswith((*_OURS, "Caused by:")) and ": " in line]
     said = (ours or lines or ["Spark failed"])[-1 if ours else 0]
     return f"Spark failed, and {what_is_left}: {said.removeprefix('Caused by: ')}"
 

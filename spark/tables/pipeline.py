@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
+from spark.access import CREDENTIALS, TLS, TLS_CA, TLS_CERTIFICATE, TLS_KEY
 from spark.option_table import nearest
 from spark.options import OptionRefused, parse_read_options
 from spark.schema import COLUMN_TYPES
-from spark.tables.column_types import ColumnType, Primitive, parse_schema
+from spark.tables.column_types import ColumnType, Primitive, Struct, parse_schema
 from spark.tables.documents import (
     DocumentRefused,
     Section,
@@ -26,9 +27,10 @@ from spark.tables.documents import (
     text,
     texts,
 )
+from spark.tables.schema_files import Bodies, avro_bodies, protobuf_bodies
 
 Format = Literal["parquet", "delta", "iceberg"]
-DecodeFormat = Literal["raw", "text", "json", "csv"]
+DecodeFormat = Literal["raw", "text", "json", "csv", "avro", "protobuf"]
 NewFields = Literal["add", "ignore", "dead-letter"]
 Unit = Literal["hour", "day", "month"]
 
@@ -44,6 +46,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _EVERY: Final = re.compile(r"every\s+(\d+)\s*(s|second|seconds|m|minute|minutes|h|hour|hours)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 _EVERY_SECONDS_MAX: Final = 7 * 86_400
+S3: Final = "s3://"
+_BUCKET: Final = re.compile(r"s3://[A-Za-z0-9][A-Za-z0-9._-]{1,254}/[^/].*")
+_SECRET_IN_URL: Final = re.compile(r"//[^/@\s]+@")
 _TABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){1,4}")
 _OWN_OPTIONS: Final = frozenset({
     "namesrv", "bootstrap.servers", "nameserver", "topic", "subscribe", "subscribepattern", "assign", "columns",
@@ -76,6 +81,12 @@ class Table:
     partition_column: str | None = None
     partition_unit: Unit = "day"
     properties: Mapping[str, str] = field(default_factory=dict)
+    endpoint_url: str | None = None
+
+    @property
+    def is_in_bucket(self) -> bool:
+        """Whether it is Parquet objects in S3 storage, and not files in a directory."""
+        return self.format == "parquet" and (self.location or "").startswith(S3)
 
     @property
     def where(self) -> str:
@@ -85,12 +96,16 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """How a body becomes columns. ``schema`` None means: inferred from the first messages, and then kept."""
+    """How a body becomes columns. ``schema`` None means: inferred from the first messages, and then kept.
+
+    ``bodies`` has what the schema files of Avro and Protobuf say.
+    """
 
     format: DecodeFormat
     schema: Mapping[str, ColumnType] | None = None
     new_fields: NewFields = "ignore"
     separator: str = ","
+    bodies: Bodies | None = None
 
     @property
     def columns(self) -> dict[str, ColumnType]:
@@ -143,6 +158,8 @@ class Pipeline:
     packages: tuple[str, ...]
     state: Path
     metrics_port: int | None
+    account: Mapping[str, str] = field(default_factory=dict)
+    """Variables of `spark.access`, with paths."""
 
     @property
     def metadata_columns(self) -> dict[str, str]:
@@ -176,7 +193,7 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
     trigger = document.take("trigger", _trigger, Trigger(None))
     start = document.take("start", _start, "earliest")
     per_commit = document.take("max_messages_per_commit", number(1, _MESSAGES_MAX), MESSAGES_PER_COMMIT)
-    decode = _decode(document.section("decode"))
+    decode = _decode(document.section("decode"), path.parent)
     metadata = document.take("metadata", _metadata, DEFAULT_METADATA)
     dead_letters = _dead_letters(document.section("dead_letters"), topic)
     table_section = document.section("table")
@@ -184,16 +201,20 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
         raise document.refused("table is missing")
     table = _table(table_section, path.parent)
     upsert_value = document.value("upsert")
-    upsert = None if upsert_value is None else _upsert(upsert_value, table, decode)
+    upsert = None
+    if upsert_value is not None:
+        decode = _rows_of_changes(upsert_value, decode)
+        upsert = _upsert(upsert_value, table, decode)
     read = _read(document.value("read"), namesrv, topic)
+    account = _account(document.section("account"), path.parent)
     spark = document.take("spark", _spark, {})
     packages = document.take("packages", names, ())
     state_default = (
         Path(table.location) / "_raftmq"
-        if table.format == "parquet" and table.location
+        if table.format == "parquet" and table.location and not table.is_in_bucket
         else path.parent / f"{path.stem}.state"
     )
-    if document.has("state") and table.format == "parquet":
+    if document.has("state") and table.format == "parquet" and not table.is_in_bucket:
         value = document.value("state")
         assert value is not None
         raise value.refused("is not for Parquet: its commits are kept in the directory of the table")
@@ -218,6 +239,7 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
         packages=packages,
         state=state,
         metrics_port=metrics_port,
+        account=account,
     )
 
 
@@ -239,12 +261,7 @@ def _table(section: Section, beside: Path) -> Table:
         value = section.value("location")
         assert value is not None
         if kind == "parquet":
-            if urlsplit(location).scheme not in ("", "file"):
-                raise value.refused(
-                    "must be a directory that the driver and all executors see: only there are files renamed in one "
-                    f"step. For object storage use format delta or iceberg; it is {location!r}"
-                )
-            location = str(_local(location, beside))
+            location = _parquet_location(location, value, beside)
         elif not urlsplit(location).scheme:
             location = str(_local(location, beside))
     column, unit = None, "day"
@@ -253,16 +270,50 @@ def _table(section: Section, beside: Path) -> Table:
         unit = partition.take("unit", one_of("hour", "day", "month"), "day")
         partition.finish()
     properties = section.take("properties", texts, {})
+    endpoint_url = section.take("endpoint_url", _endpoint_url, None)
+    table = Table(cast("Format", kind), location, name, column, cast("Unit", unit), properties, endpoint_url)
+    if (value := section.value("endpoint_url")) is not None and not table.is_in_bucket:
+        raise value.refused("is for Parquet in S3 storage; for Delta and Iceberg it is a setting of Spark")
     section.finish()
-    return Table(cast("Format", kind), location, name, column, cast("Unit", unit), properties)
+    return table
 
 
-def _decode(section: Section | None) -> Decode:
+def _parquet_location(location: str, value: Value, beside: Path) -> str:
+    scheme = urlsplit(location).scheme
+    if scheme == "s3":
+        if _SECRET_IN_URL.search(location):
+            raise value.refused("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile")
+        if not _BUCKET.fullmatch(location):
+            raise value.refused(f"must be s3://BUCKET/PREFIX; it is {location!r}")
+        return location.rstrip("/")
+    if scheme in ("s3a", "s3n"):
+        raise value.refused(f"must begin with s3://; it is {location!r}")
+    if scheme not in ("", "file"):
+        raise value.refused(
+            "must be a directory that the driver and all executors see, or s3://BUCKET/PREFIX: only there can a commit "
+            f"be made by one process alone. For other storage use format delta or iceberg; it is {location!r}"
+        )
+    return str(_local(location, beside))
+
+
+def _endpoint_url(value: Any) -> str:
+    found = text(value)
+    try:
+        parse_read_options(
+            {"namesrv": "n:1", "subscribe": "T", "readMode": "archive", "archiveEndpointUrl": found}, "batch"
+        )
+    except OptionRefused as error:
+        raise ValueError(str(error).removeprefix("option archiveEndpointUrl ").partition("; it is ")[0]) from None
+    return found
+
+
+def _decode(section: Section | None, beside: Path) -> Decode:
     if section is None:
         return Decode("raw")
-    kind = section.take("format", one_of("raw", "text", "json", "csv"))
+    kind = section.take("format", one_of("raw", "text", "json", "csv", "avro", "protobuf"))
     schema: dict[str, ColumnType] | None = None
     new_fields, separator = "ignore", ","
+    bodies: Bodies | None = None
     if kind == "json":
         schema = section.take("schema", _schema_or_inferred)
         new_fields = section.take(
@@ -271,8 +322,30 @@ def _decode(section: Section | None) -> Decode:
     elif kind == "csv":
         schema = section.take("schema", _schema)
         separator = section.take("separator", _separator, ",")
+    elif kind in ("avro", "protobuf"):
+        if (value := section.value("schema")) is not None:
+            raise value.refused(f"is not for {kind}: set schema_file")
+        bodies, schema = avro_bodies(section, beside) if kind == "avro" else protobuf_bodies(section, beside)
+        try:
+            _check_own_columns(schema)
+        except ValueError as error:
+            raise section.refused(str(error)) from None
     section.finish()
-    return Decode(cast("DecodeFormat", kind), schema, cast("NewFields", new_fields), separator)
+    return Decode(cast("DecodeFormat", kind), schema, cast("NewFields", new_fields), separator, bodies)
+
+
+def _rows_of_changes(value: Value, decode: Decode) -> Decode:
+    """With the columns of the rows, for changes as Debezium writes them in Avro or Protobuf."""
+    if decode.bodies is None or Section(value).take("envelope", text, "none") != "debezium":
+        return decode
+    columns = decode.schema or {}
+    row = columns.get("after")
+    if columns.get("op") != Primitive("string") or not isinstance(row, Struct) or columns.get("before") != row:
+        raise value.refused(
+            f"needs a schema file with op, a string, and before and after, the same record: that is how Debezium "
+            f"writes a change; it has {listed(columns)}"
+        )
+    return replace(decode, schema=dict(row.fields))
 
 
 def _dead_letters(section: Section | None, topic: str) -> DeadLetters | None:
@@ -299,8 +372,11 @@ def _upsert(value: Value, table: Table, decode: Decode) -> Upsert:
         hint = nearest(unknown[0], decode.schema)
         raise section.refused(f"key names {listed(unknown)}, which decode.schema does not have{hint}")
     envelope = section.take("envelope", one_of("none", "debezium"), "none")
-    if envelope == "debezium" and (decode.format != "json" or decode.schema is None):
-        raise section.refused("envelope debezium needs decode.format json, and in decode.schema the columns of a row")
+    if envelope == "debezium" and (decode.format == "csv" or decode.schema is None):
+        raise section.refused(
+            "envelope debezium needs decode.format json, avro or protobuf, and for json in decode.schema the columns "
+            "of a row"
+        )
     if envelope == "debezium" and decode.new_fields != "ignore":
         raise section.refused("envelope debezium needs decode.new_fields ignore: a change has other fields")
     order: str | None = section.take("order", text, None)
@@ -319,6 +395,22 @@ def _upsert(value: Value, table: Table, decode: Decode) -> Upsert:
             raise delete.refused(f"column is {column}, which decode.schema does not have{hint}")
     section.finish()
     return Upsert(key, cast("Literal['none', 'debezium']", envelope), order, column, delete_value)
+
+
+def _account(section: Section | None, beside: Path) -> dict[str, str]:
+    if section is None:
+        return {}
+    for name in ("access_key", "secret_key"):
+        if (value := section.value(name)) is not None:
+            raise value.refused("does not belong into this file: write both keys into one that only you may read, and "
+                                "name it as account.credentials")  # fmt: skip
+    files = {"credentials": CREDENTIALS, "tls_ca": TLS_CA, "tls_certificate": TLS_CERTIFICATE, "tls_key": TLS_KEY}
+    found = {
+        variable: str(_local(section.take(name, text), beside)) for name, variable in files.items() if section.has(name)
+    }
+    uses_tls = section.take("tls", _boolean, any(name in found for name in (TLS_CA, TLS_CERTIFICATE, TLS_KEY)))
+    section.finish()
+    return {**found, **({TLS: "on"} if uses_tls else {})}
 
 
 def _read(value: Value | None, namesrv: str, topic: str) -> dict[str, str]:
@@ -404,10 +496,14 @@ def _schema(value: Any) -> dict[str, ColumnType]:
     for name, kind in value.items():
         if not isinstance(kind, str):
             raise ValueError(f"column {name} has no type such as bigint")  # noqa: TRY004 - a wrong value
-    for name in value:
+    _check_own_columns(value)
+    return parse_schema(value)
+
+
+def _check_own_columns(names_of: Iterable[str]) -> None:
+    for name in names_of:
         if name.startswith(PREFIX) and name[len(PREFIX) :] in COLUMN_TYPES:
             raise ValueError(f"column {name} is the name of a column that the pipeline adds: choose another one")
-    return parse_schema(value)
 
 
 def _schema_or_inferred(value: Any) -> dict[str, ColumnType] | None:
@@ -421,6 +517,12 @@ def _schema_or_inferred(value: Any) -> dict[str, ColumnType] | None:
 def _separator(value: Any) -> str:
     if not isinstance(value, str) or len(value) != 1 or value in '"\r\n':
         raise ValueError('must be one character, such as ";"; "\\t" for a tab')
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")  # noqa: TRY004 - a wrong value, whatever its type
     return value
 
 

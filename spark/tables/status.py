@@ -30,11 +30,19 @@ _DEADLINE: Final = "10s"
 
 
 def known_commit(pipeline: Pipeline) -> Commit | None:
-    """The last commit, as far as it is known without Spark: of a Parquet directory exactly, of Delta and Iceberg as the
+    """The last commit, as far as it is known without Spark: of Parquet exactly, of Delta and Iceberg as the
     last run on this machine noted it.
 
     Raises CommitRefused, DirectoryUnusable.
     """
+    if pipeline.table.is_in_bucket:
+        from spark.tables.object_directory import ObjectDirectory
+
+        bucket = ObjectDirectory(str(pipeline.table.location), pipeline.table.endpoint_url)
+        try:
+            return bucket.last()
+        finally:
+            bucket.close()
     if pipeline.table.format == "parquet":
         assert pipeline.table.location is not None
         return ParquetDirectory(pipeline.state.parent).last()

@@ -30,6 +30,10 @@ class UpkeepRefused(Exception):
 def table_rows(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     """The rows of a pipeline's table."""
     table = pipeline.table
+    if table.is_in_bucket:
+        from spark.tables.object_target import object_rows
+
+        return object_rows(spark, pipeline)
     if table.format == "parquet":
         reader = spark.read.option("mergeSchema", "true").option("pathGlobFilter", "*.parquet")
         return reader.parquet(str(table.location))
@@ -117,7 +121,7 @@ def kept_ranges(pipeline: Pipeline, commit: Commit) -> Range:
 
 
 def _has_rows(pipeline: Pipeline) -> bool:
-    if pipeline.table.format != "parquet":
+    if pipeline.table.format != "parquet" or pipeline.table.is_in_bucket:
         return True
     root = Path(str(pipeline.table.location))
     return any(path.relative_to(root).parts[0] != OWN for path in root.rglob("*.parquet"))

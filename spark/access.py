@@ -1,0 +1,91 @@
+"""As whom this process speaks to name servers and brokers, and whether with TLS: from its environment.
+
+The variables are those of the SDK and the command line. Keys are in no option of a query: Spark shows options in its
+plans and its console.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import ssl
+
+    from mq.credentials import Credentials
+
+CREDENTIALS: Final = "RAFTMQ_CREDENTIALS"
+TLS: Final = "RAFTMQ_TLS"
+TLS_CA: Final = "RAFTMQ_TLS_CA"
+TLS_CERTIFICATE: Final = "RAFTMQ_TLS_CERTIFICATE"
+TLS_KEY: Final = "RAFTMQ_TLS_KEY"
+_KEYS: Final = ("RAFTMQ_ACCESS_KEY", "RAFTMQ_SECRET_KEY")
+FILES: Final = (CREDENTIALS, TLS_CA, TLS_CERTIFICATE, TLS_KEY)
+
+
+class Access(NamedTuple):
+    """The account whose keys sign each request, and the settings of TLS; None for none."""
+
+    credentials: Credentials | None
+    tls: ssl.SSLContext | None
+
+    @property
+    def who(self) -> str:
+        """The account for people; never its secret key."""
+        return "without an account" if self.credentials is None else f"as {self.credentials.access_key}"
+
+
+NOBODY: Final = Access(None, None)
+
+
+def access(environment: Mapping[str, str] | None = None) -> Access:
+    """What the environment says, by default of this process. Files are read again when they have changed.
+
+    Raises CredentialsInvalid for keys, files or values that cannot be used.
+    """
+    given = os.environ if environment is None else environment
+    values = tuple((name, given[name]) for name in (*_KEYS, TLS, *FILES) if name in given)
+    if not values:
+        return NOBODY  # without an import that executors may not have
+    stamps = tuple(_changed(value) for name, value in values if name in FILES)
+    return _read(values, stamps)
+
+
+@lru_cache(maxsize=4)
+def _read(values: tuple[tuple[str, str], ...], stamps: tuple[int, ...]) -> Access:
+    from mq.client.net.credentials import tls_from_environment
+    from mq.credentials import Credentials, CredentialsInvalid
+
+    environment = dict(values)
+    try:
+        return Access(Credentials.from_environment(environment), tls_from_environment(environment))
+    except OSError as error:
+        raise CredentialsInvalid(f"{error.filename}: {error.strerror}") from error
+
+
+def use(account: Mapping[str, str]) -> None:
+    """Let this process, and those that it starts, speak with this account; what it does not say stays as it is.
+
+    Raises CredentialsInvalid.
+    """
+    if CREDENTIALS in account:  # the keys would be taken, and not the file
+        for name in _KEYS:
+            os.environ.pop(name, None)
+    os.environ.update(account)
+    access()
+
+
+def for_executors() -> dict[str, str]:
+    """The variables that executors of a cluster need: names of files, which are there, too. Keys are not among them,
+    since Spark shows the environment of its executors.
+    """
+    return {name: os.environ[name] for name in (TLS, *FILES) if name in os.environ}
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0  # reading it says why

@@ -1,0 +1,32 @@
+"""What the decoders of Avro and Protobuf have in common: their errors, and the header of a schema registry. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+HEADER_BYTES: Final = 5
+"""Of Confluent's format: a byte 0, and the number of the schema in its registry."""
+Values = Mapping[str, Any]
+"""The values of a body by column, as Arrow keeps them: timestamps are microseconds since 1970, dates days since then,
+maps lists of pairs. So no value has to pass through a type of Python that has other bounds.
+"""
+Decoder = Callable[[bytes], Values]
+"""Raises BodyRefused."""
+
+
+class BodyRefused(Exception):
+    """A body does not decode; says why, in words that its sender understands."""
+
+
+class SchemaUnusable(ValueError):
+    """A schema cannot be the columns of a table; says which field, and why."""
+
+
+def schema_number(body: bytes) -> int:
+    """The number in Confluent's header. Raises BodyRefused if there is none."""
+    if len(body) < HEADER_BYTES:
+        raise BodyRefused(f"it has {len(body)} bytes, and the header of a schema registry has {HEADER_BYTES}")
+    if body[0]:
+        raise BodyRefused(f"it has no header of a schema registry: its first byte is 0x{body[0]:02x}, not 0x00")
+    return int.from_bytes(body[1:HEADER_BYTES], "big")

@@ -1,0 +1,143 @@
+"""Rows as Parquet objects in S3 storage, written and read by tasks. Needs pyarrow and boto3, and no Spark."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import IO, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raftlog.segment.backup_s3 import READ_BYTES, S3Store, open_s3
+
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_ROW_GROUP_BYTES: Final = 64 * 1024 * 1024
+_ROW_GROUP_ROWS: Final = 1_000_000
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+
+
+def write_objects(
+    batches: Iterable[pa.RecordBatch], url: str, endpoint_url: str | None, name: str, unit: str | None
+) -> Iterator[tuple[str, int]]:
+    """Write rows below a URL; returns the name and size of each object.
+
+    Args:
+        name: of the objects, without their ending; unique among those that write below the URL.
+        unit: the column by which they are divided into folders, and which they do not have; None for one folder.
+
+    Raises StoreFailed; the objects that were written until then stay.
+    """
+    files: dict[str, _File] = {}
+    try:
+        for batch in batches:
+            for folder, part in divided(batch, unit):
+                if folder not in files:
+                    files[folder] = _File(part.schema)
+                files[folder].add(part)
+        if not files:
+            return
+        store = open_s3(url, endpoint_url)
+        try:
+            for folder, file in files.items():
+                target = f"{folder}/{name}.parquet" if folder else f"{name}.parquet"
+                yield target, file.store(store, target)
+        finally:
+            store.close()
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def divided(batch: pa.RecordBatch, unit: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of each folder; a folder is named as Spark and Hive do it. Without empty ones."""
+    if not batch.num_rows:
+        return
+    if unit is None:
+        yield "", batch
+        return
+    column = batch.column(batch.schema.get_field_index(unit))
+    rest = batch.drop_columns([unit])
+    for value in pc.unique(column).to_pylist():
+        chosen = pc.is_null(column) if value is None else pc.equal(column, value)
+        yield f"{unit}={_NULL if value is None else value}", rest.filter(chosen)
+
+
+def read_objects(
+    names: Iterable[str], url: str, endpoint_url: str | None, schema: pa.Schema, unit: str | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of objects, with these columns; those that an object does not have are null. Raises NotStored,
+    StoreFailed.
+    """
+    store = open_s3(url, endpoint_url)
+    try:
+        for name in names:
+            with tempfile.TemporaryFile() as file:
+                for piece in _pieces(store, name):
+                    file.write(piece)
+                file.seek(0)
+                for batch in pq.ParquetFile(file).iter_batches():
+                    yield _with_columns(batch, name, schema, unit)
+    finally:
+        store.close()
+
+
+def _pieces(store: S3Store, name: str) -> Iterator[bytes]:
+    at = 0
+    while piece := store.read_range(name, READ_BYTES, at):
+        yield piece
+        if len(piece) < READ_BYTES:
+            return
+        at += len(piece)
+
+
+def _with_columns(batch: pa.RecordBatch, name: str, schema: pa.Schema, unit: str | None) -> pa.RecordBatch:
+    folder = name.rpartition("/")[0]
+    columns: list[pa.Array] = []
+    for field in schema:
+        if field.name == unit:
+            value = folder.partition("=")[2]
+            columns.append(pa.array([None if value == _NULL else value] * batch.num_rows, field.type))
+        elif (at := batch.schema.get_field_index(field.name)) < 0:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+        else:
+            columns.append(batch.column(at).cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class _File:
+    """One Parquet file in a temporary file, since its size is not known before its end."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._writer = pq.ParquetWriter(self._file, schema, compression="snappy")
+        self._batches: list[pa.RecordBatch] = []
+        self._nbytes = self._rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows. Small batches become one row group."""
+        self._batches.append(batch)
+        self._nbytes += batch.nbytes
+        self._rows += batch.num_rows
+        if self._nbytes >= _ROW_GROUP_BYTES or self._rows >= _ROW_GROUP_ROWS:
+            self._write()
+
+    def store(self, store: S3Store, name: str) -> int:
+        """Store the whole file; returns its size."""
+        self._write()
+        self._writer.close()
+        nbytes = self._file.tell()
+        self._file.seek(0)
+        store.write(name, iter(lambda: self._file.read(_PIECE_BYTES), b""))
+        return nbytes
+
+    def close(self) -> None:
+        """Forget it."""
+        self._file.close()
+
+    def _write(self) -> None:
+        if self._batches:
+            self._writer.write_table(pa.Table.from_batches(self._batches), row_group_size=self._rows)
+            self._batches = []
+            self._nbytes = self._rows = 0

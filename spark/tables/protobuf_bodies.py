@@ -1,0 +1,312 @@
+"""Bodies in Protobuf: the columns that a message has, and the values of a body. Needs protobuf. No Spark here.
+
+A field without presence, such as a plain ``int32`` of proto3, has its default when it was not sent; any other field,
+such as one of a oneof, is null then.
+"""
+
+from __future__ import annotations
+
+import decimal
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from spark.tables.bodies import HEADER_BYTES, BodyRefused, Decoder, SchemaUnusable, Values, schema_number
+from spark.tables.column_types import Array, ColumnType, Map, Primitive, Struct, check_names
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+    from google.protobuf.descriptor_pool import DescriptorPool
+
+_SECONDS_MIN: Final = -62_135_596_800
+_SECONDS_MAX: Final = 253_402_300_799
+"""Of a Timestamp: the years 1 to 9999."""
+_DURATION_SECONDS_MAX: Final = 315_576_000_000
+_WELL_KNOWN: Final = "google/protobuf/"
+_WRAPPERS: Final = frozenset({
+    "DoubleValue", "FloatValue", "Int64Value", "UInt64Value", "Int32Value", "UInt32Value", "BoolValue", "StringValue",
+    "BytesValue",
+})  # fmt: skip
+_AS_JSON: Final = frozenset({"Struct", "Value", "ListValue"})
+Take = Callable[[Any], Any]
+"""From a value as protobuf has it to one of Arrow; None leaves it as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufBodies:
+    """How bodies are read.
+
+    Args:
+        files: a serialized FileDescriptorSet, as protoc writes it.
+        message: the full name of the message.
+        has_header: whether bodies begin with Confluent's header: a byte 0, the number of the schema, and the path of
+            the message in its file.
+        rejects_unknown: whether a field that the message does not have makes a dead letter; else it is left out.
+    """
+
+    files: bytes
+    message: str
+    has_header: bool = False
+    rejects_unknown: bool = False
+
+    def columns(self) -> dict[str, ColumnType]:
+        """The columns. Raises SchemaUnusable."""
+        return _Reader(self).columns
+
+    def decoder(self) -> Decoder:
+        """A function for bodies. Raises SchemaUnusable."""
+        return _Reader(self).decode
+
+
+def messages_in(files: bytes) -> list[str]:
+    """The full names of the messages of the last file of a set that are not inside of others. Raises SchemaUnusable."""
+    found = _file_set(files).file
+    if not found:
+        raise SchemaUnusable("it has no file in it")
+    last = found[-1]
+    return [f"{last.package}.{each.name}" if last.package else each.name for each in last.message_type]
+
+
+class _Reader:
+    def __init__(self, bodies: ProtobufBodies) -> None:
+        from google.protobuf.message_factory import GetMessageClass
+
+        try:
+            descriptor = _pool(bodies.files).FindMessageTypeByName(bodies.message)
+        except KeyError:
+            known = ", ".join(messages_in(bodies.files))
+            raise SchemaUnusable(f"it has no message {bodies.message}; there are {known}") from None
+        self._class = GetMessageClass(descriptor)
+        self._has_header = bodies.has_header
+        self._rejects_unknown = bodies.rejects_unknown
+        self._path = _path(descriptor)
+        kind, self._take = _message(descriptor, "", ())
+        self.columns: dict[str, ColumnType] = dict(kind.fields)
+
+    def decode(self, body: bytes) -> Values:
+        """The values of a body. Raises BodyRefused."""
+        from google.protobuf.message import DecodeError
+
+        if self._has_header:
+            schema_number(body)
+            body = self._after_path(body)
+        elif not body:
+            raise BodyRefused("it is empty")
+        message: Any = self._class()
+        try:
+            message.ParseFromString(body)
+        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+            missing = message.FindInitializationErrors()
+            said = f"the required field {missing[0]} is missing" if missing else " ".join(str(error).split())
+            raise BodyRefused(f"it is not Protobuf of this message: {said}") from None
+        if missing := message.FindInitializationErrors():
+            raise BodyRefused(f"the required field {missing[0]} is missing")
+        if self._rejects_unknown and (unknown := next(_unknown(message, ""), None)) is not None:
+            raise BodyRefused(f"it has a field {unknown}, which the message of decode.schema_file does not have")
+        values: Values = self._take(message)
+        return values
+
+    def _after_path(self, body: bytes) -> bytes:
+        """The message behind the header. Raises BodyRefused if it is another one."""
+        count, at = _varint(body, HEADER_BYTES)
+        path: list[int] = []
+        for _ in range(min(count, len(body))):
+            number, at = _varint(body, at)
+            path.append(number)
+        found = tuple(path) or (0,)  # a lone 0 stands for the first message of the file
+        if found != self._path:
+            raise BodyRefused(
+                f"it is message {'.'.join(map(str, found))} of its file, counted from 0, and decode.message is message "
+                f"{'.'.join(map(str, self._path))}"
+            )
+        return body[at:]
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """A number as Confluent's header has it, and what is behind it. Raises BodyRefused."""
+    value = 0
+    for shift in range(0, 35, 7):
+        if at >= len(body):
+            break
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+    raise BodyRefused("it ends within the header of a schema registry")
+
+
+# -- a schema ----------------------------------------------------------------------------------------------------------
+
+
+def _file_set(files: bytes) -> Any:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.message import DecodeError
+
+    try:
+        return FileDescriptorSet.FromString(files)
+    except DecodeError:
+        raise SchemaUnusable("it is no set of descriptors as protoc --descriptor_set_out writes it") from None
+
+
+def _pool(files: bytes) -> DescriptorPool:
+    from google.protobuf.descriptor_pool import DescriptorPool
+
+    pool = DescriptorPool()
+    waiting = {each.name: each for each in _file_set(files).file}
+    added: set[str] = set()
+
+    def add(name: str, by: str) -> None:
+        if name in added:
+            return
+        file = waiting.get(name)
+        added.add(name)
+        if file is None and name.startswith(_WELL_KNOWN):
+            module = importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
+            pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
+            return
+        if file is None:
+            raise SchemaUnusable(f"{by} imports {name}, which is not in it: make it with protoc --include_imports")
+        for needed in file.dependency:
+            add(needed, name)
+        pool.AddSerializedFile(file.SerializeToString())
+
+    for name in waiting:
+        try:
+            add(name, name)
+        except (TypeError, ModuleNotFoundError) as error:
+            raise SchemaUnusable(f"{name}: {error}") from None
+    return pool
+
+
+def _path(descriptor: Descriptor) -> tuple[int, ...]:
+    """The place of a message in its file, as Confluent's header has it."""
+    if (outer := descriptor.containing_type) is not None:
+        names = [each.name for each in outer.nested_types]
+        return (*_path(outer), names.index(descriptor.name))
+    return (list(descriptor.file.message_types_by_name).index(descriptor.name),)
+
+
+def _message(descriptor: Descriptor, path: str, inside: tuple[str, ...]) -> tuple[Struct, Take]:
+    if descriptor.full_name in inside:
+        raise SchemaUnusable(
+            f"field {path} contains itself (message {descriptor.full_name}): a column has a fixed depth"
+        )
+    if not descriptor.fields:
+        said = f"field {path}" if path else f"message {descriptor.full_name}"
+        raise SchemaUnusable(f"{said} has no fields: it can be no column")
+    fields: list[tuple[str, ColumnType]] = []
+    takes: list[tuple[str, Take]] = []
+    for field in descriptor.fields:
+        below = f"{path}.{field.name}" if path else field.name
+        kind, take = _field(field, below, (*inside, descriptor.full_name))
+        fields.append((field.name, kind))
+        takes.append((field.name, take))
+    try:
+        check_names(dict(fields))
+    except ValueError as error:
+        raise SchemaUnusable(f"{f'field {path}' if path else 'the message'} {error}") from None
+    return Struct(tuple(fields)), lambda message: {name: take(message) for name, take in takes}
+
+
+def _field(field: FieldDescriptor, path: str, inside: tuple[str, ...]) -> tuple[ColumnType, Take]:
+    """The type of a field, and a function from its message to its value."""
+    name = field.name
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key, take_key = _value(field.message_type.fields_by_name["key"], f"{path}{{}}", inside)
+        value_field = field.message_type.fields_by_name["value"]
+        value, take_value = _value(value_field, f"{path}{{}}", inside)
+
+        def pairs(message: Any) -> list[tuple[Any, Any]]:
+            found = getattr(message, name)
+            return [(take_key(each), take_value(found[each])) for each in found]
+
+        return Map(key, value), pairs
+    kind, take = _value(field, path, inside)
+    if _is_repeated(field):
+        return Array(kind), lambda message: [take(each) for each in getattr(message, name)]
+    if field.has_presence:
+        return kind, lambda message: take(getattr(message, name)) if message.HasField(name) else None
+    return kind, lambda message: take(getattr(message, name))
+
+
+def _is_repeated(field: FieldDescriptor) -> bool:
+    newer = getattr(field, "is_repeated", None)  # `label` is on its way out
+    return bool(getattr(field, "label", None) == field.LABEL_REPEATED if newer is None else newer)
+
+
+def _value(field: FieldDescriptor, path: str, inside: tuple[str, ...]) -> tuple[ColumnType, Take]:
+    """The type of one value of a field, and a function for it."""
+    if field.message_type is not None:
+        return _nested(field.message_type, path, inside)
+    if field.enum_type is not None:
+        names = {number: each.name for number, each in field.enum_type.values_by_number.items()}
+        return Primitive("string"), lambda value: names.get(value) or str(value)  # a newer producer's value
+    match field.cpp_type:
+        case field.CPPTYPE_INT32:
+            return Primitive("int"), _same
+        case field.CPPTYPE_INT64 | field.CPPTYPE_UINT32:
+            return Primitive("bigint"), _same
+        case field.CPPTYPE_UINT64:
+            return Primitive("decimal(20,0)"), decimal.Decimal
+        case field.CPPTYPE_DOUBLE:
+            return Primitive("double"), _same
+        case field.CPPTYPE_FLOAT:
+            return Primitive("float"), _same
+        case field.CPPTYPE_BOOL:
+            return Primitive("boolean"), _same
+        case _:
+            return Primitive("binary" if field.type == field.TYPE_BYTES else "string"), _same
+
+
+def _nested(descriptor: Descriptor, path: str, inside: tuple[str, ...]) -> tuple[ColumnType, Take]:
+    package, _, name = descriptor.full_name.rpartition(".")
+    if package == "google.protobuf":
+        if name == "Timestamp":
+            return Primitive("timestamp"), lambda value: _microseconds(value, path, _SECONDS_MIN, _SECONDS_MAX)
+        if name == "Duration":
+            bound = _DURATION_SECONDS_MAX
+            return Primitive("bigint"), lambda value: _microseconds(value, path, -bound, bound)
+        if name in _WRAPPERS:
+            kind, take = _value(descriptor.fields_by_name["value"], path, inside)
+            return kind, lambda value: take(value.value)
+        if name in _AS_JSON:
+            from google.protobuf.json_format import MessageToJson
+
+            return Primitive("string"), lambda value: MessageToJson(value, indent=None, ensure_ascii=False)
+    return _message(descriptor, path, inside)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _microseconds(value: Any, path: str, low: int, high: int) -> int:
+    seconds: int = value.seconds
+    nanos: int = value.nanos
+    if not low <= seconds <= high or not -1_000_000_000 < nanos < 1_000_000_000:
+        raise BodyRefused(f"column {path} has {seconds} seconds and {nanos} nanoseconds, which is out of its range")
+    return seconds * 1_000_000 + nanos // 1000
+
+
+def _unknown(message: Any, path: str) -> Iterator[str]:
+    """The numbers of fields that the descriptors do not have, with the names of the messages around them."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    unknown: Any = UnknownFieldSet(message)
+    for each in unknown:
+        yield f"{path}{each.field_number}"
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        below = f"{path}{field.name}."
+        if field.message_type.GetOptions().map_entry:
+            if field.message_type.fields_by_name["value"].message_type is not None:
+                for each in value.values():
+                    yield from _unknown(each, below)
+        elif _is_repeated(field):
+            for each in value:
+                yield from _unknown(each, below)
+        else:
+            yield from _unknown(value, below)

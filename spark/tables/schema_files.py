@@ -1,0 +1,142 @@
+"""The schema files of a pipeline: read beside it, checked, and kept in it, so that executors need no file."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from spark.tables.avro_bodies import NO_NUMBER, AvroBodies
+from spark.tables.bodies import SchemaUnusable
+from spark.tables.column_types import ColumnType
+from spark.tables.documents import DocumentRefused, Section, listed, one_of, text
+from spark.tables.protobuf_bodies import ProtobufBodies, messages_in
+
+Bodies = AvroBodies | ProtobufBodies
+_COMPILE_SECONDS: Final = 60
+_NUMBER_MAX: Final = 2**32 - 1
+
+
+def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, ColumnType]]:
+    """What ``decode`` says of bodies in Avro, and their columns.
+
+    Raises DocumentRefused with the line of the setting, or with the schema file and the line or field in it.
+    """
+    path = _path_of(section, "schema_file", beside)
+    schema = _read(section, "schema_file", path).decode("utf-8", "replace")
+    has_header = section.take("header", one_of("none", "confluent"), "none") == "confluent"
+    found = AvroBodies(schema, (), has_header)
+    columns = _columns(found, path, section, "fastavro", "avro")
+    writers: dict[int, Path] = {}
+    if (value := section.value("writer_schemas")) is not None:
+        if not has_header:
+            raise value.refused("needs header confluent: without it nothing says which of them wrote a message; there "
+                                "is writer_schema for one file")  # fmt: skip
+        writers = section.take("writer_schemas", lambda each: _numbered(each, beside))
+    if (value := section.value("writer_schema")) is not None:
+        if has_header:
+            raise value.refused("is for bodies without a header: with one, set writer_schemas")
+        writers = {NO_NUMBER: section.take("writer_schema", lambda each: _beside(text(each), beside))}
+    for number, file in writers.items():
+        setting = "writer_schema" if number == NO_NUMBER else "writer_schemas"
+        written = _read(section, setting, file).decode("utf-8", "replace")
+        found = AvroBodies(schema, (*found.writers, (number, written)), has_header)
+        _columns(found, file, section, "fastavro", "avro")
+    return found, columns
+
+
+def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dict[str, ColumnType]]:
+    """What ``decode`` says of bodies in Protobuf, and their columns. Raises DocumentRefused."""
+    path = _path_of(section, "schema_file", beside)
+    content = _read(section, "schema_file", path)
+    files = compiled(path) if path.suffix == ".proto" else content
+    has_header = section.take("header", one_of("none", "confluent"), "none") == "confluent"
+    rejects = section.take("new_fields", one_of("ignore", "dead-letter"), "ignore") == "dead-letter"
+    message = section.take("message", text, "")
+    if not message:
+        try:
+            names = messages_in(files)
+        except SchemaUnusable as error:
+            raise DocumentRefused(f"{path}: {error}") from None
+        except ImportError:
+            raise _missing(section, "protobuf", "protobuf") from None
+        if len(names) != 1:
+            raise section.refused(f"message is missing: {path} has {listed(names) or 'no messages'}")
+        message = names[0]
+    found = ProtobufBodies(files, message, has_header, rejects)
+    return found, _columns(found, path, section, "protobuf", "protobuf")
+
+
+def compiled(path: Path) -> bytes:
+    """The descriptors of a .proto file and of what it imports, by protoc. Raises DocumentRefused with its line."""
+    tool, includes = [shutil.which("protoc") or ""], [str(path.parent)]
+    if not tool[0]:
+        found = importlib.util.find_spec("grpc_tools")
+        if found is None or not found.submodule_search_locations:
+            raise DocumentRefused(
+                f"{path}: protoc is not installed, which compiles .proto files: pip install grpcio-tools. Or compile "
+                f"it elsewhere, with protoc --include_imports --descriptor_set_out={path.with_suffix('.desc').name} "
+                f"{path.name}, and name that file"
+            )
+        tool = [sys.executable, "-m", "grpc_tools.protoc"]
+        includes.append(str(Path(found.submodule_search_locations[0]) / "_proto"))
+    with tempfile.TemporaryDirectory() as directory:
+        target = Path(directory) / "set"
+        arguments = [f"-I{each}" for each in includes]
+        ran = subprocess.run(
+            [*tool, *arguments, "--include_imports", f"--descriptor_set_out={target}", path.name],
+            cwd=path.parent,
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_SECONDS,
+            check=False,
+        )
+        if ran.returncode:
+            said = [line for line in ran.stderr.splitlines() if line.strip()] or [f"protoc ended with {ran.returncode}"]
+            raise DocumentRefused(f"{path.parent}/{said[0]}")
+        return target.read_bytes()
+
+
+def _columns(bodies: Bodies, path: Path, section: Section, library: str, extra: str) -> dict[str, ColumnType]:
+    try:
+        return bodies.columns()
+    except SchemaUnusable as error:
+        raise DocumentRefused(f"{path}: {error}") from None
+    except ImportError:
+        raise _missing(section, library, extra) from None
+
+
+def _missing(section: Section, library: str, extra: str) -> DocumentRefused:
+    return section.refused(f"format needs {library}, here and on all executors: pip install 'raftmq[{extra}]'")
+
+
+def _path_of(section: Section, name: str, beside: Path) -> Path:
+    return section.take(name, lambda each: _beside(text(each), beside))
+
+
+def _beside(written: str, directory: Path) -> Path:
+    return directory / Path(written).expanduser()
+
+
+def _read(section: Section, name: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        value = section.value(name)
+        assert value is not None
+        raise value.refused(f"names {path}, which cannot be read: {error.strerror}") from None
+
+
+def _numbered(value: Any, beside: Path) -> dict[int, Path]:
+    if not isinstance(value, dict) or not value:
+        raise ValueError('must be a mapping of numbers to files, such as {"7": orders-1.avsc}')
+    found: dict[int, Path] = {}
+    for name, file in value.items():
+        if not str(name).isdecimal() or int(name) > _NUMBER_MAX:
+            raise ValueError(f"has {name!r}, which is no number of a schema in a registry")
+        found[int(name)] = _beside(text(file), beside)
+    return found
