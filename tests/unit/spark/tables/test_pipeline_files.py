@@ -79,7 +79,7 @@ REPLACED = [
     ("every 10 minutes", "hourly", 'p.yaml:5: trigger must be once, continuous, or such as "every 10 minutes"'),
     ("every 10 minutes", "every 0 minutes", "p.yaml:5: trigger must be every 1 to"),
     ("5000", "0", "p.yaml:6: max_messages_per_commit must be a whole number from 1"),
-    ("  location: orders", "  location: s3a://bucket/t", "For object storage use format delta or iceberg"),
+    ("  location: orders", "  location: gs://bucket/t", "For other storage use format delta or iceberg"),
     ("  location: orders\n", "", "p.yaml:7: table.location is missing"),
     ("unit: hour", "unit: week", "p.yaml:10: table.partition_by.unit must be hour or day or month"),
     ("id: bigint", "id: bigit", "p.yaml:13: decode.schema column id: 'bigit' is not a type"),
