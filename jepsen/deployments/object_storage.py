@@ -29,9 +29,13 @@ from xml.sax.saxutils import escape
 
 import trio
 
+try:
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
+
 from mq.local_cluster import HOST, Processes, open_processes
 from mq.local_cluster.own_ports import OWN_PORTS
-from raftlog.segment.checksum import crc32
 
 BUCKET: Final = "archives"
 NAME: Final = "object-storage"

@@ -15,7 +15,7 @@ from functools import partial
 import structlog
 import trio
 
-from mq.broker.archive.access import drop_cache, open_archive, open_archive_to_join
+from mq.broker.archive.access import open_archive, open_archive_to_join
 from mq.broker.base.archive_tier import QUEUES_FROM, note_queues_from
 from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.periodic_task import Periodic, PeriodicTask
@@ -335,8 +335,6 @@ class _Host:
                 settings, metadata.archived, reactor, self.limits, lambda: run.segment_log.beginning
             )
             undo.callback(partial(archive_readers.close, waits=False))  # the store may not answer
-        else:
-            drop_cache(settings)
         if self.access is not None:
             self.access.add_users(metadata.users, lambda: run.secrets.current, metadata.user_quotas)
         environment = Environment(

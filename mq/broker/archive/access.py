@@ -56,14 +56,6 @@ def open_archive(
     return ArchiveAccess(blocks.fetch, workers.put, lambda: cache.nbytes), workers
 
 
-def drop_cache(settings: BrokerSettings) -> None:
-    """Without an archive, what was read from one takes room for nothing."""
-    directory = settings.data_dir / CACHE_DIRECTORY
-    DiskCache(str(directory), 0, lambda: False)
-    with suppress(OSError):  # it is not there, or somebody has put something else into it
-        directory.rmdir()
-
-
 def open_archive_to_join(settings: BrokerSettings, limits: BrokerLimits, archived: Base) -> JoiningReader:
     """The archive for a replica that gets the log of its group, which is archived up to ``archived``. For a thread."""
     url = settings.archive_url
@@ -88,6 +80,8 @@ class ArchiveWatch(Service):
         self._archived = context.archived
         self._access = context.environment.archive
         self._limits = context.limits.archive
+        if self._access is None:
+            _drop_cache(context.settings)
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
@@ -104,3 +98,11 @@ class ArchiveWatch(Service):
         """See `Service.check_invariants`."""
         if self._archived is not None:
             self._archived.check_invariants()
+
+
+def _drop_cache(settings: BrokerSettings) -> None:
+    """Without an archive, what was read from one takes room for nothing."""
+    directory = settings.data_dir / CACHE_DIRECTORY
+    DiskCache(str(directory), 0, lambda: False)
+    with suppress(OSError):  # it is not there, or somebody has put something else into it
+        directory.rmdir()
