@@ -157,7 +157,8 @@ def _kill_driver(pid: int) -> None:
     """Kill the driver that a command has started, and Spark's Java with it."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            os.killpg(int(child), signal.SIGKILL)
+            if b"spark.tables.job" in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.killpg(int(child), signal.SIGKILL)
 
 
 def _pipeline(made: TableMade, topic: str, namesrv: str, directory: Path) -> str:

@@ -59,12 +59,13 @@ class TableCommand:
 
     def driver(self) -> int:
         """The process id of Spark's driver, which it has started."""
-        (found,) = (
-            int(child)
+        children = (
+            child
             for task in Path(f"/proc/{self.process.pid}/task").iterdir()
             for child in (task / "children").read_text().split()
         )
-        return found
+        (found,) = (each for each in children if b"spark.tables.job" in Path(f"/proc/{each}/cmdline").read_bytes())
+        return int(found)
 
     def errors(self) -> str:
         """What was written to standard error."""
