@@ -141,7 +141,7 @@ def _run_one_with_brokers(seed: int, seconds: float | None, workload: str, *, tr
     cluster = broker_cluster(seed, seconds, workload, _say if trace else None)
     outcome = outcome_of(cluster)
     if history is not None:
-        history.write_text("".join(f"{line}\n" for line in cluster.workload.history_lines()))
+        history.write_bytes(cluster.workload.history_lines())
     if not trace:
         _say(str(replace(cluster.plan, faults=())))
     _say(str(replace(outcome, asked={}, happened={})))

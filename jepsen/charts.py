@@ -9,20 +9,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from jepsen.history import History, Operation
-from jepsen.timeline import COLOURS, LEFT, RIGHT, WIDTH
+from checkers.history import History, Operation
+from jepsen.timeline import COLOURS, LEFT, RIGHT, WIDTH, LogScale
 
 BUCKETS = 100
 """Parts of a run's time, each with its own quantiles and rate."""
 QUANTILES = ((0.5, "#8ecae6"), (0.95, "#219ebc"), (0.99, "#023047"), (1.0, "#fb8500"))
 QUANTILE_HEIGHT = 90
-DECADES = (-4, 2)
 NODE_COLOURS = ("#457b9d", "#e76f51", "#2a9d8f", "#6a4c93", "#b5838d", "#606c38")
 RATE_HEIGHT = 110
 LANES_MAX = 40
 """The processes with the most operations; after each unknown outcome a client goes on under a new number."""
 LANE, CELL = 7, 2
 TITLE = 16
+_SCALE = LogScale(TITLE, QUANTILE_HEIGHT, -4, 2)
 
 
 class _Axis:
@@ -94,16 +94,12 @@ def _quantiles(history: History) -> Iterator[str]:
         count = sum(map(len, buckets.values()))
         parts = [_open(height), *_bands(history, axis, height)]
         parts.append(f"<text x='{LEFT}' y='11' fill='#222'>{escape(name)}, {count:,} times</text>")
-        for decade in range(DECADES[0], DECADES[1] + 1):
-            y = _log_y(10.0**decade)
-            label = f"{10**decade} s" if decade >= 0 else f"{10.0 ** (decade + 3):g} ms"
-            parts.append(f"<line x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y:.1f}' y2='{y:.1f}' stroke='#ddd'/>")
-            parts.append(f"<text x='{LEFT - 4}' y='{y + 4:.1f}' text-anchor='end' fill='#666'>{label}</text>")
+        parts += _SCALE.lines()
         for each in buckets.values():
             each.sort()
         for part, colour in QUANTILES:
             points = [
-                (axis.middle(bucket), _log_y(quantile(buckets[bucket], part) / 1e9)) for bucket in sorted(buckets)
+                (axis.middle(bucket), _SCALE.y(quantile(buckets[bucket], part) / 1e9)) for bucket in sorted(buckets)
             ]
             parts.append(_line(points, colour))
         parts.append("</svg>")
@@ -113,12 +109,6 @@ def _quantiles(history: History) -> Iterator[str]:
 def quantile(ordered: Sequence[int], part: float) -> int:
     """The smallest of these ordered values that at least this part of them does not exceed."""
     return ordered[max(0, math.ceil(len(ordered) * part) - 1)]
-
-
-def _log_y(seconds: float) -> float:
-    low, high = DECADES
-    part = (math.log10(max(seconds, 10.0**low)) - low) / (high - low)
-    return TITLE + QUANTILE_HEIGHT * (1 - min(part, 1.0))
 
 
 def _line(points: Sequence[tuple[float, float]], colour: str) -> str:

@@ -21,7 +21,8 @@ import typer
 
 from chaos.planted.__main__ import PACKAGES, PatchRefused, is_of_clients, plant
 from chaos.planted.__main__ import names as planted_names
-from jepsen.checkers.send_path import BY_COMPILED
+from checkers.send_path import BY_COMPILED
+from checkers.verdict import EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, exit_code, in_words
 from jepsen.deployments import BACKENDS, default_backend, why_default, why_not
 from jepsen.deployments.cluster import ClusterFailed
 from jepsen.deployments.netns import NetworksInUse
@@ -49,7 +50,6 @@ from jepsen.run import Plan, carry_out, new_directory
 from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import CALM, KINDS
 from jepsen.serve import HOST, open_server
-from jepsen.verdict import EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, exit_code, in_words
 from jepsen.workloads import WORKLOADS
 from mq.cli.errors import run_trio
 from mq.cli.logs import configure_logging

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from jepsen.history import History, Operation
+from checkers.history import History, Operation
 
 VALUE = re.compile(r"(?<![\w.])\d+\.\d+\.\d+(?![\w.])")
 """A value of a message, see `jepsen.values`."""

@@ -6,8 +6,9 @@ from collections import defaultdict
 
 import trio
 
+from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster, ClusterFailed
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.records import values_in
 from jepsen.wire import Wire, open_wire, pull_fields
 from jepsen.workloads.workload import QUEUES

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from jepsen.checkers import CHECKERS, OF_SCENARIOS
-from jepsen.history import History, HistoryDamaged, decode_events, gather
+from checkers import CHECKERS, OF_SCENARIOS
+from checkers.history import History, HistoryDamaged, decode_events, gather
+from checkers.verdict import Verdict, of_unfinished
 from jepsen.rare_states import met_in_history
 from jepsen.report import page
 from jepsen.run import HISTORY
-from jepsen.verdict import Verdict, of_unfinished
 
 VERDICT = "verdict.json"
 REPORT = "report.html"

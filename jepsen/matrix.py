@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from jepsen.checkers.send_path import BY_COMPILED
+from checkers.send_path import BY_COMPILED
+from checkers.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, in_words
 from jepsen.profiles import NIGHTLY, PROFILES, Cell
 from jepsen.promises import promise_lines
 from jepsen.rare_states import IN_LOGS, STATES
-from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, in_words
 
 REPORTS = Path(__file__).parent.parent / "docs" / "reports"
 NOT_RUN = "not run"

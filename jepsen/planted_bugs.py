@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chaos.planted.__main__ import names, what
+from checkers.history import decode_events
+from checkers.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN
 from jepsen.deployments import default_backend
-from jepsen.history import decode_events
 from jepsen.judge import VERDICT
 from jepsen.run import HISTORY
-from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN
 
 PAGE = Path(__file__).parent.parent / "docs" / "jepsen.md"
 BEGIN, END = "<!-- written by python -m jepsen.planted_bugs -->\n", "<!-- end -->\n"

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from jepsen.history import History, Operation
+from checkers.history import History, Operation
 
 IN_LOGS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "a leader resigned because it heard no majority": ("role_changed", {"cause": "majority_silent"}),

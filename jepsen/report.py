@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from checkers.history import Fault, History
+from checkers.verdict import Result, Verdict, in_words
 from jepsen.charts import charts
 from jepsen.evidence import Line, lines_of, time_of_day, values_in_examples
-from jepsen.history import Fault, History
 from jepsen.timeline import draw
-from jepsen.verdict import Result, Verdict, in_words
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1060px; padding: 0 1em; color: #222 }

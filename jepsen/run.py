@@ -16,7 +16,8 @@ from pathlib import Path
 import trio
 
 from chaos.planted.__main__ import is_of_clients, plant
-from jepsen.checkers.servers import errors_in
+from checkers.events import FORMAT
+from checkers.servers import errors_in
 from jepsen.clients import java_missing, java_program, sdk_programs
 from jepsen.deployments import open_network
 from jepsen.deployments.closed_senders import end_closed_senders
@@ -30,7 +31,6 @@ from jepsen.deployments.object_storage import BUCKET, ENVIRONMENT, open_object_s
 from jepsen.deployments.operators import verify_log
 from jepsen.deployments.security import secured
 from jepsen.deployments.shim import open_shims
-from jepsen.events import FORMAT
 from jepsen.final_reads import read_replicas
 from jepsen.logs import Verified, differences
 from jepsen.nemeses import heal, run_schedule

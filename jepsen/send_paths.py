@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-COMPILED, OTHERS = "compiled", "others"
+from checkers.events import COMPILED, OTHERS
 
 _FIGURES = {COMPILED: "raftmq.messagesCompiled", "all": "raftmq.messages"}
 

@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
 
+from checkers.verdict import Result, Valid, in_words
 from jepsen.judge import REPORT, VERDICT
 from jepsen.report import STYLE
-from jepsen.verdict import Result, Valid, in_words
 
 HOST = "127.0.0.1"
 

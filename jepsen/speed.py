@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jepsen.events import RUN
+from checkers.events import RUN
 from jepsen.judge import REPORT, judge
 from jepsen.recorder import Recorder
 from jepsen.run import HISTORY

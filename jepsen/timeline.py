@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from html import escape
+from typing import NamedTuple
 
-from jepsen.history import History, Operation
+from checkers.history import History, Operation
 
 WIDTH, LEFT, RIGHT = 1000, 60, 10
 TOP, PLOT = 20, 260
@@ -16,14 +17,39 @@ RATE = 90
 DOTS_MAX = 6000
 """Above this number they are drawn in cells, one dot each, so that the page of a long run stays small."""
 CELL = 3
-DECADES = (-4, 1)
-"""From 0.1 ms to 10 s, powers of ten in seconds."""
 
 X = Callable[[int], float]
 """The horizontal position of a time."""
 
 COLOURS = {"ok": "#2a9d4a", "fail": "#d62839", "info": "#ee9b00"}
 TERM_COLOURS = ("#457b9d", "#8d99ae", "#6a4c93", "#1982c4", "#ff924c")
+
+
+class LogScale(NamedTuple):
+    """Heights of durations, between two powers of ten in seconds."""
+
+    top: int
+    height: int
+    first: int
+    last: int
+
+    def y(self, seconds: float) -> float:
+        """Of a duration."""
+        part = (math.log10(max(seconds, 10.0**self.first)) - self.first) / (self.last - self.first)
+        return self.top + self.height * (1 - min(part, 1.0))
+
+    def lines(self) -> Iterator[str]:
+        """A line for each power of ten."""
+        for decade in range(self.first, self.last + 1):
+            y = self.y(10.0**decade)
+            label = f"{10**decade} s" if decade >= 0 else f"{10.0 ** (decade + 3):g} ms"
+            yield (
+                f"<line x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y:.1f}' y2='{y:.1f}' stroke='#ddd'/>"
+                f"<text x='{LEFT - 4}' y='{y + 4:.1f}' text-anchor='end' fill='#666'>{label}</text>"
+            )
+
+
+_SCALE = LogScale(TOP, PLOT, -4, 1)
 
 
 def draw(history: History) -> str:
@@ -46,27 +72,12 @@ def draw(history: History) -> str:
             f"fill-opacity='.18'><title>{escape(fault.what)}</title></rect>"
             f"<text x='{x(fault.began):.1f}' y='{TOP - 6}' fill='#444'>{escape(fault.kind)}</text>"
         )
-    for decade in range(DECADES[0], DECADES[1] + 1):
-        y = _height_of(10.0**decade)
-        parts.append(
-            f"<line x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y:.1f}' y2='{y:.1f}' stroke='#ddd'/>"
-            f"<text x='{LEFT - 4}' y='{y + 4:.1f}' text-anchor='end' fill='#666'>{_seconds(decade)}</text>"
-        )
+    parts += _SCALE.lines()
     parts += _dots(sends, x, last)
     parts += _leaders(history, x, last)
     parts += _rate(sends, x, first, last, height)
     parts.append("</svg>")
     return "".join(parts)
-
-
-def _height_of(seconds: float) -> float:
-    low, high = DECADES
-    part = (math.log10(max(seconds, 10.0**low)) - low) / (high - low)
-    return TOP + PLOT * (1 - min(part, 1.0))
-
-
-def _seconds(decade: int) -> str:
-    return f"{10**decade} s" if decade >= 0 else f"{10.0 ** (decade + 3):g} ms"
 
 
 def _dots(sends: list[Operation], x: X, last: int) -> Iterator[str]:
@@ -75,7 +86,7 @@ def _dots(sends: list[Operation], x: X, last: int) -> Iterator[str]:
     for send in sends:
         ended = last if send.ended is None else send.ended
         at = round(x(send.began) / step) * step
-        cells[send.outcome, at, round(_height_of((ended - send.began) / 1e9) / step) * step] += 1
+        cells[send.outcome, at, round(_SCALE.y((ended - send.began) / 1e9) / step) * step] += 1
     for (outcome, at, y), count in sorted(cells.items(), key=lambda cell: cell[0][0] != "ok"):
         opacity = min(1.0, 0.35 + 0.15 * math.log2(count + 1))
         radius = 1.4 if outcome == "ok" else 2.2

@@ -39,11 +39,6 @@ def properties_of(value: str) -> dict[str, str]:
     return {PROPERTY: value}
 
 
-def passes_filter(value: str) -> bool:
-    """Whether the filter of the workload *filtered* lets a value's message through."""
-    return int(value.split(".")[1]) % 3 == 1
-
-
 def value_of(body: bytes, properties: Mapping[str, str], tag: str | None) -> str:
     """The value of a received message; a text that begins with `DAMAGED` if a part differs from what was sent."""
     value = body.partition(b"/")[0].decode(errors="replace")

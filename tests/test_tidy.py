@@ -21,23 +21,21 @@ from tests.support.called_by_libraries import CALLED_BY_LIBRARIES
 
 ROOT = Path(__file__).parent.parent
 CYTHON = ("pyx", "pxi", "pxd")
-SOURCE_ROOTS = ("raftlog", "mq", "raftmq", "spark", "chaos", "jepsen", "benchmarks", "distributions", "tests")
+SHIPPED_ROOTS = ("raftlog", "mq", "raftmq", "spark", "distributions")
+SOURCE_ROOTS = (*SHIPPED_ROOTS, "checkers", "chaos", "jepsen", "benchmarks", "tests")
 
 PURE = (
-    "jepsen/checkers",
+    "checkers",
     "jepsen/deployments/packets.py",
-    "jepsen/events.py",
-    "jepsen/history.py",
     "jepsen/profiles.py",
     "jepsen/rare_states.py",
     "jepsen/schedule.py",
     "jepsen/values.py",
-    "jepsen/verdict.py",
     "raftlog/net/admission.py",
     "raftlog/net/authentication.py",
     "raftlog/read_barrier.py",
     "raftlog/consensus",
-    "raftlog/plain_cbor.py",
+    "raftlog/safe_cbor.py",
     "raftlog/segment/codec.py",
     "raftlog/segment/recovery.py",
     "raftlog/segment/retention.py",

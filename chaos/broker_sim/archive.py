@@ -311,6 +311,7 @@ class Archive(Workload):
 
     def check_end(self) -> None:
         """See `Workload.check_end`: the archive is sound, and continues up to what the group knows."""
+        super().check_end()
         if not self._archived.index:
             return
         self.bucket.mend()

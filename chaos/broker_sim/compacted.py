@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
@@ -19,6 +19,7 @@ from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.limits import replaced
 from chaos.violation import Violation
+from checkers import Checker
 from mq.broker.admin import topic_compaction
 from mq.broker.state.commands import DeleteTopic
 from mq.broker.state.expired_messages import ExpireMessages
@@ -47,6 +48,8 @@ class _Newest(NamedTuple):
 class Compacted(Workload):
     """See the module."""
 
+    checkers: ClassVar[tuple[Checker, ...]] = ()
+    """They do not know messages that disappear when newer ones come."""
     name = "compacted"
     topic = "C"
 

@@ -9,13 +9,15 @@ is stored of a batch is in one entry, up to the count in its first record.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Sent, Stored
 from chaos.broker_sim.workload import Workload
 from chaos.violation import Violation
+from checkers import Checker
+from checkers.numbered import check_answers
 from mq.broker.state.commands import AdvanceDelay
 from mq.broker.write_path.pending import NO_PLACE
 from mq.protocol import properties as props
@@ -41,6 +43,7 @@ class _Part(NamedTuple):
 class Dedup(Workload):
     """See the module."""
 
+    checkers: ClassVar[tuple[Checker, ...]] = (check_answers,)
     name = "dedup"
 
     def __init__(self, cluster: BrokerCluster) -> None:
@@ -129,7 +132,6 @@ class Dedup(Workload):
                 self._known.add(sent.value)
             else:
                 self.acknowledged(sent, offset + number, position)
-                self._check_places(sent)
 
     def _check_part(self, stored: Stored) -> None:
         """A record of a batch follows those that its first record counts, and is in the same entry."""
@@ -157,13 +159,9 @@ class Dedup(Workload):
             offset = self.ledger.at_position[position].record.queue_offset
         super().acknowledged(sent, offset, position)
 
-    def was_sent(self, sent: Sent, answer: Answer) -> None:
-        """See `Workload.was_sent`."""
-        self._check_places(sent)
-
-    def _check_places(self, sent: Sent) -> None:
-        if sent.kind != "plain" and len(set(sent.acked)) > 1:
-            raise Violation(f"dedup: {sent} was acknowledged at several places")
+    def operation(self, sent: Sent) -> str | None:
+        """See `Workload.operation`."""
+        return "send" if sent.kind == "plain" else "attempt"
 
     def stored(self, stored: Stored) -> None:
         """See `Workload.stored`."""
@@ -195,9 +193,9 @@ class Dedup(Workload):
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""
+        super().check_end()
         for sent in self.ledger.sent.values():
             if sent.kind == "plain":
-                self.ledger.check_stored(self.topic, sent)
                 continue
             is_stored = sent.value in self._first
             visible = self.ledger.copies[self.topic][sent.value]

@@ -8,13 +8,16 @@ visible except recalled ones; a message with a recall is either visible or recal
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Sent, Stored
-from chaos.broker_sim.workload import Workload
+from chaos.broker_sim.workload import Ends, Workload
 from chaos.violation import Violation
+from checkers import Checker
+from checkers.delays import check_delays
+from checkers.recording import Worker
 from mq.broker.state.commands import AdvanceDelay
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.protocol import properties as props
@@ -30,6 +33,7 @@ Waiting = tuple[str, int, int]
 class Delay(Workload):
     """See the module."""
 
+    checkers: ClassVar[tuple[Checker, ...]] = (check_delays, *Workload.checkers)
     name = "delay"
 
     def __init__(self, cluster: BrokerCluster) -> None:
@@ -68,6 +72,20 @@ class Delay(Workload):
             else:
                 self.send(self.new("delayed", {props.TIMER_DELIVER_MS: str(self.cluster.true_ms() + delay_ms)}))
 
+    def operation(self, sent: Sent) -> str | None:
+        """See `Workload.operation`."""
+        return "send" if sent.kind == "plain" else "schedule"
+
+    def begins(self, sent: Sent, **fields: Any) -> Ends:
+        """See `Workload.begins`: a delayed message says its delay."""
+        if (level := sent.properties.get(props.DELAY)) is not None:
+            fields["o"] = DELAY_LEVELS_MS[int(level) - 1]
+        elif (due_ms := sent.properties.get(props.TIMER_DELIVER_MS)) is not None:
+            fields["o"] = int(due_ms) - self.cluster.true_ms()
+        elif sent.kind != "plain":
+            fields["o"] = int(sent.properties[props.TIMER_DELAY_MS])
+        return super().begins(sent, **fields)
+
     def was_sent(self, sent: Sent, answer: Answer) -> None:
         """See `Workload.was_sent`: some are recalled, at once, late, or around their delivery."""
         if (handle := answer.ext.get("recallHandle")) is None or self.rng.random() < 0.6:
@@ -82,19 +100,19 @@ class Delay(Workload):
         assert decoded.queue_offset is not None, f"a handle without a place: {handle}"
         waiting = (TIMER_TOPIC, timer_slot(decoded.due_ms), decoded.queue_offset)
         self._recalls.setdefault(waiting, False)
-        self.note("invoke", "recall", waiting, sent.value)
+        worker, value = Worker(self.recording), str(sent.value)
+        worker.invoke("recall", v=value)
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
                 self.counts["recalled"] += 1
-                self.note("ok", "recall", waiting, sent.value)
+                worker.ok("recall", v=value)
                 self._recalls[waiting] = True
                 if waiting not in self._recalled:
                     raise Violation(f"recall: {sent.value} at {waiting} was recalled, and it is not")
             else:
                 self.counts["not recalled"] += 1
-                kind = "info" if answer is Lost.UNKNOWN else "fail"
-                self.note(kind, "recall", waiting, sent.value, err=str(answer))
+                (worker.info if answer is Lost.UNKNOWN else worker.fail)("recall", str(answer), v=value)
 
         ext = {"topic": sent.topic, "recallHandle": handle, "producerGroup": "P"}
         node = self.cluster.some_node(self.rng)
@@ -181,6 +199,7 @@ class Delay(Workload):
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""
+        super().check_end()
         for sent in self.ledger.sent.values():
             stored = self._origins[sent.value]
             if not len(sent.acked) <= stored <= sent.copies_max:

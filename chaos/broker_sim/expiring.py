@@ -8,13 +8,16 @@ as clocks agree. Readers miss nothing but what has expired. In the end, everythi
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.limits import replaced
 from chaos.violation import Violation
+from checkers import Checker
+from checkers.append_log import check_log
+from checkers.send_order import check_order
 from mq.broker.admin import topic_expiry
 from mq.broker.state.commands import DeleteTopic
 from mq.broker.state.expired_messages import ExpireMessages
@@ -29,6 +32,7 @@ _AGAIN: Final = 0.02
 class Expiring(Workload):
     """See the module."""
 
+    checkers: ClassVar[tuple[Checker, ...]] = (check_log, check_order)
     name = "expiring"
 
     def __init__(self, cluster: Brokers) -> None:

@@ -69,11 +69,6 @@ class FilteredPulls(Workload):
         """See `Workload.unfinished`: members that have not read everything."""
         return sum(member.offset < self.ledger.end(self.topic, member.queue_id) for member in self._members)
 
-    def check_end(self) -> None:
-        """See `Workload.check_end`."""
-        for sent in self.ledger.sent.values():
-            self.ledger.check_stored(self.topic, sent)
-
     def command(self, command: Any) -> None:
         """See `Workload.command`."""
         if isinstance(command, PutFilter):

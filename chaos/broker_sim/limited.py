@@ -2,7 +2,7 @@
 
 What must hold: no leadership stores more than the rate of the quota gives in its time and a burst, whichever way the
 messages come, by themselves or forwarded by a follower, in Python or compiled, and also after a restart from a
-checkpoint or a snapshot. A refused message is not stored, which the ledger checks. A consumer with a quota of its own
+checkpoint or a snapshot. A refused message is not stored. A consumer with a quota of its own
 gets everything in the end.
 """
 

@@ -21,9 +21,11 @@ from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
 from chaos.broker_sim.ordered_pop import From, OrderedPop, delivered
 from chaos.broker_sim.process import BrokerProcess
+from chaos.broker_sim.workload import Workload
 from chaos.faults import ClockJump
 from chaos.limits import replaced
 from chaos.violation import Violation
+from checkers import Checker
 from mq.broker.lite import expiry
 from mq.broker.state.lite_offsets import ExpireLiteTopics
 from mq.broker.state.pop_checkpoints import QueueOfGroup
@@ -56,6 +58,7 @@ _HIDDEN_SECONDS: Final = 30.0
 class Lite(OrderedPop):
     """See the module."""
 
+    checkers: ClassVar[tuple[Checker, ...]] = Workload.checkers
     name = "lite"
     groups: ClassVar[tuple[str, ...]] = (_SOME, _ALL)
 

@@ -158,13 +158,3 @@ class Ledger:
     def unstored(self) -> int:
         """How many sends may still be stored in their topics; of those with an unknown outcome, some never are."""
         return sum(max(0, sent.copies_max - self.copies[sent.topic][sent.value]) for sent in self.sent.values())
-
-    def check_stored(self, topic: str, sent: Sent) -> int:
-        """How often a value is in the topic it was sent to; raises `Violation` if that contradicts the responses."""
-        copies = self.copies[topic][sent.value]
-        if copies < len(sent.acked):
-            raise Violation(f"lost: {sent} is {copies} times in {topic}")
-        if copies > sent.copies_max:
-            why = "it was refused" if not sent.copies_max else "more often than sent"
-            raise Violation(f"duplicate: {sent} is {copies} times in {topic}, {why}")
-        return copies

@@ -22,9 +22,13 @@ from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Stored
 from chaos.broker_sim.pop import received
 from chaos.broker_sim.process import BrokerProcess
-from chaos.broker_sim.workload import Workload
+from chaos.broker_sim.workload import Workload, queue_name
 from chaos.log_sim.node import Node
+from chaos.values import value_of
 from chaos.violation import Violation
+from checkers import Checker
+from checkers.pops import check_ordered_pops
+from checkers.recording import Worker
 from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessages, QueueOfGroup, offsets_of
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import StoredMessage
@@ -68,6 +72,7 @@ class From(NamedTuple):
 class OrderedPop(Workload):
     """See the module."""
 
+    checkers: ClassVar[tuple[Checker, ...]] = (check_ordered_pops, *Workload.checkers)
     name = "ordered-pop"
     groups: ClassVar[tuple[str, ...]] = (_GROUP,)
 
@@ -117,6 +122,8 @@ class OrderedPop(Workload):
         }
 
         node = self.cluster.some_node(self.rng)
+        worker = Worker(self.recording)
+        worker.invoke("pop", o=ext["invisibleTime"])
 
         def done(answer: Answer | Lost) -> None:
             repeated = ""
@@ -130,8 +137,10 @@ class OrderedPop(Workload):
                     )
                     for message, receipt in received(answer)
                 ]
+                worker.ok("pop", v=[(queue_name(*k[1:]), r.offset, str(value_of(m.body))) for k, m, r in got])
                 self._got(consumer, node, got)
             else:
+                (worker.info if answer is Lost.UNKNOWN else worker.fail)("pop", str(answer))
                 self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
                 repeated = attempt if answer is Lost.UNKNOWN else ""
             later = self.rng.uniform(0.0, 0.3)
@@ -195,22 +204,22 @@ class OrderedPop(Workload):
 
     def _acknowledge(self, source: From, receipt: Receipt) -> None:
         asked = source.queue, receipt.offset, receipt.pop_time_ms
-        place = *source.queue[1:], receipt.offset
+        worker, queue = Worker(self.recording), queue_name(*source.queue[1:])
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
-                self.note("ok", "ack", place, receipt.pop_time_ms)
+                worker.ok("ack", k=queue, v=value)
                 self.counts["told acknowledged"] += 1
                 if asked not in self._done:
                     raise Violation(
                         f"pop: {receipt} was told to be acknowledged, the queue is {self._at(source.queue)}"
                     )
                 return
-            kind = "info" if answer is Lost.UNKNOWN else "fail"
-            self.note(kind, "ack", place, receipt.pop_time_ms, err=str(answer))
+            (worker.info if answer is Lost.UNKNOWN else worker.fail)("ack", str(answer), k=queue, v=value)
             self.counts["not acknowledged"] += 1
 
-        self.note("invoke", "ack", place, receipt.pop_time_ms)
+        value = self._value_at(source.queue, receipt.offset)
+        worker.invoke("ack", k=queue, v=value, o=receipt.offset)
         self._asked.add(asked)
         self._ask(source, RequestCode.ACK_MESSAGE, self._about(source, receipt), done)
 
@@ -296,6 +305,11 @@ class OrderedPop(Workload):
         if not held.open:
             del self._held[key]
 
+    def _value_at(self, key: QueueOfGroup, offset: int) -> str:
+        """The value of a message; 0 if its queue has ended."""
+        queue = self.ledger.queues.get(key[1:], [])
+        return str(queue[offset].value) if offset < len(queue) else "0"
+
     def _next(self, key: QueueOfGroup) -> int:
         """The first offset of a queue that is not acknowledged."""
         return self._reached.get(key, self.ledger.begins.get(key[1:], 0))
@@ -322,11 +336,6 @@ class OrderedPop(Workload):
     def unfinished(self) -> int:
         """See `Workload.unfinished`: what is not acknowledged."""
         return sum(max(0, len(self.ledger.queues[key[1:]]) - self._next(key)) for key in self._keys())
-
-    def check_end(self) -> None:
-        """See `Workload.check_end`."""
-        for sent in self.ledger.sent.values():
-            self.ledger.check_stored(self.topic, sent)
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
         """See `Workload.check_replicas`."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -22,8 +23,12 @@ from chaos.broker_sim.clients import Answer, Client, Lost
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Stored
 from chaos.broker_sim.priorities import LEVELS, Priorities
-from chaos.broker_sim.workload import Workload
+from chaos.broker_sim.workload import Workload, queue_name
+from chaos.values import value_of
 from chaos.violation import Violation
+from checkers import Checker
+from checkers.pops import check_pops
+from checkers.recording import Worker
 from mq.broker.limits import BrokerLimits, PopLimits
 from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessages, offsets_of
 from mq.protocol import properties as props
@@ -109,6 +114,7 @@ _NOWHERE = _Pop(QueueOffset(-1), -1, -1)
 class Pop(Workload):
     """See the module."""
 
+    checkers: ClassVar[tuple[Checker, ...]] = (check_pops, *Workload.checkers)
     name = "pop"
 
     def __init__(self, cluster: BrokerCluster) -> None:
@@ -183,11 +189,18 @@ class Pop(Workload):
             ext["queueId"] = -1
             ext["maxMsgNums"] = 32 if self.stopped else self.rng.choice((1, 4))
 
+        worker = Worker(self.recording)
+        worker.invoke("pop", o=ext["invisibleTime"])
+
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
-                self._got(consumer, received(answer))
+                got = received(answer)
+                popped = [(self._place_of(receipt), str(value_of(message.body))) for message, receipt in got]
+                worker.ok("pop", v=[(queue_name(*place.queue), place.offset, value) for place, value in popped])
+                self._got(consumer, got)
             else:
                 self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
+                (worker.info if answer is Lost.UNKNOWN else worker.fail)("pop", str(answer))
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer)
 
         self.counts["pops"] += 1
@@ -229,24 +242,34 @@ class Pop(Workload):
             "offset": place.offset,
         }
 
-    def _ack(self, consumer: Client, place: MessageAt, receipt: Receipt) -> None:
+    def _ack_begins(self, place: MessageAt, receipt: Receipt) -> Callable[[Answer | Lost], None]:
+        """A client acknowledges a message. The result is to be called with the answer."""
+        self._acks.setdefault(place, set()).add((receipt.start, receipt.pop_time_ms))
+        worker, value = Worker(self.recording), str(self.ledger.queues[place.queue][place.offset].value)
+        worker.invoke("ack", v=value, o=place.offset)
+
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
-                self.note("ok", "ack", place, receipt.pop_time_ms)
+                worker.ok("ack", k=queue_name(*place.queue), v=value)
                 self._check_acked(place)
-            elif answer is not Lost.UNKNOWN:
+            elif answer is Lost.UNKNOWN:
+                worker.info("ack", str(answer), k=queue_name(*place.queue), v=value)
+            else:
+                worker.fail("ack", str(answer), v=value)
                 self.counts["too late to acknowledge"] += 1
 
-        self.note("invoke", "ack", place, receipt.pop_time_ms)
-        self._acks.setdefault(place, set()).add((receipt.start, receipt.pop_time_ms))
+        return done
+
+    def _ack(self, consumer: Client, place: MessageAt, receipt: Receipt) -> None:
+        done = self._ack_begins(place, receipt)
         ext = self._about(place, receipt)
         consumer.request(self.cluster.some_node(self.rng), RequestCode.ACK_MESSAGE, ext, b"", done)
 
     def _ack_together(self, consumer: Client, wanted: list[tuple[MessageAt, Receipt]]) -> None:
         gathered: dict[tuple[int, int, str, int], int] = {}
+        ends: list[Callable[[Answer | Lost], None]] = []
         for place, receipt in wanted:
-            self.note("invoke", "ack", place, receipt.pop_time_ms)
-            self._acks.setdefault(place, set()).add((receipt.start, receipt.pop_time_ms))
+            ends.append(self._ack_begins(place, receipt))
             key = receipt.start, receipt.pop_time_ms, receipt.mark, receipt.queue_id
             gathered[key] = gathered.get(key, 0) | 1 << (receipt.offset - receipt.start)
         rows = [
@@ -255,9 +278,10 @@ class Pop(Workload):
         ]
 
         def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
-                for place, _ in wanted:
-                    self._check_acked(place)
+            # Of those that are refused together, some may have been acknowledged.
+            is_done = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+            for ack_ends in ends:
+                ack_ends(answer if is_done else Lost.UNKNOWN)
 
         if rows:
             body = msgspec.json.encode({"brokerName": "broker-a", "acks": rows})
@@ -431,10 +455,9 @@ class Pop(Workload):
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""
+        super().check_end()
         if self._priorities is not None:
             self._priorities.check_end()
-        for sent in self.ledger.sent.values():
-            self.ledger.check_stored(self.topic, sent)
 
 
 def _origin(record: StoredMessage) -> str:

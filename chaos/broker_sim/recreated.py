@@ -12,13 +12,14 @@ becomes due in that moment, which may follow the creation in the log.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
+from checkers import Checker
 from mq.broker.state.commands import DeleteTopic, ForgetTopic, PutTopic, RestoreTopic
 from mq.broker.state.format_level import (
     LEVEL_OF_CONTINUED_OFFSETS,
@@ -45,6 +46,8 @@ _IN_FLIGHT_SECONDS = 0.5
 class Recreated(Workload):
     """See the module."""
 
+    checkers: ClassVar[tuple[Checker, ...]] = ()
+    """Those of the harness know neither topics that are restored nor readers that begin at the stored offset."""
     name = "recreated"
 
     def __init__(self, cluster: Brokers) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.cluster import BrokerCluster
-from chaos.broker_sim.log_oracle import Sent, Stored
+from chaos.broker_sim.log_oracle import Stored
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Workload
 from chaos.log_sim.node import Node
@@ -107,16 +107,6 @@ class Scan(Workload):
             self.counts["deletions"] += 1
             self.ledger.deleted(_PASSING, continued=self._deletes.continued)
             self._deletes = None
-
-    def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
-        """See `Workload.acknowledged`: a position is used once, even by a deleted topic."""
-        self.ledger.acknowledged(sent, offset, position)
-
-    def check_end(self) -> None:
-        """See `Workload.check_end`."""
-        for sent in self.ledger.sent.values():
-            if sent.topic == self.topic:
-                self.ledger.check_stored(self.topic, sent)
 
     def check_row(self, identity: str, queue_id: int, offset: int, data: memoryview, *, bodies: bool) -> None:
         """A row is what is committed at its place."""

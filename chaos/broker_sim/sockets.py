@@ -415,7 +415,7 @@ class SimReactor:
                 taken.append((stream, data))
         for stream, data in taken:
             try:
-                sent = self.send(stream.plain_fd, data)
+                sent = self.send(stream.raw_fd, data)
             except OSError:
                 sent = 0
             if sent != len(data):

@@ -62,8 +62,8 @@ class Surroundings(Protocol):
     def new(self, kind: str, properties: dict[str, str], **asked: Any) -> Sent:
         """Create a message to send."""
 
-    def note(self, kind: str, what: str, key: object, value: object, **more: object) -> None:
-        """An event of the history."""
+    def begins(self, sent: Sent) -> object:
+        """A client begins to send a message."""
 
 
 class SetTransactions:
@@ -100,6 +100,7 @@ class SetTransactions:
     def _output(self, offset: int | None) -> SetMessage:
         workload = self._workload
         sent = workload.new(KIND, {}, input=offset)
+        workload.begins(sent)
         properties = props.encode({props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
         # Never to the queue that is consumed, or the workers would transform their own outputs for ever.
         queue_id = workload.rng.randrange(_INPUT_QUEUE + 1, workload.queues)
@@ -131,22 +132,19 @@ class SetTransactions:
     def _stage(self, first: int, messages: list[SetMessage], consumed: list[ConsumedRange]) -> None:
         self._number += 1
         name = f"S{self._number}"
-        counts, note = self._workload.counts, self._workload.note
+        counts = self._workload.counts
 
         def done(answer: Answer | Lost) -> None:
             if not isinstance(answer, Answer):
                 counts["sets unknown"] += 1
-                note("info", "stage", name, len(messages), err=str(answer))
             elif answer.code == ResponseCode.SUCCESS:
                 counts["sets staged"] += 1
                 offset, position = int(answer.ext["halfQueueOffset"]), int(answer.ext["halfPhysicalOffset"])
-                note("ok", "stage", name, len(messages), o=offset)
                 half = self._workload.ledger.at_position.get(position)
                 if half is None or half.record.queue_offset != offset or half.record.topic != HALF_TOPIC:
                     raise Violation(f"ack: {name} was told to be half {offset} at {position}, there is {half}")
                 self._decide(offset, position, lambda: self._check_fenced(name, first))
             else:
-                note("fail", "stage", name, len(messages), err=str(answer))
                 counts["sets refused"] += 1
                 if answer.code == ResponseCode.PULL_OFFSET_MOVED:
                     self._check_fenced(name, first)
@@ -154,7 +152,6 @@ class SetTransactions:
         ext = {"producerGroup": self._group, "transactionId": name, "bornTimestampMs": self._cluster.true_ms()}
         body = TransactionSet(messages, consumed).encode()
         rng = self._workload.rng
-        note("invoke", "stage", name, len(messages), first=first)
         node = self._cluster.some_node(rng)
         rng.choice(self._workload.clients).request(node, RequestCode.STAGE_TRANSACTION, ext, body, done)
 

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
-from chaos.broker_sim.clients import Answer, Connection, Lost
+from chaos.broker_sim.clients import Answer, Connection, Lost, OnDone
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Sent, Stored
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.transaction_sets import KIND, SetTransactions, is_set
 from chaos.broker_sim.workload import Workload
 from chaos.violation import Violation
+from checkers import Checker
+from checkers.recording import Worker
+from checkers.transactions import COMMIT, check_transactions
+from checkers.transactions import ROLLBACK as ROLLED_BACK
 from mq.broker.state.commands import CommitOffsets, ResetOffset
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.transaction.half_messages import DISCARDED_QUEUE_ID, HALF_QUEUE_ID
@@ -38,6 +42,7 @@ _ORPHAN_SECONDS = 6.0
 class Transactions(Workload):
     """See the module."""
 
+    checkers: ClassVar[tuple[Checker, ...]] = (check_transactions, *Workload.checkers)
     name = "transactions"
 
     def __init__(self, cluster: BrokerCluster) -> None:
@@ -48,7 +53,6 @@ class Transactions(Workload):
         self._decisions: dict[int, int | None] = {}
         """By offset, the outcome that a client wants; None if it never ends it."""
         self._outcomes: dict[int, int] = {}
-        self._told: list[tuple[int, int]] = []
         self._done: list[int] = []
         self._visible: dict[int, list[Stored]] = {}
         self._put_aside: Counter[int | str] = Counter()
@@ -87,6 +91,10 @@ class Transactions(Workload):
         else:
             self.send(self.new("half", {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: _GROUP}))
 
+    def operation(self, sent: Sent) -> str | None:
+        """See `Workload.operation`."""
+        return {"plain": "send", KIND: "stage"}.get(sent.kind, "half")
+
     def send_flags(self, sent: Sent) -> int:
         """See `Workload.send_flags`."""
         return PREPARED if sent.kind == "half" else 0
@@ -106,7 +114,6 @@ class Transactions(Workload):
             return  # a check arrived first
         chosen = self.rng.choices((COMMITTED, ROLLBACK, None), (60, 25, 5))[0]
         self._decisions[offset] = chosen
-        self.note("invoke", "decide", offset, chosen)
         if chosen is not None and self.rng.random() < 0.8:
             later = self.rng.choice((0.0, 0.0, self.rng.uniform(0.0, 2.0)))
             self.cluster.at(self.cluster.now + later, self._end, offset, position, chosen)
@@ -114,10 +121,24 @@ class Transactions(Workload):
             self._end_wrongly(offset, position)
 
     def _end(self, offset: int, position: int, outcome: int) -> None:
+        self.counts["ends"] += 1
+        done = self._end_begins(offset, position, outcome)
+        self._ask_to_end(offset, position, outcome, _GROUP, None if self.rng.random() < 0.3 else done)
+        if self.rng.random() < 0.1:  # twice, perhaps at another replica
+            self._ask_to_end(offset, position, outcome, _GROUP, self._end_begins(offset, position, outcome))
+
+    def _end_begins(self, offset: int, position: int, outcome: int) -> OnDone:
+        worker, value = Worker(self.recording), self._observed(offset, outcome)
+        if value is not None:
+            worker.invoke("end-transaction", v=value)
+
         def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
-                self.note("ok", "end", offset, outcome)
-                self._told.append((offset, outcome))
+            is_done = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+            if value is not None and is_done:
+                worker.ok("end-transaction", v=value)
+            elif value is not None:
+                worker.info("end-transaction", str(answer), v=value)
+            if is_done:
                 if self._outcomes.get(offset) != outcome:
                     raise Violation(
                         f"end: {outcome} of half {offset} was told done, it is {self._outcomes.get(offset)}"
@@ -125,18 +146,18 @@ class Transactions(Workload):
             else:
                 kind = "info" if answer is Lost.UNKNOWN else "fail"
                 self.counts[f"ends {kind}"] += 1
-                self.note(kind, "end", offset, outcome, err=str(answer))
                 if isinstance(answer, Answer) and answer.code == ResponseCode.PULL_OFFSET_MOVED:
                     self._fenced[offset]()
                     if self._decisions[offset] != ROLLBACK:
                         self._decisions[offset] = ROLLBACK  # others have consumed its messages, and for ever
                         self._end(offset, position, ROLLBACK)
 
-        self.counts["ends"] += 1
-        self.note("invoke", "end", offset, outcome)
-        self._ask_to_end(offset, position, outcome, _GROUP, None if self.rng.random() < 0.3 else done)
-        if self.rng.random() < 0.1:  # twice, perhaps at another replica
-            self._ask_to_end(offset, position, outcome, _GROUP, done)
+        return done
+
+    def _observed(self, offset: int, outcome: int) -> tuple[str, str] | None:
+        """A half message and its outcome in the history; None for one with several messages."""
+        half = self.ledger.queues[HALF_TOPIC, HALF_QUEUE_ID][offset]
+        return None if is_set(half) else (str(half.value), COMMIT if outcome == COMMITTED else ROLLED_BACK)
 
     def _end_wrongly(self, offset: int, position: int) -> None:
         """A client tries to end a half message that does not exist or is not its own."""
@@ -190,7 +211,8 @@ class Transactions(Workload):
         decision = self._decisions[offset]
         if decision is None:
             return
-        self.note("invoke", "check", offset, decision)
+        if (value := self._observed(offset, decision)) is not None:
+            Worker(self.recording).ok("check", v=value)
         self._ask_to_end(offset, position, decision, _GROUP, None, checked=True)
 
     # -- what is committed ---------------------------------------------------------------------------------------------
@@ -276,13 +298,8 @@ class Transactions(Workload):
 
     def check_end(self) -> None:
         """See `Workload.check_end`."""
+        super().check_end()
         self._sets.check_end()
-        for sent in self.ledger.sent.values():
-            if sent.kind != KIND:
-                self.ledger.check_stored(self.topic if sent.kind == "plain" else HALF_TOPIC, sent)
-        for offset, outcome in self._told:
-            if self._outcomes[offset] != outcome:
-                raise Violation(f"transaction: half {offset} was told to end with {outcome}: {self._outcomes[offset]}")
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
         """See `Workload.check_replicas`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
+
+import msgspec
 
 from chaos.broker_sim.clients import Answer, Client, Connection, Lost, OnDone, pull_fields
 from chaos.broker_sim.log_oracle import OWN, Ledger, Sent, Stored
@@ -17,6 +18,14 @@ from chaos.broker_sim.sockets import Surroundings
 from chaos.log_sim.node import Node
 from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
+from checkers import Checker
+from checkers.append_log import check_log
+from checkers.assignment import check_assigned
+from checkers.delays import CLOCK
+from checkers.events import Event
+from checkers.history import gather
+from checkers.recording import Recording, Worker
+from checkers.send_order import check_order
 from mq.broker.context import ArchiveAccess
 from mq.broker.limits import BrokerLimits
 from mq.broker.state.commands import decode_command
@@ -37,6 +46,17 @@ _BINARY_CODES_MAX = 32_767
 _ATTEMPTS_MAX = 3
 _LATENESS_MS = (10, 30, 100, 300, 1000, 3000, 10_000)
 _CLIENTS = 4
+
+
+class Ends(Protocol):
+    """Called when a client knows how its send ended; ``told``: queue offset and position, if it was told them."""
+
+    def __call__(self, answer: Answer | Lost, told: tuple[int, int] | None = None) -> None: ...
+
+
+def queue_name(topic: str, queue_id: int | str) -> str:
+    """The name of a queue in the history."""
+    return f"{topic}/{queue_id}"
 
 
 class Brokers(Surroundings, Protocol):
@@ -67,9 +87,12 @@ class Workload:
     Attributes:
         ledger: what is committed.
         counts: figures for the report.
-        history: requests and responses of clients, one row per event.
+        history: what clients did and observed.
+        recording: writes the history.
     """
 
+    checkers: ClassVar[tuple[Checker, ...]] = (check_log, check_order, check_assigned)
+    """What judges the history in the end."""
     name: ClassVar[str]
     topic: ClassVar[str] = "T"
     queues: ClassVar[int] = 3
@@ -84,11 +107,13 @@ class Workload:
         self.rng = random.Random(f"{cluster.scenario.seed} {self.name}")
         self.ledger = Ledger()
         self.counts: Counter[str] = Counter()
-        self.history: list[dict[str, Any]] = []
+        self.history: list[Event] = []
+        self.recording = Recording(self._observe, lambda: round(cluster.now * 1e9))
         self.clients = [Client(cluster, number, self.broker_request) for number in range(_CLIENTS)]
         self.stopped = False
         self._body_bytes_max = self.rng.choice((20, 100, 300))
         self._read_to: Counter[int] = Counter()
+        self._readers = [Worker(self.recording) for _ in range(self.queues)]
 
     # -- for workloads -------------------------------------------------------------------------------------------------
 
@@ -152,14 +177,23 @@ class Workload:
         return not self.unfinished()
 
     def check_end(self) -> None:
-        """Raises `Violation` unless every promise was kept."""
+        """Raises `Violation` unless every promise was kept, as far as clients can observe it."""
+        self.recording.note("base", n="all", v=self.cluster.dropped_pos)
+        history = gather(self.history)
+        for check in self.checkers:
+            for anomaly, examples in check(history).examples.items():
+                raise Violation(f"{anomaly}: {examples[0]}")
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start the clients."""
+        queues = [queue_name(self.topic, queue_id) for queue_id in range(self.queues)]
+        self.recording.note("begin", v={"workload": self.name, "nodes": [], "queues": queues, "nemeses": [CLOCK]})
+        self.recording.fault_begins(CLOCK, "clocks of brokers differ", (), majority=True)
         self.cluster.at(0.0, self._go_on)
         for queue_id in range(self.queues):
+            self._seek(queue_id, 0)
             self.cluster.at(self.rng.uniform(0.0, 1.0), self._read_next, queue_id)
 
     def stop(self) -> None:
@@ -185,22 +219,13 @@ class Workload:
                 self.stored(self.ledger.committed(self.cluster.now, record))
         self.entry_ends()
 
-    def note(self, kind: str, what: str, key: object, value: object, **more: object) -> None:
-        """An event of the history: ``kind`` is invoke, ok, fail or info."""
-        row = {
-            "i": len(self.history),
-            "t": round(self.cluster.now * 1e9),
-            "type": kind,
-            "f": what,
-            "k": key,
-            "v": value,
-        }
-        self.history.append(row | more)
-        self.cluster.trace_line(f"client {kind} {what} {key} {value} {more}")
+    def _observe(self, event: Event) -> None:
+        self.history.append(event)
+        self.cluster.trace_line(f"client {event.p} {event.type} {event.f} {event.k} {event.v} {event.o} {event.err}")
 
-    def history_lines(self) -> list[str]:
+    def history_lines(self) -> bytes:
         """The history as JSON, a line per event."""
-        return [json.dumps(row) for row in self.history]
+        return msgspec.json.Encoder().encode_lines(self.history)
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -215,15 +240,39 @@ class Workload:
         own = {OWN: "abcdefgh"[number % 8] * (1 + number % 30)}
         return self.ledger.new(kind, self.topic, nbytes, own | properties, self.cluster.now, **asked)
 
-    def send(self, sent: Sent, attempt: int = 1) -> None:
+    def operation(self, sent: Sent) -> str | None:
+        """The name of a send in the history; None for one that nobody reads."""
+        return "send" if sent.topic == self.topic else None
+
+    def begins(self, sent: Sent, **fields: Any) -> Ends:
+        """A client begins to send a message. The result is to be called when it knows how that ended."""
+        name, worker, value = self.operation(sent), Worker(self.recording), str(sent.value)
+        if name is None:
+            return lambda answer, told=None: None
+        worker.invoke(name, v=value, **fields)
+
+        def ends(answer: Answer | Lost, told: tuple[int, int] | None = None) -> None:
+            again = sent.unknown > (told is None)
+            is_stored = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+            if told is not None and isinstance(answer, Answer):
+                queue = queue_name(sent.topic, answer.ext["queueId"])
+                worker.ok(name, k=queue, v=value, o=told[0], pos=told[1], again=again)
+            elif sent.unknown or is_stored:
+                worker.info(name, str(answer), v=value, again=again)
+            else:
+                worker.fail(name, str(answer), v=value)
+
+        return ends
+
+    def send(self, sent: Sent, attempt: int = 1, ends: Ends | None = None) -> None:
         """Send a message, to the leader or to any other replica; again if the outcome is unknown, or if it was
         refused.
         """
         code = RequestCode.SEND_MESSAGE_V2
         own = {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties}
         ext = self.send_fields(sent.topic, own, sys_flag=self.send_flags(sent))
-        process = self.rng.randrange(1 << 30)
-        self.note("invoke", "send", sent.kind, sent.value, p=process)
+        self.rng.randrange(1 << 30)  # so that the noted seeds still find the planted bugs
+        ends = ends or self.begins(sent)
         sent.unknown += 1
 
         def done(answer: Answer | Lost) -> None:
@@ -231,22 +280,22 @@ class Workload:
                 sent.unknown -= 1
                 position = int(answer.ext["msgId"].split(",")[0][16:32], 16)
                 offset = int(answer.ext["queueOffset"])
-                self.note("ok", "send", sent.kind, sent.value, p=process, o=offset)
                 self.counts["acknowledged"] += 1
                 self.acknowledged(sent, offset, position)
+                ends(answer, sent.acked[-1])
                 self.was_sent(sent, answer)
                 return
             if answer is Lost.UNKNOWN:
                 self.counts["outcome unknown"] += 1
-                self.note("info", "send", sent.kind, sent.value, p=process)
             else:
                 sent.unknown -= 1
                 sent.refused += 1
                 self.counts["refused" if isinstance(answer, Answer) else "unreachable"] += 1
-                self.note("fail", "send", sent.kind, sent.value, p=process, err=str(answer))
             if attempt < _ATTEMPTS_MAX and self.rng.random() < 0.5 and not self.stopped:
                 self.counts["sent again"] += 1
-                self.send(sent, attempt + 1)
+                self.send(sent, attempt + 1, ends)
+            else:
+                ends(answer)
 
         self.request(code, ext, sent.body, done)
 
@@ -265,6 +314,7 @@ class Workload:
         body = encode_batch(
             BatchedMessage(sent.body, props.encode({props.UNIQUE_KEY: f"U{sent.value}", **own(sent)})) for sent in batch
         )
+        ends = [self.begins(sent) for sent in batch]
         for sent in batch:
             sent.unknown += 1
 
@@ -273,7 +323,10 @@ class Workload:
             if answer is not Lost.UNKNOWN:
                 for sent in batch:
                     sent.unknown -= 1
+            acked = [len(sent.acked) for sent in batch]
             answered(answer)
+            for sent, before, end in zip(batch, acked, ends, strict=True):
+                end(answer, sent.acked[-1] if len(sent.acked) > before else None)
 
         self.request(code, ext, body, done)
 
@@ -342,17 +395,27 @@ class Workload:
 
     def _take(self, queue_id: int, offset: int, answer: Answer) -> None:
         if answer.code == ResponseCode.SUCCESS:
+            got: list[tuple[int, str]] = []
             for record in decode_records(answer.body):
                 self.check_next(self.topic, queue_id, offset, record)
+                got.append((offset, str(self.ledger.at_position[record.physical_offset].value)))
                 offset += 1
                 self.counts["read"] += 1
             self._read_to[queue_id] = offset
+            self._readers[queue_id].ok("poll", k=queue_name(self.topic, queue_id), v=got)
         elif answer.code == ResponseCode.PULL_OFFSET_MOVED:
             low = int(answer.ext["nextBeginOffset"])
             if low < offset:
                 raise Violation(f"pull: {self.topic}/{queue_id} moved back from {offset} to {low}: {answer}")
             self.counts["read on behind what the log dropped"] += low - offset
-            self._read_to[queue_id] = low
+            self._seek(queue_id, low)
+
+    def _seek(self, queue_id: int, offset: int) -> None:
+        """The reader of a queue begins at an offset."""
+        self._read_to[queue_id] = offset
+        queue, reader = queue_name(self.topic, queue_id), self._readers[queue_id]
+        reader.invoke("seek", k=queue, o=offset)
+        reader.ok("seek", k=queue, o=offset)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: StoredMessage) -> None:
         """A reader got a record where it was to continue in a queue."""

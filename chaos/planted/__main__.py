@@ -33,7 +33,7 @@ from raftlog.compiled.sources import PURE_PYTHON
 
 PATCHES = Path(__file__).parent
 PROJECT = PATCHES.parent.parent
-PACKAGES = ("raftlog", "mq", "chaos")
+PACKAGES = ("raftlog", "mq", "checkers", "chaos")
 FINDING_SEEDS = PATCHES / "finding_seeds.txt"
 """A run that finds a bug, of those that a whole run of seed 0 does not find at once.
 

@@ -39,7 +39,7 @@ _LIBRARIES = (
     "trio",
     "unittest.mock",
 )
-_PACKAGES = ("raftlog", "mq", "chaos")
+_PACKAGES = ("raftlog", "mq", "checkers", "chaos")
 _PRELOADED = ("chaos.__main__", "mq.broker.server", "mq.testing.cluster")
 """These import nearly everything that runs need."""
 

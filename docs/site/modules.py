@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("raftlog", "mq", "raftmq", "spark", "jepsen", "chaos", "benchmarks", "distributions")
+PACKAGES = ("raftlog", "mq", "raftmq", "spark", "jepsen", "chaos", "checkers", "benchmarks", "distributions")
 
 
 def lines(package: str) -> Iterator[str]:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-ACCOUNTS, TLS, BOTH = "accounts", "tls", "accounts+tls"
+from checkers.events import TLS
+
+ACCOUNTS, BOTH = "accounts", f"accounts+{TLS}"
 SECURITY = (ACCOUNTS, TLS, BOTH)
 ACCESS_KEY = "jepsen-administrator"
 

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import trio
 
+from checkers.verdict import EXIT_CANNOT_RUN, EXIT_UNKNOWN, exit_code, in_words
 from jepsen.deployments import disks
 from jepsen.judge import REPORT, judge, read_history
 from jepsen.nats.client import NatsError
 from jepsen.nats.servers import DEFAULT, NatsFailed, version_of
 from jepsen.nats.trial import WORKLOAD, Trial, carry_out, counts_of
 from jepsen.planted_bugs import PAGE, put_lines
-from jepsen.verdict import EXIT_CANNOT_RUN, EXIT_UNKNOWN, exit_code, in_words
 from mq.cli.errors import run_trio
 
 BEGIN = "<!-- written by python -m jepsen.nats -->\n"

@@ -14,13 +14,14 @@ from pathlib import Path
 import msgspec
 import trio
 
+from checkers.events import FORMAT
+from checkers.history import History, final_reads
+from checkers.recording import Worker
 from jepsen.deployments.disks import Lost, open_disks
 from jepsen.deployments.leftovers import held, remove_leftovers
-from jepsen.events import FORMAT
-from jepsen.history import History, final_reads
 from jepsen.nats.client import NatsClient, NatsError, open_nats
 from jepsen.nats.servers import Servers, open_servers
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.run import HISTORY
 from jepsen.values import body_of, new_value
 from mq.cli.errors import lone_errors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import ClassVar
 
-from jepsen.recorder import Worker
+from checkers.recording import Worker
 from jepsen.wire import Wire
 from jepsen.workloads.log import LogWorkload
 from jepsen.workloads.workload import QUEUES, SETTINGS

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import trio
 
+from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.values import value_of
 from jepsen.workloads.sdk_producers import produce_with_sdk
 from jepsen.workloads.workload import QUEUES, SETTINGS, Workload

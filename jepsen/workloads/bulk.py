@@ -10,7 +10,7 @@ import random
 from contextlib import ExitStack
 from typing import Any
 
-from jepsen.recorder import Worker
+from checkers.recording import Worker
 from jepsen.records import values_in
 from jepsen.wire import Wire
 from jepsen.workloads.log import LogWorkload, unknown_unless_answered

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 import trio
 
+from checkers.recording import Worker
 from jepsen.clients import Order, Report
-from jepsen.recorder import Worker
 from jepsen.values import body_of, new_value, properties_of, tag_of, value_of
 from jepsen.workloads.workload import SIZES, Workload
 

@@ -10,7 +10,7 @@ import time
 
 import trio
 
-from jepsen.recorder import Worker
+from checkers.recording import Worker
 from jepsen.values import body_of, new_value, properties_of, tag_of
 from jepsen.wire import send_fields
 from jepsen.workloads.pipelines import Pipeline, own_properties, send_pipelines

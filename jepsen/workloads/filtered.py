@@ -13,9 +13,9 @@ from typing import ClassVar, Final
 import trio
 import wasmtime
 
+from checkers.filtered import passes_filter
 from jepsen.deployments.cluster import Cluster
 from jepsen.recorder import Recorder
-from jepsen.values import passes_filter
 from jepsen.workloads.queue import QueueWorkload
 from mq.client import PushConsumer, WasmFilter
 from mq.local_cluster import HOST, Ports

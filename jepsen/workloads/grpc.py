@@ -15,9 +15,10 @@ from typing import ClassVar, Final
 
 import trio
 
+from checkers.recording import Worker
 from jepsen.clients.grpc import CallFailed, GrpcConnection, open_grpc
 from jepsen.deployments.cluster import GROUP, Cluster
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.values import body_of, new_value, properties_of, tag_of, unique_key_of, value_of
 from jepsen.workloads.workload import SIZES, Workload
 from mq.local_cluster import HOST, Ports

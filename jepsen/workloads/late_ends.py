@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import trio
 
+from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.values import body_of, new_value, properties_of, tag_of
 from jepsen.wire import Wire, ask_once, send_fields
 from jepsen.workloads.log import LogWorkload, unknown_unless_answered

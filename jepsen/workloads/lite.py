@@ -14,8 +14,9 @@ from typing import ClassVar
 
 import trio
 
+from checkers.recording import Worker
 from jepsen.deployments.cluster import GROUP, Cluster
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.wire import Wire
 from jepsen.workloads.pop import ANSWER_SECONDS, BATCHES, CONSUMER_GROUP, HELD_MS, OrderedPopWorkload
 from mq.client import Admin, ClientError, SubscriptionGroupConfig

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import trio
 
-from jepsen.recorder import Worker
+from checkers.recording import Worker
 from jepsen.values import body_of, new_value
 from jepsen.wire import Wire, open_wire, pull_fields, send_fields
 from jepsen.workloads.pipelines import own_properties, send_pipelines

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import trio
 
-from jepsen.recorder import Worker
+from checkers.recording import Worker
 from jepsen.values import body_of, new_value
 from jepsen.wire import ask_once, send_fields
 from jepsen.workloads.pipelines import Pipeline, own_properties, send_pipelines

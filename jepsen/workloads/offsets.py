@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from jepsen.recorder import Worker
+from checkers.recording import Worker
 from jepsen.wire import Wire
 from jepsen.workloads.log import LogWorkload, unknown_unless_answered
 from jepsen.workloads.workload import QUEUES

@@ -6,7 +6,7 @@ import random
 
 import trio
 
-from jepsen.recorder import Worker
+from checkers.recording import Worker
 from jepsen.values import value_of
 from jepsen.workloads.queue import QueueWorkload
 from mq.client import PushConsumer

@@ -13,8 +13,9 @@ from typing import ClassVar
 
 import trio
 
+from checkers.recording import Worker
 from jepsen.deployments.cluster import GROUP, Cluster
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.values import value_of
 from jepsen.wire import Wire, open_wire
 from jepsen.workloads.log import unknown_unless_answered

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import time
 
+from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.values import value_of
 from jepsen.wire import Wire
 from jepsen.workloads.log import LogWorkload, unknown_unless_answered

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import trio
 
-from jepsen.recorder import Worker
+from checkers.recording import Worker
 from jepsen.values import value_of
 from jepsen.wire import Wire
 from jepsen.workloads.client_process import serve_client_process

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jepsen.recorder import Worker
+from checkers.recording import Worker
 from jepsen.records import values_in
 from jepsen.workloads.workload import Workload
 from mq.client.send_outcome import judge_answer

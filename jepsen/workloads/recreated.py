@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.values import body_of, new_value, properties_of, tag_of, value_of
 from jepsen.workloads.workload import QUEUES, SIZES, Workload
 from mq.client import Admin, ClientError, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import trio
 
+from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.wire import Wire
 from jepsen.workloads.log import REST_SECONDS, LogWorkload, unknown_unless_answered
 from mq.client import Admin, ClientError, Message, Producer

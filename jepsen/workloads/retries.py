@@ -11,9 +11,10 @@ from typing import ClassVar
 
 import trio
 
-from jepsen.checkers.retries import RECONSUMED_MAX
+from checkers.recording import Worker
+from checkers.retries import RECONSUMED_MAX
 from jepsen.deployments.cluster import Cluster, ClusterFailed
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.records import values_in
 from jepsen.values import value_of
 from jepsen.wire import ask_once, pull_fields

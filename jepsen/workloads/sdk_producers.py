@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import trio
 
-from jepsen.recorder import Worker
+from checkers.recording import Worker
 from jepsen.values import body_of, new_value, properties_of, tag_of
 from jepsen.workloads.workload import SIZES, Workload
 from mq.client import ClientError, Message, Producer

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import trio
 
+from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.values import body_of, new_value, properties_of, tag_of, value_of
 from jepsen.wire import send_fields
 from jepsen.workloads.pipelines import Pipeline, own_properties, send_pipelines

@@ -12,10 +12,10 @@ from random import Random
 import msgspec
 import pytest
 
+from checkers.events import Event
+from checkers.history import gather
 from jepsen.deployments import why_not
 from jepsen.deployments.cluster import ROOT
-from jepsen.events import Event
-from jepsen.history import gather
 from jepsen.judge import REPORT, VERDICT, judge
 from jepsen.nemeses.needs import why_not as why_no_fault
 from jepsen.run import HISTORY

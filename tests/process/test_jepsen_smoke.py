@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from checkers.history import decode_events, gather
 from jepsen.deployments.cluster import ROOT
-from jepsen.history import decode_events, gather
 from jepsen.profiles import SMOKE, cells
 from jepsen.run import HISTORY
 from jepsen.workloads import WORKLOADS

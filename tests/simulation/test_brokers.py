@@ -12,6 +12,10 @@ import pytest
 
 from chaos.__main__ import main, regressions, simulate_seed
 from chaos.broker_sim.workloads import WORKLOADS
+from checkers.append_log import check_log
+from checkers.delays import check_delays
+from checkers.history import History, decode_events, gather
+from checkers.verdict import Findings, Result
 
 SEEDS = 4  # `make sim` and `make test-nightly` run 200
 QUICK_SEEDS = 1
@@ -73,10 +77,22 @@ def test_a_host_that_stalls_changes_nothing() -> None:
     assert stalled == undisturbed
 
 
-def test_history_is_a_line_of_json_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_history_is_one_that_checkers_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "history"
     assert main(["--workload", "delay", "--seed", "1", "--seconds", "2", "--history", str(path)]) == 0
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert {"invoke", "ok"} <= {row["type"] for row in rows}
-    assert [row["i"] for row in rows] == list(range(len(rows)))
+    with path.open("rb") as lines:
+        history = gather(decode_events(lines))
+    assert {"send", "schedule", "recall", "seek", "poll"} <= {operation.name for operation in history.operations}
+    assert check_delays(history).counts["seen"]
+    assert check_log(history).counts["messages read"]
     assert "BrokerScenario" in capsys.readouterr().out
+
+
+def test_what_checkers_find_in_a_history_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(history: History) -> Result:
+        findings = Findings("lost", "nothing is lost")
+        findings.add("lost", next(history.named("send")).value)
+        return findings.result()
+
+    monkeypatch.setattr(WORKLOADS["delay"], "checkers", (lost,))
+    assert "lost: " in (simulate_seed(1, 2.0, "delay").broke or "")

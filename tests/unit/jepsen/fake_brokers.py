@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import trio
 
-from jepsen.history import History, decode_events, gather
+from checkers.history import History, decode_events, gather
 from jepsen.nemeses.injection import Injection
 from jepsen.recorder import Recorder
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jepsen.events import NEMESIS, RUN, Event, Type
-from jepsen.history import History, gather
+from checkers.events import NEMESIS, RUN, Event, Type
+from checkers.history import History, gather
 
 NODES = ("n0", "n1", "n2")
 QUEUE = "Log/0"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jepsen.checkers.archived import check_archive
-from jepsen.events import NEMESIS, RUN
+from checkers.archived import check_archive
+from checkers.events import NEMESIS, RUN
 from tests.unit.jepsen.histories import Script
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from jepsen.checkers.append_log import check_log
-from jepsen.checkers.bulk import check_bulk
+from checkers.append_log import check_log
+from checkers.bulk import check_bulk
 from tests.unit.jepsen.histories import QUEUE, Script
 
 A, B, C = "1.0.0", "1.1.0", "1.2.0"

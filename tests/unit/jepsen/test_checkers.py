@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from jepsen.checkers.append_log import check_log
-from jepsen.checkers.assignment import check_assigned
-from jepsen.checkers.send_order import check_order
-from jepsen.checkers.servers import check_servers
-from jepsen.checkers.total_queue import CAUSE_NS, check_total_queue
-from jepsen.events import RUN
-from jepsen.verdict import Findings, in_words, merge
+from checkers.append_log import check_log
+from checkers.assignment import check_assigned
+from checkers.events import RUN
+from checkers.send_order import check_order
+from checkers.servers import check_servers
+from checkers.total_queue import CAUSE_NS, check_total_queue
+from checkers.verdict import Findings, in_words, merge
 from tests.unit.jepsen.histories import NODES, QUEUE, Script
 
 A, B, C = "1.1.10", "1.2.10", "2.1.10"
@@ -461,6 +461,16 @@ def test_acknowledged_message_that_no_consumer_polled_is_unseen() -> None:
     sought(script, 0)
     polled(script, 0)
     assert check_assigned(script.history()).anomalies == {"unseen": 1}
+
+
+def test_a_message_that_retention_removed_need_not_be_polled() -> None:
+    script = Script()
+    script.sent("1.0.10", 0, pos=100)
+    script.sent("1.1.10", 1, pos=200)
+    sought(script, 1)
+    polled(script, 1)
+    script.add(RUN, "info", "base", n="n0", v=150)
+    assert check_assigned(script.history()).valid is True
 
 
 def test_first_poll_after_a_seek_begins_there() -> None:

@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 import trio
 
+from checkers.history import History, decode_events, gather
+from checkers.verdict import Verdict
 from jepsen import clients
-from jepsen.history import History, decode_events, gather
 from jepsen.nemeses.descriptors import open_files
 from jepsen.nemeses.resources import room_made
 from jepsen.recorder import Recorder
 from jepsen.report import page
-from jepsen.verdict import Verdict
 from jepsen.workloads.client_process import serve_client_process
 from jepsen.workloads.queue import QueueWorkload
 

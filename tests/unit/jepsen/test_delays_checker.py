@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from jepsen.checkers.append_log import check_log
-from jepsen.checkers.delays import check_delays
-from jepsen.events import Type
+from checkers.append_log import check_log
+from checkers.delays import check_delays
+from checkers.events import Type
 from tests.unit.jepsen.histories import QUEUE, Script
 
 A, B, C = "1.0.0", "1.1.0", "1.2.0"
@@ -54,6 +54,15 @@ def test_message_whose_recall_was_not_answered_may_be_seen(outcome: Type) -> Non
     recalled(script, C, outcome)
     script.final_everywhere([A, C])
     assert check_delays(script.history()).valid is True
+
+
+def test_a_message_stored_twice_may_be_recalled_and_seen() -> None:
+    script = Script()
+    script.add(1, "invoke", "schedule", v=A, o=1)
+    script.add(1, "ok", "schedule", v=A, again=True)
+    recalled(script, A)
+    polled(script, A, 0)
+    assert check_delays(script.history()).anomalies == {}
 
 
 def early(script: Script) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jepsen.checkers.filtered import check_filtered, check_filtered_offsets
+from checkers.filtered import check_filtered, check_filtered_offsets
 from tests.unit.jepsen.histories import QUEUE, Script
 
 PASSES, OTHER = "1.1.0", "1.2.0"

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from jepsen.checkers.consumer_offsets import check_offsets, check_told_offsets
-from jepsen.checkers.exclusive import check_exclusive
-from jepsen.events import Type
+from checkers.consumer_offsets import check_offsets, check_told_offsets
+from checkers.events import Type
+from checkers.exclusive import check_exclusive
 from tests.unit.jepsen.histories import QUEUE, Script
 
 # --------------------------------------------------------------------------------------- exclusive queues

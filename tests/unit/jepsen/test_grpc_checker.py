@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jepsen.checkers.append_log import check_log
-from jepsen.checkers.grpc import check_grpc
-from jepsen.checkers.pops import check_pops
-from jepsen.events import Type
+from checkers.append_log import check_log
+from checkers.events import Type
+from checkers.grpc import check_grpc
+from checkers.pops import check_pops
 from tests.unit.jepsen.histories import QUEUE, Script
 
 A, B = "1.0.0", "1.1.0"

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from jepsen.events import NEMESIS, RUN, Event
-from jepsen.history import HistoryDamaged, decode_events, gather
+from checkers.events import NEMESIS, RUN, Event
+from checkers.history import HistoryDamaged, decode_events, gather
 from tests.unit.jepsen.histories import QUEUE, Script
 
 

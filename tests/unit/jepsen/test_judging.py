@@ -11,19 +11,20 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from jepsen.checkers import CHECKERS
+from checkers import CHECKERS
+from checkers.events import RUN, Event
+from checkers.history import decode_events, gather
+from checkers.recording import Worker
+from checkers.verdict import Verdict
 from jepsen.cli import CannotRun, app, main
-from jepsen.events import RUN, Event
-from jepsen.history import decode_events, gather
 from jepsen.judge import REPORT, VERDICT, NotARun, VerdictNotWritten, judge
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from jepsen.records import UNREADABLE, values_in
 from jepsen.report import page
 from jepsen.run import HISTORY, Plan, new_directory
 from jepsen.schedule import KINDS
 from jepsen.timeline import draw
 from jepsen.values import DAMAGED
-from jepsen.verdict import Verdict
 from jepsen.workloads import WORKLOADS
 from tests.unit.jepsen.histories import NODES, Script
 

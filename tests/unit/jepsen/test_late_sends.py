@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from trio.testing import MockClock
 
+from checkers.append_log import check_log
+from checkers.history import final_reads
 from jepsen import final_reads as reads
-from jepsen.checkers.append_log import check_log
 from jepsen.deployments.closed_senders import still_sending
-from jepsen.history import final_reads
 from jepsen.recorder import Recorder
 from tests.unit.jepsen.histories import NODES, QUEUE, Script
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import hypothesis.strategies as st
 from hypothesis import given
 
-from jepsen.checkers.linearizable import Access, is_linearizable
-from jepsen.checkers.registers import check_registers
-from jepsen.events import Type
+from checkers.events import Type
+from checkers.linearizable import Access, is_linearizable
+from checkers.registers import check_registers
 from tests.unit.jepsen.histories import Script
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from checkers.verdict import EXIT_CANNOT_RUN
 from jepsen.nats.__main__ import BEGIN, HEAD, main
 from jepsen.nats.client import NatsClient, NatsError, open_nats
 from jepsen.nats.servers import configuration
 from jepsen.nats.trial import Counts, counts_of
 from jepsen.planted_bugs import PAGE, put_lines
-from jepsen.verdict import EXIT_CANNOT_RUN
 from tests.unit.jepsen.histories import Script
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from jepsen.checkers.numbered import check_numbered
-from jepsen.events import Type
+from checkers.events import Type
+from checkers.numbered import check_numbered
 from tests.unit.jepsen.histories import QUEUE, Script
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import trio
 
-from jepsen.history import History, decode_events, gather
+from checkers.history import History, decode_events, gather
 from jepsen.recorder import Recorder
 from jepsen.wire import Wire
 from jepsen.workloads.log import LogWorkload

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from jepsen.checkers.pops import check_ordered_pops, check_pops
-from jepsen.events import Type
+from checkers.events import Type
+from checkers.pops import check_ordered_pops, check_pops
 from tests.unit.jepsen.histories import QUEUE, STEP_NS, Script
 
 A, B = "1.0.0", "1.1.0"
@@ -51,6 +51,15 @@ def test_a_message_given_back_may_be_redelivered_at_once() -> None:
     popped(script, A, process=21)
     told(script, "ack", A, "info")
     assert check_pops(script.history()).valid is True
+
+
+def test_a_copy_of_an_acknowledged_message_may_be_popped() -> None:
+    script = Script()
+    script.sent(A, 0, again=True)
+    popped(script, A)
+    told(script, "ack", A)
+    popped(script, A, process=21, offset=1)
+    assert check_pops(script.history()).anomalies == {}
 
 
 def test_answers_that_come_in_another_order_than_the_pops_are_valid() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jepsen.checkers.linearizable import Access, is_linearizable
+from checkers.linearizable import Access, is_linearizable
 
 MODULE = "github.com/anishathalye/porcupine@v1.0.0"
 HISTORIES = 300

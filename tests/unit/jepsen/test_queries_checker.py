@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen.checkers.queries import check_queries
+from checkers.queries import check_queries
 from tests.unit.jepsen.histories import QUEUE, Script
 
 A, B, C = "1.0.0", "1.1.0", "1.2.0"

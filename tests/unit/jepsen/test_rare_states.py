@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from checkers.events import RUN
 from jepsen import rare_states
-from jepsen.events import RUN
 from jepsen.rare_states import IN_HISTORIES, IN_LOGS, met, met_in_history
 from tests.unit.jepsen.histories import Script
 

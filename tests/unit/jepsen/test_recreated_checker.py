@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jepsen.checkers.recreated import check_recreated
+from checkers.recreated import check_recreated
 from tests.unit.jepsen.histories import NODES, Script
 
 OLD, NEW = "1.0.0", "1.1.0"

@@ -7,14 +7,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from checkers.append_log import check_log
+from checkers.events import RUN
+from checkers.history import History, gather
+from checkers.verdict import Verdict
 from jepsen.charts import charts, quantile
-from jepsen.checkers.append_log import check_log
-from jepsen.events import RUN
 from jepsen.evidence import LINES_MAX, lines_of, time_of_day, values_in_examples
-from jepsen.history import History, gather
 from jepsen.report import page
 from jepsen.skew import ClockSkews, broker_time
-from jepsen.verdict import Verdict
 from tests.unit.jepsen.histories import NODES, Script
 
 A, B = "1.1.10", "1.2.10"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from jepsen.checkers.retries import check_retries
+from checkers.retries import check_retries
 from tests.unit.jepsen.histories import NODES, Script
 
 A, B, C = "1.0.0", "1.1.0", "1.2.0"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from jepsen.checkers.coverage import ACKNOWLEDGED_MIN, check_coverage
-from jepsen.checkers.servers import MEMORY_BYTES_MAX, check_servers, errors_in
-from jepsen.events import RUN
+from checkers.coverage import ACKNOWLEDGED_MIN, check_coverage
+from checkers.events import RUN
+from checkers.servers import MEMORY_BYTES_MAX, check_servers, errors_in
 from tests.unit.jepsen.histories import NODES, Script
 
 A, B = "1.1.10", "1.2.10"

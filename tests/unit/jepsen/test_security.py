@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from checkers.events import TLS
 from jepsen.clients import java_missing
-from jepsen.deployments.security import ACCESS_KEY, ACCOUNTS, BOTH, SECURITY, TLS, secured
+from jepsen.deployments.security import ACCESS_KEY, ACCOUNTS, BOTH, SECURITY, secured
 from jepsen.run import Plan
 from jepsen.wire import Wire
 from mq.accounts import parse_accounts

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jepsen.checkers import CHECKERS
-from jepsen.checkers.send_path import check_send_path
-from jepsen.events import RUN
+from checkers import CHECKERS
+from checkers.events import RUN
+from checkers.send_path import check_send_path
 from jepsen.send_paths import SendPathCounts
 from tests.unit.jepsen.histories import Script
 

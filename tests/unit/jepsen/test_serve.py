@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from checkers.verdict import Result, Verdict
 from jepsen.judge import REPORT, VERDICT
 from jepsen.serve import compare_page, index_page, open_server, runs_in
-from jepsen.verdict import Result, Verdict
 
 
 def store_run(store: Path, name: str, *, anomalies: dict[str, int] | None = None) -> None:

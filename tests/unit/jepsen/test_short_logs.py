@@ -8,11 +8,12 @@ from typing import Any, cast
 import pytest
 import trio
 
-from jepsen.checkers.append_log import check_log
-from jepsen.checkers.total_queue import check_total_queue
+from checkers.append_log import check_log
+from checkers.history import decode_events, final_reads, gather
+from checkers.recording import Worker
+from checkers.total_queue import check_total_queue
 from jepsen.final_reads import read_queue
-from jepsen.history import decode_events, final_reads, gather
-from jepsen.recorder import Recorder, Worker
+from jepsen.recorder import Recorder
 from mq.protocol.codes import ResponseCode
 from mq.protocol.incoming.decoding import Response
 from tests.unit.jepsen.histories import NODES, Script

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jepsen.checkers.skipped import check_skipped
+from checkers.skipped import check_skipped
 from tests.unit.jepsen.histories import QUEUE, Script
 
 A, B, C = "1.0.10", "1.1.10", "1.2.10"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jepsen.checkers.slow_node import check_slow_node
-from jepsen.events import NEMESIS
+from checkers.events import NEMESIS
+from checkers.slow_node import check_slow_node
 from tests.unit.jepsen.histories import QUEUE, Script
 
 FAST, SLOW = 0.01, 0.6

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from jepsen.checkers.append_log import check_log
-from jepsen.checkers.transactions import check_transactions
-from jepsen.events import Type
+from checkers.append_log import check_log
+from checkers.events import Type
+from checkers.transactions import check_transactions
 from tests.unit.jepsen.histories import Script
 
 A, B, C = "1.0.0", "1.1.0", "1.2.0"
@@ -45,6 +45,16 @@ def test_late_commit_after_a_rollback_must_not_make_it_visible() -> None:
     ended(script, B, "commit", "info")
     script.final_everywhere([A, B, C])
     assert check_transactions(script.history()).anomalies == {"seen-after-rollback": 1}
+
+
+def test_a_half_message_stored_twice_may_have_two_outcomes() -> None:
+    script = Script()
+    script.add(1, "invoke", "half", v=A)
+    script.add(1, "ok", "half", v=A, again=True)
+    ended(script, A, "commit")
+    ended(script, A, "rollback")
+    script.final_everywhere([A])
+    assert check_transactions(script.history()).anomalies == {}
 
 
 def test_commit_and_rollback_are_not_both_confirmed() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from jepsen.deployments.security import TLS
-from jepsen.history import History
-from jepsen.send_paths import COMPILED, OTHERS
-from jepsen.verdict import Findings, Result
+from checkers.events import COMPILED, OTHERS, TLS
+from checkers.history import History
+from checkers.verdict import Findings, Result
 
 PROMISE = "all of this holds for the compiled send path, which is what carries messages in production"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from jepsen.history import History, Operation
-from jepsen.verdict import Findings, Result
+from checkers.history import History, Operation
+from checkers.verdict import Findings, Result
 
 PROMISE = "messages of a queue are handled one after the other, in order, by one member at a time"
 

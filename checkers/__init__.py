@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jepsen.checkers.append_log import check_log
-from jepsen.checkers.archived import check_archive
-from jepsen.checkers.assignment import check_assigned
-from jepsen.checkers.bulk import check_bulk
-from jepsen.checkers.consumer_offsets import check_offsets, check_told_offsets
-from jepsen.checkers.coverage import check_coverage
-from jepsen.checkers.delays import check_delays
-from jepsen.checkers.exclusive import check_exclusive
-from jepsen.checkers.filtered import check_filtered, check_filtered_offsets
-from jepsen.checkers.grpc import check_grpc
-from jepsen.checkers.numbered import check_numbered
-from jepsen.checkers.pops import check_ordered_pops, check_pops
-from jepsen.checkers.queries import check_queries
-from jepsen.checkers.recreated import check_recreated
-from jepsen.checkers.registers import check_registers
-from jepsen.checkers.retries import check_retries
-from jepsen.checkers.send_order import check_order
-from jepsen.checkers.send_path import check_send_path
-from jepsen.checkers.servers import check_servers
-from jepsen.checkers.skipped import check_skipped
-from jepsen.checkers.slow_node import check_slow_node
-from jepsen.checkers.total_queue import check_total_queue
-from jepsen.checkers.transactions import check_transactions
-from jepsen.history import History
-from jepsen.verdict import Result
+from checkers.append_log import check_log
+from checkers.archived import check_archive
+from checkers.assignment import check_assigned
+from checkers.bulk import check_bulk
+from checkers.consumer_offsets import check_offsets, check_told_offsets
+from checkers.coverage import check_coverage
+from checkers.delays import check_delays
+from checkers.exclusive import check_exclusive
+from checkers.filtered import check_filtered, check_filtered_offsets
+from checkers.grpc import check_grpc
+from checkers.history import History
+from checkers.numbered import check_numbered
+from checkers.pops import check_ordered_pops, check_pops
+from checkers.queries import check_queries
+from checkers.recreated import check_recreated
+from checkers.registers import check_registers
+from checkers.retries import check_retries
+from checkers.send_order import check_order
+from checkers.send_path import check_send_path
+from checkers.servers import check_servers
+from checkers.skipped import check_skipped
+from checkers.slow_node import check_slow_node
+from checkers.total_queue import check_total_queue
+from checkers.transactions import check_transactions
+from checkers.verdict import Result
 
 Checker = Callable[[History], Result]
 

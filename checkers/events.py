@@ -17,10 +17,14 @@ Type = Literal["invoke", "ok", "fail", "info"]
 
 NEMESIS = "nemesis"
 RUN = "run"
+TLS = "tls"
+"""In the security of a plan: connections are encrypted."""
+COMPILED, OTHERS = "compiled", "others"
+"""The forms of the send path."""
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One line of a history; the fields are those of the docstring of `jepsen.history`."""
+    """One line of a history; the fields are those of the docstring of `checkers.history`."""
 
     i: int
     t: int
@@ -68,6 +72,7 @@ OPERATIONS: Mapping[str, OperationSchema] = {
     "send": OperationSchema(str, str, ("k", "o")),
     "proxied-send": OperationSchema(str, str),
     "half": OperationSchema(str, str),
+    "stage": OperationSchema(str, str),
     "schedule": OperationSchema(str, str, (), ("o",)),
     "attempt": OperationSchema(str, str, ("k", "o")),
     "recall": OperationSchema(str, str),
@@ -143,7 +148,7 @@ class TookPart(msgspec.Struct):
 
 
 class SendPaths(msgspec.Struct):
-    """Messages by the form of the send path that they took; see `jepsen.send_paths`."""
+    """Messages by the form of the send path that they took; see `COMPILED`."""
 
     compiled: int
     others: int

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jepsen.history import History, final_reads
-from jepsen.verdict import Findings
+from checkers.history import History, final_reads
+from checkers.verdict import Findings
 
 
 def served_in_the_end(history: History, findings: Findings) -> dict[str, set[str]]:

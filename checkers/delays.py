@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jepsen.checkers.served import served_in_the_end
-from jepsen.history import History, batches
-from jepsen.verdict import Findings, Result
+from checkers.history import History, batches
+from checkers.served import served_in_the_end
+from checkers.verdict import Findings, Result
 
 PROMISE = "a delayed message is never seen before its time, is seen once, and never if its recall was answered"
 
@@ -39,7 +39,7 @@ def check_delays(history: History) -> Result:
             if batch.operation.name == "poll":
                 latest_ms = max(latest_ms, (batch.at - due) // 1_000_000)
             recall = recalls.get(value)
-            if recall is not None and recall.outcome == "ok":
+            if recall is not None and recall.outcome == "ok" and not schedule.again:
                 findings.add("recalled-and-seen", f"its recall was answered: {what}")
     served = served_in_the_end(history, findings)
     for value, schedule in scheduled.items():

@@ -1,14 +1,14 @@
 """Clients of proxies: what a proxy says is stored is stored, and what it refuses as such is not.
 
-Answers do not name queues, so the final reads are searched for values. `jepsen.checkers.pops` judges what was received.
+Answers do not name queues, so the final reads are searched for values. `checkers.pops` judges what was received.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from jepsen.history import History, final_reads
-from jepsen.verdict import Findings, Result
+from checkers.history import History, final_reads
+from checkers.verdict import Findings, Result
 
 PROMISE = "a message that a proxy acknowledges is on every replica, and a refused one on none"
 

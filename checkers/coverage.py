@@ -9,9 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 
-from jepsen.checkers.append_log import LATER
-from jepsen.history import Fault, History
-from jepsen.verdict import Findings, Result
+from checkers.append_log import LATER
+from checkers.history import Fault, History
+from checkers.verdict import Findings, Result
 
 PROMISE = "the run tested something: messages were acknowledged, and every fault was seen to take effect"
 

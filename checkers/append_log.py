@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from jepsen.history import Batch, FinalQueue, History, Operation, bases, batches, final_reads
-from jepsen.verdict import Findings, Result
+from checkers.history import Batch, FinalQueue, History, Operation, bases, batches, final_reads
+from checkers.verdict import Findings, Result
 
 PROMISE = "one order per queue, equal on every replica, with everything that was acknowledged"
 
@@ -25,7 +25,7 @@ DISK_USED_MAX = 0.75
 Place = tuple[str, int]
 """Queue and offset."""
 
-LATER = ("half", "schedule", "proxied-send")
+LATER = ("half", "stage", "schedule", "proxied-send")
 """Sends at a place that their answers do not contain: of messages that become visible later, if at all, and of clients
 of proxies.
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 
-from jepsen.history import History, Operation
-from jepsen.verdict import Findings, Result
+from checkers.history import History, Operation
+from checkers.verdict import Findings, Result
 
 PROMISE = "a query by key or time finds every message that was acknowledged before it, and nothing else"
 

@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from jepsen.history import History, Operation, final_reads
-from jepsen.verdict import Findings, Result
+from checkers.history import History, Operation, final_reads
+from checkers.verdict import Findings, Result
 
 PROMISE = "an answered commit is known to every replica from then on, and offsets never go back"
 PROMISE_TOLD = "the offset that a replica tells of a group is never behind one that was told before"

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from jepsen.events import FORMAT, NEMESIS, OPERATIONS, RUN, Event, why_no_end, why_refused
+from checkers.events import FORMAT, NEMESIS, OPERATIONS, RUN, Event, why_no_end, why_refused
 
 Outcome = Literal["ok", "fail", "info"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from jepsen.events import RUN
-from jepsen.history import History
-from jepsen.verdict import Findings, Result
+from checkers.events import RUN
+from checkers.history import History
+from checkers.verdict import Findings, Result
 
 PROMISE = (
     "no broker fails an assertion or ends by itself, damage is repaired, the group works again after each fault, "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jepsen.history import History
-from jepsen.verdict import Findings, Result
+from checkers.history import History
+from checkers.verdict import Findings, Result
 
 PROMISE = "faults of the archive delay no sends, and old messages are served right or refused"
 KINDS = frozenset({"store-gone", "store-slow", "store-rot", "store-rollback"})

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from itertools import pairwise
 
-from jepsen.history import History, Operation, final_reads
-from jepsen.verdict import Findings, Result
+from checkers.history import History, Operation, final_reads
+from checkers.verdict import Findings, Result
 
 PROMISE = "a popped message is hidden for its time, comes again unless it is acknowledged, and never after that"
 ORDERED_PROMISE = "a message is popped in order when all before it in its queue are acknowledged"
@@ -62,11 +62,11 @@ def check_pops(history: History) -> Result:
 
 
 def _stored_again(history: History) -> set[str]:
-    """Values of which a queue has several messages, since a proxy sent one again whose outcome it did not know: nobody
-    can tell which of these came again.
+    """Values of which there are several messages, since a client or a proxy sent one again whose outcome it did not
+    know: nobody can tell which of these came again.
     """
     may_be = {send.value for send in history.named("proxied-send")}
-    found: set[str] = set()
+    found = {send.value for send in history.named("send") if send.again}
     for node in history.nodes:
         queues = [queue for (at, _), queue in final_reads(history).items() if at == node]
         counts = Counter(value for queue in queues for value in queue.values.values())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 
-from jepsen.checkers.linearizable import Access, is_linearizable
-from jepsen.history import History, Operation
-from jepsen.verdict import Findings, Result
+from checkers.history import History, Operation
+from checkers.linearizable import Access, is_linearizable
+from checkers.verdict import Findings, Result
 
 PROMISE = "what is written is read from then on, at every replica, until something else is written"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from jepsen.history import History, Operation
-from jepsen.verdict import Findings, Result
+from checkers.history import History, Operation
+from checkers.verdict import Findings, Result
 
 PROMISE = "a message that is given back comes again, counted, until it is handled or becomes a dead letter"
 

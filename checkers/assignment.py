@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jepsen.history import History
-from jepsen.verdict import Findings, Result
+from checkers.history import History, bases
+from checkers.verdict import Findings, Result
 
 PROMISE = "a consumer that reads a queue by itself gets every message once and in order from where it was told to begin"
 
@@ -36,8 +36,12 @@ def check_assigned(history: History) -> Result:
             due[key] = offset + 1
             polled.add((operation.queue, offset))
             findings.counts["messages polled"] += 1
+    base = min(bases(history).values(), default=0)
     for send in history.named("send"):
         if send.outcome == "ok" and (send.queue, send.offset) not in polled:
+            if send.position is not None and send.position < base:
+                findings.counts["removed in their time, never polled"] += 1
+                continue
             findings.add("unseen", f"{send.value}, acknowledged at {send.place}, was never polled")
     if not findings.counts["messages polled"]:
         findings.cannot_tell("no consumer got anything")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jepsen.history import Fault, History, Operation
-from jepsen.verdict import Findings, Result
+from checkers.history import Fault, History, Operation
+from checkers.verdict import Findings, Result
 
 PROMISE = "with one slow replica, 99 % of sends to the others take at most twice as long as without it"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 
-from jepsen.history import History, final_reads
-from jepsen.verdict import Findings, Result
+from checkers.history import History, final_reads
+from checkers.verdict import Findings, Result
 
 PROMISE = "a topic made again under its name is read from its first message by the groups of the old one"
 

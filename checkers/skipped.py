@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jepsen.history import History, batches, final_reads
-from jepsen.verdict import Findings, Result
+from checkers.history import History, batches, final_reads
+from checkers.verdict import Findings, Result
 
 PROMISE = "no consumer passes an acknowledged message while a replica has it"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from jepsen.history import History
-from jepsen.verdict import Findings, Result
+from checkers.history import History
+from checkers.verdict import Findings, Result
 
 PROMISE = "a bulk read has every message from where it begins to where it says to go on, at any replica"
 

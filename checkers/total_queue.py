@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from jepsen.history import History, Operation, bases, batches
-from jepsen.verdict import Findings, Result
+from checkers.history import History, Operation, bases, batches
+from checkers.verdict import Findings, Result
 
 PROMISE = "every acknowledged message is consumed at least once, and each duplicate has a cause"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from jepsen.history import History, Operation
-from jepsen.verdict import Findings, Result
+from checkers.history import History, Operation
+from checkers.verdict import Findings, Result
 
 PROMISE = "messages that one producer sends one after the other to a queue lie in that order; a read is in order"
 
