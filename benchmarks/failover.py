@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import signal
 import sys
 import tempfile
@@ -23,7 +22,6 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +30,8 @@ import trio
 
 from benchmarks.failover_cluster import open_failover_cluster, wait_settled
 from benchmarks.failover_report import Events, markdown
-from benchmarks.procfs import load_average, machine
+from benchmarks.procfs import load_average
+from benchmarks.report import RunRecord
 from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed
 from jepsen.deployments.netns import Networks, unavailable
 from mq.cli.errors import run_trio
@@ -266,26 +265,17 @@ def main() -> None:
         except (ClusterFailed, ClientError, OSError) as error:
             print(f"bench-failover: {error}", file=sys.stderr)
             sys.exit(1)
-    now = datetime.now(UTC)
-    date = f"{now:%Y-%m-%d %H:%M} UTC"
-    command = "make bench-failover" + (f' ARGS="{" ".join(sys.argv[1:])}"' if sys.argv[1:] else "")
+    record = RunRecord("failover")
     versions = ", ".join(f"{name} {version(name)}" for name in ("raftmq", "trio", "anyio"))
-    text = markdown(measured, command=command, machine=f"{machine()}; {versions}", date=date)
+    machine = f"{record.machine}; {versions}"
+    text = markdown(measured, command=record.command, machine=machine, date=record.date)
     print(text)
     if plan.no_write:
         return
     (ROOT / "docs" / "reports").mkdir(exist_ok=True)
     (ROOT / "docs" / "reports" / "failover.md").write_text(text)
-    record = {
-        "command": command,
-        "machine": machine(),
-        "versions": versions,
-        "date": date,
-        "events": [asdict(each) for each in measured],
-    }
-    results = ROOT / "benchmarks" / "results" / f"failover-{now:%Y%m%dT%H%M%SZ}.json"
-    results.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"wrote docs/reports/failover.md and {results.relative_to(ROOT)}")
+    record.keep(versions=versions, events=[asdict(each) for each in measured])
+    print("wrote docs/reports/failover.md")
 
 
 if __name__ == "__main__":

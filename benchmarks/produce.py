@@ -11,7 +11,6 @@ producers, many topics, networks other than loopback, several machines.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -21,7 +20,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -33,8 +31,8 @@ from benchmarks.load.frames import QUEUES, TOPIC
 from benchmarks.load.generators import ROOT, GeneratorFailed, cpu_meters, drive, share_out
 from benchmarks.load.job import Job
 from benchmarks.load.report import Report, quantile
-from benchmarks.procfs import load_average, machine, rss_bytes
-from benchmarks.report import markdown, page_of, write_section
+from benchmarks.procfs import load_average, rss_bytes
+from benchmarks.report import RunRecord, markdown
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
@@ -268,33 +266,11 @@ def main() -> None:
         except (ServersFailed, ClientError, GeneratorFailed, OSError) as error:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
-    now = datetime.now(UTC)
-    results = ROOT / "benchmarks" / "results" / f"produce-{now:%Y%m%dT%H%M%SZ}.json"
     if plan.no_write:
         return
-    results.parent.mkdir(exist_ok=True)
-    results.write_text(
-        json.dumps(
-            {
-                "machine": machine(),
-                "date": f"{now:%Y-%m-%d %H:%M} UTC",
-                "command": " ".join(["python -m benchmarks.produce", *sys.argv[1:]]),
-                "generatorCeilings": ceilings,
-                "measurements": [asdict(measurement) for measurement in measurements],
-            },
-            indent=1,
-        )
-        + "\n"
-    )
-    section = markdown(
-        measurements,
-        command=" ".join(["make bench", *([f'ARGS="{" ".join(sys.argv[1:])}"'] if sys.argv[1:] else [])]),
-        machine=machine(),
-        date=f"{now:%Y-%m-%d %H:%M} UTC",
-        ceilings=ceilings,
-    )
-    write_section(page_of("produce"), section)
-    print(f"wrote docs/benchmarks/produce.md and {results.relative_to(ROOT)}")
+    record = RunRecord("produce", "make bench")
+    record.keep(generatorCeilings=ceilings, measurements=[asdict(measurement) for measurement in measurements])
+    record.publish(markdown(measurements, ceilings=ceilings, **record.about))
 
 
 if __name__ == "__main__":

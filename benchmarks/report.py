@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks import procfs
 from benchmarks.cases import Measurement
 
-PAGES = Path(__file__).parent.parent / "docs" / "benchmarks"
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "docs" / "benchmarks"
 """A page for each benchmark; docs/performance.md sums them up."""
 BEGIN = "<!-- measured by `make bench`: begin -->"
 END = "<!-- measured by `make bench`: end -->"
@@ -69,6 +74,35 @@ def page_of(benchmark: str) -> Path:
     return PAGES / f"{benchmark}.md"
 
 
-def write_section(path: Path, section: str) -> None:
-    """Replace the measured section of the file at ``path``."""
-    path.write_text(replace_section(path.read_text(), section))
+class RunRecord:
+    """One run of ``make bench-NAME``, as it is written down.
+
+    Attributes:
+        command: how it was started.
+        date: when it ended.
+        machine: where it ran.
+    """
+
+    def __init__(self, name: str, command: str = "") -> None:
+        self._name, self._ended = name, datetime.now(UTC)
+        given = " ".join(sys.argv[1:])
+        self.command = (command or f"make bench-{name}") + (f' ARGS="{given}"' if given else "")
+        self.date = f"{self._ended:%Y-%m-%d %H:%M} UTC"
+        self.machine = procfs.machine()
+
+    @property
+    def about(self) -> dict[str, str]:
+        """How it was measured, for a section."""
+        return {"command": self.command, "machine": self.machine, "date": self.date}
+
+    def keep(self, **figures: object) -> None:
+        """Write raw figures to benchmarks/results."""
+        path = ROOT / "benchmarks" / "results" / f"{self._name}-{self._ended:%Y%m%dT%H%M%SZ}.json"
+        path.write_text(json.dumps({**self.about, **figures}, indent=1) + "\n")
+        print(f"wrote {path.relative_to(ROOT)}")
+
+    def publish(self, section: str, marks: tuple[str, str] = (BEGIN, END), page: str = "") -> None:
+        """Replace what the page of the benchmark has between two marks."""
+        path = page_of(page or self._name)
+        path.write_text(replace_section(path.read_text(), section, *marks))
+        print(f"wrote {path.relative_to(ROOT)}")

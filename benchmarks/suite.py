@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +16,9 @@ import trio
 
 from benchmarks.figures import Figure, table
 from benchmarks.load.generators import GeneratorFailed
-from benchmarks.procfs import load_average, machine
-from benchmarks.report import page_of, replace_section
-from benchmarks.store_load import ROOT, Measure, Plan
+from benchmarks.procfs import load_average
+from benchmarks.report import RunRecord
+from benchmarks.store_load import Measure, Plan
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed
@@ -103,19 +101,12 @@ class Suite:
             sys.exit(1)
 
     def _write(self, plan: Plan, figures: list[Figure], missing: Sequence[str], before: float) -> None:
-        now = datetime.now(UTC)
-        date = f"{now:%Y-%m-%d %H:%M} UTC"
-        results = ROOT / "benchmarks" / "results" / f"{self.name}-{now:%Y%m%dT%H%M%SZ}.json"
-        raw = {"machine": machine(), "date": date, "loadAverage": before, "figures": [asdict(each) for each in figures]}
-        results.write_text(json.dumps(raw, indent=1) + "\n")
-        document = page_of(self.name)
-        given = " ".join(sys.argv[1:])
-        command = f"make bench-{self.name}" + (f' ARGS="{given}"' if given else "")
-        section = table(figures, command=command, machine=machine(), date=date, load_average=before)
+        record = RunRecord(self.name)
+        record.keep(loadAverage=before, figures=[asdict(each) for each in figures])
+        section = table(figures, load_average=before, **record.about)
         if missing:
             section += "\n\nIncomplete. " + " ".join(missing)
-        document.write_text(replace_section(document.read_text(), section, *self.marks))
-        print(f"wrote docs/benchmarks/{self.name}.md and {results.relative_to(ROOT)}")
+        record.publish(section, self.marks)
 
 
 def kept_logs(directory: Path) -> str:

@@ -8,13 +8,11 @@ compare CPU, use ``make bench``. ``python -m benchmarks.critical_path`` (``make 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
@@ -29,8 +27,8 @@ from benchmarks.load.frames import QUEUES, TOPIC
 from benchmarks.load.generators import ROOT, cpu_meters, drive, share_out
 from benchmarks.load.job import Job
 from benchmarks.load.report import added, monotonic_seconds, quantile
-from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, run_before_others
-from benchmarks.report import page_of, replace_section
+from benchmarks.procfs import REAL_TIME_HELP, load_average, run_before_others
+from benchmarks.report import RunRecord
 from benchmarks.suite import FAILURES
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
@@ -154,19 +152,11 @@ def _print(traced: Traced) -> None:
 
 
 def _write(found: Sequence[Traced]) -> None:
-    now = datetime.now(UTC)
-    given = " ".join(sys.argv[1:])
-    command = "make bench-critical-path" + (f' ARGS="{given}"' if given else "")
-    date = f"{now:%Y-%m-%d %H:%M} UTC"
-    results = ROOT / "benchmarks" / "results" / f"critical-path-{now:%Y%m%dT%H%M%SZ}.json"
-    raw = {"machine": machine(), "date": date, "command": command, "traced": [asdict(each) for each in found]}
-    results.write_text(json.dumps(raw, indent=1) + "\n")
+    record = RunRecord("critical-path")
+    record.keep(traced=[asdict(each) for each in found])
     for each in found:
         (ROOT / "docs" / "images" / f"critical-path-{each.name}.svg").write_text(picture(each))
-    page = page_of("critical-path")
-    text = section(found, command=command, machine=machine(), date=date)
-    page.write_text(replace_section(page.read_text(), text, BEGIN, END))
-    print(f"wrote docs/benchmarks/critical-path.md, its pictures and {results.relative_to(ROOT)}")
+    record.publish(section(found, **record.about), (BEGIN, END))
 
 
 if __name__ == "__main__":

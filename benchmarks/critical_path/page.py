@@ -8,6 +8,7 @@ from html import escape
 from typing import Final
 
 from benchmarks.critical_path.steps import Lane, Row
+from mq.cli.bench.plot import svg
 
 BEGIN: Final = "<!-- measured by `make bench-critical-path`: begin -->"
 END: Final = "<!-- measured by `make bench-critical-path`: end -->"
@@ -161,16 +162,7 @@ def picture(traced: Traced) -> str:
         lines.append(f'<rect x="{x}" y="{height - 14}" width="12" height="10" fill="{colour}"/>')
         lines.append(f'<text x="{x + 18}" y="{height - 5}">{name}</text>')
         x += 260
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-            'font-family="system-ui, sans-serif" font-size="12" fill="#334155">',
-            f"  <title>Who waits for whom while a message is stored: {escape(traced.load)}</title>",
-            f'  <rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-            *(f"  {line}" for line in lines),
-            "</svg>\n",
-        ]
-    )
+    return svg(f"Who waits for whom while a message is stored: {traced.load}", lines, WIDTH, height)
 
 
 def _nice(value: float) -> float:

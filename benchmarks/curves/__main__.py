@@ -14,13 +14,11 @@ Real processes and files, the default durability; each curve takes less than six
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -31,8 +29,7 @@ from benchmarks.curves.group_load import Note, Plan
 from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.sample import Curve, Measured, Sample, samples_of
 from benchmarks.load.generators import ROOT, GeneratorFailed
-from benchmarks.procfs import machine
-from benchmarks.report import page_of, replace_section
+from benchmarks.report import RunRecord
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed
@@ -83,17 +80,12 @@ async def run_curve(name: str, plan: Plan, directory: Path, note: Note) -> bool:
 
 def write(curve: Curve, samples: Sequence[Sample]) -> None:
     """The section, the picture, and the raw figures."""
-    now = datetime.now(UTC)
-    date = f"{now:%Y-%m-%d %H:%M} UTC"
-    raw = {"machine": machine(), "date": date, "curve": asdict(curve), "samples": [asdict(each) for each in samples]}
-    results = ROOT / "benchmarks" / "results"
-    for old in results.glob(f"curve-{curve.name}-*.json"):
+    record = RunRecord(f"curve-{curve.name}", "make bench-curves")
+    for old in (ROOT / "benchmarks" / "results").glob(f"curve-{curve.name}-*.json"):
         old.unlink()
-    (results / f"curve-{curve.name}-{now:%Y%m%dT%H%M%SZ}.json").write_text(json.dumps(raw, indent=1) + "\n")
+    record.keep(curve=asdict(curve), samples=[asdict(each) for each in samples])
     (ROOT / "docs" / "images" / f"curve-{curve.name}.svg").write_text(picture(curve, samples))
-    document = page_of("curves")
-    text = section(curve, samples, machine=machine(), date=date)
-    document.write_text(replace_section(document.read_text(), text, *marks(curve)))
+    record.publish(section(curve, samples, machine=record.machine, date=record.date), marks(curve), "curves")
 
 
 def main() -> None:

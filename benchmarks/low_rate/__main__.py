@@ -10,32 +10,29 @@ that a synced write takes (floor), and the alternatives that this machine can ru
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import trio
 
-from benchmarks.load.generators import ROOT, Meter, drive
+from benchmarks.load.generators import Meter, drive
 from benchmarks.load.report import monotonic_seconds, quantile
 from benchmarks.low_rate.page import BEGIN, END, LowRateSample, goals, section
 from benchmarks.low_rate.systems import SYSTEMS, Running, System
 from benchmarks.procfs import (
     REAL_TIME_HELP,
     load_average,
-    machine,
     process_tree,
     ran_seconds,
     run_before_others,
     wake_ups,
 )
-from benchmarks.report import page_of, replace_section
+from benchmarks.report import RunRecord
 from benchmarks.suite import FAILURES as SUITE_FAILURES
 from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
@@ -178,21 +175,14 @@ def main() -> None:
 
 
 def _write(samples: dict[str, list[LowRateSample]], left_out: dict[str, str], warm_up: float) -> None:
-    now = datetime.now(UTC)
-    given = " ".join(sys.argv[1:])
-    command = "make bench-low-rate" + (f' ARGS="{given}"' if given else "")
-    date = f"{now:%Y-%m-%d %H:%M} UTC"
-    results = ROOT / "benchmarks" / "results" / f"low-rate-{now:%Y%m%dT%H%M%SZ}.json"
+    record = RunRecord("low-rate")
     measured = {name: [asdict(each) for each in of_system] for name, of_system in samples.items() if of_system}
-    raw = {"machine": machine(), "date": date, "command": command, "measured": measured, "leftOut": left_out}
-    results.write_text(json.dumps(raw, indent=1) + "\n")
+    record.keep(measured=measured, leftOut=left_out)
     warmed = f", after {warm_up:g} s of {WARM_UP_RATE} messages/s"
     about = {system.name: system.about + warmed * system.is_jvm for system in SYSTEMS}
     shown = {name: of_system for name, of_system in samples.items() if of_system}
-    text = section(about, shown, left_out, command=command, machine=machine(), date=date)
-    page = page_of("low-rate")
-    page.write_text(replace_section(page.read_text(), text, BEGIN, END))
-    print(f"wrote docs/benchmarks/low-rate.md and {results.relative_to(ROOT)}")
+    text = section(about, shown, left_out, **record.about)
+    record.publish(text, (BEGIN, END))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +24,8 @@ import trio
 from benchmarks.load.generators import ROOT, GeneratorFailed
 from benchmarks.memory.clients import Job, Report
 from benchmarks.memory.page import BEGIN, END, SETTLING_SECONDS, Sample, growths, picture, section
-from benchmarks.procfs import load_average, machine, process_tree, rss_bytes
-from benchmarks.report import page_of, replace_section
+from benchmarks.procfs import load_average, process_tree, rss_bytes
+from benchmarks.report import RunRecord
 from benchmarks.store_load import DISK
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
@@ -130,27 +129,17 @@ async def _run_clients(
 
 def write(plan: Plan, samples: Sequence[Sample], report: Report) -> None:
     """The section, the picture, and the raw figures."""
-    now = datetime.now(UTC)
-    date = f"{now:%Y-%m-%d %H:%M} UTC"
-    raw = {
-        "machine": machine(),
-        "date": date,
-        "rate": plan.rate,
-        "report": asdict(report),
-        "samples": [{"seconds": sample.seconds, "rssMib": dict(sample.rss_mib)} for sample in samples],
-    }
-    results = ROOT / "benchmarks" / "results" / f"memory-{now:%Y%m%dT%H%M%SZ}.json"
-    results.write_text(json.dumps(raw, indent=1) + "\n")
+    record = RunRecord("memory")
+    kept = [{"seconds": sample.seconds, "rssMib": dict(sample.rss_mib)} for sample in samples]
+    record.keep(rate=plan.rate, report=asdict(report), samples=kept)
     (ROOT / "docs" / "images" / "memory.svg").write_text(picture(samples))
     load = (
         f"{plan.rate:,} messages/s of 1 KiB for {plan.minutes:g} minutes; a log of {RETENTION_MIB} MiB. "
         f"{report.acknowledged:,} messages were acknowledged, {report.failed:,} not; {report.handled:,} were handled "
         f"by push consumers and {report.popped:,} popped."
     )
-    text = section(samples, load=load, machine=machine(), date=date, load_average=load_average())
-    document = page_of("memory")
-    document.write_text(replace_section(document.read_text(), text, BEGIN, END))
-    print(f"wrote docs/benchmarks/memory.md, docs/images/memory.svg and {results.relative_to(ROOT)}")
+    text = section(samples, load=load, machine=record.machine, date=record.date, load_average=load_average())
+    record.publish(text, (BEGIN, END))
 
 
 def main() -> None:

@@ -8,14 +8,12 @@ Systems that cannot run on this machine are left out and named. ``python -m benc
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -31,8 +29,8 @@ from benchmarks.peers.raftmq import RAFTMQ
 from benchmarks.peers.rocketmq import ROCKETMQ
 from benchmarks.peers.samples import Measured
 from benchmarks.peers.turns import Outcome, Plan, measure
-from benchmarks.procfs import load_average, machine
-from benchmarks.report import page_of, replace_section
+from benchmarks.procfs import load_average
+from benchmarks.report import RunRecord
 from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
 
@@ -69,55 +67,65 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def prepare(peers: Sequence[Peer], outcome: Outcome) -> list[Peer]:
-    """The peers that this machine can run; the others are recorded with the reason."""
+def prepare(peer: Peer, outcome: Outcome) -> str | None:
+    """Why a peer cannot run on this machine; None when it can from now on. Raises as `Peer.prepare`."""
+    if (reason := peer.missing()) is None:
+        peer.prepare()
+        outcome.measured[peer.name] = Measured(peer.version())
+    return reason
+
+
+def run(
+    names: Sequence[str],
+    directory: Path | None,
+    left_out: dict[str, str],
+    prepares: Callable[[Peer], str | None],
+    measure: Callable[[Sequence[Peer], Path], Awaitable[None]],
+) -> None:
+    """Measure the peers with these names, all without names, in a temporary directory. Ends the process on Ctrl-C.
+
+    ``prepares`` is as `prepare`; the reason goes to ``left_out``.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # cleans up in the same way
     ready = []
-    for peer in peers:
-        reason = peer.missing()
-        if reason is None:
+    try:
+        for peer in PEERS.values():
+            if names and peer.name not in names:
+                continue
             try:
-                peer.prepare()
-                outcome.measured[peer.name] = Measured(peer.version())
-                ready.append(peer)
+                reason = prepares(peer)
             except (BuildFailed, OSError, subprocess.CalledProcessError) as error:
                 reason = str(error)
-        if reason is not None:
-            outcome.left_out[peer.name] = reason
-            say(f"{peer.name} is left out: {reason}")
-    return ready
+            if reason is None:
+                ready.append(peer)
+            else:
+                left_out[peer.name] = reason
+                say(f"{peer.name} is left out: {reason}")
+        say(f"load average {load_average():.1f}; {', '.join(peer.name for peer in ready)}")
+        with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=directory) as place:
+            run_trio(partial(measure, ready, Path(place)))
+    except KeyboardInterrupt:
+        sys.exit("bench: interrupted; nothing was written")
 
 
 def main() -> None:
     """Measure, print, and write docs/benchmarks/peers.md, its picture and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
     outcome = Outcome()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # cleans up in the same way
-    try:
-        peers = prepare([peer for peer in PEERS.values() if not plan.peer or peer.name in plan.peer], outcome)
-        say(f"load average {load_average():.1f}; {', '.join(peer.name for peer in peers)}")
-        with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
-            run_trio(partial(measure, peers, plan, Path(directory), outcome, say))
-    except KeyboardInterrupt:
-        sys.exit("bench: interrupted; nothing was written")
+    prepares = partial(prepare, outcome=outcome)
+    run(plan.peer, plan.dir, outcome.left_out, prepares, partial(measure, plan=plan, outcome=outcome, say=say))
     if not plan.no_write:
         write(list(PEERS.values()), outcome, plan)
 
 
 def write(peers: Sequence[Peer], outcome: Outcome, plan: Plan) -> None:
     """Put a run into docs/benchmarks/peers.md and benchmarks/results/."""
-    now = datetime.now(UTC)
-    given = " ".join(sys.argv[1:])
-    command = "make bench-peers" + (f' ARGS="{given}"' if given else "")
-    date = f"{now:%Y-%m-%d %H:%M} UTC"
-    raw = {"machine": machine(), "date": date, "command": command, **asdict(outcome)}
-    results = ROOT / "benchmarks" / "results" / f"peers-{now:%Y%m%dT%H%M%SZ}.json"
-    results.write_text(json.dumps(raw, indent=1) + "\n")
+    record = RunRecord("peers")
+    record.keep(**asdict(outcome))
     (ROOT / "docs" / PICTURE).write_text(draw(peers, outcome.measured))
-    page = page_of("peers")
-    text = section(peers, outcome, plan, command=command, machine=machine(), date=date)
-    page.write_text(replace_section(page.read_text(), text, BEGIN, END))
-    say(f"wrote docs/benchmarks/peers.md, docs/{PICTURE} and {results.relative_to(ROOT)}")
+    text = section(peers, outcome, plan, **record.about)
+    record.publish(text, (BEGIN, END))
 
 
 if __name__ == "__main__":

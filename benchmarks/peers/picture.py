@@ -7,8 +7,9 @@ from html import escape
 
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.samples import LOADS, Load, Measured, Sample, Spread
+from mq.cli.bench.plot import WIDTH, svg
 
-WIDTH, GAP, LABEL, VALUE = 960, 30, 130, 64
+GAP, LABEL, VALUE = 30, 130, 64
 BAR, STEP, HEAD, LEGEND = 16, 24, 40, 34
 ROOM_FOR_SPREAD = 1.5
 """How far the scale goes beyond the longest bar, at most."""
@@ -29,20 +30,15 @@ def draw(peers: Sequence[Peer], measured: dict[str, Measured]) -> str:
     rows = max(count for count, _ in panels)
     panel_height = HEAD + rows * STEP + 16
     height = LEGEND + 2 * panel_height
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        'font-family="system-ui, sans-serif" font-size="12" fill="#334155">',
-        "  <title>raftmq and other systems under the same loads, 1 KiB a message</title>",
-        f'  <rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-    ]
+    parts: list[str] = []
     for number, (durability, colour) in enumerate(COLOURS.items()):
         x = GAP + number * 220
-        parts.append(f'  <rect x="{x}" y="10" width="14" height="14" fill="{colour}"/>')
-        parts.append(f'  <text x="{x + 20}" y="22">acknowledged: {escape(durability)}</text>')
+        parts.append(f'<rect x="{x}" y="10" width="14" height="14" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 20}" y="22">acknowledged: {escape(durability)}</text>')
     for number, (_, lines) in enumerate(panels):
         x, y = number % 2 * (WIDTH // 2), LEGEND + number // 2 * panel_height
-        parts += [f'  <g transform="translate({x} {y})">', *(f"    {line}" for line in lines), "  </g>"]
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        parts += [f'<g transform="translate({x} {y})">', *(f"  {line}" for line in lines), "</g>"]
+    return svg("raftmq and other systems under the same loads, 1 KiB a message", parts, height=height)
 
 
 def _panel(

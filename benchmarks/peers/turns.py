@@ -54,7 +54,7 @@ class Outcome:
     rounds: int = 0
 
 
-async def measure(peers: Sequence[Peer], plan: Plan, directory: Path, outcome: Outcome, say: Say) -> None:
+async def measure(peers: Sequence[Peer], directory: Path, *, plan: Plan, outcome: Outcome, say: Say) -> None:
     """All rounds that the time allows. Failures are recorded, and the others continue."""
     began = trio.current_time()
     for _ in range(plan.rounds):

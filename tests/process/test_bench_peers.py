@@ -31,10 +31,9 @@ def left_in(directory: Path) -> list[str]:
 async def test_a_turn(name: str, tmp_path: Path) -> None:
     outcome, plan = Outcome(), parse_arguments(["--quick", "--peer", name])
     plan.seconds, plan.first_warmup = 0.3, 0.3
-    peers = prepare([PEERS[name]], outcome)
-    if not peers:
-        pytest.skip(outcome.left_out[name])
-    await measure(peers, plan, tmp_path, outcome, lambda _: None)
+    if (reason := prepare(PEERS[name], outcome)) is not None:
+        pytest.skip(reason)
+    await measure([PEERS[name]], tmp_path, plan=plan, outcome=outcome, say=lambda _: None)
     measured = outcome.measured[name]
     assert not measured.failures
     assert set(measured.samples) == {load.name for load in LOADS if load.batch == 1 or PEERS[name].has_batches}

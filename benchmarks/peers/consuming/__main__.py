@@ -10,29 +10,21 @@ of some. Systems that cannot run on this machine are left out and named. ``pytho
 from __future__ import annotations
 
 import argparse
-import json
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from benchmarks.load.generators import ROOT
-from benchmarks.peers.__main__ import PEERS
+from benchmarks.peers.__main__ import PEERS, run, say
 from benchmarks.peers.consuming.cases import CASES, Measured
 from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS
 from benchmarks.peers.consuming.load import BY_POSITION
 from benchmarks.peers.consuming.page import BEGIN, END, section
 from benchmarks.peers.consuming.turns import Outcome, Plan, measure
 from benchmarks.peers.peer import Peer
-from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, run_before_others
-from benchmarks.report import page_of, replace_section
-from mq.cli.errors import run_trio
-from tests.interop.clients import BuildFailed
+from benchmarks.procfs import REAL_TIME_HELP, run_before_others
+from benchmarks.report import RunRecord
 
 DOCUMENT = "docs/benchmarks/peers-consuming.md"
 
@@ -62,58 +54,28 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     return plan
 
 
-def prepare(peers: Sequence[Peer], outcome: Outcome) -> list[Peer]:
-    """Those that this machine can run; the others are recorded with the reason."""
-    ready = []
-    for peer in peers:
-        reason = peer.missing() if peer.wire in BY_POSITION else "no message broker: it has no consumers"
-        if reason is None:
-            try:
-                peer.prepare()
-                if peer.name in WITH_CLIENTS:
-                    CLIENTS[peer.wire].install()
-                outcome.measured[peer.name] = Measured(peer.version())
-                ready.append(peer)
-            except (BuildFailed, OSError, subprocess.CalledProcessError) as error:
-                reason = str(error)
-        if reason is not None:
-            outcome.left_out[peer.name] = reason
-            print(f"{peer.name} is left out: {reason}", flush=True)
-    return ready
-
-
 def main() -> None:
     """Measure, print, and write the page and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
     if plan.real_time:
         run_before_others()
     outcome = Outcome()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # cleans up in the same way
-    try:
-        peers = prepare([peer for peer in PEERS.values() if not plan.peer or peer.name in plan.peer], outcome)
-        print(f"load average {load_average():.1f}; {', '.join(peer.name for peer in peers)}", flush=True)
-        with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
-            run_trio(partial(measure, peers, plan, Path(directory), outcome, partial(print, flush=True)))
-    except KeyboardInterrupt:
-        sys.exit("bench: interrupted; nothing was written")
+
+    def prepare(peer: Peer) -> str | None:
+        reason = peer.missing() if peer.wire in BY_POSITION else "no message broker: it has no consumers"
+        if reason is None:
+            peer.prepare()
+            if peer.name in WITH_CLIENTS:
+                CLIENTS[peer.wire].install()
+            outcome.measured[peer.name] = Measured(peer.version())
+        return reason
+
+    run(plan.peer, plan.dir, outcome.left_out, prepare, partial(measure, plan=plan, outcome=outcome, say=say))
     if not plan.no_write and any(measured.samples for measured in outcome.measured.values()):
-        write(outcome, plan)
-
-
-def write(outcome: Outcome, plan: Plan) -> None:
-    """Put a run into the page and benchmarks/results/."""
-    now = datetime.now(UTC)
-    given = " ".join(sys.argv[1:])
-    command = "make bench-peers-consuming" + (f' ARGS="{given}"' if given else "")
-    date = f"{now:%Y-%m-%d %H:%M} UTC"
-    raw = {"machine": machine(), "date": date, "command": command, **asdict(outcome)}
-    results = ROOT / "benchmarks" / "results" / f"peers-consuming-{now:%Y%m%dT%H%M%SZ}.json"
-    results.write_text(json.dumps(raw, indent=1) + "\n")
-    page = page_of("peers-consuming")
-    text = section(list(PEERS.values()), outcome, plan, command=command, machine=machine(), date=date)
-    page.write_text(replace_section(page.read_text(), text, BEGIN, END))
-    print(f"wrote {DOCUMENT} and {results.relative_to(ROOT)}")
+        record, peers = RunRecord("peers-consuming"), list(PEERS.values())
+        record.keep(**asdict(outcome))
+        text = section(peers, outcome, plan, **record.about)
+        record.publish(text, (BEGIN, END))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from benchmarks.load.report import monotonic_seconds
-from benchmarks.peers.consuming.client_pace import Tally, due_times, run
+from benchmarks.peers.consuming.client_pace import Tally, run
 from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
 from benchmarks.wires.amqp import QUEUES, queue_name
 from benchmarks.wires.amqp_consumer import PREFETCH
@@ -35,11 +35,7 @@ async def _work(job: Job) -> Consumed:
         await connection.close()
         return consumed
     sending = set[asyncio.Task[Any]]()
-    warm, begin = False, monotonic_seconds()
-    for number, due in enumerate(due_times(job, begin)):
-        if not warm and due >= begin + job.warm_up:
-            warm = True
-            tally.begin()
+    for number, due in enumerate(tally.due_times()):
         await asyncio.sleep(due - monotonic_seconds())
         message = pika.Message(tally.body(due), delivery_mode=pika.DeliveryMode.PERSISTENT)
         publishing = channel.default_exchange.publish(message, routing_key=queue_name(number))

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.load.frames import QUEUES, TOPIC
 from benchmarks.load.report import monotonic_seconds
-from benchmarks.peers.consuming.client_pace import Tally, due_times, run
+from benchmarks.peers.consuming.client_pace import Tally, run
 from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
 
 TAKEN_MAX = 500
@@ -41,11 +41,7 @@ def _work(job: Job) -> Consumed:
         for partition in assigned:
             producer.produce(TOPIC, tally.body(monotonic_seconds()), partition=partition)
         take(0.5)
-    warm, begin = False, monotonic_seconds()
-    for due in due_times(job, begin):
-        if not warm and due >= begin + job.warm_up:
-            warm = True
-            tally.begin()
+    for due in tally.due_times():
         while (left := due - monotonic_seconds()) > 0:
             for message in consumer.consume(1, left):
                 tally.take(message.value())

@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from benchmarks.load.report import monotonic_seconds
-from benchmarks.peers.consuming.client_pace import Tally, due_times, run
+from benchmarks.peers.consuming.client_pace import Tally, run
 from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
 from jepsen.nats.client import STREAM, SUBJECT
 
@@ -33,11 +33,7 @@ async def _work(job: Job) -> Consumed:
         consumed = tally.consumed()
         await connection.close()
         return consumed
-    warm, begin = False, monotonic_seconds()
-    for due in due_times(job, begin):
-        if not warm and due >= begin + job.warm_up:
-            warm = True
-            tally.begin()
+    for due in tally.due_times():
         await asyncio.sleep(due - monotonic_seconds())
         await stream.publish_async(SUBJECT, tally.body(due))
     await asyncio.sleep(0.2)

@@ -45,6 +45,15 @@ class Tally:
         """A message that is due then."""
         return stamped(self._body, due)
 
+    def due_times(self) -> Iterator[float]:
+        """From now on for the warm-up, after which `begin` is called, and the seconds of the job."""
+        job, now = self._job, monotonic_seconds()
+        for number in range(round(job.rate * job.warm_up)):
+            yield now + number / job.rate
+        self.begin()
+        for number in range(round(job.rate * job.warm_up), round(job.rate * (job.warm_up + job.seconds))):
+            yield now + number / job.rate
+
     def consumed(self) -> Consumed:
         """What came until now; all, or all that were sent since `begin`."""
         return Consumed(
@@ -54,12 +63,6 @@ class Tally:
             process_cpu_seconds() - self._own,
             buckets(self._samples),
         )
-
-
-def due_times(job: Job, begin: float) -> Iterator[float]:
-    """From ``begin`` for the warm-up and the seconds of the job."""
-    for number in range(round(job.rate * (job.warm_up + job.seconds))):
-        yield begin + number / job.rate
 
 
 def run(generate: Callable[[Job], Consumed]) -> None:

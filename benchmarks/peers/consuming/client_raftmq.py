@@ -8,7 +8,7 @@ import trio
 
 from benchmarks.load.frames import TOPIC
 from benchmarks.load.report import monotonic_seconds
-from benchmarks.peers.consuming.client_pace import Tally, due_times, run
+from benchmarks.peers.consuming.client_pace import Tally, run
 from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
@@ -45,11 +45,7 @@ async def _work(job: Job) -> Consumed:
             while tally.count != before:
                 before = tally.count
                 await trio.sleep(1.0)
-            warm, begin = False, monotonic_seconds()
-            for due in due_times(job, begin):
-                if not warm and due >= begin + job.warm_up:
-                    warm = True
-                    tally.begin()
+            for due in tally.due_times():
                 await trio.sleep(max(0.0, due - monotonic_seconds()))
                 producer.send_nowait(Message(TOPIC, tally.body(due)), settle)
                 if failures:

@@ -61,7 +61,7 @@ class Outcome:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-async def measure(peers: Sequence[Peer], plan: Plan, directory: Path, outcome: Outcome, say: Say) -> None:
+async def measure(peers: Sequence[Peer], directory: Path, *, plan: Plan, outcome: Outcome, say: Say) -> None:
     """All rounds. Failures are recorded, and the others continue."""
     for number in range(plan.rounds):
         for peer in peers:

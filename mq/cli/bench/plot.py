@@ -1,25 +1,38 @@
-"""Results of a benchmark as a picture, SVG: latency by percentile, and messages per second over time. Pure."""
+"""Pictures with one or two panels of lines, SVG; and the one of `raftmq bench`: latency by percentile, and messages per
+second over time. Pure.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Final, NamedTuple
 
 from mq.cli.bench.results import Counted, Latencies, Result
 
-WIDTH, HEIGHT = 960, 320
+WIDTH: Final = 960
+HEIGHT: Final = 320
 _LEFT, _TOP, _BOTTOM, _GAP = 70, 52, 54, 100
-_COLOURS = ("#1d4ed8", "#f59e0b")
-_SHARES = [1 - 10 ** (-step / 20) for step in range(121)]
+_COLOURS: Final = ("#1d4ed8", "#f59e0b", "#0f766e", "#65a30d", "#9333ea", "#dc2626")
+_LETTER_WIDTH: Final = 8
+_SHARES: Final = [1 - 10 ** (-step / 20) for step in range(121)]
 """Shares of messages from 0 to 99.9999 %, at equal distances on the axis."""
-_NAMES = {0.0: "0 %", 1.0: "90 %", 2.0: "99 %", 3.0: "99.9 %", 4.0: "99.99 %", 5.0: "99.999 %", 6.0: "99.9999 %"}
+_NAMES: Final = {0.0: "0 %", 1.0: "90 %", 2.0: "99 %", 3.0: "99.9 %", 4.0: "99.99 %", 5.0: "99.999 %", 6.0: "99.9999 %"}
 
-Line = list[tuple[float, float]]
+Line = Sequence[tuple[float, float]]
+
+
+class Spread(NamedTuple):
+    """The least and the most that was measured at a place of the axis."""
+
+    at: float
+    least: float
+    most: float
 
 
 def drawing(title: str, result: Result) -> str:
-    """The picture. A panel without data says so."""
+    """The picture of a result. A panel without data says so."""
     latencies = {
         name: _percentiles(each)
         for name, each in (("acknowledged", result.acknowledged), ("delivered", result.delivered))
@@ -34,20 +47,26 @@ def drawing(title: str, result: Result) -> str:
     nines = max((line[-1][0] for line in latencies.values()), default=0.0)
     ticks = {at: name for at, name in _NAMES.items() if at <= nines}
     step = max(1, math.ceil(seconds / 6))
+    half = WIDTH // 2
+    of_seconds = {float(at): str(at) for at in range(0, int(seconds) + 1, step)}
+    return svg(
+        title,
+        [
+            *panel((0, half), "latency, ms", "share of the messages that were not slower", latencies, ticks),
+            *panel((half, half), "messages per second", "seconds from the first message", rates, of_seconds),
+        ],
+    )
+
+
+def svg(title: str, elements: Sequence[str], width: int = WIDTH, height: int = HEIGHT) -> str:
+    """A picture as a file: elements on a white ground."""
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
             'font-family="system-ui, sans-serif" font-size="12" fill="#334155">',
             f"  <title>{escape(title)}</title>",
-            f'  <rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-            *_panel(0, "latency, ms", "share of the messages that were not slower", latencies, ticks),
-            *_panel(
-                WIDTH // 2,
-                "messages per second",
-                "seconds from the first message",
-                rates,
-                {float(at): str(at) for at in range(0, int(seconds) + 1, step)},
-            ),
+            f'  <rect width="{width}" height="{height}" fill="#ffffff"/>',
+            *(f"  {element}" for element in elements),
             "</svg>\n",
         ]
     )
@@ -70,21 +89,36 @@ def _rates(counted: Counted) -> Line:
     return [(float(second), float(counted.by_second.get(second, 0))) for second in range(max(last, 1))]
 
 
-def _panel(x: int, unit: str, axis: str, lines: dict[str, Line], ticks: dict[float, str]) -> Sequence[str]:
-    left, right, floor = x + _LEFT, x + WIDTH // 2 - _GAP + _LEFT, HEIGHT - _BOTTOM
+def panel(
+    place: tuple[int, int],
+    unit: str,
+    axis: str,
+    lines: Mapping[str, Line],
+    ticks: Mapping[float, str],
+    spreads: Mapping[str, Sequence[Spread]] | None = None,
+) -> list[str]:
+    """Lines by name over one axis with names at its ticks.
+
+    Args:
+        place: from where on, and how wide.
+        spreads: by the name of a line, how far its values spread; its points are marked then.
+    """
+    x, width = place
+    left, right, floor = x + _LEFT, x + width - _GAP + _LEFT, HEIGHT - _BOTTOM
     if not lines:
-        return [f'  <text x="{x + 20}" y="20">{escape(unit)}: not measured</text>']
+        return [f'<text x="{x + 20}" y="20">{escape(unit)}: not measured</text>']
     across = max(max(at for at, _ in line) for line in lines.values()) or 1.0
-    top = 1.1 * max(max(value for _, value in line) for line in lines.values()) or 1.0
+    # One window that was much slower than all others must not flatten the line.
+    top = 1.2 * max(max(value for _, value in line) for line in lines.values()) or 1.0
 
     def at_x(at: float) -> float:
         return left + (right - left) * at / across
 
     def at_y(value: float) -> float:
-        return floor - (floor - _TOP) * value / top
+        return floor - (floor - _TOP) * min(value, top) / top
 
     parts = [f'<text x="{x + 20}" y="20" font-size="13" font-weight="600">{escape(unit)}</text>']
-    for value in (0.0, top / 2.2, top / 1.1):
+    for value in (0.0, top / 2.4, top / 1.2):
         y = at_y(value)
         shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
         parts.append(f'<path d="M{left} {y:.1f}H{right}" stroke="#e2e8f0"/>')
@@ -92,8 +126,15 @@ def _panel(x: int, unit: str, axis: str, lines: dict[str, Line], ticks: dict[flo
     for at, name in ticks.items():
         parts.append(f'<text x="{at_x(at):.1f}" y="{floor + 18}" text-anchor="middle">{escape(name)}</text>')
     parts.append(f'<text x="{(left + right) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(axis)}</text>')
-    for place, (name, line) in enumerate(lines.items()):
+    legend = left
+    for (name, line), colour in zip(lines.items(), _COLOURS, strict=False):
         points = "L".join(f"{at_x(at):.1f} {at_y(value):.1f}" for at, value in line)
-        parts.append(f'<path d="M{points}" stroke="{_COLOURS[place]}" stroke-width="2" fill="none"/>')
-        parts.append(f'<text x="{left + 110 * place}" y="40" fill="{_COLOURS[place]}" font-weight="600">{name}</text>')
-    return [f"  {part}" for part in parts]
+        parts.append(f'<path d="M{points}" stroke="{colour}" stroke-width="2" fill="none"/>')
+        parts.append(f'<text x="{legend}" y="40" fill="{colour}" font-weight="600">{escape(name)}</text>')
+        legend += _LETTER_WIDTH * (len(name) + 3)
+        if spreads is not None:
+            for at, least, most in spreads[name]:
+                parts.append(f'<path d="M{at_x(at):.1f} {at_y(least):.1f}V{at_y(most):.1f}" stroke="{colour}"/>')
+            for at, value in line:
+                parts.append(f'<circle cx="{at_x(at):.1f}" cy="{at_y(value):.1f}" r="3.5" fill="{colour}"/>')
+    return parts

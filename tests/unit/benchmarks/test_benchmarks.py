@@ -21,7 +21,7 @@ from typing import cast
 import pytest
 import trio
 
-from benchmarks import backup
+from benchmarks import backup, report
 from benchmarks.cases import Case, Measurement, Window
 from benchmarks.disk_alone import DiskJob, write_alone
 from benchmarks.figures import Figure, table
@@ -132,6 +132,21 @@ def test_section_is_replaced_and_the_rest_is_kept() -> None:
 def test_text_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="no section"):
         replace_section("nothing", "new")
+
+
+def test_a_run_writes_its_raw_figures_and_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "some.md").write_text(f"# Some\n{BEGIN}\nold\n{END}\n")
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "PAGES", tmp_path)
+    monkeypatch.setattr("sys.argv", ["x", "--quick"])
+    record = report.RunRecord("some")
+    record.keep(figures=[1])
+    record.publish("new")
+    [path] = (tmp_path / "benchmarks" / "results").glob("some-2*.json")
+    kept = json.loads(path.read_text())
+    assert (kept["figures"], kept["command"]) == ([1], 'make bench-some ARGS="--quick"')
+    assert "\nnew\n" in (tmp_path / "some.md").read_text()
 
 
 def test_a_batch_frame_holds_messages_that_a_broker_can_split() -> None:
