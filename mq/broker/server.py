@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from mq.broker.archive.access import open_archive, open_archive_to_join
-from mq.broker.base.archive_tier import QUEUES_FROM, note_queues_from
+from mq.broker.base.archive_tier import QUEUES_FROM
 from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.periodic_task import Periodic, PeriodicTask
 from mq.broker.base.process_tuning import (
@@ -29,6 +29,7 @@ from mq.broker.base.rate_limited_log import Log
 from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
 from mq.broker.context import Environment
+from mq.broker.derived_state import checkpoint_forever, checkpoint_last, open_derived, restored_metadata
 from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.security import (
     StartRefused,
@@ -41,19 +42,14 @@ from mq.broker.security import (
 from mq.broker.setting_groups import Address
 from mq.broker.settings import RESTORING_DIRECTORY, BrokerSettings
 from mq.broker.state.format_level import announced_level
-from mq.broker.state.metadata import Metadata
-from mq.broker.state.table import SnapshotDamaged
 from mq.compiled import ALL_COMPILED
 from mq.monitoring.families import Families, Family, Histogram
 from mq.monitoring.http import Monitoring, open_listeners
 from mq.monitoring.process import VERSION, certificate_families, process_families
-from mq.protocol.numbers import PhysicalOffset
-from mq.store.checkpoint import Checkpoint, Checkpointer, seconds_between_checkpoints
+from mq.store.checkpoint import Checkpointer
 from mq.store.dispatch import check_entry
-from mq.store.errors import StoreError, StoreLost
-from mq.store.opening import LogBounds, OpenedStore, begin_to_note_floors, open_store, refuse_newer_formats
-from mq.store.queue_floors import forget_gap, has_gap, note_gap
-from mq.store.queue_store import QueueStore
+from mq.store.opening import refuse_newer_formats
+from mq.store.queue_floors import forget_gap, has_gap
 from mq.tls import Certificate
 from raftlog import (
     CoreConfig,
@@ -71,7 +67,6 @@ from raftlog import (
     SecretMissing,
     SecretUnusable,
     SegmentError,
-    SegmentLog,
     Workers,
     format_address,
     group_segment_bytes,
@@ -82,7 +77,6 @@ from raftlog import (
 )
 from raftlog.net.machine import Listening
 from raftlog.segment import (
-    REFILLED,
     SNAPSHOT_NAME,
     DirectoryLocked,
     DirectoryUnusable,
@@ -98,8 +92,6 @@ _ANNOUNCE_SECONDS = 0.03
 """With 50 messages a second or more, no replica is woken up only to learn what is committed."""
 READY_SECONDS_MAX = 1.0
 """A replica that needs longer to confirm that it has applied everything committed is not ready."""
-_GATHER_PAUSE_SECONDS = 0.005
-"""Between two portions of a thousand queues of a checkpoint."""
 _DRAIN_SECONDS_MAX = 1.0
 _DRAIN_POLL_SECONDS = 0.005
 _ALL_ADDRESSES = frozenset(("0.0.0.0", "::"))  # noqa: S104 - compared, not bound
@@ -322,13 +314,13 @@ class _Host:
     def open(self, run: Run) -> Hosted:
         settings, log, reactor, undo = self.settings, self._log, run.reactor, run.undo
         machine = this_machine()
-        opened = _open_store(settings, run.segment_log, log)
+        opened = open_derived(settings, run.segment_log, log)
         undo.callback(opened.queues.close)
         readers = Workers(reactor, _READERS)
         undo.callback(readers.close)
         bulk_readers = Workers(reactor, _BULK_READERS)
         undo.callback(bulk_readers.close)
-        metadata = _metadata(settings, opened.checkpoint, self.limits)
+        metadata = restored_metadata(settings, opened.checkpoint, self.limits)
         archive = None
         if settings.has_tiers:
             archive, archive_readers = open_archive(
@@ -391,7 +383,7 @@ class _Host:
                 replica.remember(QUEUES_FROM, noted, partial(forget_gap, str(settings.data_dir)))
             listener = _bound_listener(reactor, settings.listen_address, broker)
             undo.callback(lambda: log.info("stopped", last_index=run.segment_log.last_index))
-            undo.callback(_checkpoint_last, broker, log)
+            undo.callback(checkpoint_last, broker, log)
             undo.callback(broker.close_connections)
             undo.callback(listener.close)
             undo.callback(self._closed)
@@ -422,7 +414,7 @@ class _Host:
                 reactor.before_waiting(periodic.refresh)
                 for task in (periodic.run, *broker.tasks()):
                     nursery.start_soon(task)
-                nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, opened.queues, broker, log)
+                nursery.start_soon(checkpoint_forever, settings.checkpoint_seconds, opened.queues, broker, log)
 
         return Hosted(
             application=broker,
@@ -456,50 +448,6 @@ async def _store_ip(settings: BrokerSettings) -> str:
     address = format_address((host, port))
     text = f"client address {address} has neither an IPv4 nor an IPv6 address: {failure}"
     raise StartRefused(text, may_pass=True) from failure
-
-
-def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> OpenedStore:
-    """The stored state derived from this log; empty if it belongs to another one."""
-    directory = str(settings.data_dir)
-    bounds = LogBounds(
-        base_index=segment_log.base[0],
-        base_pos=PhysicalOffset(segment_log.base_pos),
-        last_index=segment_log.last_index,
-        term_at=lambda index: segment_log.locate(index).term,
-    )
-    try:
-        is_refilled = REFILLED in segment_log.notes
-        derives_again = is_refilled or (settings.has_tiers and has_gap(directory))
-        opened = open_store(
-            directory, log=bounds, incoming=str(settings.log_dir / SNAPSHOT_NAME), is_refilled=derives_again
-        )
-        segment_log.set_note(REFILLED, None)
-        if not settings.has_tiers and QUEUES_FROM in segment_log.notes:
-            note_gap(directory)
-        note_queues_from(segment_log, has_tiers=settings.has_tiers, is_fresh=opened.is_fresh)
-        if settings.has_tiers and opened.is_fresh:
-            begin_to_note_floors(directory, opened.queues)
-    except StoreLost as error:
-        raise StartRefused(str(error)) from error
-    except OSError as error:
-        raise StartRefused(f"{error.filename or directory}: {error.strerror}", may_pass=True) from error
-    if is_refilled:
-        log.info("log_refilled", first_index=segment_log.first_index, base_pos=segment_log.base_pos)
-    if opened.rebuild_reason is not None:
-        log.warning("queues_rebuilt", reason=opened.rebuild_reason)
-    if QUEUES_FROM not in segment_log.notes:  # otherwise older messages may be in the archive
-        while opened.queues.expire_some(PhysicalOffset(segment_log.base_pos)):
-            pass
-    return opened
-
-
-def _metadata(settings: BrokerSettings, checkpoint: Checkpoint, limits: BrokerLimits) -> Metadata:
-    metadata = Metadata(limits=limits.state)
-    try:
-        metadata.restore(checkpoint.state)
-    except SnapshotDamaged as error:
-        raise StartRefused(f"{settings.data_dir}: {error}") from error
-    return metadata
 
 
 def _replication_tls(settings: BrokerSettings, certificate: Certificate | None) -> ReplicationTls | None:
@@ -575,26 +523,3 @@ def _not_bound(purpose: str, address: Address, error: Exception) -> StartRefused
     in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     why = "is in use" if in_use else f"cannot be used: {getattr(error, 'strerror', None) or error}"
     return StartRefused(f"{purpose} address {where} {why}", may_pass=True)
-
-
-async def _checkpoint_forever(seconds: float, queues: QueueStore, broker: Broker, log: Log) -> None:
-    while True:
-        await trio.sleep(seconds_between_checkpoints(seconds, len(queues)))
-        try:
-            if (checkpoint := broker.prepare_checkpoint()) is not None:
-                while checkpoint.gather():  # noqa: ASYNC110 - others get their turn; nobody is waited for
-                    await trio.sleep(_GATHER_PAUSE_SECONDS)
-                await this_machine().in_thread(checkpoint.commit)
-        except (OSError, StoreError) as error:
-            # Nothing is lost: without the checkpoint, a restart replays more of the log.
-            log.error("checkpoint_failed", error=str(error))
-
-
-def _checkpoint_last(broker: Broker, log: Log) -> None:
-    try:
-        if (checkpoint := broker.prepare_checkpoint()) is not None:
-            while checkpoint.gather():
-                pass
-            checkpoint.commit()
-    except (OSError, StoreError) as error:
-        log.error("checkpoint_failed", error=str(error))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker import server
+from mq.broker import derived_state
 from mq.broker.archive.access import CACHE_DIRECTORY
 from mq.broker.base.archive_tier import QUEUES_FROM
 from mq.broker.security import StartRefused
@@ -343,7 +343,7 @@ async def test_full_disk_refuses_the_start_with_the_file(
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / name))
 
-    monkeypatch.setattr(server, {GAP_NAME: "note_gap", FLOORS_NAME: "begin_to_note_floors"}[name], full)
+    monkeypatch.setattr(derived_state, {GAP_NAME: "note_gap", FLOORS_NAME: "begin_to_note_floors"}[name], full)
     with pytest.raises(ExceptionGroup) as caught:
         async with running(tmp_path, limits=LIMITS, **given):
             pass
