@@ -17,14 +17,14 @@ from random import Random
 from typing import Final
 
 from chaos.disk import Buffer, MemoryDisk
-from raftlog.segment.plain_writes import ThreadCalls
+from raftlog.segment.append_queue import ThreadCalls
 
 _SHORT_SHARE: Final = 0.05
 _INTERRUPTED_SHARE: Final = 0.02
 
 
 class DiskCalls(ThreadCalls):
-    """See `raftlog.segment.plain_writes.SystemCalls`; for a writer that has a thread.
+    """See `raftlog.segment.append_queue.SystemCalls`; for a writer that has a thread.
 
     Args:
         on_done: called with each reported ticket.

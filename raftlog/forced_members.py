@@ -14,7 +14,7 @@ from raftlog.consensus.confchange import (
     MEMBERS_MAX,
     decode_conf,
     encode_conf,
-    settled,
+    without_outgoing,
 )
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.repair_mode import encode_members, members_in
@@ -63,7 +63,7 @@ def steps_to(conf: ConfState | None, addresses: Mapping[NodeId, str]) -> list[Co
     goal = ConfState(tuple(addresses), (), (), tuple(addresses.items()))
     steps: list[ConfState] = []
     if conf is not None and conf.is_joint:
-        conf = settled(conf)
+        conf = without_outgoing(conf)
         steps.append(conf)
     if conf is not None and conf.voters and set(conf.voters) != set(goal.voters):
         known = dict(conf.addresses) | dict(addresses)

@@ -17,10 +17,10 @@ from chaos.buggify import Buggify
 from chaos.disk import MemoryDisk, PowerCut
 from chaos.violation import Violation
 from chaos.writer_calls import SteppedCalls
-from raftlog.compiled.loaded import IS_COMPILED, PlainWrites
+from raftlog.compiled.loaded import IS_COMPILED, CompiledAppendQueue
+from raftlog.segment.append_queue import PythonAppendQueue
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.group_commit import Store, WriteOp
-from raftlog.segment.plain_writes import PythonPlainWrites
 from raftlog.segment.writer import QueueTurns
 
 _TIMER_SECONDS_MIN = 0.001
@@ -80,7 +80,7 @@ class SimWriter:
             on_send=self._sends,
         )
         self._sync_bytes_max = sync_bytes_max
-        self._writes = (PlainWrites if IS_COMPILED else PythonPlainWrites)(-1, sync_bytes_max, calls)
+        self._writes = (CompiledAppendQueue if IS_COMPILED else PythonAppendQueue)(-1, sync_bytes_max, calls)
         self._turns: QueueTurns | None = None
         self._store: Store | None = None
         self._is_waiting = False

@@ -284,7 +284,7 @@ class Broker:
             self._applied_index = entry.index
             if self._catch_up is not None and entry.index == self._catch_up.until_index:
                 try:
-                    self._catch_up.settle(self._store)
+                    self._catch_up.add_ends(self._store)
                 except RunRefused as error:
                     raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
                 self._catch_up = None

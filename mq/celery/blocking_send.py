@@ -52,12 +52,12 @@ class TaskProducer(Producer[bytes]):
 
     def known_route(self, topic: str) -> TopicRoute | None:
         """The route of a topic, if it is known; any thread may ask."""
-        remoting = self._remoting
+        remoting = self._core
         return None if remoting is None else remoting.known_route(topic)
 
     async def refresh_route(self, topic: str) -> None:
         """Look for the present leaders. Raises ClientError."""
-        if (remoting := self._remoting) is not None:
+        if (remoting := self._core) is not None:
             await remoting.route(topic, refresh=True)
 
 

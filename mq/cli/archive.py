@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from mq.cli.backup import EndpointUrl, Pace, open_store
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, JsonLines, parse_time, print_json, print_json_array
-from mq.cli.tables import plain_table, print_table
+from mq.cli.tables import borderless_table, print_table
 from mq.inspection.wording import time_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def ls(
             print(f"{title}; no messages")
             return
         headings = [name.replace("_", " ") for name in rows[0]]
-        table = plain_table(*headings, numbers=tuple(name.replace("_", " ") for name in numbers), title=title)
+        table = borderless_table(*headings, numbers=tuple(name.replace("_", " ") for name in numbers), title=title)
         for row in rows:
             table.add_row(
                 *("-" if each is None else f"{each:,}" if isinstance(each, int) else str(each) for each in row.values())

@@ -16,7 +16,7 @@ from mq.cli.confirm import Yes, confirm
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.operators import operator_name
 from mq.cli.output import Json, print_json
-from mq.cli.tables import plain_table, print_table
+from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
@@ -429,7 +429,7 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
 
 def _progress_table(progress: dict[MessageQueue, GroupProgress]) -> Table:
     numbers = ("queue", "offset", "next message", "behind")
-    table = plain_table("topic", "broker group", *numbers, "last consumed was stored", numbers=numbers)
+    table = borderless_table("topic", "broker group", *numbers, "last consumed was stored", numbers=numbers)
     for queue, each in progress.items():
         table.add_row(
             queue.topic,
@@ -446,7 +446,7 @@ def _progress_table(progress: dict[MessageQueue, GroupProgress]) -> Table:
 def _members_table(members: list[Member]) -> Table:
     """The members, each with its queues by topic."""
     numbers = ("version", "unfinished")
-    table = plain_table("member", "address", "language", *numbers, "queues", numbers=numbers)
+    table = borderless_table("member", "address", "language", *numbers, "queues", numbers=numbers)
     for member in members:
         client, unfinished = member.client, member.unfinished
         table.add_row(

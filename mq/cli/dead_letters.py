@@ -22,7 +22,7 @@ from mq.cli.consumer_groups import Group
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.operators import operator_name
 from mq.cli.output import Json, JsonLines, parse_time, print_json
-from mq.cli.tables import plain_table, print_table, visible
+from mq.cli.tables import borderless_table, print_table, visible
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
@@ -100,7 +100,7 @@ def list_letters(
     if not found:
         print(f"{group} has no dead letters to deal with")
         return
-    table = plain_table(
+    table = borderless_table(
         "queue", "offset", "given up", "topic", "attempts", "keys", "why", numbers=("offset", "attempts")
     )
     for letter in found:
@@ -136,7 +136,7 @@ def _list_groups(as_json: bool, namesrv: str) -> None:
     elif not rows:
         print("there are no dead letters")
     else:
-        table = plain_table("group", "to deal with", "kept", "last", numbers=("to deal with", "kept"))
+        table = borderless_table("group", "to deal with", "kept", "last", numbers=("to deal with", "kept"))
         for row in rows:
             table.add_row(row["group"], f"{row['to_deal_with']:,}", f"{row['kept']:,}", row["last"] or "-")
         print_table(table)

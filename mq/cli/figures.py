@@ -9,7 +9,7 @@ from typing import Final
 
 from rich.table import Table
 
-from mq.cli.tables import PlainTable
+from mq.cli.tables import BorderlessTable
 from mq.inspection.wording import time_of
 
 OWN_PREFIX: Final = "raftmq."
@@ -76,7 +76,7 @@ def readable(name: str, text: str) -> str:
 
 def figures_table(figures: Mapping[str, Mapping[str, str]]) -> Table:
     """The figures of some replicas, one column per node id; raftmq's own figures first."""
-    table = PlainTable(box=None, padding=(0, 1, 0, 0))
+    table = BorderlessTable(box=None, padding=(0, 1, 0, 0))
     table.add_column("name", no_wrap=True)
     table.add_column("unit")
     for node_id in figures:  # some texts are long: they wrap within their column

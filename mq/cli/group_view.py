@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from mq.cli.tables import plain_table
+from mq.cli.tables import borderless_table
 from mq.protocol.requests.raft_group import GroupView, MemberView
 
 
@@ -22,7 +22,7 @@ def table_of(view: GroupView) -> Table:
             notes += f"\n{view.node_id} cannot connect to {member.node_id}: {member.reason}"
     headings = ("node", "role", "replication", "state", "lag", "priority")
     title = f"{view.group} in {view.cluster}: {leader}\n{kept} · {disk}{notes}"
-    table = plain_table(*headings, numbers=("lag", "priority"), title=title)
+    table = borderless_table(*headings, numbers=("lag", "priority"), title=title)
     for member in view.members:
         style = "bold" if member.node_id == view.leader else None if member.active or not view.leader else "red"
         lag = "-" if member.lag_entries < 0 else f"{member.lag_entries:,}"

@@ -9,7 +9,7 @@ import typer
 from mq.cli.client_errors import client_errors
 from mq.cli.errors import run_trio
 from mq.cli.output import Json, print_json
-from mq.cli.tables import plain_table, print_table
+from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.inspection.wording import time_of
@@ -49,7 +49,7 @@ def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
             ]
         )
         return
-    table = plain_table("topic", "broker", "lite topics", "end after", "groups", numbers=("lite topics",))
+    table = borderless_table("topic", "broker", "lite topics", "end after", "groups", numbers=("lite topics",))
     for broker, info in found:
         ends = f"{info.expiration_minutes} min" if info.expiration_minutes > 0 else "never"
         table.add_row(info.topic, broker, str(info.topic_count), ends, " ".join(info.groups or []) or "-")
@@ -93,7 +93,7 @@ def describe(topic: Parent, lite_topic: Lite, as_json: Json = False, namesrv: Na
         else:
             print(f"{lite_topic} in {broker}: no messages")
         if info.subscribers:
-            table = plain_table("group", "client")
+            table = borderless_table("group", "client")
             for each in info.subscribers:
                 table.add_row(each.group, each.client_id)
             print_table(table)
@@ -177,7 +177,7 @@ def lag(
         for each in (*(info.longest or []), *(info.oldest or []))
     }
     if rows:
-        table = plain_table("lite topic", "broker", "lag", "oldest", numbers=("lag",))
+        table = borderless_table("lite topic", "broker", "lag", "oldest", numbers=("lag",))
         for (broker, name), each in sorted(rows.items(), key=lambda row: (-row[1].lag, row[0])):
             table.add_row(name, broker, str(each.lag), time_of(each.oldest_ms) or "-")
         print_table(table)

@@ -12,7 +12,7 @@ import typer
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, print_json, print_json_array
-from mq.cli.tables import plain_table, print_table
+from mq.cli.tables import borderless_table, print_table
 from raftlog.log_numbers import LogIndex, Term
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def dump(
             print_json_array(rows)
             return
         columns = ["index", "term", "kind", "position", "size", "crc", "chain", *(["body"] if bodies else []), "note"]
-        table = plain_table(*columns, numbers=("index", "term", "position", "size"))
+        table = borderless_table(*columns, numbers=("index", "term", "position", "size"))
         for row in rows:
             table.add_row(*(str(row.get(column, "")) for column in columns))
         print_table(table)

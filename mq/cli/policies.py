@@ -9,7 +9,7 @@ import typer
 from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
-from mq.cli.tables import plain_table, print_table
+from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.cli.users import Name
 from mq.client.users import UserAdmin
@@ -57,7 +57,7 @@ def list_policies(
         print_json(rows)
         return
     columns = ("user", "broker", "resource", "actions", "sources", "decision", "type")
-    table = plain_table(*columns)
+    table = borderless_table(*columns)
     for row in rows:
         values = map(row.__getitem__, columns)
         table.add_row(*(value if isinstance(value, str) else ", ".join(value) for value in values))

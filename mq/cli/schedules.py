@@ -13,7 +13,7 @@ import typer
 from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, parse_time, print_json
-from mq.cli.tables import plain_table, print_table
+from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.schedules import Cron, Every, Once, Rule, Schedule, ScheduleConflict, ScheduleStatus
@@ -129,7 +129,7 @@ def list_schedules(
     if as_json:
         print_json([_row(status, with_body=False) for status in found])
         return
-    table = plain_table(
+    table = borderless_table(
         "schedule", "topic", "rule", "state", "next", "last", "sent", "skipped", numbers=("sent", "skipped")
     )
     for status in found:

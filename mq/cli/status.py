@@ -15,7 +15,7 @@ from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, run_trio
 from mq.cli.figures import figures_table
 from mq.cli.output import Json, print_json
-from mq.cli.tables import plain_table, print_table
+from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster
 from mq.inspection.wording import different_archive_limits
@@ -56,7 +56,7 @@ def table_of(group: GroupStatus) -> Table:
     leader = f"led by {group.leader}" if group.leader else _without_leader(group)
     numbers = ("term", "committed", "position", "lag", "disk")
     title = f"{group.group} in {group.cluster}: {leader}\n{acknowledged}"
-    table = plain_table("replica", "address", "role", *numbers, numbers=numbers, title=title)
+    table = borderless_table("replica", "address", "role", *numbers, numbers=numbers, title=title)
     for replica in group.replicas:
         style = {"leader": "bold", UNREACHABLE: "red"}.get(replica.role)
         term, committed = ("-" if n is None else f"{n:,}" for n in (replica.term, replica.commit_index))

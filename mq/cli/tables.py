@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 
-class PlainTable(Table):
+class BorderlessTable(Table):
     """A table whose cells are shown as they are.
 
     Rich reads "[red]" in a string as markup, and ends with an error at "[/etc]"; cells have texts of applications.
@@ -34,9 +34,9 @@ def visible(text: str) -> str:
     )
 
 
-def plain_table(*headings: str, numbers: Collection[str] = (), title: str | None = None) -> Table:
+def borderless_table(*headings: str, numbers: Collection[str] = (), title: str | None = None) -> Table:
     """An empty table; the columns in ``numbers`` are aligned to the right."""
-    table = PlainTable(box=None, padding=(0, 1, 0, 0), title_justify="left")
+    table = BorderlessTable(box=None, padding=(0, 1, 0, 0), title_justify="left")
     if title is not None:
         table.title = table_title(title)
     for heading in headings:

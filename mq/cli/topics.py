@@ -13,7 +13,7 @@ from mq.cli.confirm import Yes, confirm
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.operators import operator_name
 from mq.cli.output import Json, print_json
-from mq.cli.tables import plain_table, print_table
+from mq.cli.tables import borderless_table, print_table
 from mq.cli.topic_settings import TopicSettings, kind_of, perm_bits, perm_words, settings_to_create, shape
 from mq.client.admin import Admin
 from mq.client.errors import TopicNotFound
@@ -288,7 +288,7 @@ def route(
         print_json(rows)
         return
     numbers = ("queues read", "queues written")
-    table = plain_table("broker group", *numbers, "leader", "followers", numbers=numbers)
+    table = borderless_table("broker group", *numbers, "leader", "followers", numbers=numbers)
     for row in rows:
         followers = row["followers"]
         assert isinstance(followers, list)
@@ -379,7 +379,7 @@ def deleted(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
         print("no deleted topic can be restored")
         return
     numbers = ("messages", "groups")
-    table = plain_table("topic", "broker group", "deleted", "by", *numbers, "until", numbers=numbers)
+    table = borderless_table("topic", "broker group", "deleted", "by", *numbers, "until", numbers=numbers)
     for broker, each in rows:
         table.add_row(
             each.topic,
@@ -481,7 +481,7 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
             f"{row['write_queues']} written, identity {row['identity'] or 'unknown'}{kept}"
         )
         numbers = ("queue", "first offset", "next offset")
-        table = plain_table(*numbers, "last stored", numbers=numbers, title=title)
+        table = borderless_table(*numbers, "last stored", numbers=numbers, title=title)
         queues = row["queues"]
         assert isinstance(queues, list)
         for queue in queues:
@@ -535,7 +535,7 @@ def stats(
         print(f"nothing was counted for {key}")
         return
     numbers = ("messages", "messages/s", "bytes", "bytes/s")
-    table = plain_table("broker group", "last", *numbers, numbers=numbers)
+    table = borderless_table("broker group", "last", *numbers, numbers=numbers)
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in row.values()))
     print_table(table)

@@ -11,7 +11,7 @@ from rich.table import Table
 from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
-from mq.cli.tables import plain_table, print_table
+from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.cli.upgrade_verdict import MemberReport, UpgradeReport, upgrade_report
 from mq.inspection.cluster import GroupStatus, ask_cluster
@@ -55,7 +55,7 @@ def table_of(report: UpgradeReport) -> Table:
     leader = f"led by {report.leader}" if report.leader else "NO LEADER"
     headings = ("node", "role", "software", "replication", "levels", "lag", "state")
     title = f"{report.group} in {report.cluster}: {leader}, format level {_or_dash(report.format_level)}"
-    table = plain_table(*headings, title=title)
+    table = borderless_table(*headings, title=title)
     for member in report.members:
         style = "red" if member.ailments else "bold" if member.role == "leader" else None
         table.add_row(

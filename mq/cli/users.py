@@ -14,7 +14,7 @@ import typer
 from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
-from mq.cli.tables import plain_table, print_table
+from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.users import UserAdmin
 from mq.protocol.requests.quota_attributes import EVERYBODY, NO_QUOTA, QUOTA_MAX, Quota
@@ -67,7 +67,7 @@ def list_users(
     if as_json:
         print_json(rows)
         return
-    table = plain_table("user", "broker", "type", "status")
+    table = borderless_table("user", "broker", "type", "status")
     for row in rows:
         kind, state = "super" if row["super"] else "normal", "enabled" if row["enabled"] else "disabled"
         table.add_row(str(row["user"]), str(row["broker"]), kind, state)
@@ -215,12 +215,12 @@ def quotas(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
             }
         )
         return
-    table = plain_table("user", "broker", "quota", "connections")
+    table = borderless_table("user", "broker", "quota", "connections")
     for group, each in found:
         for user in each.users:
             table.add_row(user.user, group, str(user.quota), str(user.connections) if user.quota.connections else "-")
     print_table(table)
-    table = plain_table("throttled", "name", "broker", "what", "delayed", "refused", "last")
+    table = borderless_table("throttled", "name", "broker", "what", "delayed", "refused", "last")
     for group, each in found:
         for row in each.throttled:
             counts = str(row.delayed), str(row.refused)

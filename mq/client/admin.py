@@ -99,14 +99,14 @@ class Admin(Client):
         self._on_event = check_on_event(on_event)
         self._name_servers = parse_addresses(namesrv)
         self._remoting_settings = remoting
-        self._remoting: ClientCore | None = None
+        self._core: ClientCore | None = None
 
     @asynccontextmanager
     async def _session(self) -> AsyncGenerator[None]:
         async with ClientCore.open(
             self._name_servers, on_event=self._on_event, settings=self._remoting_settings
-        ) as self._remoting:
-            await self._ping_first(self._remoting)
+        ) as self._core:
+            await self._ping_first(self._core)
             yield
 
     def __repr__(self) -> str:
@@ -114,8 +114,8 @@ class Admin(Client):
 
     def _opened(self) -> ClientCore:
         self._check_open()
-        assert self._remoting is not None, "open without a remoting"
-        return self._remoting
+        assert self._core is not None, "open without connections"
+        return self._core
 
     async def _ask(self, code: int, ext: dict[str, str] | None = None) -> tuple[Response, memoryview]:
         response, body = await self._opened().ask_name_server(code, ext)
@@ -559,19 +559,19 @@ class Admin(Client):
 
     async def offset(self, queue: MessageQueue, position: ConsumeFrom) -> int:
         """The offset at the beginning or end of `queue`, or of its first message stored at or after a time."""
-        remoting = self._opened()
-        return await queue_offset(remoting, queue, position, seconds=remoting.settings.request_seconds)
+        core = self._opened()
+        return await queue_offset(core, queue, position, seconds=core.settings.request_seconds)
 
     async def consumers(self, group: str, topic: str) -> list[str]:
         """The client ids of the members of `group`, from the leader of a broker group of `topic`."""
-        remoting = self._opened()
+        core = self._opened()
         route = await self.route(topic)
         for name in sorted(route.brokers):
             if (address := route.leader_address(name)) is None:
                 continue
             try:
                 ext = ConsumerGroupExt(consumer_group=group)
-                _, body = await remoting.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext.fields())
+                _, body = await core.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext.fields())
             except BrokerError as error:
                 if error.code == ResponseCode.SYSTEM_ERROR:  # the brokers' answer for a group without members
                     return []
@@ -581,8 +581,8 @@ class Admin(Client):
 
     async def group_offset(self, group: str, queue: MessageQueue) -> int | None:
         """The stored offset of `group` in `queue`, or None if there is none."""
-        remoting = self._opened()
-        return await stored_offset(remoting, group, queue, seconds=remoting.settings.request_seconds)
+        core = self._opened()
+        return await stored_offset(core, group, queue, seconds=core.settings.request_seconds)
 
 
 def _ms(time: dt.datetime) -> int:

@@ -38,7 +38,7 @@ def origin_topic(letter: ReceivedMessage[Any]) -> str | None:
 
 
 async def requeue(
-    remoting: ClientCore, group: str, letter: ReceivedMessage[Any], *, operator: str = "", to_topic: bool = False
+    core: ClientCore, group: str, letter: ReceivedMessage[Any], *, operator: str = "", to_topic: bool = False
 ) -> None:
     """Send a copy of a dead letter to its ``group`` alone, or with ``to_topic`` to its topic, to all groups.
 
@@ -58,7 +58,7 @@ async def requeue(
     else:
         properties[props.RETRY_TOPIC] = origin
     topic = origin if to_topic else retry_topic(group)
-    route = await remoting.route(topic, refresh=True, auto_create=not to_topic)
+    route = await core.route(topic, refresh=True, auto_create=not to_topic)
     queue = _queue(route.write_queues, letter)
     if queue is None:
         raise NoRoute(topic, "no queue is writable")
@@ -75,9 +75,7 @@ async def requeue(
     )
     code, fields = RequestCode.SEND_MESSAGE_V2, send_fields(group, copy, queue)
     repeat = Repeat.UNLESS_CARRIED_OUT
-    await call_leader(
-        remoting, topic, queue.broker_name, code, fields, copy.body, seconds=REQUEUE_SECONDS, repeat=repeat
-    )
+    await call_leader(core, topic, queue.broker_name, code, fields, copy.body, seconds=REQUEUE_SECONDS, repeat=repeat)
 
 
 def _queue(queues: Sequence[MessageQueue], letter: ReceivedMessage[Any]) -> MessageQueue | None:

@@ -22,7 +22,7 @@ from mq.protocol.requests.queries import QueryMessageExt, ViewMessageByIdExt
 __all__ = ["message_by_id", "messages_by_key", "trace_of"]
 
 
-async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: ClusterInfo) -> ReceivedMessage | None:
+async def message_by_id(core: ClientCore, offset_message_id: str, cluster: ClusterInfo) -> ReceivedMessage | None:
     """The record of this id; None if there is none. Any replica of its broker group may have it.
 
     If no broker group has the replica named in the id, because it is down or has another address now, every group is
@@ -40,12 +40,12 @@ async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: C
         if stored_at in group.broker_addrs.values():
             # First the replica that stored the message: it has certainly applied it.
             others = [address for _, address in sorted(group.broker_addrs.items()) if address != stored_at]
-            return await _view(remoting, name, [stored_at, *others], physical_offset)
+            return await _view(core, name, [stored_at, *others], physical_offset)
     failure: ClientError | None = None
     for name, group in cluster.brokers.items():
         addresses = [each for _, each in sorted(group.broker_addrs.items())]
         try:
-            found = await _view(remoting, name, addresses, physical_offset)
+            found = await _view(core, name, addresses, physical_offset)
         except ClientError as error:
             failure = error
             continue
@@ -62,13 +62,13 @@ async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: C
 
 
 async def _view(
-    remoting: ClientCore, broker_name: str, addresses: Iterable[str], physical_offset: PhysicalOffset
+    core: ClientCore, broker_name: str, addresses: Iterable[str], physical_offset: PhysicalOffset
 ) -> ReceivedMessage | None:
     failure: ClientError | None = None
     for address in addresses:
         try:
             ext = ViewMessageByIdExt(physical_offset=physical_offset)
-            _, body = await remoting.call(address, RequestCode.VIEW_MESSAGE_BY_ID, ext.fields())
+            _, body = await core.call(address, RequestCode.VIEW_MESSAGE_BY_ID, ext.fields())
             return next(iter(received_messages(broker_name, body)), None)
         except BrokerError as error:
             if error.code == ResponseCode.SYSTEM_ERROR:  # the brokers' answer if no message begins there
@@ -83,22 +83,22 @@ async def _view(
 
 
 async def messages_by_key(
-    remoting: ClientCore, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int, unique: bool
+    core: ClientCore, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int, unique: bool
 ) -> list[ReceivedMessage]:
     """Messages with a key, of every broker group of the topic, the newest ``count_max`` of each; oldest first.
 
     Raises TopicNotFound, NoRoute, BrokerError and request errors.
     """
-    route = await remoting.route(topic, refresh=True)
+    route = await core.route(topic, refresh=True)
     ext = QueryMessageExt(topic=topic, key=key, messages_max=count_max, begin_ms=begin_ms, end_ms=end_ms, unique=unique)
     found: list[ReceivedMessage] = []
     for name in sorted(route.brokers):
-        found += await _group_messages_by_key(remoting, route, name, ext)
+        found += await _group_messages_by_key(core, route, name, ext)
     return sorted(found, key=lambda message: message.record.store_timestamp_ms)
 
 
 async def _group_messages_by_key(
-    remoting: ClientCore, route: TopicRoute, broker_name: str, ext: QueryMessageExt
+    core: ClientCore, route: TopicRoute, broker_name: str, ext: QueryMessageExt
 ) -> list[ReceivedMessage]:
     """The messages of one broker group; tries another replica if an answer cannot be parsed."""
     first = route.read_address(broker_name)
@@ -108,7 +108,7 @@ async def _group_messages_by_key(
     failure: UnreadableAnswer | None = None
     for address in (first, *others):
         try:
-            _, body = await remoting.call(address, RequestCode.QUERY_MESSAGE, ext.fields())
+            _, body = await core.call(address, RequestCode.QUERY_MESSAGE, ext.fields())
             return received_messages(broker_name, body)
         except BrokerError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:

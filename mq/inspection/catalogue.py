@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
@@ -24,7 +24,7 @@ from mq.protocol.requests.members import GROUPS_MAX, GroupMember, MembersOfGroup
 from mq.protocol.requests.offsets import UpdateConsumerOffsetExt
 from mq.protocol.requests.settings_text import decode_properties
 from mq.protocol.requests.topics import QueueEnds, TopicConfig, TopicConfigList, TopicConfigTable
-from mq.protocol.wire import fastjson
+from mq.protocol.wire.queue_tables import read_offset_rows
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class CatalogueAdmin(UserAdmin):
         found: dict[str, dict[MessageQueue, int]] = {}
         for broker, address in (await self._leaders(None, None)).items():
             _, body = await self._opened().call(address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout=TABLE_SECONDS)
-            for key, offsets in read_body(parsed, body).get("offsetTable", {}).items():
+            for key, offsets in read_body(read_offset_rows, body).items():
                 topic, _, group = key.partition("@")
                 for queue_id, offset in offsets.items():
                     if group and isinstance(offset, int) and offset >= 0:
@@ -232,12 +232,6 @@ class CatalogueAdmin(UserAdmin):
             seconds=STORE_SECONDS,
             repeat=Repeat.ALWAYS,
         )
-
-
-def parsed(body: bytes | memoryview) -> dict[str, Any]:
-    """A trusted body of JSON as a table; empty if it is something else."""
-    value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
-    return value if isinstance(value, dict) else {}
 
 
 def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:

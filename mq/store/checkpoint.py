@@ -38,7 +38,7 @@ from mq.store.queue_floors import write_floors
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from raftlog import RealDisk
 from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex, Term
-from raftlog.plain_cbor import decode_plain
+from raftlog.safe_cbor import decode_safe
 from raftlog.segment import FormatTooNew
 
 CHECKPOINT_NAME = "checkpoint"
@@ -163,7 +163,7 @@ def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint |
     if zlib.crc32(payload) != crc:
         raise CheckpointDamaged(path, f"checksum {zlib.crc32(payload):#010x} where {crc:#010x} was written")
     try:
-        checkpoint = msgspec.convert(decode_plain(payload), Checkpoint)
+        checkpoint = msgspec.convert(decode_safe(payload), Checkpoint)
         _check_queues(checkpoint.queues)
     except (ValueError, msgspec.ValidationError, NameRefused) as error:
         raise CheckpointDamaged(path, str(error)) from error

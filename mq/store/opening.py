@@ -71,7 +71,7 @@ class QueueCatchUp:
         """Up to this entry, metadata commands are in the snapshot already."""
         self._ends = snapshot.queues
 
-    def settle(self, queues: QueueStore) -> None:
+    def add_ends(self, queues: QueueStore) -> None:
         """Entry ``until_index`` was dispatched: add queues whose entries are all deleted to the table, and drop those
         of topics that cannot be restored any more.
 
@@ -166,7 +166,7 @@ def open_store(
     catch_up = QueueCatchUp(snapshot)
     if snapshot.applied_index > log.base_index:
         return OpenedStore(begin, queues, catch_up, reason)
-    catch_up.settle(queues)
+    catch_up.add_ends(queues)
     return OpenedStore(begin, queues, rebuild_reason=reason)
 
 

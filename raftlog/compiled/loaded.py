@@ -12,24 +12,24 @@ IS_COMPILED: bool
 """Whether the compiled modules of `raftlog` are there and used."""
 
 if TYPE_CHECKING:
-    from raftlog.compiled import plain_writes, sockets
+    from raftlog.compiled import append_queue, sockets
 
-    PlainWrites = plain_writes.PlainWrites
+    CompiledAppendQueue = append_queue.CompiledAppendQueue
     send_single_buffers = sockets.send_single_buffers
 else:
     try:
         require_wanted()
-        from raftlog.compiled import plain_writes, sockets
+        from raftlog.compiled import append_queue, sockets
 
-        for _module in (plain_writes, sockets):
+        for _module in (append_queue, sockets):
             require_current(Path(__file__).parent, _module.COMPILED_FROM)
-        PlainWrites = plain_writes.PlainWrites
+        CompiledAppendQueue = append_queue.CompiledAppendQueue
         send_single_buffers = sockets.send_single_buffers
         IS_COMPILED = True
     except (ImportError, OSError):
         IS_COMPILED = False
 
-        class PlainWrites:
+        class CompiledAppendQueue:
             """Stand-in for the compiled class, which is not available."""
 
         def send_single_buffers(streams: Sequence[object], calls: object = None) -> Sequence[object]:
@@ -37,4 +37,4 @@ else:
             return streams
 
 
-__all__ = ["IS_COMPILED", "PlainWrites", "send_single_buffers"]
+__all__ = ["IS_COMPILED", "CompiledAppendQueue", "send_single_buffers"]

@@ -44,7 +44,7 @@ def send_single_buffers(streams, calls=None):
             rest.append(stream)
             continue
         assert len(chosen) < AT_ONCE, f"{len(chosen)} sockets at once; maximum: {<int>AT_ONCE}"
-        outputs[len(chosen)].fd = stream.plain_fd
+        outputs[len(chosen)].fd = stream.raw_fd
         assert outputs[len(chosen)].fd >= 0, f"{len(data)} bytes are for descriptor {outputs[len(chosen)].fd}"
         outputs[len(chosen)].data = PyBytes_AS_STRING(data)
         outputs[len(chosen)].size = <size_t>PyBytes_GET_SIZE(data)

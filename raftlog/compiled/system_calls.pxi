@@ -1,6 +1,6 @@
-"""The calls of the system that a `PlainWrites` makes; the reference is `raftlog.segment.plain_writes.SystemCalls`.
+"""The calls of the system that a `CompiledAppendQueue` makes; the reference is `raftlog.segment.append_queue.SystemCalls`.
 
-Each gets the `PlainWrites` that makes it. The system itself answers, or an object that was given for it.
+Each gets the `CompiledAppendQueue` that makes it. The system itself answers, or an object that was given for it.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -41,13 +41,13 @@ cdef double kernel_monotonic(void *writes) noexcept nogil:
 
 
 cdef void kernel_lock(void *writes) noexcept nogil:
-    pthread_mutex_lock(&(<PlainWrites>writes)._mutex)
+    pthread_mutex_lock(&(<CompiledAppendQueue>writes)._mutex)
 
 
 cdef bint kernel_wait(void *writes, bint is_due, double due) noexcept nogil:
     """Called with the mutex, which it releases meanwhile. Returns False when ``due`` is over."""
-    cdef pthread_cond_t *changed = &(<PlainWrites>writes)._changed
-    cdef pthread_mutex_t *mutex = &(<PlainWrites>writes)._mutex
+    cdef pthread_cond_t *changed = &(<CompiledAppendQueue>writes)._changed
+    cdef pthread_mutex_t *mutex = &(<CompiledAppendQueue>writes)._mutex
     cdef timespec until
     if not is_due:
         pthread_cond_wait(changed, mutex)
@@ -58,7 +58,7 @@ cdef bint kernel_wait(void *writes, bint is_due, double due) noexcept nogil:
 
 
 cdef void kernel_wake(void *writes):
-    pthread_cond_signal(&(<PlainWrites>writes)._changed)
+    pthread_cond_signal(&(<CompiledAppendQueue>writes)._changed)
 
 
 cdef ssize_t kernel_write(
@@ -72,7 +72,7 @@ cdef ssize_t kernel_write(
 cdef void kernel_report(void *writes, int64_t ticket) noexcept nogil:
     cdef uint64_t one = 1
     # It can only fail if somebody closed it, and then nobody waits for it.
-    write((<PlainWrites>writes)._done_fd, &one, sizeof(one))
+    write((<CompiledAppendQueue>writes)._done_fd, &one, sizeof(one))
 
 
 cdef ssize_t kernel_send(void *writes, int fd, const char *data, size_t size) noexcept nogil:
@@ -83,7 +83,7 @@ cdef ssize_t kernel_send(void *writes, int fd, const char *data, size_t size) no
 
 
 cdef double given_monotonic(void *writes) noexcept with gil:
-    cdef PlainWrites self = <PlainWrites>writes
+    cdef CompiledAppendQueue self = <CompiledAppendQueue>writes
     try:
         return self._calls.monotonic()
     except BaseException as error:
@@ -92,7 +92,7 @@ cdef double given_monotonic(void *writes) noexcept with gil:
 
 
 cdef void given_locking(void *writes) noexcept with gil:
-    cdef PlainWrites self = <PlainWrites>writes
+    cdef CompiledAppendQueue self = <CompiledAppendQueue>writes
     try:
         self._calls.locking()
     except BaseException as error:
@@ -101,11 +101,11 @@ cdef void given_locking(void *writes) noexcept with gil:
 
 cdef void given_lock(void *writes) noexcept nogil:
     given_locking(writes)
-    pthread_mutex_lock(&(<PlainWrites>writes)._mutex)
+    pthread_mutex_lock(&(<CompiledAppendQueue>writes)._mutex)
 
 
 cdef bint given_waiting(void *writes, bint is_due, double due) noexcept with gil:
-    cdef PlainWrites self = <PlainWrites>writes
+    cdef CompiledAppendQueue self = <CompiledAppendQueue>writes
     try:
         return self._calls.wait(max(0.0, due - self._calls.monotonic()) if is_due else None)
     except BaseException as error:
@@ -116,20 +116,20 @@ cdef bint given_waiting(void *writes, bint is_due, double due) noexcept with gil
 cdef bint given_wait(void *writes, bint is_due, double due) noexcept nogil:
     # Without the mutex, so that nobody waits for it who has the interpreter's lock.
     cdef bint is_woken
-    pthread_mutex_unlock(&(<PlainWrites>writes)._mutex)
+    pthread_mutex_unlock(&(<CompiledAppendQueue>writes)._mutex)
     is_woken = given_waiting(writes, is_due, due)
-    pthread_mutex_lock(&(<PlainWrites>writes)._mutex)
+    pthread_mutex_lock(&(<CompiledAppendQueue>writes)._mutex)
     return is_woken
 
 
 cdef void given_wake(void *writes):
-    (<PlainWrites>writes)._calls.wake()
+    (<CompiledAppendQueue>writes)._calls.wake()
 
 
 cdef ssize_t given_write(
     void *writes, int fd, const iovec *buffers, int count, int64_t offset, int flags
 ) noexcept with gil:
-    cdef PlainWrites self = <PlainWrites>writes
+    cdef CompiledAppendQueue self = <CompiledAppendQueue>writes
     cdef list parts = []
     cdef int number
     try:
@@ -144,7 +144,7 @@ cdef ssize_t given_write(
 
 
 cdef void given_report(void *writes, int64_t ticket) noexcept with gil:
-    cdef PlainWrites self = <PlainWrites>writes
+    cdef CompiledAppendQueue self = <CompiledAppendQueue>writes
     try:
         self._calls.report(ticket)
     except BaseException as error:
@@ -152,7 +152,7 @@ cdef void given_report(void *writes, int64_t ticket) noexcept with gil:
 
 
 cdef ssize_t given_send(void *writes, int fd, const char *data, size_t size) noexcept with gil:
-    cdef PlainWrites self = <PlainWrites>writes
+    cdef CompiledAppendQueue self = <CompiledAppendQueue>writes
     try:
         return self._calls.send(fd, PyBytes_FromStringAndSize(data, <Py_ssize_t>size))
     except OSError:

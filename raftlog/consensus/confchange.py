@@ -1,8 +1,8 @@
 """Membership changes: allowed successors of a configuration, and its encoding. Pure functions.
 
 Voters change in two steps (joint consensus, Raft thesis 4.3): `changed` gives a configuration that needs majorities of
-the old and of the new voters, and `settled` the one that follows once that is committed. Learners change in one step,
-since no majority depends on them.
+the old and of the new voters, and `without_outgoing` the one that follows once that is committed. Learners change in
+one step, since no majority depends on them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import cbor2
 import msgspec
 
 from raftlog.consensus.types import ConfChange, ConfChangeKind, ConfState, NodeId
-from raftlog.plain_cbor import decode_plain
+from raftlog.safe_cbor import decode_safe
 
 CONF_BYTES_MAX: Final = 64 * 1024
 CONF_PROPOSED_BYTES_MAX: Final = 1100
@@ -67,7 +67,7 @@ def changed(conf: ConfState, change: ConfChange) -> ConfState:
     return _reachable(voters, outgoing, learners, addresses)
 
 
-def settled(conf: ConfState) -> ConfState:
+def without_outgoing(conf: ConfState) -> ConfState:
     """The configuration that ends a change in progress."""
     assert conf.is_joint, "no change of voters is under way"
     return _reachable(conf.voters, (), conf.learners, conf.addresses)
@@ -106,6 +106,6 @@ def decode_conf(data: bytes | memoryview) -> ConfState:
     if len(data) > CONF_BYTES_MAX:
         raise ValueError(f"configuration of {len(data)} bytes, at most {CONF_BYTES_MAX} are read")
     try:
-        return msgspec.convert(decode_plain(bytes(data)), ConfState)
+        return msgspec.convert(decode_safe(bytes(data)), ConfState)
     except (ValueError, msgspec.ValidationError) as error:
         raise ValueError(f"unreadable configuration: {error}") from error

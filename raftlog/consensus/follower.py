@@ -62,7 +62,7 @@ class FollowerRole(CoreState):
             if end > self._verified:
                 taken += self._take_over_span(span)
             else:
-                self._check_settled(end, span.term)
+                self._check_term_of(end, span.term)
         if end > self._verified:
             self._verified = end
         return taken
@@ -72,7 +72,7 @@ class FollowerRole(CoreState):
         whole = span
         if span.first != log.last_index + 1:
             if span.first <= self._verified:
-                self._check_settled(self._verified, span.term)
+                self._check_term_of(self._verified, span.term)
                 span = span.since(self._verified + 1)
             first = log.first_difference(span)
             if first > span.last:
@@ -87,7 +87,7 @@ class FollowerRole(CoreState):
         self._append(span, exact=span is whole)
         return max(span.nbytes, 1)
 
-    def _check_settled(self, index: LogIndex, term: Term) -> None:
+    def _check_term_of(self, index: LogIndex, term: Term) -> None:
         """Verified or committed entries cannot have another term in the leader's log."""
         log = self._log
         assert index <= log.base.index or log.term_at(index) == term, (

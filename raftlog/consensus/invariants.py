@@ -46,7 +46,7 @@ def check_core(core: CoreState) -> None:
 
 def _is_open(core: CoreState) -> bool:
     """Whether the configuration in force is uncommitted, or its commit has not been handled."""
-    return core._confs[-1][0] > core._commit or core._settle_due
+    return core._confs[-1][0] > core._commit or core._conf_committed
 
 
 def _check_confs(core: CoreState) -> None:

@@ -12,8 +12,8 @@ from raftlog.consensus.confchange import (
     MEMBERS_MAX,
     changed,
     encode_conf,
-    settled,
     why_invalid,
+    without_outgoing,
 )
 from raftlog.consensus.leader import LeaderRole
 from raftlog.consensus.types import (
@@ -55,7 +55,7 @@ class Membership(LeaderRole):
             return Refusal.TRANSFERRING
         if self._commit < self._term_start:
             return Refusal.NOT_READY
-        if self._conf.is_joint or self._confs[-1][0] > self._commit or self._settle_due:
+        if self._conf.is_joint or self._confs[-1][0] > self._commit or self._conf_committed:
             # The pending step would be applied to the new change, which is not committed.
             return Refusal.CHANGE_PENDING
         if why_invalid(self._conf, change) is not None:
@@ -79,14 +79,14 @@ class Membership(LeaderRole):
         self._append_own(Span(index, index, self._term, nbytes, EntryKind.CONFIG, conf))
         return index
 
-    def _settle(self) -> None:
+    def _follow_conf(self) -> None:
         """The configuration in force was committed: end a joint one, and drop peers that are no longer members."""
-        while self._settle_due:
-            self._settle_due = False
+        while self._conf_committed:
+            self._conf_committed = False
             if self._role is not Role.LEADER:
                 self._adopt_conf()
             elif self._conf.is_joint:
-                self._append_conf(settled(self._conf))
+                self._append_conf(without_outgoing(self._conf))
             else:
                 for progress in self._peers.values():
                     if progress.peer not in self._conf.members and progress.state is PeerState.REPLICATE:

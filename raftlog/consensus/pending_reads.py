@@ -45,11 +45,11 @@ class ReadRounds:
 
     def confirmed(self, number: int) -> list[tuple[Read, LogIndex]]:
         """A majority has answered round ``number`` or a later one: the confirmed reads, each with its index."""
-        settled: list[tuple[Read, LogIndex]] = []
+        confirmed: list[tuple[Read, LogIndex]] = []
         while self.under_way and self.under_way[0][0] <= number:
             _, commit, reads = self.under_way.popleft()
-            settled += [(read, commit) for read in reads]
-        return settled
+            confirmed += [(read, commit) for read in reads]
+        return confirmed
 
     def abandon(self) -> list[Read]:
         """Nothing will be confirmed any more: all open reads."""

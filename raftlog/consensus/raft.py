@@ -247,7 +247,7 @@ class RaftCore(Election, FollowerRole):
         check_message(self, message)
         if message.src not in self._peers and not isinstance(message, _OF_STRANGERS):
             return
-        if message.term != self._term and not self._settle_term(message):
+        if message.term != self._term and not self._take_term(message):
             return
         # The most frequent types first.
         match message:
@@ -466,8 +466,8 @@ class RaftCore(Election, FollowerRole):
     def take_effects(self) -> Effects:
         """Everything to be done since the last call; see `Effects` for the required order."""
         effects = Effects()
-        if self._settle_due:
-            self._settle()
+        if self._conf_committed:
+            self._follow_conf()
         if self._transfer.to is not None:
             self._offer_leadership(patient=True)
         if self._role is Role.LEADER:
@@ -508,7 +508,7 @@ class RaftCore(Election, FollowerRole):
 
     # -- terms -------------------------------------------------------------------------------------------------
 
-    def _settle_term(self, message: Message) -> bool:
+    def _take_term(self, message: Message) -> bool:
         """Process the term of a message; returns whether it is then handled as one of the current term."""
         if message.term < self._term:
             return self._answer_old_term(message)

@@ -105,7 +105,7 @@ class CoreState:
         self._abstain_until: LogIndex | None = None
         self._abstain_ask_at = now  # when to ask (again) how much that is
         self._term_start = NO_INDEX  # first entry of a leader
-        self._settle_due = False  # a membership change was committed, and the leader has to take its next step
+        self._conf_committed = False  # a membership change was committed, and the leader has to take its next step
         self._leading = LeaderState(heartbeat_at=now)
         self._reads = ReadState(ForwardedReads(rng.getrandbits(62)))
         self._transfer = TransferState()
@@ -287,7 +287,7 @@ class CoreState:
             self._leading.uncommitted_bytes -= uncommitted.popleft().nbytes
         if index >= self._conf_open:
             self._conf_open = NEVER
-            self._settle_due = True
+            self._conf_committed = True
 
     @property
     def _verified_durable(self) -> LogIndex:

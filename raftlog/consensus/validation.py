@@ -84,7 +84,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
     if not message.spans:
         return
     # What was compared with this leader's log; for another leader, what is committed.
-    settled = core._verified if message.term == core._term else core._commit
+    kept = core._verified if message.term == core._term else core._commit
     before = prev
     for span in message.spans:
         if span.first != before.index + 1 or span.last < span.first:
@@ -94,7 +94,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
                 f"{message.src} sends entry {span.first} of term {span.term} behind one of term {before.term}, its own "
                 f"term is {message.term}"
             )
-        first, last = max(span.first, log.base.index), min(span.last, settled)
+        first, last = max(span.first, log.base.index), min(span.last, kept)
         # Terms in a log never decrease, so equal ones at both ends are equal in between.
         if first <= last and not log.term_at(first) == log.term_at(last) == span.term:
             raise MessageRefused(

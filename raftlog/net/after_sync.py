@@ -41,12 +41,12 @@ class AfterSync:
         After True, `has_left` must be called before the next one.
         """
         writer = self._writer
-        if writer is None or self._stream is not None or stream.closed or stream.plain_fd < 0 or stream.out_bytes:
+        if writer is None or self._stream is not None or stream.closed or stream.raw_fd < 0 or stream.out_bytes:
             return False
         fd = self._fds.get(stream)
         if fd is None:
             try:
-                fd = self._fds[stream] = os.dup(stream.plain_fd)
+                fd = self._fds[stream] = os.dup(stream.raw_fd)
             except OSError:
                 return False  # this process has no descriptor left
         sealed = frame + seal.tag(frame)
@@ -59,11 +59,11 @@ class AfterSync:
     def before_use(self, stream: StreamSocket) -> None:
         """Another frame is about to be sealed for ``stream``: whatever has not been sent is not sent any more."""
         if stream is self._stream:
-            self._settle()
+            self._take_back()
 
     def has_left(self) -> bool:
         """Whether the frame of the last `put` was sent. If not, it is not sent any more."""
-        self._settle()
+        self._take_back()
         return self._has_left
 
     def forget(self, stream: StreamSocket) -> None:
@@ -72,7 +72,7 @@ class AfterSync:
         if (fd := self._fds.pop(stream, None)) is not None:
             os.close(fd)
 
-    def _settle(self) -> None:
+    def _take_back(self) -> None:
         stream, seal = self._stream, self._seal
         if stream is None or seal is None or self._writer is None:
             return

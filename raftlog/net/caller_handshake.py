@@ -46,7 +46,7 @@ async def shake_hands(
     Authenticate both sides, then send hello. The socket's mode is unchanged afterwards; if cancelled, it is unusable.
     """
     stream: trio.SocketStream | TlsStream
-    stream = TlsStream(sock) if isinstance(sock, TlsSocket) else _plain_stream(sock)
+    stream = TlsStream(sock) if isinstance(sock, TlsSocket) else _unencrypted_stream(sock)
     called = authentication.call(os.urandom(NONCE_BYTES), secrets)
     await stream.send_all(wire.encode_opening(Kind.CALL, called))
     kind, frame, _ = await _one_frame(stream, 0, PLAIN_BYTES_MAX)
@@ -64,7 +64,7 @@ async def shake_hands(
     return HandshakeKeys(keys.secret_id, seal), welcome
 
 
-def _plain_stream(sock: socket.socket) -> trio.SocketStream:
+def _unencrypted_stream(sock: socket.socket) -> trio.SocketStream:
     return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
 
 

@@ -12,14 +12,14 @@ class Flushed(Protocol):
     """What has something to send; see `raftlog.net.stream.StreamSocket`."""
 
     @property
-    def plain_fd(self) -> int:
+    def raw_fd(self) -> int:
         """The descriptor of a socket without TLS, -1 for others."""
 
     def flush(self) -> None:
         """Send as much as the system accepts."""
 
     def take_single_buffer(self) -> bytes | None:
-        """Take what waits to be sent, in order to send it to ``plain_fd``; None leaves it to `flush`."""
+        """Take what waits to be sent, in order to send it to ``raw_fd``; None leaves it to `flush`."""
 
     def put_back(self, data: bytes, sent: int) -> None:
         """Of what was taken, only the first ``sent`` bytes were sent."""

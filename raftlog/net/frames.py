@@ -50,7 +50,7 @@ from raftlog.consensus.messages import (
 from raftlog.consensus.types import NUMBER_MAX, ConfState, EntryKind, LogId, NodeId, Number, Span
 from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.net.versions import HANDSHAKE_VERSION, Software
-from raftlog.plain_cbor import decode_plain
+from raftlog.safe_cbor import decode_safe
 from raftlog.segment.codec import HEADER_BYTES, EntryRef, scan_entries
 
 FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -369,7 +369,7 @@ def decode_cold(kind: Kind, payload: memoryview) -> Any:
     if zlib.crc32(body, kind) != crc:
         raise WireError(f"checksum of a {kind.name} frame differs")
     try:
-        return msgspec.convert(decode_plain(bytes(body)), cls)
+        return msgspec.convert(decode_safe(bytes(body)), cls)
     except (ValueError, msgspec.ValidationError) as error:
         raise WireError(f"unreadable {kind.name} frame: {error}") from error
 

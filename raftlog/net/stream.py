@@ -27,7 +27,7 @@ class StreamSocket:
     is reused after it returns, so it must copy what it keeps. ``on_closed(reason)`` is called exactly once, whichever
     side closes. The received part of an incomplete message is kept per connection. Once ``closed`` is true, sending
     does nothing. A ``patient`` one may be left to a later turn, and receives only once in a turn. ``out_bytes`` wait to
-    be sent; what the kernel did not accept at the end of a turn counts in ``unsent``. ``plain_fd`` is the descriptor of
+    be sent; what the kernel did not accept at the end of a turn counts in ``unsent``. ``raw_fd`` is the descriptor of
     a socket without TLS, -1 for others.
     """
 
@@ -47,7 +47,7 @@ class StreamSocket:
         "closed",
         "out_bytes",
         "peer",
-        "plain_fd",
+        "raw_fd",
     )
 
     def __init__(
@@ -64,7 +64,7 @@ class StreamSocket:
         _send_at_once(sock)
         self._reactor = reactor
         self._sock = sock
-        self.plain_fd = -1 if isinstance(sock, TlsSocket | SniffingSocket) else sock.fileno()
+        self.raw_fd = -1 if isinstance(sock, TlsSocket | SniffingSocket) else sock.fileno()
         self._on_data = on_data
         self._on_closed = on_closed
         self._partial: bytes | bytearray = b""
@@ -111,11 +111,11 @@ class StreamSocket:
     def take_single_buffer(self) -> bytes | None:
         """Take what waits to be sent, if it is one buffer of bytes for a socket without TLS that was not full.
 
-        The caller sends it to `plain_fd` at once, and calls `put_back` unless all of it was sent. None: there is
+        The caller sends it to `raw_fd` at once, and calls `put_back` unless all of it was sent. None: there is
         nothing, or only `flush` can send it.
         """
         out = self._out
-        if len(out) != 1 or self.plain_fd < 0 or self._writing:
+        if len(out) != 1 or self.raw_fd < 0 or self._writing:
             return None
         data = out[0]
         if type(data) is not bytes:

@@ -156,7 +156,7 @@ class GroupCommit:
         """The highest index that an operation has reported as committed."""
         return self._commit_hint
 
-    def plain_limit(self) -> int:
+    def append_limit(self) -> int:
         """Up to where entries may be written after `end_pos` by somebody else, with nothing more to do than that.
 
         They must be synced before `note_written`, and no more than `LogLimits.sync_bytes_max` of them before all are.

@@ -208,13 +208,13 @@ class SegmentLog(LogReads):
     @property
     def durable_pos(self) -> int:
         """Everything below is durable: the end of the last entry whose ticket is done."""
-        self._settle()
+        self._note_durable()
         return self._durable_pos
 
     @property
     def durable_index(self) -> LogIndex:
         """The last entry whose ticket is done."""
-        self._settle()
+        self._note_durable()
         return self._durable_index
 
     def oldest_unsynced_age(self, now: float) -> float:
@@ -223,7 +223,7 @@ class SegmentLog(LogReads):
         It counts from the first call that saw it, so no clock is needed here and ``now`` may come from any: call it a
         few times within the relevant age.
         """
-        self._settle()
+        self._note_durable()
         if not self._submitted:
             return 0.0
         if self._oldest_seen[0] != (oldest := self._submitted[0][0]):
@@ -290,7 +290,7 @@ class SegmentLog(LogReads):
         assert from_index > self._commit_hint, f"cut at {from_index}, committed is {self._commit_hint}"
         if from_index > self.last_index:
             return
-        self._settle()
+        self._note_durable()
         last = self._last_before(from_index - 1)
         end = last.pos + last.size
         if end < self._submitted_end:
@@ -452,7 +452,7 @@ class SegmentLog(LogReads):
 
     def check_invariants(self) -> None:
         """Assert that the bookkeeping is consistent; slow, for tests."""
-        self._settle()
+        self._note_durable()
         assert self._durable_pos <= self._submitted_end <= self.end_pos, (
             f"durable {self._durable_pos}, submitted {self._submitted_end}, end {self.end_pos}"
         )
@@ -505,7 +505,7 @@ class SegmentLog(LogReads):
         self.end_pos = entry.pos + entry.size
         self.chain = entry.chain
 
-    def _settle(self) -> None:
+    def _note_durable(self) -> None:
         """Process finished tickets. The writer's thread only sets a number."""
         done = self._writer.done_ticket
         submitted = self._submitted

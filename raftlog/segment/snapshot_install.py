@@ -22,7 +22,7 @@ import cbor2
 import msgspec
 
 from raftlog.log_numbers import LogIndex
-from raftlog.plain_cbor import decode_plain
+from raftlog.safe_cbor import decode_safe
 from raftlog.segment.closed_file_index import ClosedFileIndex, agrees, decode_sidecar, encode_sidecar
 from raftlog.segment.codec import (
     BLANK_BYTES_MIN,
@@ -114,7 +114,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes) -> Manifest:
     """Raises ValueError for an invalid one; `ManifestTooNew` for one of a newer format."""
     try:
-        value = decode_plain(data)
+        value = decode_safe(data)
         if isinstance(value, dict) and isinstance(found := value.get("format"), int) and found > _FORMAT:
             raise ManifestTooNew(found)
         manifest = msgspec.convert(value, Manifest)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from raftlog.compiled.loaded import IS_COMPILED, PlainWrites
+from raftlog.compiled.loaded import IS_COMPILED, CompiledAppendQueue
 from raftlog.log_numbers import LogIndex
+from raftlog.segment.append_queue import AppendQueue, PythonAppendQueue
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.group_commit import GroupCommit, Store, WriteOp
 from raftlog.segment.limits import DEFAULT
-from raftlog.segment.plain_writes import PlainQueue, PythonPlainWrites
 
 OnDone = Callable[[int], None]
 OnFailed = Callable[[Exception], None]
@@ -35,13 +35,13 @@ class LogWriter(Protocol):
         """Queue one operation. Never waits for the disk; does nothing after a failure."""
 
     def signal_from(self, ticket: int) -> int:
-        """See `raftlog.segment.plain_writes.PlainQueue.signal_from`."""
+        """See `raftlog.segment.append_queue.AppendQueue.signal_from`."""
 
     def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
-        """See `raftlog.segment.plain_writes.PlainQueue.send_after`; also False if this writer sends nothing."""
+        """See `raftlog.segment.append_queue.AppendQueue.send_after`; also False if this writer sends nothing."""
 
     def take_back(self) -> int:
-        """See `raftlog.segment.plain_writes.PlainQueue.take_back`."""
+        """See `raftlog.segment.append_queue.AppendQueue.take_back`."""
 
     def close(self, *, clean: bool) -> None:
         """Finish queued operations and release the writer; ``clean`` as for `SegmentLog.close`."""
@@ -116,7 +116,7 @@ class InlineWriter:
 
 
 class QueueTurns:
-    """The work of a writer's thread: plain operations are carried out by its queue, all others by `GroupCommit`.
+    """The work of a writer's thread: append operations are carried out by its queue, all others by `GroupCommit`.
 
     Args:
         observe: called with the seconds that each write took, including its sync.
@@ -125,7 +125,7 @@ class QueueTurns:
 
     def __init__(
         self,
-        queue: PlainQueue,
+        queue: AppendQueue,
         store: Store,
         clock: Callable[[], float],
         observe: Callable[[float], None],
@@ -156,9 +156,9 @@ class QueueTurns:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[int, int, int]]:
-        """The file that plain operations may be written to, where it starts, and up to where they may be written."""
+        """The file that append operations may be written to, where it starts, and up to where they may be written."""
         commit, files = self.commit, self._files
-        start, limit = files.start_of(commit.end_pos), commit.plain_limit()
+        start, limit = files.start_of(commit.end_pos), commit.append_limit()
         if limit <= commit.end_pos:
             yield -1, start, limit
             return
@@ -209,7 +209,7 @@ class Writer:
 
     def __init__(
         self,
-        queue: PlainQueue,
+        queue: AppendQueue,
         on_failed: OnFailed,
         observe: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
@@ -272,5 +272,5 @@ def threaded_writer(
         on_failed, observe: as for `Writer`.
         sync_bytes_max: as in the limits of the log.
     """
-    queue = PlainWrites(done_fd, sync_bytes_max) if IS_COMPILED else PythonPlainWrites(done_fd, sync_bytes_max)
+    queue = CompiledAppendQueue(done_fd, sync_bytes_max) if IS_COMPILED else PythonAppendQueue(done_fd, sync_bytes_max)
     return Writer(queue, on_failed, observe)

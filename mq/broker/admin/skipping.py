@@ -102,11 +102,11 @@ class Skips(Service):
             answer = MessageSkipped(next_offset=ext.offset + 1, dead_letter_topic=dead_letter_topic(ext.group))
             return call.response(ext=answer.fields())
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             under_way.discard(key)
             answer_outcome(call, "a message was being skipped", reply, outcome)
 
-        self._group_offsets.move(ext.group, ext.topic, ext.queue_id, ext.offset + 1, settled, before=letter)
+        self._group_offsets.move(ext.group, ext.topic, ext.queue_id, ext.offset + 1, finish, before=letter)
 
     def _queue(self, group: str, topic: str, queue_id: int) -> ConsumeQueue:
         if group not in self._metadata.groups:

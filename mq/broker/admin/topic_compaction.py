@@ -381,7 +381,7 @@ class TopicCompaction(Service):
             return
         leadership = self._leadership
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             if leadership is not self._leadership:
                 return
             self._in_flight = False
@@ -395,7 +395,7 @@ class TopicCompaction(Service):
         group: PendingGroup = [_copy(record, offset, tail) for offset, record in newest]
         last = group[-1]
         assert isinstance(last, InternalRecord), f"{last} is the copy of a message"
-        last.on_outcome = settled
+        last.on_outcome = finish
         self._in_flight = True
         self._appender.add_atomically(group)
 
@@ -429,7 +429,7 @@ class TopicCompaction(Service):
             return False
         leadership, count = self._leadership, rows[0][2] - known.queue.min_offset
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             if leadership is self._leadership:
                 self._in_flight = False
                 if isinstance(outcome, Stored):
@@ -438,7 +438,7 @@ class TopicCompaction(Service):
                     known.expires_at = self._clock() + _AGAIN_SECONDS
 
         self._in_flight = True
-        self._appender.add_command(encode_command(ExpireMessages(rows=rows)), settled)
+        self._appender.add_command(encode_command(ExpireMessages(rows=rows)), finish)
         return True
 
 

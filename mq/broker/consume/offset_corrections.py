@@ -65,7 +65,7 @@ class OffsetCorrections(Service):
         for queue_id, end in ends.items():
             assert end < stored[queue_id], f"{group} goes from {stored[queue_id]} to {end} of {topic}/{queue_id}"
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             if not isinstance(outcome, Stored):
                 return  # this replica stopped leading, or its disk is full: then the next leader corrects them
             furthest = max(ends, key=lambda queue_id: stored[queue_id] - ends[queue_id])
@@ -79,4 +79,4 @@ class OffsetCorrections(Service):
                 end=ends[furthest],
             )
 
-        self._offsets.reset(group, topic, ends, settled, restart=False)
+        self._offsets.reset(group, topic, ends, finish, restart=False)

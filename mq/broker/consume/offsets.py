@@ -217,7 +217,7 @@ class Offsets(Service):
         self._resetting.update(dict.fromkeys(keys, this))
         self._restarted.difference_update(keys)
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             # A later reset of the same queue may be in flight; then consumers have restarted elsewhere.
             done = [key for key in keys if self._resetting.get(key) is this]
             for key in done:
@@ -232,11 +232,11 @@ class Offsets(Service):
         last = encode_command(CommitOffsets(offsets=[]))
         if before is not None:
             resets = map(PendingCommand, commands)
-            self._appender.add_atomically([*before, *resets, PendingCommand(last, settled)])
+            self._appender.add_atomically([*before, *resets, PendingCommand(last, finish)])
             return
         for command in commands:
             self._appender.add_command(command)
-        self._appender.add_command(last, settled)
+        self._appender.add_command(last, finish)
 
     def newest(self, group: str, topic: str, queue_id: int) -> QueueOffset:
         """The group's offset including commits in flight, -1 for none. Raises RequestRefused during a reset."""
@@ -290,12 +290,12 @@ class Offsets(Service):
             self._gathered.pop(key, None)  # lower ones, which would hide this one while it is in flight
         self._replicating.update(ends)
 
-        def settled() -> None:
+        def finish() -> None:
             for key, end in ends.items():
                 if self._replicating.get(key) == end:
                     del self._replicating[key]
 
-        return command, settled
+        return command, finish
 
     def gather(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Batch a commit."""
@@ -339,7 +339,7 @@ class Offsets(Service):
             return
         self._replicating.update(gathered)
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             for key, offset in gathered.items():
                 if self._replicating.get(key) == offset:
                     del self._replicating[key]
@@ -351,7 +351,7 @@ class Offsets(Service):
         while len(rows) > COMMAND_ROWS_MAX:
             self._appender.add_command(encode_command(CommitOffsets(offsets=rows[:COMMAND_ROWS_MAX])))
             rows = rows[COMMAND_ROWS_MAX:]
-        self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), settled)
+        self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), finish)
 
     def replicate_gathered(self) -> None:
         """`replicate`, if anything is batched; called by a timer."""
@@ -467,7 +467,7 @@ class Offsets(Service):
             else:
                 call.connection.send(answer)
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             match outcome:
                 case Stored():
                     known(True)
@@ -480,7 +480,7 @@ class Offsets(Service):
 
         is_on_its_way = key in self._gathered or key in self._replicating or key in self._resetting
         if is_on_its_way and self._appender.has_room:
-            self.replicate(settled)
+            self.replicate(finish)
         else:
             self._read(known)
         return None

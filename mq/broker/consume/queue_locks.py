@@ -146,12 +146,12 @@ class QueueLockService(Service):
                 self._granting_to[host] += 1
                 free.append((ref.topic, ref.queue_id))
 
-        def settle() -> None:
+        def forget_grants() -> None:
             for topic, queue_id in free:
                 self._forget_grant((group, topic, queue_id), grant)
 
         def confirmed(known: bool) -> None:
-            settle()
+            forget_grants()
             if known:
                 reply = LockedQueues(self._renew(wanted, host)).encode()
                 call.answer(call.response(body=reply))
@@ -160,7 +160,7 @@ class QueueLockService(Service):
 
         def on_outcome(outcome: Outcome) -> None:
             if isinstance(outcome, Refused):
-                settle()
+                forget_grants()
                 call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, outcome.remark))
             else:
                 confirmed(isinstance(outcome, Stored))
@@ -374,7 +374,7 @@ class QueueLockService(Service):
         keys = [(group, topic, queue_id) for topic, queue_id in rows]
         self._releasing.update(keys)
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             self._releasing.difference_update(keys)
             for topic, queue_id in rows:
                 if self._metadata.lock_holder(group, topic, queue_id) is None:
@@ -385,7 +385,7 @@ class QueueLockService(Service):
         for chunk in _chunks(rows):
             command = encode_command(UnlockQueues(group=group, client_id=client_id, queues=chunk))
             if chunk[-1] is rows[-1]:
-                self._appender.add_command(command, settled)
+                self._appender.add_command(command, finish)
             else:
                 self._appender.add_command(command)
 

@@ -105,7 +105,7 @@ class Routes:
                     self._log.warning("no_route", namesrv=format_address(address), error=str(error))
             for topic in topics:
                 known = self._known.get(topic)
-                self._settle(topic, None if known is None else known.queues)
+                self._tell_waiters(topic, None if known is None else known.queues)
             self._wake()
 
     def check_invariants(self) -> None:
@@ -127,10 +127,10 @@ class Routes:
             if len(self._known) >= REMEMBERED_MAX:
                 del self._known[next(iter(self._known))]
             self._known[topic] = _Known(queues, self._clock())
-            self._settle(topic, queues)
+            self._tell_waiters(topic, queues)
             self._wake()
 
-    def _settle(self, topic: str, queues: Queues | None) -> None:
+    def _tell_waiters(self, topic: str, queues: Queues | None) -> None:
         waiting = self._waiting.pop(topic, [])
         self._waiting_count -= len(waiting)
         assert self._waiting_count >= 0, f"{self._waiting_count} requests wait for routes"

@@ -462,20 +462,20 @@ class LitePops(Service):
         self._read_bytes += nbytes
         client.attempt = ext.attempt_id or "", [each.key[1] for each in taken]
 
-        def settled(known: bool) -> None:
+        def finish(outcome: Outcome) -> None:
             if leadership is not self._leadership:
                 return
             self._read_bytes -= nbytes
             assert self._read_bytes >= 0, f"messages of {self._read_bytes} bytes are being popped"
-            is_freed = self._queues.settled(taken, known=known)
+            is_freed = self._queues.end(taken, outcome)
             for each in taken:
-                if known and not is_freed:
+                if isinstance(outcome, Stored) and not is_freed:
                     self._pops.revival.schedule(CheckpointId(each.key, each.command.start, pop_time_ms))
                 else:
                     self._freed(each.key)
 
         def on_outcome(outcome: Outcome) -> None:
-            settled(isinstance(outcome, Stored))
+            finish(outcome)
             if pop.call.connection.closed:
                 return
             match outcome:

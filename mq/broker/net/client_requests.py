@@ -73,7 +73,7 @@ class ClientRequests(Generic[ConnectionT]):
     def connection_closed(self, connection: ConnectionT) -> None:
         """Fail the requests on this connection."""
         if self._open:
-            self._settle(
+            self._report(
                 [opaque for opaque, each in self._open.items() if each.connection == connection], NoAnswer.GONE
             )
 
@@ -81,13 +81,13 @@ class ClientRequests(Generic[ConnectionT]):
         """Time out requests without an answer; called by a timer."""
         if self._open:
             now = self._clock()
-            self._settle([opaque for opaque, each in self._open.items() if each.deadline <= now], NoAnswer.TIMEOUT)
+            self._report([opaque for opaque, each in self._open.items() if each.deadline <= now], NoAnswer.TIMEOUT)
 
     def check_invariants(self) -> None:
         """Assert that no more requests are in flight than may be; for tests."""
         assert len(self._open) <= self._open_max, f"{len(self._open)} requests are open; maximum: {self._open_max}"
 
-    def _settle(self, opaques: list[int], reason: NoAnswer) -> None:
+    def _report(self, opaques: list[int], reason: NoAnswer) -> None:
         for opaque in opaques:
             # The callback may close a connection and thereby complete other requests.
             question = self._open.pop(opaque, None)

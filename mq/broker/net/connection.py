@@ -157,7 +157,7 @@ class ClientConnection:
         self.authentication: object = None
         self._sock = sock
         self._stream = StreamSocket(reactor, sock, self._on_data, self._closed, unsent, patient=True)
-        self.descriptor = self._stream.plain_fd
+        self.descriptor = self._stream.raw_fd
         address, port = self._stream.peer
         self._address = address
         shown = address.removeprefix("::ffff:")

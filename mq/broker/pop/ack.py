@@ -98,7 +98,7 @@ class AcksInFlight:
         return self._queues.keys()
 
     def wait(self, checkpoint_id: CheckpointId, call: Call[Any]) -> None:
-        """A request about a message that is in flight must wait until that is settled: it may be the same request."""
+        """A request about a message that is in flight must wait for the outcome of that: it may be the same request."""
         assert self._bits.get(checkpoint_id), f"a request waits for {checkpoint_id}, of which nothing is in flight"
         self._waiting.setdefault(checkpoint_id, []).append(call)
 
@@ -130,9 +130,9 @@ class AcksInFlight:
         self._bits[checkpoint_id] = self._bits.get(checkpoint_id, 0) | bits
 
     def end(self, checkpoint_id: CheckpointId, bits: int) -> None:
-        """Mark them as settled; all of them were in flight."""
-        settled = self._bits[checkpoint_id] & bits
-        assert settled == bits, f"{checkpoint_id}: of {bits:#x} only {settled:#x} was in flight"
+        """They are not in flight any more; all of them were."""
+        in_flight = self._bits[checkpoint_id] & bits
+        assert in_flight == bits, f"{checkpoint_id}: of {bits:#x} only {in_flight:#x} was in flight"
         left = self._bits[checkpoint_id] & ~bits
         self.ready += self._waiting.pop(checkpoint_id, ())
         if left:
@@ -377,13 +377,13 @@ class PopAcks:
         assert rows, f"{len(waiters)} requests wait for a command that acknowledges nothing"
         leaving = self.leaving
 
-        def settled(known: bool) -> None:
+        def finish(outcome: Outcome) -> None:
             if leaving is not self.leaving:
                 return  # from an earlier leadership
             for checkpoint_id, bits in rows:
                 leaving.end(checkpoint_id, bits)
                 key, start, pop_time_ms = checkpoint_id
-                if not known:
+                if not isinstance(outcome, Stored):
                     self._schedule(checkpoint_id)  # its time may have ended in the meantime
                 elif (start, pop_time_ms) not in (of_queue := self._metadata.pops.of(key)).open:
                     ordered = of_queue.ordered
@@ -391,11 +391,11 @@ class PopAcks:
                         self._schedule(checkpoint_id)  # without these messages the others may become visible earlier
                     if ordered is None or ordered.pop_time_ms == pop_time_ms:
                         self._freed(key)
-            if known and stored is not None:
+            if isinstance(outcome, Stored) and stored is not None:
                 stored()
 
         def on_outcome(outcome: Outcome) -> None:
-            settled(isinstance(outcome, Stored))
+            finish(outcome)
             if isinstance(outcome, Stored):
                 _answer_all(waiters)
                 return

@@ -483,20 +483,20 @@ class Pops(Service):
         self._queues.begin(taken)
         self._read_bytes += nbytes
 
-        def settled(known: bool) -> None:
+        def finish(outcome: Outcome) -> None:
             if leadership is not self._leadership:
                 return
             self._read_bytes -= nbytes
             assert self._read_bytes >= 0, f"messages of {self._read_bytes} bytes are being popped"
-            if known:
+            if isinstance(outcome, Stored):
                 for each in taken:
                     if each.messages:
                         self.revival.schedule(CheckpointId(each.key, each.command.start, each.command.pop_time_ms))
-            if self._queues.settled(taken, known=known):
+            if self._queues.end(taken, outcome):
                 self.wake(pop_request.group, pop_request.topic, 1)
 
         def on_outcome(outcome: Outcome) -> None:
-            settled(isinstance(outcome, Stored))
+            finish(outcome)
             if pop.call.connection.closed:
                 if isinstance(outcome, Stored) and leadership is self._leadership:
                     for each in taken:

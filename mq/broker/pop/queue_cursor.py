@@ -17,6 +17,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import SPAN_MAX, PopMessages, QueueOfGroup, lowest_bit, offsets_of
+from mq.broker.write_path.outcome import Outcome, Stored
 from mq.filter.subscription import Subscription, parse_subscription
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -308,7 +309,7 @@ class PopQueues:
         work = self._works.get(key)
         return work is not None and work.in_order
 
-    def settled(self, taken: Iterable[PopBatch], *, known: bool) -> bool:
+    def end(self, taken: Iterable[PopBatch], outcome: Outcome) -> bool:
         """The pop is committed, or not stored; returns whether a stale queue became usable again."""
         freed = False
         for each in taken:
@@ -319,7 +320,7 @@ class PopQueues:
             reached = each.command.start if _is_in_order(each) else each.command.next_offset
             if _is_in_order(each):
                 self._ordered_clock.popped(each.key)
-            if not known or stored is None or not reached <= stored <= work.next_offset:
+            if not isinstance(outcome, Stored) or stored is None or not reached <= stored <= work.next_offset:
                 work.stale = True
             if not work.in_flight:
                 freed |= work.stale

@@ -235,7 +235,7 @@ class PopRevival:
             if (put := self._retry_topics.put(record.tail, origin or topic, now_ms)) is not None:
                 created[record.tail.topic] = put
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             if leaving is not self._leaving():
                 return  # from an earlier leadership
             for checkpoint_id, bits in done.items():
@@ -245,7 +245,7 @@ class PopRevival:
                     self._woken(group, topic, count)
 
         rows = [(*key, start, pop_time_ms, bits) for (key, start, pop_time_ms), bits in done.items()]
-        return [*created.values(), AckMessages(rows=rows)], settled
+        return [*created.values(), AckMessages(rows=rows)], finish
 
     def _all(self, keys: list[QueueOfGroup], now_ms: int) -> Iterator[tuple[int, CheckpointId]]:
         for key in keys:

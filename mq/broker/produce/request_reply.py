@@ -2,7 +2,7 @@
 
 A reply names the client that waits for it. The leader pushes it to that client (request code 326), over the client's
 own connection or through the replica that the client is connected to (9003), and stores it if that is requested. It
-answers when both are settled: SUCCESS says that the client has the reply, the message id says whether it is stored,
+answers when both have ended: SUCCESS says that the client has the reply, the message id says whether it is stored,
 too. Nothing is retried here: the replier gets the result, and a client recognizes a duplicate reply by its correlation
 id.
 """
@@ -56,7 +56,7 @@ _EXPIRE_SECONDS = 0.1
 
 
 class _Reply:
-    """A reply in progress: answered when push and storing are settled."""
+    """A reply in progress: answered when push and storing have ended."""
 
     __slots__ = ("at", "body_bytes", "call", "client_id", "queue_id", "refusal", "waits")
 
@@ -176,7 +176,7 @@ class Replies(Service):
         properties = props.decode(ext.properties)
         client_id = properties.get(props.REPLY_TO_CLIENT)
         if client_id is None:
-            self._settle(reply, f"reply message properties[{props.REPLY_TO_CLIENT}] is null")
+            self._answer(reply, f"reply message properties[{props.REPLY_TO_CLIENT}] is null")
             return
         reply.client_id = client_id[:_CLIENT_ID_LENGTH_MAX]
         if reply.client_id != client_id:
@@ -210,9 +210,9 @@ class Replies(Service):
             if answer is NoAnswer.GONE:
                 self._relay(reply, push, body)  # it may be connected to another replica by now
             elif isinstance(answer, Response) and answer.code == ResponseCode.SUCCESS:
-                self._settle(reply, None)
+                self._answer(reply, None)
             else:
-                self._settle(reply, _failed(client_id))
+                self._answer(reply, _failed(client_id))
 
         at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), body, self._push_seconds, answered)
 
@@ -224,25 +224,25 @@ class Replies(Service):
             return
         open_questions = len(addresses)
         refusal: str | None = None
-        settled = False
+        has_answered = False
 
         def answered(answer: Response | NoAnswer, _: bytes) -> None:
-            nonlocal open_questions, refusal, settled
+            nonlocal open_questions, refusal, has_answered
             open_questions -= 1
             assert open_questions >= 0, f"{-open_questions} replicas more than {len(addresses)} have answered"
             code = answer.code if isinstance(answer, Response) else None
             if code != ResponseCode.CONSUMER_NOT_ONLINE and answer is not NoAnswer.GONE:
                 refusal = _failed(reply.client_id)
-            if settled or (open_questions and code != ResponseCode.SUCCESS):
+            if has_answered or (open_questions and code != ResponseCode.SUCCESS):
                 return
-            settled = True
+            has_answered = True
             if code == ResponseCode.SUCCESS:
                 self._relayed += 1
-                self._settle(reply, None)
+                self._answer(reply, None)
             elif refusal is None:
                 self._not_found(reply)
             else:
-                self._settle(reply, refusal)
+                self._answer(reply, refusal)
 
         fields = msgspec.structs.asdict(push)
         ext = RelayReplyExt(**fields, identity=self._identity, client_id=reply.client_id).fields()
@@ -250,14 +250,14 @@ class Replies(Service):
             self._calls.ask(address, RequestCode.RELAY_REPLY, ext, body, RELAY_SECONDS, answered)
 
     def _not_found(self, reply: _Reply) -> None:
-        self._settle(reply, f"push reply message fail, channel of <{reply.client_id}> not found.")
+        self._answer(reply, f"push reply message fail, channel of <{reply.client_id}> not found.")
 
     def _stored(self, reply: _Reply, outcome: Outcome) -> None:
         if isinstance(outcome, Stored):
             reply.at = outcome
         self._advance(reply)
 
-    def _settle(self, reply: _Reply, refusal: str | None) -> None:
+    def _answer(self, reply: _Reply, refusal: str | None) -> None:
         reply.refusal = refusal
         if refusal is None:
             self._pushed += 1

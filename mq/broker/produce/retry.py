@@ -283,11 +283,11 @@ class Retries(Service):
         if put is None:  # changes nothing; pops are woken when it is applied
             put = PutTopic(config=self._metadata.topics[tail.topic], timestamp_ms=now_ms, unless_there=True)
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             if isinstance(outcome, Stored):
                 self.wake_pops(group, origin, 1)
 
-        before: PendingGroup = [PendingCommand(encode_command(put), settled)]
+        before: PendingGroup = [PendingCommand(encode_command(put), finish)]
         self._made.add(call, tail=tail, properties=properties, queue_id=tail.queue_id, before=before)
 
     def creation(self, topic: str) -> PutTopic | None:

@@ -304,9 +304,9 @@ class Sends(Service):
             return
         waiting = self._creating[topic] = [created]
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             self._creating.pop(topic, None)
             for on_outcome in waiting:
                 on_outcome(outcome)
 
-        self._appender.add_command(encode_command(command), settled)
+        self._appender.add_command(encode_command(command), finish)

@@ -134,10 +134,10 @@ class ScheduleRequests(Service):
             self._log.info("schedule_changed", schedule=name, change="triggered")
             return call.response()
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             answer_outcome(call, "a message of a schedule was being stored", reply, outcome)
 
-        self._ticks.send_now(definition, tail, settled)
+        self._ticks.send_now(definition, tail, finish)
 
     def handle_list(self, call: Call[ListSchedules]) -> None:
         """Request code 9014, by any replica: an empty list if there is no schedule of that name."""
@@ -249,11 +249,11 @@ class ScheduleRequests(Service):
             self._log.info("schedule_changed", schedule=name, change=change)
             return answer
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             end()
             answer_outcome(call, "a schedule was being stored", reply, outcome)
 
-        self._appender.add_command(body, settled)
+        self._appender.add_command(body, finish)
 
 
 def _changed(call: Call[Any], schedule: Schedule) -> bytes:

@@ -191,11 +191,11 @@ class Ticks(Service):
         """Append the message of a schedule beside its ticks."""
         sent_ms = self._wall_clock_ms()
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             self.sent += isinstance(outcome, Stored)
             on_outcome(outcome)
 
-        self._appender.add_atomically([self._message(definition, tail, sent_ms, sent_ms, settled)])
+        self._appender.add_atomically([self._message(definition, tail, sent_ms, sent_ms, finish)])
 
     def tail_for(self, definition: ScheduleDefinition) -> QueueTail | None:
         """The queue of a schedule's messages: always the same one, so that they are in order; None without a topic."""
@@ -264,9 +264,9 @@ class Ticks(Service):
         in_flight = self._in_flight
         in_flight.add(name)
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             if in_flight is self._in_flight:
-                self._settled(name, tick, outcome)
+                self._finish(name, tick, outcome)
 
         group: PendingGroup = []
         if tick.due_ms is not None and tail is not None:
@@ -278,7 +278,7 @@ class Ticks(Service):
             due_ms=tick.due_ms or 0,
             skipped=min(tick.skipped, SKIPPED_MAX),
         )
-        group.append(PendingCommand(encode_command(mark), settled))
+        group.append(PendingCommand(encode_command(mark), finish))
         self._appender.add_atomically(group)
 
     def _message(
@@ -304,7 +304,7 @@ class Ticks(Service):
             on_outcome=on_outcome,
         )
 
-    def _settled(self, name: str, tick: Tick, outcome: Outcome) -> None:
+    def _finish(self, name: str, tick: Tick, outcome: Outcome) -> None:
         self._in_flight.discard(name)
         now_ms = self._wall_clock_ms()
         if isinstance(outcome, Stored):

@@ -70,7 +70,7 @@ class Source(Protocol[K]):
     """The feature-specific part of delivery."""
 
     def restart(self) -> None:
-        """Restart from the applied state: all moves in flight are settled, and not all of them are stored."""
+        """Restart from the applied state: all moves in flight have ended, and not all of them are stored."""
 
     def due(self, now_ms: int) -> Generator[Due[K], int | None]:
         """The due messages, in order.
@@ -181,7 +181,7 @@ class Delivery(Generic[K]):
         *others, last = map(encode_command, commands)
         group: PendingGroup = [record for _, record in moved if record is not None]
         group += map(PendingCommand, others)
-        group.append(PendingCommand(last, partial(self._settled, on_outcome)))
+        group.append(PendingCommand(last, partial(self._finish, on_outcome)))
         self._groups += 1
         self._appender.add_atomically(group)
         return True
@@ -223,7 +223,7 @@ class Delivery(Generic[K]):
                 if moved and room < 0:
                     return
                 if unreadable:
-                    unreadable.settled((key, offset))
+                    unreadable.forget((key, offset))
                 moved.append((due, record))
             try:
                 due = dues.send(until_ms)
@@ -248,7 +248,7 @@ class Delivery(Generic[K]):
         )
         return until_ms
 
-    def _settled(self, on_outcome: OnOutcome, outcome: Outcome) -> None:
+    def _finish(self, on_outcome: OnOutcome, outcome: Outcome) -> None:
         self._groups -= 1
         assert self._groups >= 0, f"{self._groups} groups of due messages are in flight"
         on_outcome(outcome)

@@ -40,7 +40,7 @@ class ReadBackoff:
         known = self._known.get(message)
         return known[1] if known is not None and now_ms < known[1] <= now_ms + known[0] else None
 
-    def settled(self, message: tuple[Hashable, int]) -> None:
+    def forget(self, message: tuple[Hashable, int]) -> None:
         """It was read, or is no longer needed."""
         self._known.pop(message, None)
 

@@ -190,17 +190,17 @@ class Timers(Service):
         assert timer not in under_way, f"timer {timer} is recalled while it is under way"
         under_way.add(timer)
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             under_way.discard(timer)
             if isinstance(outcome, Stored):
                 self.recalled += 1
-                self._unreadable.settled(timer)
+                self._unreadable.forget(timer)
             elif isinstance(outcome, Refused):
                 self._wheel.look_again(queue_id, 0)  # it may have become due in the meantime
             on_outcome(outcome)
 
         command = encode_command(CompleteEntries(topic=TIMER_TOPIC, queue_id=queue_id, offsets=[offset]))
-        self._appender.add_command(command, settled)
+        self._appender.add_command(command, finish)
 
     # -- delivery ------------------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Timers(Service):
         self.rolled += rolled
         self.delivered += len(copied) - rolled
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             under_way.difference_update(timers)
             if isinstance(outcome, Stored) and copied:
                 self.late_ms = max(self._wall_clock_ms() - copied[0][0].due_ms, 0)
@@ -305,7 +305,7 @@ class Timers(Service):
             CompleteEntries(topic=TIMER_TOPIC, queue_id=queue_id, offsets=sorted(of_queue))
             for queue_id, of_queue in offsets.items()
         ]
-        return commands, settled
+        return commands, finish
 
     def _skip_lost(self, queue_id: int, offset: QueueOffset) -> None:
         """Entries that the log deleted before they were due are done."""
@@ -313,14 +313,14 @@ class Timers(Service):
         if not lost:
             return
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             if isinstance(outcome, Stored):
                 self._unreadable.gone(queue_id, offset)
                 self.expired += lost
                 self._log.warning("timers_expired", queue_id=queue_id, expired=self.expired)
 
         command = SkipEntries(topic=TIMER_TOPIC, queue_id=queue_id, offset=offset)
-        self._appender.add_command(encode_command(command), settled)
+        self._appender.add_command(encode_command(command), finish)
 
 
 def _number(text: str | None) -> int:

@@ -34,7 +34,7 @@ from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.wire.fields import INT32_MAX
 from mq.store.dispatch import META_TOPIC
-from raftlog.plain_cbor import decode_plain
+from raftlog.safe_cbor import decode_safe
 
 QUEUES_MAX = 16_384
 """Readable or writable queues of one topic; far above what is used, far below what would hurt."""
@@ -308,7 +308,7 @@ def encode_command(command: Command) -> bytes:
 def decode_command(body: bytes) -> Command:
     """Decode a committed command record. Raises CommandUnknown for any invalid bytes."""
     try:
-        loaded = decode_plain(body, number_bytes_max=NUMBER_BYTES_MAX)
+        loaded = decode_safe(body, number_bytes_max=NUMBER_BYTES_MAX)
         # Decoding with the union of all types would take ten times as long.
         name = loaded.get("kind") if isinstance(loaded, dict) else None
         kind = _KINDS.get(name) if isinstance(name, str) else None

@@ -115,7 +115,7 @@ class QueueMarks:
             if missing > 0:
                 bits += bytes(missing)
             bits[at >> 3] |= 1 << (at & 7)
-        self._settle(low)
+        self._advance_low(low)
         assert self.low >= low, f"everything was finished below {low}, now below {self.low}"
 
     def skip_to(self, offset: QueueOffset) -> None:
@@ -124,7 +124,7 @@ class QueueMarks:
             drop = (offset >> 3) - (self.low >> 3)
             del self.bits[:drop]
             self.low = offset
-            self._settle(offset)
+            self._advance_low(offset)
             assert self.low >= offset, f"everything is finished below {offset}, marked below {self.low}"
 
     def check_invariants(self) -> None:
@@ -139,7 +139,7 @@ class QueueMarks:
         assert not bits or not bits[0] & (1 << at) - 1, f"marks below {self.low}: {bits[0]:#x}"
         assert not bits or not bits[0] >> at & 1, f"{self.low} is finished, everything below it is as well"
 
-    def _settle(self, low: QueueOffset) -> None:
+    def _advance_low(self, low: QueueOffset) -> None:
         """Move ``low`` past the finished offsets from there on, and drop the bits below."""
         bits = self.bits
         at = low & 7

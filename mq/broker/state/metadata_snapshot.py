@@ -17,7 +17,7 @@ from mq.broker.state.nested_tables import Rows, in_order
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX
 from mq.broker.state.table import SnapshotDamaged
 from mq.protocol.numbers import QueueOffset
-from raftlog.plain_cbor import decode_plain
+from raftlog.safe_cbor import decode_safe
 
 SNAPSHOT_FORMAT = 1
 _CBOR_ARRAY, _CBOR_MAP = 0x80, 0xA0
@@ -52,7 +52,7 @@ def encode_snapshot(state: Snapshot) -> bytes:
 
 def decode_snapshot(encoded: bytes) -> Snapshot:
     """Raises ValueError or msgspec.ValidationError for bytes that are none, SnapshotDamaged for another format."""
-    loaded = decode_plain(encoded, number_bytes_max=NUMBER_BYTES_MAX, any_key=True)
+    loaded = decode_safe(encoded, number_bytes_max=NUMBER_BYTES_MAX, any_key=True)
     _check_format(loaded)
     return msgspec.convert(loaded, Snapshot)
 

@@ -255,7 +255,7 @@ class CheckBacks(Service):
         command = encode_command(AdvanceChecks(number=number, offset=reached, put_off=put_off))
         positions = self._positions
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             if self._positions is positions:
                 self._busy.discard(number)
                 if isinstance(outcome, Stored):
@@ -263,7 +263,7 @@ class CheckBacks(Service):
                     self._ask_about(asked, number)
                     self.run()
 
-        self._appender.add_command(command, settled)
+        self._appender.add_command(command, finish)
 
     def _none_postponed(self) -> CheckImmunity:
         return CheckImmunity(
@@ -400,7 +400,7 @@ class CheckBacks(Service):
             return
         self._busy.add(0)
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             self._busy.discard(0)
             if isinstance(outcome, Stored):
                 self.expired += len(lost)
@@ -408,7 +408,7 @@ class CheckBacks(Service):
 
         skipped = encode_command(SkipEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offset=offset))
         discards = map(PendingCommand, map(encode_command, self._halves.discards(lost)))
-        self._appender.add_atomically([*discards, PendingCommand(skipped, settled)])
+        self._appender.add_atomically([*discards, PendingCommand(skipped, finish)])
 
 
 def _check_request(message: StoredMessage, number: int, opaque: int, broker_name: str) -> bytes:

@@ -60,7 +60,7 @@ _NOT_FOUND = "Find prepared transaction message failed"
 class _Ends:
     """Half messages that end in one entry, and the requests that wait for it."""
 
-    __slots__ = ("advance", "again", "copies", "discarded", "kept", "nbytes", "offsets", "settled", "waiting")
+    __slots__ = ("advance", "again", "copies", "discarded", "finish", "kept", "nbytes", "offsets", "waiting")
 
     def __init__(self) -> None:
         self.offsets: list[QueueOffset] = []
@@ -70,8 +70,8 @@ class _Ends:
         """How many of them become visible."""
         self.copies: list[InternalRecord] = []
         self.advance: bytes | None = None
-        """The command for consumer offsets of a set; `settled` is called when its outcome is known."""
-        self.settled: Callable[[], None] | None = None
+        """The command for consumer offsets of a set; `finish` is called when its outcome is known."""
+        self.finish: Callable[[], None] | None = None
         self.nbytes = 0
         self.waiting: list[Call[EndTransaction]] = []
         self.again: list[Call[EndTransaction]] = []
@@ -246,12 +246,12 @@ class Transactions(Service):
         ends.offsets.append(offset)
         if call.request.ext.commit_or_rollback == COMMITTED:
             ends.kept = 1
-            ends.copies, ends.advance, ends.settled = self._sets.commit(position, raw)
+            ends.copies, ends.advance, ends.finish = self._sets.commit(position, raw)
         else:
             ends.discarded.append(offset)
         ends.waiting.append(call)
         assert offset not in self._ending, f"half message {offset} ends twice"
-        assert (ends.advance is None) == (ends.settled is None), f"the offsets of set {offset} are not forgotten"
+        assert (ends.advance is None) == (ends.finish is None), f"the offsets of set {offset} are not forgotten"
         self._ending[offset] = ends
         self._start(ends)
 
@@ -269,7 +269,7 @@ class Transactions(Service):
         """
         for offset, ends in self._ending.items():
             assert offset in ends.offsets, f"half message {offset} ends with {ends.offsets}"
-            assert (ends.advance is None) == (ends.settled is None), f"set {offset} does not forget its offsets"
+            assert (ends.advance is None) == (ends.finish is None), f"set {offset} does not forget its offsets"
         if self._appender.is_idle:
             assert not self._ending, f"half messages {sorted(self._ending)} end, and nothing is pending"
         gathered = [] if self._gathering is None else self._gathering.offsets
@@ -369,18 +369,18 @@ class Transactions(Service):
             born_host=self._host,
         )
         *discards, done = map(encode_command, self._marks(ends))
-        settled = PendingCommand(done, partial(self._settled, ends))
+        last = PendingCommand(done, partial(self._finish, ends))
         advances = [] if ends.advance is None else [PendingCommand(ends.advance)]
-        self._appender.add_atomically([*ends.copies, ended, *advances, *map(PendingCommand, discards), settled])
+        self._appender.add_atomically([*ends.copies, ended, *advances, *map(PendingCommand, discards), last])
 
     def _marks(self, ends: _Ends) -> list[Command]:
         done = CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=ends.offsets)
         return [*self._halves.discards(ends.discarded), done]
 
-    def _settled(self, ends: _Ends, outcome: Outcome) -> None:
+    def _finish(self, ends: _Ends, outcome: Outcome) -> None:
         self._forget_ends(ends)
-        if ends.settled is not None:
-            ends.settled()
+        if ends.finish is not None:
+            ends.finish()
         if isinstance(outcome, Refused):
             for call in (*ends.waiting, *ends.again):
                 call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))

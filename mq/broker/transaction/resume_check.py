@@ -93,13 +93,13 @@ class ResumeCheck(Service):
             self._log.info("half_message_resumed", message_id=message_id)
             return call.response()
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             assert offset in under_way, f"message {message_id} is resumed twice"
             under_way.discard(offset)
             answer_outcome(call, "a half message was being resumed", reply, outcome)
 
         half = copy_record(raw, self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), _unchecked(raw.properties), transaction=0)
-        self._appender.add_atomically([half, *self._forget_lost(), self._done(offset, settled)])
+        self._appender.add_atomically([half, *self._forget_lost(), self._done(offset, finish)])
         return None
 
     def _find(self, message_id: str) -> tuple[QueueOffset, RawRecord]:
@@ -130,9 +130,9 @@ class ResumeCheck(Service):
         return [PendingCommand(encode_command(SkipEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offset=first)))]
 
     @staticmethod
-    def _done(offset: QueueOffset, settled: OnOutcome) -> PendingCommand:
+    def _done(offset: QueueOffset, finish: OnOutcome) -> PendingCommand:
         command = CompleteEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offsets=[offset])
-        return PendingCommand(encode_command(command), settled)
+        return PendingCommand(encode_command(command), finish)
 
 
 def _unchecked(properties: bytes) -> bytes:

@@ -110,7 +110,7 @@ class StagedSets(Service):
             at = TransactionStaged(half_queue_offset=stored.queue_offset, half_physical_offset=stored.physical_offset)
             return call.response(ext=at.fields())
 
-        def settled(outcome: Outcome) -> None:
+        def finish(outcome: Outcome) -> None:
             answer_outcome(call, "a transaction was being staged", reply, outcome)
 
         half = InternalRecord(
@@ -119,7 +119,7 @@ class StagedSets(Service):
             properties=encoded,
             born_timestamp_ms=ext.born_timestamp_ms,
             born_host=call.connection.host,
-            on_outcome=settled,
+            on_outcome=finish,
         )
         self._appender.add_atomically([*map(PendingCommand, map(encode_command, creations)), half])
 

@@ -108,7 +108,7 @@ class Appender:
         self.is_open = False
         pending, self.pending = self.pending, []
         self.waiting_senders = 0
-        self._settle(pending, LeadershipLost())
+        self._report(pending, LeadershipLost())
 
     @property
     def is_idle(self) -> bool:
@@ -136,7 +136,7 @@ class Appender:
                 f"[REJECTREQUEST]system busy, {self.pending_bytes} bytes of messages are pending",
             )
 
-    def _settle(self, pending: list[PendingItem], outcome: Refused | LeadershipLost) -> None:
+    def _report(self, pending: list[PendingItem], outcome: Refused | LeadershipLost) -> None:
         """Report to the senders of these items that they are not stored."""
         for item in pending:
             self.pending_bytes -= item.nbytes
@@ -209,7 +209,7 @@ class Appender:
             entry = Entry(nbytes)
             index = self._log.append(nbytes, partial(self._builder.build, pending[start:end], entry))
             if index is Refusal.DISK_FULL:
-                self._settle(pending[start:], Refused(_DISK_FULL.format(self._disk_used())))
+                self._report(pending[start:], Refused(_DISK_FULL.format(self._disk_used())))
                 break
             if isinstance(index, Refusal):
                 self.pending = pending[start:] + self.pending

@@ -12,7 +12,7 @@ from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.replies import fields_of, read_body
-from mq.inspection.catalogue import CatalogueAdmin, parsed
+from mq.inspection.catalogue import CatalogueAdmin
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import QueueOffset
@@ -20,6 +20,7 @@ from mq.protocol.requests.namesrv import ClusterInfo
 from mq.protocol.requests.pull import PullExt, PullReply
 from mq.protocol.requests.send import SENT_QUEUE_OFFSET
 from mq.protocol.send_fields import SEND_FIELDS
+from mq.protocol.wire.queue_tables import read_offset_rows
 
 READER_GROUP: Final = "TOOLS_CONSUMER"
 """The group in whose name is read; brokers of RocketMQ and of raftmq have it from the start. It stores no offsets."""
@@ -68,8 +69,7 @@ class ClusterAdmin(CatalogueAdmin):
     async def delay_offsets(self, address: str) -> dict[int, int]:
         """For each delay level the offset of the next message to deliver, at one broker."""
         _, body = await self._opened().call(address, RequestCode.GET_ALL_DELAY_OFFSET)
-        offsets = read_body(parsed, body).get("offsetTable", {})
-        return {int(level): int(offset) for level, offset in offsets.items()}
+        return {int(level): int(offset) for level, offset in read_body(read_offset_rows, body).items()}
 
     async def pull(
         self, queue: MessageQueue, offset: int, *, hold: bool = False, count_max: int = PULL_MESSAGES_MAX
@@ -99,7 +99,7 @@ class ClusterAdmin(CatalogueAdmin):
         if response.code not in _ANSWERS:
             raise BrokerError(response.code, response.remark, connection.address)
         reply = fields_of(PullReply, response)
-        begin, end = (max(int(response.ext.get(name, "0")), 0) for name in ("minOffset", "maxOffset"))
+        begin, end = max(reply.min_offset, 0), max(reply.max_offset, 0)
         messages = read_body(decode_records, body) if response.code == ResponseCode.SUCCESS else []
         for message in messages:
             if (message.topic, message.queue_id) != (queue.topic, queue.queue_id):

@@ -99,7 +99,7 @@ class Consumer(Client, Generic[BodyT]):
         self._rng = rng
         self._made_in = os.getpid()
         self._trace_topic = trace_topic(trace)
-        self._remoting: ClientCore | None = None
+        self._core: ClientCore | None = None
         """Set while the consumer is open."""
         self._tasks: anyio.abc.TaskGroup | None = None
         """Set while it is open."""
@@ -112,7 +112,7 @@ class Consumer(Client, Generic[BodyT]):
         self.client_id = new_client_id()
         self._random = new_random(self._rng, self._made_in)
         self._unique_keys = new_unique_keys(self._random)
-        self._remoting = self._tasks = self._tracer = self._recorder = None
+        self._core = self._tasks = self._tracer = self._recorder = None
         if self._spans is not None:
             self._spans.identify(self.client_id)
 
@@ -128,21 +128,21 @@ class Consumer(Client, Generic[BodyT]):
                 on_event=self._on_event if recorder is None else recorder.telling(self._on_event),
                 settings=self._remoting_settings,
                 rng=self._random,
-            ) as remoting,
+            ) as core,
         ):
-            self._remoting, self._recorder = remoting, recorder
+            self._core, self._recorder = core, recorder
             self._decoding.on_settled = None if recorder is None else recorder.settled
-            self._connected(remoting)
+            self._connected(core)
             try:
                 async with open_task_group() as tasks:
                     self._tasks = tasks
                     self._tracer = tracer = open_tracer(
-                        tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
+                        tasks, core, self._trace_topic, group=self.group, unique_keys=self._unique_keys
                     )
-                    await self._ping_first(remoting)
-                    await self._start(remoting, tasks)
+                    await self._ping_first(core)
+                    await self._start(core, tasks)
                     if recorder is not None:
-                        tasks.start_soon(recorder.run, self._lag_to_show(), remoting.settings.limits.sample_seconds)
+                        tasks.start_soon(recorder.run, self._lag_to_show(), core.settings.limits.sample_seconds)
                     try:
                         yield
                     finally:
@@ -153,7 +153,7 @@ class Consumer(Client, Generic[BodyT]):
                 self._tasks = None
                 self._closed()
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
-                    await self._leave(remoting)
+                    await self._leave(core)
 
     def _lag_to_show(self) -> Lag | None:
         """What asks for the lag that metrics show."""
@@ -161,10 +161,10 @@ class Consumer(Client, Generic[BodyT]):
 
     # Life cycle.
 
-    def _connected(self, remoting: ClientCore) -> None:
+    def _connected(self, core: ClientCore) -> None:
         """Connections can be opened; nothing runs yet. An exception prevents entering the block."""
 
-    async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
+    async def _start(self, core: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
         """Start assigning and pulling, in `tasks`. An exception prevents entering the block."""
 
     def _stop(self) -> None:
@@ -174,7 +174,7 @@ class Consumer(Client, Generic[BodyT]):
         """Assigning and pulling have ended. Wake tasks that wait for a message."""
 
     @abstractmethod
-    async def _leave(self, remoting: ClientCore) -> None:
+    async def _leave(self, core: ClientCore) -> None:
         """Store offsets, return messages and unregister; for LEAVE_SECONDS at most. Must not raise."""
 
     # Communication with brokers.
@@ -193,8 +193,8 @@ class Consumer(Client, Generic[BodyT]):
         return refuse_server_request(request, body, answer_later)
 
     def _tell(self, event: ClientEvent) -> None:
-        if self._remoting is not None:
-            self._remoting.tell(event)
+        if self._core is not None:
+            self._core.tell(event)
 
     # Bodies.
 
@@ -204,11 +204,9 @@ class Consumer(Client, Generic[BodyT]):
 
     async def _give_up(self, message: ReceivedMessage[Any], error: BaseException) -> bool:
         """Make a message a dead letter; returns whether a broker has stored it. Takes at most 5 s."""
-        assert self._remoting is not None, "a message is given up before the consumer is open"
+        assert self._core is not None, "a message is given up before the consumer is open"
         text = failure_text(error)
-        return await give_back(
-            self._remoting, self.group, message, max_reconsume_times=None, failure=text, is_dead=True
-        )
+        return await give_back(self._core, self.group, message, max_reconsume_times=None, failure=text, is_dead=True)
 
     # Common to all kinds.
 
@@ -248,12 +246,12 @@ class Consumer(Client, Generic[BodyT]):
         Raises NotARequest, ReplyNotDelivered (the sender is gone), MessageRefused, and after `timeout` seconds the last
         error. A reply does not acknowledge the message: that happens when its handler ends, as for any other.
         """
-        remoting = self._opened()
+        core = self._opened()
         own_id = self._unique_keys.next()
         chosen = check_body_codec(codec) or self._codec
         if chosen is not None:
             body = encode_body(chosen, body)
-        await reply_to(message, body, remoting, self.group, properties=properties, unique_key=own_id, timeout=timeout)
+        await reply_to(message, body, core, self.group, properties=properties, unique_key=own_id, timeout=timeout)
 
     async def dead_letter(self, message: ReceivedMessage[Any], reason: str | BaseException) -> None:
         """Store a received message in the group's dead letter topic, with the reason, and wait until that is done.
@@ -261,9 +259,9 @@ class Consumer(Client, Generic[BodyT]):
         This does not acknowledge it: a handler returns afterwards, others acknowledge the delivery. Raises
         NotADeadLetter if no broker took it within 5 s.
         """
-        remoting = self._opened()
+        core = self._opened()
         text = failure_text(reason) if isinstance(reason, BaseException) else props.safe_value(reason)
-        taken = await give_back(remoting, self.group, message, max_reconsume_times=None, failure=text, is_dead=True)
+        taken = await give_back(core, self.group, message, max_reconsume_times=None, failure=text, is_dead=True)
         if not taken:
             raise NotADeadLetter(message)
 
@@ -272,8 +270,8 @@ class Consumer(Client, Generic[BodyT]):
     def _opened(self) -> ClientCore:
         """Raises ClientClosed."""
         self._check_open()
-        assert self._remoting is not None, "open without a remoting"
-        return self._remoting
+        assert self._core is not None, "open without connections"
+        return self._core
 
     def _show(self, what: str, state: str) -> str:
         """The text of `repr`: `what` is consumed, `state` describes an open consumer."""

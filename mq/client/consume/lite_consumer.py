@@ -192,18 +192,18 @@ class LiteConsumer(PopConsumer[BodyT]):
         await self._change(Action.PARTIAL_REMOVE, _checked(lite_topics), None)
 
     async def _change(self, action: Action, lites: set[str], start: LiteStart | None) -> None:
-        remoting = self._opened()
+        core = self._opened()
         if self._wanted is None:
             raise ValueError("this consumer reads all lite topics")
         if not lites:
             return
-        names = sorted((await remoting.route(self.topic)).brokers)
+        names = sorted((await core.route(self.topic)).brokers)
         errors: list[ClientError] = []
 
         async def tell(broker_name: str) -> None:
             try:
-                await self._tell_all(remoting, broker_name)
-                await self._control(remoting, broker_name, action, lites, start)
+                await self._tell_all(core, broker_name)
+                await self._control(core, broker_name, action, lites, start)
             except ClientError as error:
                 errors.append(error)
 
@@ -220,7 +220,7 @@ class LiteConsumer(PopConsumer[BodyT]):
 
     async def _control(
         self,
-        remoting: ClientCore,
+        core: ClientCore,
         broker_name: str,
         action: Action,
         lites: Collection[str],
@@ -238,7 +238,7 @@ class LiteConsumer(PopConsumer[BodyT]):
             offset_option=option,
         )
         await call_leader(
-            remoting,
+            core,
             self.topic,
             broker_name,
             RequestCode.LITE_SUBSCRIPTION_CTL,
@@ -251,20 +251,20 @@ class LiteConsumer(PopConsumer[BodyT]):
 
     # Life cycle.
 
-    def _connected(self, remoting: ClientCore) -> None:
-        super()._connected(remoting)
+    def _connected(self, core: ClientCore) -> None:
+        super()._connected(core)
         self._told.clear()
         self._begun.clear()
 
-    async def _leave(self, remoting: ClientCore) -> None:
-        route = remoting.known_route(self.topic)
+    async def _leave(self, core: ClientCore) -> None:
+        route = core.known_route(self.topic)
         with anyio.move_on_after(1.0):
             for broker_name in () if route is None else sorted(route.brokers):
                 try:
-                    await self._control(remoting, broker_name, Action.COMPLETE_REMOVE, (), None, seconds=1.0)
+                    await self._control(core, broker_name, Action.COMPLETE_REMOVE, (), None, seconds=1.0)
                 except ClientError:
                     continue  # it is forgotten after some minutes
-        await super()._leave(remoting)
+        await super()._leave(core)
 
     def _answer_server(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
@@ -282,10 +282,10 @@ class LiteConsumer(PopConsumer[BodyT]):
     # Pops.
 
     async def _before_pop(self, broker_name: str) -> None:
-        assert self._remoting is not None, "a pop before the consumer was opened"
-        await self._tell_all(self._remoting, broker_name)
+        assert self._core is not None, "a pop before the consumer was opened"
+        await self._tell_all(self._core, broker_name)
 
-    async def _tell_all(self, remoting: ClientCore, broker_name: str) -> None:
+    async def _tell_all(self, core: ClientCore, broker_name: str) -> None:
         """Tell a broker group all that this consumer subscribes to, unless it knows. Raises ClientError."""
         if broker_name in self._told:
             return
@@ -294,7 +294,7 @@ class LiteConsumer(PopConsumer[BodyT]):
         is_first = bool(self._wanted) and broker_name not in self._begun
         action = Action.PARTIAL_ADD if is_first else Action.COMPLETE_ADD
         try:
-            await self._control(remoting, broker_name, action, self._wanted or (), None)
+            await self._control(core, broker_name, action, self._wanted or (), None)
             self._begun.add(broker_name)
         except BaseException:
             self._told.discard(broker_name)

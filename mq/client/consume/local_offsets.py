@@ -23,9 +23,9 @@ class LocalOffsets:
     commits_with_pulls = False
     """Whether pulls carry offsets to the leader."""
 
-    def __init__(self, remoting: ClientCore, path: Path | None, consume_from: ConsumeFrom) -> None:
+    def __init__(self, core: ClientCore, path: Path | None, consume_from: ConsumeFrom) -> None:
         """Raises OffsetsFileDamaged, OSError."""
-        self._remoting = remoting
+        self._core = core
         self._path = path
         self._consume_from = consume_from
         self._stored = {} if path is None else _read(path)
@@ -38,11 +38,11 @@ class LocalOffsets:
         stored = self._stored.get(queue)
         if stored is not None:
             return stored
-        route = self._remoting.known_route(queue.topic)
+        route = self._core.known_route(queue.topic)
         queues = frozenset((queue,)) if route is None else frozenset(route.read_queues)
         # A member reads all queues of a topic: one that is not known was added later, and nothing of it was read.
         was_added = queue.topic in self._known_topics or queue not in self._at_first.setdefault(queue.topic, queues)
-        return await queue_offset(self._remoting, queue, "first" if was_added else self._consume_from)
+        return await queue_offset(self._core, queue, "first" if was_added else self._consume_from)
 
     def note_missing(self, topic: str) -> None:
         """The topic does not exist: when it does, all its messages are new."""

@@ -47,7 +47,7 @@ class GroupMember:
     def __init__(
         self,
         tasks: anyio.abc.TaskGroup,
-        remoting: ClientCore,
+        core: ClientCore,
         offsets: GroupOffsets | LocalOffsets,
         board: DeliveryBoard,
         subscribed: Mapping[str, Subscribed],
@@ -61,7 +61,7 @@ class GroupMember:
         commit_seconds: float,
         rebalance_seconds: float,
     ) -> None:
-        self._remoting = remoting
+        self._core = core
         self._offsets = offsets
         self._board = board
         self._subscribed = subscribed
@@ -73,15 +73,15 @@ class GroupMember:
         self._rebalance_seconds = rebalance_seconds
         self._rebalance_wanted = anyio.Event()
         self._uploads = FilterUploads(group)
-        self._watch = FilterWatch(group, remoting.tell, remoting.settings.limits)
+        self._watch = FilterWatch(group, core.tell, core.settings.limits)
         self.assignment = Assignment(
             tasks,
-            remoting,
+            core,
             offsets,
             group=group,
             client_id=client_id,
             allocate=allocate,
-            locker=QueueLocker(remoting, group, client_id) if exclusive else None,
+            locker=QueueLocker(core, group, client_id) if exclusive else None,
             make_puller=self._make_puller,
         )
         """The assigned queues and their pullers."""
@@ -180,8 +180,8 @@ class GroupMember:
 
     async def _find_leader(self, topic: str) -> None:
         try:
-            route = await self._remoting.route(topic, refresh=True)
-            await self._remoting.connect_all(route.addresses())
+            route = await self._core.route(topic, refresh=True)
+            await self._core.connect_all(route.addresses())
         except ClientError as error:
             log.debug("leader_not_found", topic=topic, reason=str(error))
 
@@ -189,7 +189,7 @@ class GroupMember:
         subscribed = self._subscribed[process_queue.queue.topic]
         process_queue.paused = self._is_paused(process_queue.queue)
         return Puller(
-            self._remoting,
+            self._core,
             self._group,
             subscribed.subscription,
             process_queue,

@@ -46,22 +46,22 @@ def check_position(position: ConsumeFrom) -> None:
         raise ValueError(f"{position!r} is neither 'first' nor 'last' nor a datetime")
 
 
-async def _call(remoting: ClientCore, queue: MessageQueue, code: int, ext: Ext, seconds: float | None) -> Response:
+async def _call(core: ClientCore, queue: MessageQueue, code: int, ext: Ext, seconds: float | None) -> Response:
     """The answer of a queue's leader; retried for `seconds`, or not if that is None. Raises ClientError."""
     response, _ = await call_leader(
-        remoting,
+        core,
         queue.topic,
         queue.broker_name,
         code,
         ext.fields(),
-        seconds=remoting.settings.request_seconds if seconds is None else seconds,
+        seconds=core.settings.request_seconds if seconds is None else seconds,
         repeat=Repeat.NEVER if seconds is None else Repeat.ALWAYS,
     )
     return response
 
 
 async def queue_offset(
-    remoting: ClientCore, queue: MessageQueue, position: ConsumeFrom, *, seconds: float | None = None
+    core: ClientCore, queue: MessageQueue, position: ConsumeFrom, *, seconds: float | None = None
 ) -> int:
     """The offset of the first message, of the next one, or of the first one stored at or after a time.
 
@@ -77,13 +77,13 @@ async def queue_offset(
     else:
         code = RequestCode.GET_MIN_OFFSET if position == "first" else RequestCode.GET_MAX_OFFSET
         ext = QueueExt(topic=queue.topic, queue_id=queue.queue_id)
-    response = await _call(remoting, queue, code, ext, seconds)
+    response = await _call(core, queue, code, ext, seconds)
     # Stock brokers answer -1 for the first offset of a queue that never had messages.
     return max(0, fields_of(OffsetReply, response).offset)
 
 
 async def stored_offset(
-    remoting: ClientCore,
+    core: ClientCore,
     group: str,
     queue: MessageQueue,
     *,
@@ -102,7 +102,7 @@ async def stored_offset(
         set_zero_if_not_found=None if zero_if_young else False,
     )
     try:
-        response = await _call(remoting, queue, RequestCode.QUERY_CONSUMER_OFFSET, ext, seconds)
+        response = await _call(core, queue, RequestCode.QUERY_CONSUMER_OFFSET, ext, seconds)
     except BrokerError as error:
         if error.code == ResponseCode.QUERY_NOT_FOUND:
             return None
@@ -110,12 +110,12 @@ async def stored_offset(
     return fields_of(OffsetReply, response).offset
 
 
-async def lag_of(remoting: ClientCore, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+async def lag_of(core: ClientCore, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
     """How many messages of each queue are not before its position. Raises ClientError."""
     behind: dict[MessageQueue, int] = {}
 
     async def ask(queue: MessageQueue, position: int) -> None:
-        end = await queue_offset(remoting, queue, "last", seconds=remoting.settings.request_seconds)
+        end = await queue_offset(core, queue, "last", seconds=core.settings.request_seconds)
         behind[queue] = max(end - position, 0)
 
     try:
@@ -139,7 +139,7 @@ class GroupOffsets:
 
     def __init__(
         self,
-        remoting: ClientCore,
+        core: ClientCore,
         group: str,
         consume_from: ConsumeFrom,
         *,
@@ -149,7 +149,7 @@ class GroupOffsets:
         self.commits_with_pulls = not by_hand
         self._by_hand = by_hand
         self._seconds = seconds
-        self._remoting = remoting
+        self._core = core
         self._group = group
         self._consume_from = consume_from
         self._told: set[str] = set()
@@ -166,13 +166,13 @@ class GroupOffsets:
         raised, because jumping to the end after a transient error would lose messages. Raises ClientError.
         """
         offset = await stored_offset(
-            self._remoting, self._group, queue, zero_if_young=not self._by_hand, seconds=self._seconds
+            self._core, self._group, queue, zero_if_young=not self._by_hand, seconds=self._seconds
         )
         if offset is None:
             # Messages in the retry topic were delivered before, so they are never too old for the group.
             is_retry = queue.topic == retry_topic(self._group)
             position = "first" if is_retry else self._consume_from
-            begin = await queue_offset(self._remoting, queue, position, seconds=self._seconds)
+            begin = await queue_offset(self._core, queue, position, seconds=self._seconds)
             if position == "last" and begin > 0:
                 self._tell_of_the_end(queue.topic)
             return begin
@@ -208,7 +208,7 @@ class GroupOffsets:
             if self._stored.get(queue) == offset:
                 continue
             try:
-                connection = self._remoting.connected(known_leader(self._remoting, queue.topic, queue.broker_name))
+                connection = self._core.connected(known_leader(self._core, queue.topic, queue.broker_name))
                 if connection is None:
                     postponed.add(queue.topic)
                     continue
@@ -248,7 +248,7 @@ class GroupOffsets:
         async def store(queue: MessageQueue, offset: int) -> None:
             try:
                 await call_leader(
-                    self._remoting,
+                    self._core,
                     queue.topic,
                     queue.broker_name,
                     RequestCode.UPDATE_CONSUMER_OFFSET,
@@ -277,11 +277,11 @@ class GroupOffsets:
     async def store(self, queue: MessageQueue, offset: int) -> None:
         """Store one offset. Raises ClientError."""
         code = RequestCode.UPDATE_CONSUMER_OFFSET
-        await _call(self._remoting, queue, code, self._ext(queue, offset), self._seconds)
+        await _call(self._core, queue, code, self._ext(queue, offset), self._seconds)
 
     async def stored(self, queue: MessageQueue) -> int | None:
         """The stored offset, None if there is none. Raises ClientError."""
-        return await stored_offset(self._remoting, self._group, queue, seconds=self._seconds)
+        return await stored_offset(self._core, self._group, queue, seconds=self._seconds)
 
     def _ext(self, queue: MessageQueue, offset: int) -> UpdateConsumerOffsetExt:
         return UpdateConsumerOffsetExt(

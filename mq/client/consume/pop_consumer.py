@@ -180,20 +180,20 @@ class PopConsumer(Consumer[BodyT]):
 
     # Life cycle.
 
-    def _connected(self, remoting: ClientCore) -> None:
+    def _connected(self, core: ClientCore) -> None:
         self._inbox = Inbox(self._ahead, ordered=self._ordered)
         self._polled.clear()
         self._held.clear()
         self._acks.clear()
         self._waits.clear()
-        self._removal = Removal(self.group, remoting.tell)
+        self._removal = Removal(self.group, core.tell)
         self._warn_at = self._tell_left_out_at = -math.inf
         if self._renewals is not None:
             self._renewals = Renewals(self.invisible, self._renew_message)
 
-    async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
+    async def _start(self, core: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
         """Raises TopicNotFound, NameServersUnavailable."""
-        self._note_route(await remoting.route(self.topic, refresh=True))
+        self._note_route(await core.route(self.topic, refresh=True))
         if self._renewals is not None:
             tasks.start_soon(self._renewals.run)
 
@@ -215,17 +215,17 @@ class PopConsumer(Consumer[BodyT]):
         yield from (f"{name}: {wait.reason}" for name, wait in self._waits.items() if wait.reason is not None)
 
     def _wait_goes_on(self, wait: LongWait, reason: str, broker_name: str) -> None:
-        if wait.goes_on(reason, group=self.group, broker_name=broker_name) and self._remoting is not None:
-            self._remoting.tell(ClientEvent("stuck", broker_name, reason))
+        if wait.goes_on(reason, group=self.group, broker_name=broker_name) and self._core is not None:
+            self._core.tell(ClientEvent("stuck", broker_name, reason))
 
-    async def _leave(self, remoting: ClientCore) -> None:
+    async def _leave(self, core: ClientCore) -> None:
         if self._unfinished:
             # Otherwise their queues would be blocked until their time is over. The connections of pops that are still
             # held at the brokers are closed, or those pops would get the messages again.
             for connection in self._held.values():
                 connection.close("the consumer left while a pop was waiting")
             await self._give_back(self._unfinished, 0.0)
-        await remoting.unregister(self.client_id)
+        await core.unregister(self.client_id)
 
     def __repr__(self) -> str:
         return self._show(f" of {self.topic}", "open")
@@ -421,11 +421,11 @@ class PopConsumer(Consumer[BodyT]):
 
         None if the broker does not know these messages as hidden any more.
         """
-        remoting = self._remoting
-        assert remoting is not None, "something is said of messages before there are any"
+        core = self._core
+        assert core is not None, "something is said of messages before there are any"
         try:
             response, _ = await call_leader(
-                remoting,
+                core,
                 self.topic,
                 broker_name,
                 code,
@@ -446,17 +446,17 @@ class PopConsumer(Consumer[BodyT]):
 
     async def _poll(self, broker_name: str) -> None:
         """Pop messages of a broker group for ever. Raises BrokerError for permanent failures."""
-        remoting = self._remoting
-        assert remoting is not None, "pops before the consumer was opened"
+        core = self._core
+        assert core is not None, "pops before the consumer was opened"
         refresh = False
-        wait = self._waits[broker_name] = LongWait("cannot_pop", remoting.settings.limits)
+        wait = self._waits[broker_name] = LongWait("cannot_pop", core.settings.limits)
         attempt = self._new_attempt()
         while True:
             await self._inbox.room()
             asked_at = anyio.current_time()
             try:
-                address = await leader_address(remoting, self.topic, broker_name, refresh=refresh)
-                connection = await remoting.connection(address)
+                address = await leader_address(core, self.topic, broker_name, refresh=refresh)
+                connection = await core.connection(address)
                 await self._before_pop(broker_name)
                 self._held[broker_name] = connection
                 response, body = await connection.request(

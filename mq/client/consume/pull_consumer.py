@@ -137,11 +137,11 @@ class PullConsumer(PositionedConsumer[BodyT]):
 
     # Life cycle.
 
-    def _connected(self, remoting: ClientCore) -> None:
+    def _connected(self, core: ClientCore) -> None:
         # Messages returned by `poll` may be unfinished, so offsets are only sent by `commit`.
-        self._offsets = GroupOffsets(remoting, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
+        self._offsets = GroupOffsets(core, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
         self._uploads = FilterUploads(self.group)
-        self._watch = FilterWatch(self.group, remoting.tell, remoting.settings.limits)
+        self._watch = FilterWatch(self.group, core.tell, core.settings.limits)
         self._subscribed = {}
         self._pullers = {}
         self._paused = set()
@@ -156,8 +156,8 @@ class PullConsumer(PositionedConsumer[BodyT]):
         yield from super()._troubles()
         yield from (trouble for puller in self._pullers.values() if (trouble := puller.trouble) is not None)
 
-    async def _leave(self, remoting: ClientCore) -> None:
-        await remoting.unregister(self.client_id)
+    async def _leave(self, core: ClientCore) -> None:
+        await core.unregister(self.client_id)
 
     def __repr__(self) -> str:
         return self._show("", f"{len(self._pullers)} queues")
@@ -334,8 +334,8 @@ class PullConsumer(PositionedConsumer[BodyT]):
         `poll`. It does not end while one with unread messages is paused. Raises ClientError if a leader does not
         answer.
         """
-        remoting, positions = self._opened(), self.positions
-        lag = await lag_of(remoting, positions)
+        core, positions = self._opened(), self.positions
+        lag = await lag_of(core, positions)
         return PulledMessages(self, self._board, {queue: positions[queue] + count for queue, count in lag.items()})
 
     async def _take_back(self, messages: Iterable[ReceivedMessage[Any]]) -> None:
@@ -435,14 +435,14 @@ class PullConsumer(PositionedConsumer[BodyT]):
         return puller
 
     def _read_from(self, queue: MessageQueue, offset: int) -> None:
-        tasks, remoting = self._tasks, self._remoting
-        assert tasks is not None and remoting is not None, "a queue is read before the consumer was opened"  # noqa: PT018
+        tasks, core = self._tasks, self._core
+        assert tasks is not None and core is not None, "a queue is read before the consumer was opened"  # noqa: PT018
         subscribed = self._subscribed[queue.topic]
         process_queue = ProcessQueue(queue, offset)
         process_queue.paused = queue in self._paused
         self._uncommitted[queue] = offset
         puller = self._pullers[queue] = Puller(
-            remoting,
+            core,
             self.group,
             subscribed.subscription,
             process_queue,

@@ -77,7 +77,7 @@ class Puller:
 
     def __init__(
         self,
-        remoting: ClientCore,
+        core: ClientCore,
         group: str,
         subscription: Subscription,
         process_queue: ProcessQueue,
@@ -91,7 +91,7 @@ class Puller:
         on_offset_moved: Callable[[ProcessQueue, int], None],
     ) -> None:
         self.process_queue = process_queue
-        self._remoting = remoting
+        self._core = core
         self._group = group
         self._subscription = subscription
         self._offsets = offsets
@@ -110,7 +110,7 @@ class Puller:
         self._backoff_seconds = BACKOFF_SECONDS_MIN
         self._refused_offset: int | None = None
         self._damaged: set[str] = set()
-        self._limits = remoting.settings.limits
+        self._limits = core.settings.limits
         self._wait = LongWait("cannot_pull", self._limits)
         self._is_told_full = False
         self._is_codec_told = False
@@ -156,7 +156,7 @@ class Puller:
                 except ClientError as error:
                     log.info("pull_failed", queue=self._queue, offset=self.process_queue.next_offset, reason=str(error))
                     if self._wait.goes_on(error, group=self._group, queue=str(self._queue)):
-                        self._remoting.tell(ClientEvent("stuck", str(self._queue), str(error)))
+                        self._core.tell(ClientEvent("stuck", str(self._queue), str(error)))
                     await self._back_off()
 
     async def _wait_for_room(self) -> None:
@@ -185,12 +185,12 @@ class Puller:
         await anyio.sleep(self._backoff_seconds)
         self._backoff_seconds = min(self._backoff_seconds * 2, BACKOFF_SECONDS_MAX)
         try:
-            await self._remoting.route(self._queue.topic, refresh=True)
+            await self._core.route(self._queue.topic, refresh=True)
         except ClientError as error:
             log.info("route_unavailable", topic=self._queue.topic, reason=str(error))
 
     async def _pull_once(self) -> None:
-        route = await self._remoting.route(self._queue.topic)
+        route = await self._core.route(self._queue.topic)
         if self._subscription.program is not None:
             await self._pull_filtered(route, self._subscription.program)
             return
@@ -204,7 +204,7 @@ class Puller:
                 address = route.read_address(self._queue.broker_name, LEADER_ID)
         if address is None:
             raise NoRoute(self._queue.topic, f"no replica of {self._queue.broker_name} is known")
-        connection = await self._remoting.connection(address)
+        connection = await self._core.connection(address)
         begun = anyio.current_time()
         self._pull_address = address
         with anyio.CancelScope() as self._pull_scope:
@@ -228,7 +228,7 @@ class Puller:
             reason = f"no filter server runs beside broker group {name}: start one with `raftmq filter-server`"
             raise NoRoute(self._queue.topic, reason)
         address = servers[self._filter_server_number % len(servers)]
-        connection = await self._remoting.connection(address)
+        connection = await self._core.connection(address)
         begun = anyio.current_time()
         self._pull_address = address
         with anyio.CancelScope() as self._pull_scope:

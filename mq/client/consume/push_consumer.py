@@ -238,18 +238,18 @@ class PushConsumer(SubscribingConsumer[BodyT]):
 
     # Life cycle.
 
-    def _connected(self, remoting: ClientCore) -> None:
+    def _connected(self, core: ClientCore) -> None:
         """Raises OffsetsFileDamaged, OSError."""
         self._board.open()
         self._handlers.open()
         self._handling_for_operators = 0
         self._member = None
         if not self._is_broadcast:
-            self._offsets = GroupOffsets(remoting, self.group, self._consume_from)
+            self._offsets = GroupOffsets(core, self.group, self._consume_from)
         else:
-            self._offsets = LocalOffsets(remoting, self._offsets_file, self._consume_from)
+            self._offsets = LocalOffsets(core, self._offsets_file, self._consume_from)
 
-    async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:  # noqa: ASYNC910
+    async def _start(self, core: ClientCore, tasks: anyio.abc.TaskGroup) -> None:  # noqa: ASYNC910
         assert self._offsets is not None, "started before it was connected"
         self._handlers.tracer = self._tracer
         self._handlers.recorder = recorder = self._recorder
@@ -257,7 +257,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             recorder.show_work()
         self._member = GroupMember(
             tasks,
-            remoting,
+            core,
             self._offsets,
             self._board,
             self._subscribed,
@@ -271,7 +271,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             rebalance_seconds=self._rebalance_seconds,
         )
         tasks.start_soon(self._member.run)
-        tasks.start_soon(self._handlers.warn_if_idle, remoting.settings.limits.remind_seconds)
+        tasks.start_soon(self._handlers.warn_if_idle, core.settings.limits.remind_seconds)
 
     def _stop(self) -> None:
         self._handlers.stop()
@@ -292,10 +292,10 @@ class PushConsumer(SubscribingConsumer[BodyT]):
                 yield assignment.why_none(self._checked_topics())
             yield from assignment.troubles
 
-    async def _leave(self, remoting: ClientCore) -> None:
+    async def _leave(self, core: ClientCore) -> None:
         if self._member is not None:
             await self._member.leave()
-        await remoting.unregister(self.client_id, consumer_group=self.group)
+        await core.unregister(self.client_id, consumer_group=self.group)
 
     def __repr__(self) -> str:
         what = ", ".join(sorted(self._subscribed.keys() - {self._retry_topic})) or "nothing"
@@ -356,8 +356,8 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             self._handling_for_operators -= 1
 
     def _subscriptions_changed(self) -> None:
-        if self._remoting is not None:
-            self._remoting.heartbeat_soon()
+        if self._core is not None:
+            self._core.heartbeat_soon()
         if self._member is not None:
             self._member.rebalance_soon()
 
@@ -547,10 +547,10 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         is_dead: bool = False,
         seconds: float | None = None,
     ) -> bool:
-        assert self._remoting is not None, "a message is given back before the consumer is entered"
+        assert self._core is not None, "a message is given back before the consumer is entered"
         with nullcontext() if self._spans is None else self._spans.settling("nack", message.topic, [message]):
             return await give_back(
-                self._remoting,
+                self._core,
                 self.group,
                 message,
                 max_reconsume_times=max_reconsume_times,

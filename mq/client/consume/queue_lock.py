@@ -30,8 +30,8 @@ UNLOCK_SECONDS = 1.0
 class QueueLocker:
     """Acquires and releases the locks of one member."""
 
-    def __init__(self, remoting: ClientCore, group: str, client_id: str) -> None:
-        self._remoting = remoting
+    def __init__(self, core: ClientCore, group: str, client_id: str) -> None:
+        self._core = core
         self._group = group
         self._client_id = client_id
 
@@ -46,7 +46,7 @@ class QueueLocker:
         refused: set[MessageQueue] = set()
         for address, theirs in self._by_leader(queues).items():
             try:
-                _, body = await self._remoting.call(
+                _, body = await self._core.call(
                     address, RequestCode.LOCK_BATCH_MQ, body=self._body(theirs), timeout=UNLOCK_SECONDS * 3
                 )
                 granted = {
@@ -69,7 +69,7 @@ class QueueLocker:
         with anyio.move_on_after(UNLOCK_SECONDS, shield=True):
             for address, theirs in self._by_leader(queues).items():
                 try:
-                    await self._remoting.call(address, RequestCode.UNLOCK_BATCH_MQ, body=self._body(theirs))
+                    await self._core.call(address, RequestCode.UNLOCK_BATCH_MQ, body=self._body(theirs))
                     owed -= theirs
                 except ClientError as error:
                     log.info("unlock_failed", address=address, queues=len(theirs), reason=str(error))
@@ -79,7 +79,7 @@ class QueueLocker:
         """Ask the name servers for the current leaders. Raises nothing."""
         for topic in {queue.topic for queue in queues}:
             try:
-                await self._remoting.route(topic, refresh=True)
+                await self._core.route(topic, refresh=True)
             except ClientError as error:
                 log.info("route_unavailable", topic=topic, reason=str(error))
 
@@ -87,7 +87,7 @@ class QueueLocker:
         leaders: dict[str, set[MessageQueue]] = {}
         for queue in queues:
             try:
-                leader = known_leader(self._remoting, queue.topic, queue.broker_name)
+                leader = known_leader(self._core, queue.topic, queue.broker_name)
                 leaders.setdefault(leader, set()).add(queue)
             except ClientError as error:
                 log.debug("lock_postponed", queue=queue, reason=str(error))

@@ -52,7 +52,7 @@ class Assignment:
     def __init__(
         self,
         tasks: anyio.abc.TaskGroup,
-        remoting: ClientCore,
+        core: ClientCore,
         offsets: GroupOffsets | LocalOffsets,
         *,
         group: str,
@@ -62,8 +62,8 @@ class Assignment:
         make_puller: Callable[[ProcessQueue], Puller],
     ) -> None:
         self._tasks = tasks
-        self._remoting = remoting
-        self._limits = remoting.settings.limits
+        self._core = core
+        self._limits = core.settings.limits
         self._offsets = offsets
         self._group = group
         self._client_id = client_id
@@ -80,7 +80,7 @@ class Assignment:
         self._waits: dict[str, LongWait] = {}
         self._spare: dict[str, LongWait] = {}
         self._reasons: dict[str, str] = {}
-        self._removal = Removal(group, remoting.tell)
+        self._removal = Removal(group, core.tell)
         self.changed = anyio.Event()
 
     @property
@@ -115,12 +115,12 @@ class Assignment:
         """
         try:
             route = await self._route(topic)
-            await self._remoting.connect_all(route.addresses())
+            await self._core.connect_all(route.addresses())
             members = [self._client_id] if self._allocate is None else await self._members(route)
         except ClientError as error:
             if self._removal.kept_out:
                 # Brokers know no member of the group: this one may be let in again, and has to say that it is there.
-                self._remoting.heartbeat_soon()
+                self._core.heartbeat_soon()
             self._tell_postponed(topic, error)
             self._doubtful_routes.add(topic)
             return False
@@ -132,7 +132,7 @@ class Assignment:
         if self._client_id not in members:
             # A broker that has just started or been elected may not know this member yet. Giving up all queues, as Java
             # clients do, would only disturb the group; send a heartbeat and try again.
-            self._remoting.heartbeat_soon()
+            self._core.heartbeat_soon()
             self._goes_on(topic, "the brokers do not know this member")
             return False
         ours = {queue for queue in self._pullers if queue.topic == topic}
@@ -167,7 +167,7 @@ class Assignment:
             reason = "it has no readable queue; set its permission and its number of queues"
         self._reasons[topic] = reason
         if wait.goes_on(reason, group=self._group, topic=topic):
-            self._remoting.tell(ClientEvent("stuck", topic, reason))
+            self._core.tell(ClientEvent("stuck", topic, reason))
 
     def why_none(self, topics: Collection[str]) -> str:
         """Why no queue of these subscribed topics is assigned."""
@@ -201,7 +201,7 @@ class Assignment:
         if is_told and now >= self._warn_at.get(about, now):
             self._warn_at[about] = now + WARN_SECONDS
             log.warning("cannot_consume", group=self._group, topic=topic, reason=str(error))
-            self._remoting.tell(ClientEvent("stuck", topic, str(error)))
+            self._core.tell(ClientEvent("stuck", topic, str(error)))
         else:
             log.info("rebalance_postponed", topic=topic, reason=str(error))
             if not is_told and not isinstance(error, TopicNotFound):
@@ -210,7 +210,7 @@ class Assignment:
     def _goes_on(self, topic: str, reason: str) -> None:
         self._reasons[topic] = reason
         if self._wait_for(topic).goes_on(reason, group=self._group, topic=topic):
-            self._remoting.tell(ClientEvent("stuck", topic, reason))
+            self._core.tell(ClientEvent("stuck", topic, reason))
 
     def _wait_for(self, topic: str) -> LongWait:
         return self._waits.setdefault(topic, LongWait("cannot_consume", self._limits))
@@ -255,9 +255,9 @@ class Assignment:
 
     async def _route(self, topic: str) -> TopicRoute:
         """The cached route, or after a failure a new one; the cached one if no name server answers."""
-        known = self._remoting.known_route(topic)
+        known = self._core.known_route(topic)
         try:
-            route = await self._remoting.route(topic, refresh=topic in self._doubtful_routes)
+            route = await self._core.route(topic, refresh=topic in self._doubtful_routes)
         except ClientError as error:
             if known is None:
                 raise
@@ -275,7 +275,7 @@ class Assignment:
         by_rank = sorted((rank, name, a) for name, group in route.brokers.items() for rank, a in group.items())
         for _, _, address in by_rank:
             try:
-                response, body = await self._remoting.call(
+                response, body = await self._core.call(
                     address,
                     RequestCode.GET_CONSUMER_LIST_BY_GROUP,
                     ConsumerGroupExt(consumer_group=self._group).fields(),
@@ -357,7 +357,7 @@ class Assignment:
 
     def _tell(self, kind: Literal["assigned", "revoked"], queues: Collection[MessageQueue]) -> None:
         for topic in sorted({queue.topic for queue in queues}):
-            self._remoting.tell(ClientEvent(kind, topic, queues=frozenset(q for q in queues if q.topic == topic)))
+            self._core.tell(ClientEvent(kind, topic, queues=frozenset(q for q in queues if q.topic == topic)))
 
     @property
     def troubles(self) -> list[str]:

@@ -89,7 +89,7 @@ def _level_of(seconds: float) -> int:
 
 
 async def give_back(
-    remoting: ClientCore,
+    core: ClientCore,
     group: str,
     message: ReceivedMessage[Any],
     *,
@@ -109,7 +109,7 @@ async def give_back(
     sent.delay_level = -1 if is_dead else 0 if seconds is None else _level_of(seconds)
     try:
         with anyio.fail_after(TAKE_SECONDS):
-            await _ask_to_take(remoting, sent)
+            await _ask_to_take(core, sent)
             return True
     except TimeoutError:
         reason = f"no answer within {TAKE_SECONDS:g} s"
@@ -118,7 +118,7 @@ async def give_back(
     log.info("message_not_taken_back", message=message, reason=reason)
     try:
         with anyio.fail_after(COPY_SECONDS):
-            await _send_copy(remoting, sent)
+            await _send_copy(core, sent)
             return True
     except TimeoutError:
         copy_reason = f"no answer within {COPY_SECONDS:g} s"
@@ -128,7 +128,7 @@ async def give_back(
     return False
 
 
-async def _ask_to_take(remoting: ClientCore, sent: SentBack) -> None:
+async def _ask_to_take(core: ClientCore, sent: SentBack) -> None:
     message = sent.message
     ext = SendBackExt(
         physical_offset=message.record.physical_offset,
@@ -142,11 +142,11 @@ async def _ask_to_take(remoting: ClientCore, sent: SentBack) -> None:
     )
     queue, code = message.queue, RequestCode.CONSUMER_SEND_MSG_BACK
     await call_leader(
-        remoting, queue.topic, queue.broker_name, code, ext.fields(), seconds=TAKE_SECONDS, repeat=Repeat.NEVER
+        core, queue.topic, queue.broker_name, code, ext.fields(), seconds=TAKE_SECONDS, repeat=Repeat.NEVER
     )
 
 
-async def _send_copy(remoting: ClientCore, sent: SentBack) -> None:
+async def _send_copy(core: ClientCore, sent: SentBack) -> None:
     """Send the copy that the broker would have stored. Raises the ClientError of the last broker group tried."""
     message, group = sent.message, sent.group
     copy = _copy(sent)
@@ -157,7 +157,7 @@ async def _send_copy(remoting: ClientCore, sent: SentBack) -> None:
     elif sent.max_reconsume_times is not None:
         # Brokers compare it with the count in the stored copy, which includes this attempt.
         counted[times_max] = str(min(sent.max_reconsume_times + 1, INT32_MAX))
-    route = await remoting.route(copy.topic, refresh=True, auto_create=True)
+    route = await core.route(copy.topic, refresh=True, auto_create=True)
     own = message.queue.broker_name
     failure: ClientError = NoRoute(copy.topic, "no queue is writable")
     # The group that did not take it back comes last.
@@ -165,7 +165,7 @@ async def _send_copy(remoting: ClientCore, sent: SentBack) -> None:
         try:
             address = leader_in(route, name)
             fields = send_fields(group, copy, MessageQueue(copy.topic, name, 0)) | counted
-            await remoting.call(address, RequestCode.SEND_MESSAGE_V2, fields, copy.body)
+            await core.call(address, RequestCode.SEND_MESSAGE_V2, fields, copy.body)
         except RequestTimeout:
             raise  # it may be stored
         except ClientError as error:

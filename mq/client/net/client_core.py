@@ -203,7 +203,7 @@ class ClientCore:
     ) -> AsyncGenerator[Self]:
         """A `ClientCore` that works until the block has ended, however it ends."""
         async with open_task_group() as tasks:
-            remoting = cls(
+            core = cls(
                 tasks,
                 name_servers,
                 heartbeat_body=heartbeat_body,
@@ -213,11 +213,11 @@ class ClientCore:
                 settings=settings,
                 rng=rng,
             )
-            tasks.start_soon(remoting.run)
+            tasks.start_soon(core.run)
             try:
-                yield remoting
+                yield core
             finally:
-                remoting.close()
+                core.close()
 
     @property
     def open_connections(self) -> int:

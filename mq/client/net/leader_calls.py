@@ -55,28 +55,28 @@ def leader_in(route: TopicRoute, broker_name: str) -> str:
     return address
 
 
-def known_leader(remoting: ClientCore, topic: str, broker_name: str) -> str:
+def known_leader(core: ClientCore, topic: str, broker_name: str) -> str:
     """As `leader_address`, from the cached route. Raises NoRoute."""
-    route = remoting.known_route(topic)
+    route = core.known_route(topic)
     if route is None:
         raise NoRoute(topic, "the route is not known yet")
     return leader_in(route, broker_name)
 
 
-async def leader_address(remoting: ClientCore, topic: str, broker_name: str, *, refresh: bool = False) -> str:
+async def leader_address(core: ClientCore, topic: str, broker_name: str, *, refresh: bool = False) -> str:
     """The address of the leader of a broker group of `topic`. Raises NoRoute, and the errors of `ClientCore.route`."""
-    return leader_in(await remoting.route(topic, refresh=refresh), broker_name)
+    return leader_in(await core.route(topic, refresh=refresh), broker_name)
 
 
-def _connected_leader(remoting: ClientCore, topic: str, broker_name: str) -> Connection | None:
+def _connected_leader(core: ClientCore, topic: str, broker_name: str) -> Connection | None:
     """The connection to the leader that is known already, as nearly always: then nothing must be waited for."""
-    route = remoting.known_route(topic)
+    route = core.known_route(topic)
     address = None if route is None else route.leader_address(broker_name)
-    return None if address is None else remoting.connected(address)
+    return None if address is None else core.connected(address)
 
 
 async def call_leader(
-    remoting: ClientCore,
+    core: ClientCore,
     topic: str,
     broker_name: str,
     code: int,
@@ -101,20 +101,18 @@ async def call_leader(
     refresh = False
     while True:
         try:
-            connection = None if refresh else _connected_leader(remoting, topic, broker_name)
+            connection = None if refresh else _connected_leader(core, topic, broker_name)
             if connection is None:
                 with anyio.move_on_at(deadline):
-                    connection = await remoting.connection(
-                        await leader_address(remoting, topic, broker_name, refresh=refresh)
-                    )
+                    connection = await core.connection(await leader_address(core, topic, broker_name, refresh=refresh))
             if connection is None:
                 raise NoRoute(topic, f"the leader of broker group {broker_name} was not reached within {seconds:g} s")
             left = max(deadline - anyio.current_time(), 0.001)
-            timeout = min(left, remoting.settings.request_seconds) if repeat is Repeat.ALWAYS else left
+            timeout = min(left, core.settings.request_seconds) if repeat is Repeat.ALWAYS else left
             return await connection.call(code, ext, body, timeout=timeout)
         except ClientError as error:
             is_last = anyio.current_time() + PAUSE_SECONDS >= deadline
-            if is_last or not _may_follow(error, repeat, busy_codes, known=remoting.known_route(topic) is not None):
+            if is_last or not _may_follow(error, repeat, busy_codes, known=core.known_route(topic) is not None):
                 raise
             log.info("leader_asked_again", topic=topic, broker_name=broker_name, code=code, reason=str(error))
         await anyio.sleep(PAUSE_SECONDS)

@@ -52,7 +52,7 @@ _hosts: dict[int, weakref.ref[_Host]] = {}
 class Client:
     """A client of brokers: a context manager, or opened and closed by `open` and `aclose`."""
 
-    _remoting: ClientCore | None = None
+    _core: ClientCore | None = None
     _remoting_settings: RemotingSettings | None = None
     _on_event: OnEvent | None = None
     _pings_first = False
@@ -88,8 +88,8 @@ class Client:
         TopicNotFound, BrokerError. With the option `ping=True`, opening a client does the same.
         """
         self._check_open()
-        assert self._remoting is not None, "open without a remoting"
-        await ping(self._remoting, topics, timeout)
+        assert self._core is not None, "open without connections"
+        await ping(self._core, topics, timeout)
 
     def health(self) -> Health:
         """Whether the client can work now, and what keeps it from that; it asks nobody, and does not wait."""
@@ -173,17 +173,17 @@ class Client:
 
     def _troubles(self) -> Iterator[str]:
         """What keeps the open client from working."""
-        if self._remoting is not None:
-            yield from self._remoting.troubles()
+        if self._core is not None:
+            yield from self._core.troubles()
 
     def _open_connections(self) -> int:
-        return 0 if self._remoting is None else self._remoting.open_connections
+        return 0 if self._core is None else self._core.open_connections
 
-    async def _ping_first(self, remoting: ClientCore) -> None:
+    async def _ping_first(self, core: ClientCore) -> None:
         """Called when connections can be opened, before anything else is asked."""
         await anyio.lowlevel.checkpoint()
         if self._pings_first:
-            await ping(remoting, self._checked_topics(), PING_SECONDS)
+            await ping(core, self._checked_topics(), PING_SECONDS)
 
     def _checked_topics(self) -> Collection[str]:
         """The topics that must exist when it is opened with `ping=True`."""

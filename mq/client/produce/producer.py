@@ -138,7 +138,7 @@ class Producer(Client, Generic[BodyT]):
         self._remoting_settings = remoting
         self._rng = rng
         self._made_in = os.getpid()
-        self._remoting: ClientCore | None = None
+        self._core: ClientCore | None = None
         self._pipeline: SendPipeline | None = None
         self._accumulator: Accumulator | None = None
         self._submits = 0
@@ -157,7 +157,7 @@ class Producer(Client, Generic[BodyT]):
         )
         self._requests = OpenRequests(self.client_id, limit=self._in_flight_max, rng=self._random)
         self._limit = InFlightLimit(self._in_flight_max, self._in_flight)
-        self._remoting = self._pipeline = self._accumulator = self._tracer = self._recorder = None
+        self._core = self._pipeline = self._accumulator = self._tracer = self._recorder = None
         if self._spans is not None:
             self._spans.identify(self.client_id)
 
@@ -172,15 +172,15 @@ class Producer(Client, Generic[BodyT]):
                 on_event=self._on_event if recorder is None else recorder.telling(self._on_event),
                 settings=self._remoting_settings,
                 rng=self._random,
-            ) as remoting,
+            ) as core,
         ):
-            self._remoting, self._recorder = remoting, recorder
-            await self._ping_first(remoting)
+            self._core, self._recorder = core, recorder
+            await self._ping_first(core)
             try:
                 async with open_task_group() as tasks:
                     self._pipeline = pipeline = SendPipeline(
                         tasks,
-                        remoting,
+                        core,
                         self.group,
                         policy=self._policy,
                         auto_create_topics=self._auto_create_topics,
@@ -190,17 +190,17 @@ class Producer(Client, Generic[BodyT]):
                     tasks.start_soon(pipeline.run)
                     if recorder is not None:
                         recorder.show_sends(self._in_flight)
-                        tasks.start_soon(recorder.run, None, remoting.settings.limits.sample_seconds)
+                        tasks.start_soon(recorder.run, None, core.settings.limits.sample_seconds)
                     if self._linger is not None:
                         self._accumulator = Accumulator(
                             pipeline, linger=self._linger, batch_bytes=self._batch_bytes, on_finished=self._limit.let_in
                         )
                         tasks.start_soon(self._accumulator.run)
                     self._tracer = tracer = open_tracer(
-                        tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
+                        tasks, core, self._trace_topic, group=self.group, unique_keys=self._unique_keys
                     )
                     self._watches_sends = any(each is not None for each in (tracer, self._spans, recorder))
-                    self._start_tasks(tasks, remoting)
+                    self._start_tasks(tasks, core)
                     try:
                         yield
                     finally:
@@ -211,7 +211,7 @@ class Producer(Client, Generic[BodyT]):
                             await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
             finally:
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
-                    await remoting.unregister(self.client_id, producer_group=self.group)
+                    await core.unregister(self.client_id, producer_group=self.group)
 
     async def _finish(self) -> None:
         """Wait until nothing is in flight; nothing more is accepted."""
@@ -228,7 +228,7 @@ class Producer(Client, Generic[BodyT]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} at {';'.join(self._name_servers)}, {self._in_flight()} in flight>"
 
-    def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: ClientCore) -> None:
+    def _start_tasks(self, tasks: anyio.abc.TaskGroup, core: ClientCore) -> None:
         """Start further tasks of a subclass."""
 
     def _answer_server(
@@ -253,7 +253,7 @@ class Producer(Client, Generic[BodyT]):
 
     def _leader_of(self, queue: MessageQueue) -> str | None:
         """The address of a queue's leader, if known."""
-        route = None if self._remoting is None else self._remoting.known_route(queue.topic)
+        route = None if self._core is None else self._core.known_route(queue.topic)
         return None if route is None else route.leader_address(queue.broker_name)
 
     def _heartbeat_body(self) -> bytes:
@@ -446,13 +446,13 @@ class Producer(Client, Generic[BodyT]):
         chosen = check_body_codec(reply_codec) or self._codec
         ready = encoded(message, self._codec)
         requests = self._requests
-        assert self._remoting is not None and requests is not None, "a pipeline without a remoting"  # noqa: PT018
+        assert self._core is not None and requests is not None, "a pipeline without connections"  # noqa: PT018
         seconds = self._budget(timeout)
         deadline = anyio.current_time() + seconds
         request = requests.open()
         try:
             with anyio.move_on_at(deadline):
-                await connect_for_replies(self._remoting, message.topic)
+                await connect_for_replies(self._core, message.topic)
             left = max(deadline - anyio.current_time(), 0.0)
             sent = await self._send(ready, left, queue, own=requests.properties(request, seconds))
             with anyio.move_on_at(deadline):
@@ -475,11 +475,11 @@ class Producer(Client, Generic[BodyT]):
         if handle is None:
             raise MessageRefused("no recall handle: only messages that wait for a `delay` or a `deliver_at` have one")
         self._open_pipeline()
-        assert self._remoting is not None, "a pipeline without a remoting"
+        assert self._core is not None, "a pipeline without connections"
         recalling = None if self._tracer is None else self._tracer.recalling(handle)
         message_id = ""
         try:
-            message_id = await recall(self._remoting, self.group, handle, seconds=self._budget(timeout))
+            message_id = await recall(self._core, self.group, handle, seconds=self._budget(timeout))
         finally:
             if recalling is not None:
                 recalling(bool(message_id))
@@ -565,8 +565,8 @@ class Producer(Client, Generic[BodyT]):
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The writable queues of a topic, for `send(..., queue=...)`. Raises TopicNotFound, NameServersUnavailable."""
         self._open_pipeline()
-        assert self._remoting is not None, "a pipeline without a remoting"
-        return list((await self._remoting.route(topic)).write_queues)
+        assert self._core is not None, "a pipeline without connections"
+        return list((await self._core.route(topic)).write_queues)
 
     def _budget(self, timeout: float | None) -> float:
         if timeout is None:

@@ -51,7 +51,7 @@ def delay_properties(message: Message) -> dict[str, str]:
     return {props.TIMER_DELIVER_MS: str(at)}
 
 
-async def recall(remoting: ClientCore, group: str, handle: str, *, seconds: float) -> str:
+async def recall(core: ClientCore, group: str, handle: str, *, seconds: float) -> str:
     """Recall the message of a handle; returns its id. Raises the errors of `Producer.recall`.
 
     Attempts that certainly had no effect are retried while there is time.
@@ -63,7 +63,7 @@ async def recall(remoting: ClientCore, group: str, handle: str, *, seconds: floa
     ext = RecallExt(topic=told.topic, recall_handle=handle, producer_group=group, broker_name=told.broker_name)
     try:
         response, _ = await call_leader(
-            remoting,
+            core,
             told.topic,
             told.broker_name,
             RequestCode.RECALL_MESSAGE,

@@ -25,7 +25,7 @@ REPLY = "reply"
 async def reply_to(
     request: ReceivedMessage[Any],
     body: bytes,
-    remoting: ClientCore,
+    core: ClientCore,
     group: str,
     *,
     properties: Mapping[str, str] | None,
@@ -34,7 +34,7 @@ async def reply_to(
 ) -> None:
     """Implements `PushConsumer.reply`, for the consumer group `group`."""
     reply = _make_reply(request, body, properties=properties or {}, unique_key=unique_key)
-    await _send_reply(remoting, group, request, reply, timeout=timeout)
+    await _send_reply(core, group, request, reply, timeout=timeout)
 
 
 def _make_reply(
@@ -57,7 +57,7 @@ def _make_reply(
 
 
 async def _send_reply(
-    remoting: ClientCore, group: str, request: ReceivedMessage[Any], reply: OutgoingMessage, *, timeout: float
+    core: ClientCore, group: str, request: ReceivedMessage[Any], reply: OutgoingMessage, *, timeout: float
 ) -> None:
     """Send the reply to the broker group that the request came from: it knows the requester.
 
@@ -69,7 +69,7 @@ async def _send_reply(
     code = RequestCode.SEND_REPLY_MESSAGE_V2
     try:
         await call_leader(
-            remoting, reply.topic, broker_name, code, fields, reply.body, seconds=timeout, repeat=Repeat.ALWAYS
+            core, reply.topic, broker_name, code, fields, reply.body, seconds=timeout, repeat=Repeat.ALWAYS
         )
     except BrokerError as error:
         if error.code == ResponseCode.SYSTEM_ERROR:

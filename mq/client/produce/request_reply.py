@@ -104,17 +104,17 @@ class OpenRequests:
         return encode_response(request.opaque, ResponseCode.SUCCESS)
 
 
-async def connect_for_replies(remoting: ClientCore, topic: str) -> None:
+async def connect_for_replies(core: ClientCore, topic: str) -> None:
     """Connect to all brokers that may get the reply to a message of `topic`, ignoring failures.
 
     Clients in other languages send replies to any broker group of the cluster.
     """
     try:
-        route = await remoting.route(topic, auto_create=True)
+        route = await core.route(topic, auto_create=True)
         for cluster in route.clusters:
-            replies = await remoting.route(reply_topic(cluster))
+            replies = await core.route(reply_topic(cluster))
             leaders = (replies.leader_address(name) for name in replies.brokers)
-            await remoting.connect_all([address for address in leaders if address is not None])
+            await core.connect_all([address for address in leaders if address is not None])
     except ClientError as error:
         log.debug("reply_topic_unknown", topic=topic, reason=str(error))
 

@@ -121,7 +121,7 @@ class SendPipeline:
     def __init__(
         self,
         tasks: anyio.abc.TaskGroup,
-        remoting: ClientCore,
+        core: ClientCore,
         group: str,
         *,
         policy: RetryPolicy,
@@ -132,7 +132,7 @@ class SendPipeline:
         self._on_finished = on_finished
         self._on_retry = on_retry
         self._tasks = tasks
-        self._remoting = remoting
+        self._core = core
         self._group = group
         self._policy = policy
         self._auto_create_topics = auto_create_topics
@@ -193,7 +193,7 @@ class SendPipeline:
         """The queue for the message's sharding key; None without one, or while the route of the topic is not known."""
         if message.sharding_key is None:
             return None
-        route = self._remoting.known_route(message.topic)
+        route = self._core.known_route(message.topic)
         if route is None or not route.write_queues:
             return None
         return route.write_queues[java_string_hash(message.sharding_key) % len(route.write_queues)]
@@ -205,12 +205,12 @@ class SendPipeline:
 
         Raises TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable.
         """
-        route = await self._remoting.route(topic, auto_create=self._auto_create_topics)
+        route = await self._core.route(topic, auto_create=self._auto_create_topics)
         queues = [queue] if queue else [q for q in route.write_queues if route.leader_address(q.broker_name)]
         if not queues:
             raise NoRoute(topic, "no writable queue has a leader")
         chosen = rng.choice(queues)
-        return chosen, await self._remoting.connection(leader_in(route, chosen.broker_name))
+        return chosen, await self._core.connection(leader_in(route, chosen.broker_name))
 
     def abandon(self, number: int) -> None:
         """Abandon a message: no further attempts, no callback. It may still get stored."""
@@ -220,7 +220,7 @@ class SendPipeline:
             self._note_finished()
 
     async def wait_finished(self) -> None:
-        """Wait until one more message is settled (or abandoned)."""
+        """Wait until one more message has ended (or abandoned)."""
         if self._finished is None:
             self._finished = anyio.Event()
         await self._finished.wait()
@@ -243,9 +243,9 @@ class SendPipeline:
 
     def _attempt(self, send: Send, now: float) -> None:
         topic = send.message.topic
-        route = self._remoting.known_route(topic)
+        route = self._core.known_route(topic)
         if route is None:
-            servers = ", ".join(self._remoting.name_servers)
+            servers = ", ".join(self._core.name_servers)
             reason = f"no name server ({servers}) has told the route yet; {MAYBE_UNREACHABLE}"
             self._park(send, now, NoRoute(topic, reason))
             return
@@ -305,7 +305,7 @@ class SendPipeline:
         address = route.leader_address(queue.broker_name)
         if address is None:
             return NoRoute(route.topic, f"broker group {queue.broker_name} has no leader")
-        connection = self._remoting.connected(address)
+        connection = self._core.connected(address)
         if connection is not None:
             return connection
         _, reason = self._unreachable.get(address, (0.0, f"not connected yet; {MAYBE_UNREACHABLE}"))
@@ -359,7 +359,7 @@ class SendPipeline:
         """Whether a broker group is left that has not permanently refused the message."""
         if send.fixed_queue is not None:
             return send.fixed_queue.broker_name not in send.refused_by
-        route = self._remoting.known_route(send.message.topic)
+        route = self._core.known_route(send.message.topic)
         return route is None or any(queue.broker_name not in send.refused_by for queue in route.write_queues)
 
     def _doubt(self, send: Send, now: float, error: ClientError) -> None:
@@ -393,17 +393,17 @@ class SendPipeline:
             send.unknown_reason = send.unknown_reason or f"the answer lacks a field: {error}"
             self._fail(send, UnreadableAnswer(f"stored, but {error!r}"))
             return
-        self._settle(send, result)
+        self._finish(send, result)
 
     def _fail(self, send: Send, error: ClientError) -> None:
         if send.unknown_reason is None:
-            self._settle(send, error)
+            self._finish(send, error)
             return
         unknown = SendOutcomeUnknown(send.unknown_reason, send.queue, send.attempts, message_id=send.message.unique_key)
         unknown.__cause__ = error
-        self._settle(send, unknown)
+        self._finish(send, unknown)
 
-    def _settle(self, send: Send, outcome: SendResult | ClientError) -> None:
+    def _finish(self, send: Send, outcome: SendResult | ClientError) -> None:
         if self._active.pop(send.number, None) is None:
             return
         self._leave_connection(send)
@@ -433,7 +433,7 @@ class SendPipeline:
         delay = min(BACKOFF_SECONDS_MIN * 2 ** (send.failures - 1), longest) if send.failures else 0.0
         send.failures = min(send.failures + 1, 10)
         send.not_before = now + delay
-        if self._remoting.has_heard:
+        if self._core.has_heard:
             send.expires_at = send.deadline
         else:
             send.expires_at = min(send.deadline, send.started_at + FIRST_ANSWER_SECONDS)
@@ -475,19 +475,19 @@ class SendPipeline:
         """Refresh the route; returns None if there is a usable one, even an old one."""
         self._stale_routes.discard(topic)
         try:
-            await self._remoting.route(topic, refresh=True, auto_create=self._auto_create_topics)
+            await self._core.route(topic, refresh=True, auto_create=self._auto_create_topics)
         except ClientError as error:
             log.info("route_unavailable", topic=topic, reason=str(error))
-            return error if self._remoting.known_route(topic) is None else None
+            return error if self._core.known_route(topic) is None else None
         return None
 
     def _connect_leaders(self, topic: str) -> bool:
         """Start connecting where necessary; True if waiting for that is all that can be done now."""
-        route = self._remoting.known_route(topic)
+        route = self._core.known_route(topic)
         if route is None:
             return False
         leaders = {route.leader_address(queue.broker_name) for queue in route.write_queues} - {None}
-        missing = [a for a in leaders if a is not None and self._remoting.connected(a) is None]
+        missing = [a for a in leaders if a is not None and self._core.connected(a) is None]
         now = anyio.current_time()
         for address in missing:
             failed_at, _ = self._unreachable.get(address, (float("-inf"), ""))
@@ -498,7 +498,7 @@ class SendPipeline:
 
     async def _connect(self, address: str) -> None:
         try:
-            await self._remoting.connection(address)
+            await self._core.connection(address)
             self._unreachable.pop(address, None)
         except ClientError as error:
             reason = error.reason if isinstance(error, ConnectFailed) else str(error)
@@ -532,7 +532,7 @@ class SendPipeline:
     async def run(self) -> None:
         """Watch the deadlines of everything in flight, to within SWEEP_SECONDS, until cancelled."""
         while True:
-            while not self._active:  # messages may be settled before this task runs
+            while not self._active:  # messages may have ended before this task runs
                 self._begun = anyio.Event()
                 await self._begun.wait()
             earliest = min(send.expires_at for send in self._active.values())
@@ -545,11 +545,11 @@ class SendPipeline:
     def _expire(self, send: Send, now: float) -> None:
         topic = send.message.topic
         if send.connection is None:
-            if now < send.deadline and self._remoting.has_heard:
+            if now < send.deadline and self._core.has_heard:
                 send.expires_at = send.deadline  # the first answer came while it waited
                 return
             error = send.last_error or NoRoute(topic, "the time ran out before the first attempt")
-            if isinstance(error, NameServersUnavailable) and not self._remoting.has_heard:
+            if isinstance(error, NameServersUnavailable) and not self._core.has_heard:
                 error = NameServersUnavailable(error.reasons, _NEVER_HEARD)
             self._fail(send, error)
             return

@@ -87,18 +87,18 @@ class Tracer:
     def __init__(
         self,
         tasks: anyio.abc.TaskGroup,
-        remoting: ClientCore,
+        core: ClientCore,
         topic: str,
         *,
         group: str,
         unique_keys: UniqKeyGenerator,
     ) -> None:
-        self._remoting = remoting
-        self._limits = remoting.settings.limits
+        self._core = core
+        self._limits = core.settings.limits
         self._topic = topic
         self._group = group
         self._unique_keys = unique_keys
-        self._pipeline = SendPipeline(tasks, remoting, TRACE_GROUP, policy=RetryPolicy())
+        self._pipeline = SendPipeline(tasks, core, TRACE_GROUP, policy=RetryPolicy())
         self._records: deque[TraceRecord] = deque()
         self._noted = anyio.Event()
         self._many = anyio.Event()
@@ -219,7 +219,7 @@ class Tracer:
             )
 
     def _store_host(self, stored: SendResult | None) -> str | None:
-        route = None if stored is None else self._remoting.known_route(stored.queue.topic)
+        route = None if stored is None else self._core.known_route(stored.queue.topic)
         return None if route is None or stored is None else route.leader_address(stored.queue.broker_name)
 
     # Consumers.
@@ -306,12 +306,12 @@ class Tracer:
 
 
 def open_tracer(
-    tasks: anyio.abc.TaskGroup, remoting: ClientCore, topic: str | None, *, group: str, unique_keys: UniqKeyGenerator
+    tasks: anyio.abc.TaskGroup, core: ClientCore, topic: str | None, *, group: str, unique_keys: UniqKeyGenerator
 ) -> Tracer | None:
     """A tracer that runs in `tasks`; None without a topic. Call `Tracer.finish` before the tasks end."""
     if topic is None:
         return None
-    tracer = Tracer(tasks, remoting, topic, group=group, unique_keys=unique_keys)
+    tracer = Tracer(tasks, core, topic, group=group, unique_keys=unique_keys)
     tasks.start_soon(tracer.run)
     return tracer
 

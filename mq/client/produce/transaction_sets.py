@@ -68,7 +68,7 @@ class SetTransaction(Generic[BodyT]):
 
     def __init__(
         self,
-        remoting: ClientCore,
+        core: ClientCore,
         group: str,
         *,
         transaction_id: str,
@@ -81,7 +81,7 @@ class SetTransaction(Generic[BodyT]):
     ) -> None:
         self.id = transaction_id
         self.is_committed = False
-        self._remoting = remoting
+        self._core = core
         self._group = group
         self._preparation = preparation
         self._codec = codec
@@ -121,7 +121,7 @@ class SetTransaction(Generic[BodyT]):
                 f"the messages of the transaction would have {self._bytes + nbytes} bytes together; {BODY_BYTES_MAX} "
                 "are allowed, as for one message: divide it"
             )
-        await self._remoting.route(outgoing.topic, auto_create=self._auto_create_topics)
+        await self._core.route(outgoing.topic, auto_create=self._auto_create_topics)
         self._check_open()
         self._bytes += nbytes
         self._messages.append((outgoing, queue))
@@ -245,7 +245,7 @@ class SetTransaction(Generic[BodyT]):
         while True:
             try:
                 response, _ = await call_leader(
-                    self._remoting,
+                    self._core,
                     place.topic,
                     place.broker_name,
                     RequestCode.STAGE_TRANSACTION,
@@ -294,7 +294,7 @@ class SetTransaction(Generic[BodyT]):
             topic=place.topic,
         )
         await call_leader(
-            self._remoting,
+            self._core,
             place.topic,
             place.broker_name,
             RequestCode.END_TRANSACTION,
@@ -341,7 +341,7 @@ class SetTransaction(Generic[BodyT]):
         return self._rng.choice(queues)
 
     async def _writable(self, topic: str) -> Sequence[MessageQueue]:
-        route = await self._remoting.route(topic, auto_create=self._auto_create_topics)
+        route = await self._core.route(topic, auto_create=self._auto_create_topics)
         if not route.write_queues:
             raise MessageRefused(f"no queue of topic {topic} is writable")
         return route.write_queues

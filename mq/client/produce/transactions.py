@@ -176,9 +176,9 @@ class TransactionProducer(Producer[BodyT]):
     async def _set_transaction(self, timeout: float | None) -> AsyncGenerator[SetTransaction[BodyT]]:
         seconds = self._budget(timeout)
         self._open_pipeline()
-        assert self._remoting is not None, "open without a remoting"
+        assert self._core is not None, "open without connections"
         transaction = SetTransaction(
-            self._remoting,
+            self._core,
             self.group,
             transaction_id=self._unique_keys.next(),
             preparation=Preparation(self._unique_keys, None, compress=None, compress_bytes_min=0),
@@ -240,13 +240,13 @@ class TransactionProducer(Producer[BodyT]):
             transaction_id=result.message_id,
             topic=result.queue.topic,
         )
-        assert self._remoting is not None, "a transaction without a remoting"
+        assert self._core is not None, "a transaction without connections"
         queue, code = result.queue, RequestCode.END_TRANSACTION
         operation = "commit" if wanted else "rollback"
         try:
             with nullcontext() if self._spans is None else self._spans.settling(operation, queue.topic):
                 await call_leader(
-                    self._remoting,
+                    self._core,
                     queue.topic,
                     queue.broker_name,
                     code,
@@ -270,28 +270,28 @@ class TransactionProducer(Producer[BodyT]):
 
     # Check-backs.
 
-    def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: ClientCore) -> None:
+    def _start_tasks(self, tasks: anyio.abc.TaskGroup, core: ClientCore) -> None:
         self._tasks = tasks
         self._checks = 0
-        tasks.start_soon(self._stay_connected, remoting)
+        tasks.start_soon(self._stay_connected, core)
 
-    async def _stay_connected(self, remoting: ClientCore) -> None:
+    async def _stay_connected(self, core: ClientCore) -> None:
         """Stay connected to all replicas, whatever this process has sent: each of them may become leader and check
         back.
         """
-        wait = LongWait("cannot_be_checked", remoting.settings.limits)
+        wait = LongWait("cannot_be_checked", core.settings.limits)
         while True:
             try:
-                route = await remoting.route(AUTO_CREATE_TEMPLATE, refresh=True)
-                await remoting.connect_all(route.addresses())
-                if any(remoting.connected(address) is not None for address in route.addresses()):
+                route = await core.route(AUTO_CREATE_TEMPLATE, refresh=True)
+                await core.connect_all(route.addresses())
+                if any(core.connected(address) is not None for address in route.addresses()):
                     wait.is_over()
                 else:
                     wait.goes_on("no broker can be reached", group=self.group)
             except ClientError as error:
                 log.debug("brokers_unknown", reason=str(error))
                 wait.goes_on(error, group=self.group)
-            await anyio.sleep(remoting.settings.limits.stay_connected_seconds)
+            await anyio.sleep(core.settings.limits.stay_connected_seconds)
 
     def _asked(self, check: Check[BodyT], message: ReceivedMessage[Any]) -> Awaitable[bool | None] | bool | None:
         """Ask about the transaction of one message. Raises BodyNotDecoded, and what `check` raises."""
@@ -354,8 +354,8 @@ class TransactionProducer(Producer[BodyT]):
             topic=message.topic,
             from_transaction_check=True,
         ).fields()
-        assert self._remoting is not None, "a question came without a connection"
-        credentials = self._remoting.settings.credentials
+        assert self._core is not None, "a question came without a connection"
+        credentials = self._core.settings.credentials
         if credentials is not None:
             fields = credentials.sign(RequestCode.END_TRANSACTION, fields, b"")
         answer_later(encode_request(RequestCode.END_TRANSACTION, request.opaque, ext=fields, oneway=True))

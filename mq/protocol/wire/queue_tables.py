@@ -73,6 +73,13 @@ def read_queue_table(value: object) -> dict[QueueRef, Any]:
     return {decode_as(QueueRef, key.encode()): each for key, each in value.items()}
 
 
+def read_offset_rows(body: bytes | memoryview) -> dict[str, Any]:
+    """The rows of such a body whose keys are texts; none if it has no table. Raises BodyError."""
+    value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
+    rows = value.get("offsetTable") if isinstance(value, dict) else None
+    return rows if isinstance(rows, dict) else {}
+
+
 def read_offset_table(body: bytes | memoryview) -> dict[QueueRef, int]:
     """Decode such a body; invalid offsets are skipped. Raises BodyError."""
     value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)

@@ -292,7 +292,7 @@ async def test_deliveries_in_progress_when_the_disk_fills_are_not_repeated(
 ) -> None:
     brokers = note_brokers(monkeypatch)
     monkeypatch.setattr("mq.broker.schedule.delivery._PAUSE_MS", 0)
-    propose, settle = RaftCore.propose, Appender._settle
+    propose, report = RaftCore.propose, Appender._report
     rooms = 0
 
     def fills_up(core: RaftCore, *given: Any) -> Any:
@@ -300,8 +300,8 @@ async def test_deliveries_in_progress_when_the_disk_fills_are_not_repeated(
         rooms += 1
         return propose(core, *given) if rooms % 2 else Refusal.DISK_FULL
 
-    def settle_and_run(appender: Appender, *given: Any) -> None:
-        settle(appender, *given)
+    def report_and_run(appender: Appender, *given: Any) -> None:
+        report(appender, *given)
         brokers[0].services.delays.run()  # as its timer may at this moment
 
     async with running(tmp_path, entry_bytes_max=4096) as broker:
@@ -310,7 +310,7 @@ async def test_deliveries_in_progress_when_the_disk_fills_are_not_repeated(
             await client.send(body=b"%d" % number, i=properties(DELAY="1"))
         with monkeypatch.context() as patched:
             patched.setattr(RaftCore, "propose", fills_up)
-            patched.setattr(Appender, "_settle", settle_and_run)
+            patched.setattr(Appender, "_report", report_and_run)
             clock.now_ms += 1000
             bodies = [message.body for message in await wait_stored(client, 200)]
         await beats(client)

@@ -128,8 +128,8 @@ async def test_offsets_find_a_leader_that_came_while_pulls_went_on() -> None:
         (await anext(stream)).ack()
         await until(lambda: offset_of(cluster) == 1)
         leader, cluster.group.leader = cluster.leader, None
-        assert consumer._remoting is not None
-        route = await consumer._remoting.route("T", refresh=True)
+        assert consumer._core is not None
+        route = await consumer._core.route("T", refresh=True)
         assert route.leader_address(cluster.group.name) is None
         cluster.group.leader = leader
         (await anext(stream)).ack()

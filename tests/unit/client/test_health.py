@@ -225,8 +225,8 @@ async def test_connection_is_closed_when_its_event_ends_the_program() -> None:
 @pytest.mark.anyio
 async def test_ping_ends_unavailable_name_server() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
-        assert producer._remoting is not None
-        producer._remoting._unavailable = NameServersUnavailable({cluster.namesrv: "no answer"})
+        assert producer._core is not None
+        producer._core._unavailable = NameServersUnavailable({cluster.namesrv: "no answer"})
         assert not producer.health()
         await producer.ping()
         assert producer.health()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.consensus.confchange import changed, decode_conf, encode_conf, may_follow, settled, why_invalid
+from raftlog.consensus.confchange import changed, decode_conf, encode_conf, may_follow, why_invalid, without_outgoing
 from raftlog.consensus.quorum import VoteResult, agreed, joint_vote_result
 from raftlog.consensus.types import ConfChange, ConfChangeKind, ConfState, NodeId
 
@@ -20,7 +20,7 @@ changes = st.builds(ConfChange, st.sampled_from(ConfChangeKind), nodes, st.just(
 
 @st.composite
 def confs(draw: st.DrawFn) -> ConfState:
-    """A settled configuration of one to five voters and some learners."""
+    """A without_outgoing configuration of one to five voters and some learners."""
     order = draw(st.permutations(NODES))
     voters = draw(st.integers(1, 5))
     learners = draw(st.integers(0, len(NODES) - voters))
@@ -46,7 +46,7 @@ def test_no_step_of_a_change_can_decide_without_the_step_before(conf: ConfState,
         return
     steps = [conf, changed(conf, change)]
     if steps[-1].is_joint:
-        steps.append(settled(steps[-1]))
+        steps.append(without_outgoing(steps[-1]))
     assert not steps[-1].is_joint
     for old, new in pairwise(steps):
         assert overlap(old, new)

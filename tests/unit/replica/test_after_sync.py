@@ -149,7 +149,7 @@ def test_a_descriptor_that_is_used_for_something_else_is_not_written_to(pair: Pa
     """A stream may close by itself, and its descriptor belong to a client before anybody forgets it."""
     writer = HeldWriter()
     after = AfterSync(writer)
-    fd = pair.stream.plain_fd
+    fd = pair.stream.raw_fd
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     pair.stream.close("the peer is gone")
     client, other_end = socket.socketpair()
@@ -168,7 +168,7 @@ def test_without_a_free_descriptor_the_caller_sends_it(pair: Pair) -> None:
     """The acknowledgement is the first one on a new connection, and clients have taken all descriptors."""
     after = AfterSync(HeldWriter())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(pair.stream.plain_fd)
+    free = os.dup(pair.stream.raw_fd)
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
     try:

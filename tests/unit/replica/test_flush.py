@@ -147,7 +147,7 @@ async def test_a_socket_that_may_speak_tls_is_left_to_its_own_methods() -> None:
         sock, _ = listener.accept()
         sniffing = SniffingSocket(sock, ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), lambda reason: None)
         stream = StreamSocket(reactor, sniffing, len, lambda reason: None, patient=True)
-        assert stream.plain_fd == -1
+        assert stream.raw_fd == -1
         for each in (stream, *[peer.stream for peer in peers]):
             each.send(b"reply")
         reactor.end_turn()

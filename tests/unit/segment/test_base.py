@@ -11,10 +11,10 @@ from chaos.disk import MemoryDisk, PowerCut
 from chaos.writer_calls import DiskCalls
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, EntryGone, Preallocation, RealDisk, SegmentLog, Writer
+from raftlog.segment.append_queue import PythonAppendQueue
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.meta import decode_slot
 from raftlog.segment.open_files import DESCRIPTORS_MAX
-from raftlog.segment.plain_writes import PythonPlainWrites
 from tests.unit.segment.log_home import CLUSTER_ID, LogHome, all_bodies
 
 BODIES = [bytes([65 + number]) * 400 for number in range(10)]  # two to a file of 1 KiB
@@ -238,7 +238,7 @@ def test_reader_on_another_thread_keeps_a_dropped_file_until_it_is_done() -> Non
     home = LogHome(disk=disk, segment_bytes=1024)
     dropped = threading.Event()
     calls = DiskCalls(disk, lambda ticket: dropped.set() if ticket == 2 else None)
-    log = home.open(writer=Writer(PythonPlainWrites(-1, SYNC_BYTES_MAX, calls), wrong_failure))
+    log = home.open(writer=Writer(PythonAppendQueue(-1, SYNC_BYTES_MAX, calls), wrong_failure))
     home.put(log, *BODIES)
     while log.durable_index < 10:
         pass

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from raftlog.compiled.loaded import PlainWrites
+from raftlog.compiled.loaded import CompiledAppendQueue
+from raftlog.segment.append_queue import PythonAppendQueue
 from raftlog.segment.group_commit import WriteOp
-from raftlog.segment.plain_writes import PythonPlainWrites
+from tests.support.append_queues import FORMS
 from tests.support.file_size_limit import file_size_limit
-from tests.support.plain_queues import FORMS
 from tests.support.write_ops import entry_op
 
 PAGE_BYTES = 4096
@@ -59,7 +59,7 @@ def test_size_limit_of_a_file_takes_a_part_and_then_nothing(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("form", FORMS)
 def test_writer_fails_on_a_full_disk_and_reports_what_fitted(
-    small_disk: Path, form: type[PlainWrites | PythonPlainWrites]
+    small_disk: Path, form: type[CompiledAppendQueue | PythonAppendQueue]
 ) -> None:
     fd, done_fd = os.open(small_disk / "file", os.O_RDWR | os.O_CREAT), os.eventfd(0, os.EFD_NONBLOCK)
     try:

@@ -62,10 +62,10 @@ ssize_t write(int fd, const void *data, size_t size) {
 WRITER = """
 import os, sys
 from pathlib import Path
-from raftlog.compiled.loaded import PlainWrites
-from tests.unit.segment.test_plain_writes import HEADER, Home
+from raftlog.compiled.loaded import CompiledAppendQueue
+from tests.unit.segment.test_append_queue import HEADER, Home
 
-home = Home(Path(sys.argv[1]), PlainWrites)
+home = Home(Path(sys.argv[1]), CompiledAppendQueue)
 for number in range(5):
     home.writes.submit(home.op(b"one" * number, b"two"))
     if number % 2:

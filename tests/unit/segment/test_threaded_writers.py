@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from raftlog.compiled.loaded import IS_COMPILED, PlainWrites
+from raftlog.compiled.loaded import IS_COMPILED, CompiledAppendQueue
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, InlineWriter, LogWriter, RealDisk, SegmentLog, StorageFailed, Writer
+from raftlog.segment.append_queue import PythonAppendQueue
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.meta import decode_slot
-from raftlog.segment.plain_writes import PythonPlainWrites
 from tests.support.file_size_limit import file_size_limit
 from tests.unit.segment.log_home import CLUSTER_ID, all_bodies
 
@@ -45,7 +45,7 @@ class Home:
     def writer(self) -> LogWriter:
         if self.kind == "inline":
             return InlineWriter()
-        queue = PlainWrites if self.kind == "compiled" else PythonPlainWrites
+        queue = CompiledAppendQueue if self.kind == "compiled" else PythonAppendQueue
         return Writer(queue(self.done_fd, SYNC_BYTES_MAX), self._fail, self.seconds.append)
 
     def open(self) -> SegmentLog:
@@ -434,7 +434,7 @@ def test_frames_of_both_threads_lie_one_behind_the_other(home: Home) -> None:
 
 REPORTING_WHILE_A_FRAME_IS_SENT = """
 import sys, threading
-from raftlog.compiled.loaded import PlainWrites
+from raftlog.compiled.loaded import CompiledAppendQueue
 
 sending, may_end, reporting = threading.Event(), threading.Event(), threading.Event()
 
@@ -454,7 +454,7 @@ def report_another():
     writes.report(2)
 
 
-writes = PlainWrites(-1, 1000, Calls())
+writes = CompiledAppendQueue(-1, 1000, Calls())
 writes.send_after(1, -1, b"frame")
 threads = [threading.Thread(target=writes.report, args=[1]), threading.Thread(target=report_another)]
 threads[0].start()

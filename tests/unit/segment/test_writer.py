@@ -10,13 +10,13 @@ import pytest
 
 from chaos.disk import Buffer, MemoryDisk
 from chaos.writer_calls import DiskCalls
-from raftlog.compiled.loaded import PlainWrites
+from raftlog.compiled.loaded import CompiledAppendQueue
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, InlineWriter, StorageFailed, Writer
+from raftlog.segment.append_queue import PythonAppendQueue
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.limits import LogLimits
-from raftlog.segment.plain_writes import PythonPlainWrites
-from tests.support.plain_queues import FORMS
+from tests.support.append_queues import FORMS
 from tests.unit.segment.log_home import LogHome, all_bodies
 
 
@@ -55,7 +55,7 @@ class GatedDisk(MemoryDisk):
 class Reports:
     """What a writer tells its owner, from its own thread."""
 
-    form: type[PlainWrites | PythonPlainWrites]
+    form: type[CompiledAppendQueue | PythonAppendQueue]
 
     def __init__(self) -> None:
         self.tickets: list[int] = []

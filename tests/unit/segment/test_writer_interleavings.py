@@ -17,20 +17,20 @@ from typing import Final
 import pytest
 
 from chaos.disk import Buffer
-from raftlog.compiled.loaded import PlainWrites
+from raftlog.compiled.loaded import CompiledAppendQueue
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import SegmentLog, StorageFailed, Writer
+from raftlog.segment.append_queue import PythonAppendQueue
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.group_commit import Store, WriteOp
-from raftlog.segment.plain_writes import PythonPlainWrites
-from tests.support.plain_queues import FORMS
+from tests.support.append_queues import FORMS
 from tests.unit.segment.log_home import LogHome
 
 Put = Callable[[LogHome, SegmentLog], None]
-Form = type[PlainWrites | PythonPlainWrites]
+Form = type[CompiledAppendQueue | PythonAppendQueue]
 
 DURATIONS_MAX: Final = 4096
-"""Of `raftlog.segment.plain_writes`: a run returns after so many writes, to have them observed."""
+"""Of `raftlog.segment.append_queue`: a run returns after so many writes, to have them observed."""
 
 
 class Choices:

@@ -61,7 +61,7 @@ def replay(opened: OpenedStore, log: Log, until: int | None = None) -> None:
         if opened.checkpoint.applied_index < index <= (until or len(log.events)):
             apply(opened.queues, event)
             if catch_up is not None and index == catch_up.until_index:
-                catch_up.settle(opened.queues)
+                catch_up.add_ends(opened.queues)
 
 
 def state(store: QueueStore, base_pos: int) -> dict[tuple[str, int], tuple[int, int, bytes]]:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from raftlog.compiled.loaded import PlainWrites
+from raftlog.compiled.loaded import CompiledAppendQueue
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL
+from raftlog.segment.append_queue import PythonAppendQueue
 from raftlog.segment.codec import TailEntry
 from raftlog.segment.group_commit import WriteOp
-from raftlog.segment.plain_writes import PythonPlainWrites
+from tests.support.append_queues import FORMS
 from tests.support.file_size_limit import file_size_limit
-from tests.support.plain_queues import FORMS
 
 SYNC_BYTES_MAX = 1000
 FILE_POS = 10_000
@@ -30,7 +30,7 @@ HEADER = b"h" * 48
 class Home:
     """A queue, its file, and the operations that a log would submit."""
 
-    def __init__(self, directory: Path, form: type[PlainWrites | PythonPlainWrites]) -> None:
+    def __init__(self, directory: Path, form: type[CompiledAppendQueue | PythonAppendQueue]) -> None:
         self.form = form
         self.path = directory / "segment"
         self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT)

@@ -1,11 +1,11 @@
 """The queue of a log writer: which operations it writes by itself, how it groups them, and what it calls of the system.
 
 An operation is *plain* if it only appends entries: no cut, vote, notes, base or sidecars, without a gap, in one file,
-and not more than may be written before a sync. The queue carries out plain operations by itself, many with one synced
+and not more than may be written before a sync. The queue carries out append operations by itself, many with one synced
 write; all others are taken from it in order, for `raftlog.segment.group_commit.GroupCommit`.
 
-`PythonPlainWrites` is the reference of the compiled `raftlog.compiled.PlainWrites`: both make the same calls of the
-system in the same order.
+`PythonAppendQueue` is the reference of the compiled `raftlog.compiled.CompiledAppendQueue`: both make the same calls of
+the system in the same order.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SystemCalls(Protocol):
         """
 
 
-class PlainQueue(Protocol):
+class AppendQueue(Protocol):
     """The queue of one writer, compiled or not.
 
     Everything up to ``done_ticket`` is durable; any thread may read it. The others are as of the last `run`:
@@ -186,8 +186,8 @@ class KernelCalls(ThreadCalls):
         return os.write(fd, data)
 
 
-class PythonPlainWrites:
-    """A `PlainQueue` in Python.
+class PythonAppendQueue:
+    """An `AppendQueue` in Python.
 
     Args:
         done_fd: an eventfd that gets one more with each report of durable operations.
@@ -216,7 +216,7 @@ class PythonPlainWrites:
         self._frame_sent = 0
 
     def submit(self, op: WriteOp | None) -> None:
-        """See `PlainQueue.submit`."""
+        """See `AppendQueue.submit`."""
         queued = op, op is not None and self._is_plain(op)
         with self._lock:
             if self._is_stopped:
@@ -228,13 +228,13 @@ class PythonPlainWrites:
             self._calls.wake()
 
     def stop(self) -> None:
-        """See `PlainQueue.stop`."""
+        """See `AppendQueue.stop`."""
         with self._lock:
             self._is_stopped = True
             self._queue.clear()
 
     def take(self, bytes_min: int) -> tuple[list[WriteOp], bool]:
-        """See `PlainQueue.take`."""
+        """See `AppendQueue.take`."""
         taken: list[WriteOp] = []
         nbytes = 0
         with self._lock:
@@ -247,7 +247,7 @@ class PythonPlainWrites:
         return taken, True
 
     def report(self, ticket: int) -> None:
-        """See `PlainQueue.report`."""
+        """See `AppendQueue.report`."""
         with self._reporting:
             assert ticket > self.done_ticket, f"ticket {ticket} after {self.done_ticket}"
             self.done_ticket = ticket
@@ -270,13 +270,13 @@ class PythonPlainWrites:
         return is_signalled and frame_ticket != ticket
 
     def signal_from(self, ticket: int) -> int:
-        """See `PlainQueue.signal_from`."""
+        """See `AppendQueue.signal_from`."""
         with self._reporting:
             self._signal_from = ticket
             return self.done_ticket
 
     def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
-        """See `PlainQueue.send_after`."""
+        """See `AppendQueue.send_after`."""
         with self._reporting:
             assert self._frame is None, "a frame waits already"
             assert not self._frame_sent, "nobody has asked whether the last frame was sent"
@@ -286,7 +286,7 @@ class PythonPlainWrites:
             return True
 
     def take_back(self) -> int:
-        """See `PlainQueue.take_back`."""
+        """See `AppendQueue.take_back`."""
         with self._reporting:
             self._frame = None
             sent, self._frame_sent = self._frame_sent, 0
@@ -302,7 +302,7 @@ class PythonPlainWrites:
         is_due: bool,
         due_seconds: float,
     ) -> bool:
-        """See `PlainQueue.run`."""
+        """See `AppendQueue.run`."""
         calls = self._calls
         due = calls.monotonic() + due_seconds
         # What is told if nothing comes in time.
@@ -322,7 +322,7 @@ class PythonPlainWrites:
                 return False
 
     def _carry_out(self, fd: int, file_pos: int, ops: Sequence[WriteOp]) -> bool:
-        """Write plain operations and report them, or set ``failure``; returns whether they change anything."""
+        """Write append operations and report them, or set ``failure``; returns whether they change anything."""
         calls, before = self._calls, (self.end_pos, self.commit_hint)
         entries = [entry for op in ops for entry in op.entries]
         self.began_at = calls.monotonic()
@@ -342,7 +342,7 @@ class PythonPlainWrites:
         return before != (self.end_pos, self.commit_hint)
 
     def durations(self) -> list[float]:
-        """See `PlainQueue.durations`."""
+        """See `AppendQueue.durations`."""
         taken, self._durations = self._durations, []
         return taken
 

@@ -1,9 +1,9 @@
+from raftlog.segment.append_queue import SystemCalls
 from raftlog.segment.group_commit import WriteOp
-from raftlog.segment.plain_writes import SystemCalls
 
 COMPILED_FROM: str
 
-class PlainWrites:
+class CompiledAppendQueue:
     def __init__(self, done_fd: int, sync_bytes_max: int, calls: SystemCalls | None = None) -> None: ...
     @property
     def done_ticket(self) -> int: ...

@@ -21,7 +21,7 @@ _WHOLE_NUMBER: Final = 2
 """The tag of bytes that encode a whole number, most significant byte first."""
 
 
-def decode_plain(data: bytes, *, number_bytes_max: int = 8, any_key: bool = False) -> Any:
+def decode_safe(data: bytes, *, number_bytes_max: int = 8, any_key: bool = False) -> Any:
     """The decoded value.
 
     Args:

@@ -2,13 +2,13 @@
 """The queue of a log writer, which carries out *plain* operations without the interpreter's lock.
 
 An operation is plain if it only appends entries: no cut, vote, notes, base or sidecars, without a gap, in one file, and
-not more than may be written before a sync. `PlainWrites.run` waits for operations, writes all plain ones that wait with
-one synced write, and reports them, until something else is due. `raftlog.segment.plain_writes.PythonPlainWrites` is the
+not more than may be written before a sync. `CompiledAppendQueue.run` waits for operations, writes all plain ones that wait with
+one synced write, and reports them, until something else is due. `raftlog.segment.append_queue.PythonAppendQueue` is the
 reference: it makes the same calls of the system in the same order. `raftlog.segment.group_commit.GroupCommit` carries
 out all other operations.
 
 A simulation runs this module, too, and so does a test that tries all orders in which threads may run. They give an
-object for the calls of the system that this module makes; see `raftlog.segment.plain_writes.SystemCalls`.
+object for the calls of the system that this module makes; see `raftlog.segment.append_queue.SystemCalls`.
 
 Who may touch what: operations are appended by any thread with the interpreter's lock, and removed by the writer's
 thread. The first mutex protects both lists; nobody holds it while waiting for anything else. The frame of `send_after`
@@ -95,13 +95,13 @@ cdef struct Operation:
 include "system_calls.pxi"  # SystemCalls, kernel_..., given_...
 
 
-cdef class PlainWrites:
+cdef class CompiledAppendQueue:
     """The queue of one writer.
 
     Args:
         done_fd: an eventfd that gets one more with each report of durable operations.
         sync_bytes_max: maximum bytes that are written before they are synced.
-        calls: stands for the system; see `raftlog.segment.plain_writes.SystemCalls`. None: the system itself.
+        calls: stands for the system; see `raftlog.segment.append_queue.SystemCalls`. None: the system itself.
 
     Attributes:
         done_ticket: everything up to it is durable. Any thread may read it.
@@ -376,7 +376,7 @@ cdef class PlainWrites:
                 return False
 
     cdef int _turn(self, int fd, int64_t file_pos, int64_t limit_pos) noexcept nogil:
-        """Write the plain operations at the head of the queue, if there are any, and report them.
+        """Write the append operations at the head of the queue, if there are any, and report them.
 
         Called with the mutex, which it releases.
         """

@@ -6,12 +6,12 @@ from typing import Final
 
 import pytest
 
-from raftlog.compiled.loaded import IS_COMPILED, PlainWrites
-from raftlog.segment.plain_writes import PythonPlainWrites
+from raftlog.compiled.loaded import IS_COMPILED, CompiledAppendQueue
+from raftlog.segment.append_queue import PythonAppendQueue
 
 needs_compiled = pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
 
 FORMS: Final = [
-    pytest.param(PlainWrites, id="compiled", marks=needs_compiled),
-    pytest.param(PythonPlainWrites, id="python"),
+    pytest.param(CompiledAppendQueue, id="compiled", marks=needs_compiled),
+    pytest.param(PythonAppendQueue, id="python"),
 ]
