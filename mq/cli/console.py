@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +9,16 @@ import typer
 from mq.cli.errors import CommandFailed
 from mq.cli.logs import configure_logging
 from mq.cli.running import run_server
-from mq.cli.servers import LogLevel, WithParent, checked, checked_level, split_address, split_settings
+from mq.cli.servers import (
+    ConfigFile,
+    LogLevel,
+    OtherSettings,
+    WithParent,
+    checked,
+    checked_level,
+    split_address,
+    split_settings,
+)
 
 _LIBRARIES = ("hypercorn", "jinja2", "starlette")
 
@@ -30,13 +38,8 @@ def console(
     hide_bodies: Annotated[
         bool, typer.Option("--hide-bodies", help="Show no bodies of messages, and no properties but tags and keys.")
     ] = False,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Settings in TOML; flags override it.", metavar="FILE")
-    ] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.", metavar="NAME=VALUE"),
-    ] = None,
+    config: ConfigFile = None,
+    setting: OtherSettings = None,
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +9,16 @@ import typer
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.logs import configure_logging
 from mq.cli.running import run_server
-from mq.cli.servers import LogLevel, WithParent, checked, checked_level, split_address, split_settings
+from mq.cli.servers import (
+    ConfigFile,
+    LogLevel,
+    OtherSettings,
+    WithParent,
+    checked,
+    checked_level,
+    split_address,
+    split_settings,
+)
 
 
 def filter_server(
@@ -31,13 +39,8 @@ def filter_server(
             help="Compile and run the filters of RocketMQ's Java clients; needs a JDK, see docs/filters.md.",
         ),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Settings in TOML; flags override it.", metavar="FILE")
-    ] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.", metavar="NAME=VALUE"),
-    ] = None,
+    config: ConfigFile = None,
+    setting: OtherSettings = None,
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
 ) -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mq.cli.servers import LogLevel, WithParent, checked, checked_level, split_address, split_settings
+from mq.cli.servers import (
+    ConfigFile,
+    LogLevel,
+    OtherSettings,
+    WithParent,
+    checked,
+    checked_level,
+    split_address,
+    split_settings,
+)
 
 
 def proxy(
@@ -18,13 +26,8 @@ def proxy(
         str | None, typer.Option(help="Where gRPC clients connect; default: 0.0.0.0:8081.", metavar="HOST:PORT")
     ] = None,
     port: Annotated[int | None, typer.Option(help="The port alone.", metavar="PORT", min=0, max=65535)] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Settings in TOML; flags override it.", metavar="FILE")
-    ] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.", metavar="NAME=VALUE"),
-    ] = None,
+    config: ConfigFile = None,
+    setting: OtherSettings = None,
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
 ) -> None:

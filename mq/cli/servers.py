@@ -26,6 +26,13 @@ T = TypeVar("T")
 _PROPERTIES_SUFFIXES = (".conf", ".properties")
 
 LogLevel = Annotated[str, typer.Option(help=f"One of {', '.join(LEVELS)}.", metavar="LEVEL")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="Settings in TOML; flags override it.", metavar="FILE")
+]
+OtherSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.", metavar="NAME=VALUE"),
+]
 WithParent = Annotated[
     bool, typer.Option("--until-stdin-closes", hidden=True, help="Stop when the parent process has ended.")
 ]
@@ -37,10 +44,7 @@ def namesrv(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings in TOML; flags override it.", metavar="FILE")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the key-value configuration is kept.")] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.", metavar="NAME=VALUE"),
-    ] = None,
+    setting: OtherSettings = None,
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
 ) -> None:
@@ -92,10 +96,7 @@ def broker(
     namesrv: Annotated[str | None, typer.Option(help="Name servers, separated by semicolons.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Directory of the log and of all data derived from it.")] = None,
     durability: Annotated[str | None, typer.Option(help="quorum-fsync, or the weaker quorum-memory.")] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.", metavar="NAME=VALUE"),
-    ] = None,
+    setting: OtherSettings = None,
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
 ) -> None:

@@ -19,7 +19,7 @@ from mq.filter_server.java_filters import JavaSandbox
 from mq.filter_server.programs import Programs
 from mq.filter_server.sandbox import EPOCH_SECONDS, Sandbox
 from mq.filter_server.settings import FilterServerSettings
-from mq.monitoring.http import Monitoring, open_listeners
+from mq.monitoring.http import Monitoring, open_metrics_listeners
 from mq.tls import Certificate
 
 _LOOK_SECONDS: Final = 1.0
@@ -98,7 +98,9 @@ async def serve(
                 await trio.lowlevel.checkpoint()
                 return link.trouble
 
-            monitoring_listeners = await _monitoring_listeners(settings, log)
+            monitoring_listeners = await open_metrics_listeners(
+                settings.metrics_address, log, is_required=settings.metrics_listen is not None
+            )
             if monitoring_listeners:
                 monitoring = Monitoring(lambda: collect(figures), reason)
                 nursery.start_soon(monitoring.serve, monitoring_listeners)
@@ -133,21 +135,3 @@ async def _look_at_files(certificate: Certificate) -> None:
     while True:
         await trio.sleep(_LOOK_SECONDS)
         certificate.refresh()
-
-
-async def _monitoring_listeners(settings: FilterServerSettings, log: Log) -> list[trio.SocketListener]:
-    """Listen for scrapes of metrics. Raises OSError if the configured address is not available."""
-    await trio.lowlevel.checkpoint()
-    address = settings.metrics_address
-    if address is None:
-        return []
-    host, port = address
-    try:
-        listeners = await open_listeners(host, port)
-    except OSError as error:
-        if settings.metrics_listen is not None:
-            raise OSError(error.errno, error.strerror, f"metrics address {host}:{port}") from error
-        log.warning("metrics_not_served", reason=f"{host}:{port}: {error.strerror}")
-        return []
-    log.info("metrics_served", host=host, port=listeners[0].socket.getsockname()[1])
-    return listeners

@@ -204,3 +204,25 @@ def _encoded(connection: h11.Connection, request: h11.Request, response: Respons
 async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
     """Listen at an address; port 0 picks any free one. Raises OSError."""
     return await trio.open_tcp_listeners(port, host=host)
+
+
+async def open_metrics_listeners(
+    address: tuple[str, int] | None, log: Log, *, is_required: bool
+) -> list[trio.SocketListener]:
+    """Listen for scrapes of metrics; nowhere without an address. Raises OSError if a required address is not available.
+
+    A default address that is not available does not prevent the start.
+    """
+    await trio.lowlevel.checkpoint()
+    if address is None:
+        return []
+    host, port = address
+    try:
+        listeners = await open_listeners(host, port)
+    except OSError as error:
+        if is_required:
+            raise OSError(error.errno, error.strerror, f"metrics address {host}:{port}") from error
+        log.warning("metrics_not_served", reason=f"{host}:{port}: {error.strerror}")
+        return []
+    log.info("metrics_served", host=host, port=listeners[0].socket.getsockname()[1])
+    return listeners

@@ -13,7 +13,7 @@ import trio
 
 from mq.accounts import AccountsFile
 from mq.monitoring.families import Kind
-from mq.monitoring.http import Monitoring, open_listeners
+from mq.monitoring.http import Monitoring, open_metrics_listeners
 from mq.namesrv.handlers import Handlers
 from mq.namesrv.kv_config import KvConfig
 from mq.namesrv.kv_file import KvFile
@@ -102,7 +102,9 @@ async def serve(
         reason = "everybody who reaches this address may register brokers: see acl_file"
         log.warning("brokers_not_authenticated", listen=f"{host}:{port}", reason=reason)
     try:
-        monitoring_listeners = await _monitoring_listeners(settings, log)
+        monitoring_listeners = await open_metrics_listeners(
+            settings.metrics_address, log, is_required=settings.metrics_listen is not None
+        )
         async with trio.open_nursery() as nursery:
             if monitoring_listeners:
                 monitoring = Monitoring(
@@ -116,24 +118,6 @@ async def serve(
             task_status.started((host, port))
     finally:
         log.info("stopped", host=host, port=port)
-
-
-async def _monitoring_listeners(settings: NamesrvSettings, log: Log) -> list[trio.SocketListener]:
-    """Listen for scrapes of metrics. Raises OSError if the configured address is not available."""
-    await trio.lowlevel.checkpoint()
-    address = settings.metrics_address
-    if address is None:
-        return []
-    host, port = address
-    try:
-        listeners = await open_listeners(host, port)
-    except OSError as error:
-        if settings.metrics_listen is not None:
-            raise OSError(error.errno, error.strerror, f"metrics address {host}:{port}") from error
-        log.warning("metrics_not_served", reason=f"{host}:{port}: {error.strerror}")
-        return []
-    log.info("metrics_served", host=host, port=listeners[0].socket.getsockname()[1])
-    return listeners
 
 
 async def _is_ready() -> None:

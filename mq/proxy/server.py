@@ -93,14 +93,16 @@ async def serve(
                 signed=None if remoting.credentials is None else _allowed_times(configuration),
             )
             services.append(table)
-            monitoring_listeners = await _monitoring_listeners(configuration, log)
-            if monitoring_listeners:
-                from mq.monitoring.http import Monitoring  # without metrics, their libraries need no memory
+            if (metrics_address := configuration.metrics_address) is not None:
+                # Without metrics, their libraries need no memory.
+                from mq.monitoring.http import Monitoring, open_metrics_listeners
                 from mq.proxy.metrics import collect
 
+                is_required = configuration.metrics_listen is not None
                 valid_until = None if certificate is None else certificate.valid_until
-                monitoring = Monitoring(lambda: collect(table, counters, valid_until), _ready(brokers, draining))
-                nursery.start_soon(monitoring.serve, monitoring_listeners)
+                if scraped := await open_metrics_listeners(metrics_address, log, is_required=is_required):
+                    monitoring = Monitoring(lambda: collect(table, counters, valid_until), _ready(brokers, draining))
+                    nursery.start_soon(monitoring.serve, scraped)
             nursery.start_soon(brokers.stay_connected)
             nursery.start_soon(table.run)
             if certificate is not None:
@@ -157,26 +159,6 @@ def _ready(brokers: Brokers, draining: trio.Event) -> Callable[[], Awaitable[str
         return "the proxy is about to stop" if draining.is_set() else next(iter(brokers.troubles()), None)
 
     return reason
-
-
-async def _monitoring_listeners(configuration: ProxyConfiguration, log: Log) -> list[trio.SocketListener]:
-    """Listen for scrapes of metrics. Raises OSError if the configured address is not available."""
-    address = configuration.metrics_address
-    if address is None:
-        await trio.lowlevel.checkpoint()
-        return []
-    from mq.monitoring.http import open_listeners
-
-    host, port = address
-    try:
-        listeners = await open_listeners(host, port)
-    except OSError as error:
-        if configuration.metrics_listen is not None:
-            raise OSError(error.errno, error.strerror, f"metrics address {host}:{port}") from error
-        log.warning("metrics_not_served", reason=f"{host}:{port}: {error.strerror}")
-        return []  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
-    log.info("metrics_served", host=host, port=listeners[0].socket.getsockname()[1])
-    return listeners
 
 
 def _allowed_times(configuration: ProxyConfiguration) -> AllowedTimes:
