@@ -173,16 +173,16 @@ sanitize: $(INSTALLED)
 fuzz: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh fuzz $(ARGS)
 
-# Three lanes side by side. Real processes wait for each other much of the time, and so does Spark; what only computes
-# gets the time of processors that these leave (docs/decisions/0029). One to three failures of a part are run again, and told:
-# docs/decisions/0041.
-LANES := .lane-processes .lane-in-process .lane-simulation
+# Four lanes side by side. Real processes wait for each other much of the time, and so do brokers in one process and
+# Spark; what only computes gets the time of processors that these leave (docs/decisions/0029). One to three failures of
+# a part are run again, and told: docs/decisions/0041.
+LANES := .lane-processes .lane-brokers .lane-in-process .lane-simulation
 test-all: $(INSTALLED)
-	@$(MAKE) --no-print-directory --keep-going -j 3 $(LANES)
+	@$(MAKE) --no-print-directory --keep-going -j 4 $(LANES)
 
 # What .ci/run runs. The checks only compute, too, and have their own rules among them.
 ci: $(INSTALLED)
-	@$(MAKE) --no-print-directory test-all LANES='.lane-processes .lane-in-process .lane-checks' \
+	@$(MAKE) --no-print-directory test-all LANES='.lane-processes .lane-brokers .lane-in-process .lane-checks' \
 	    CHECKED='--ignore=tests/test_tidy.py --ignore=tests/test_names_of_tests.py'
 
 test-nightly: $(INSTALLED)
@@ -192,7 +192,9 @@ test-nightly: $(INSTALLED)
 
 IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 .lane-processes:
-	$(IN_TURN) .part-processes .part-python-forms .part-spark
+	$(IN_TURN) .part-processes .part-spark
+.lane-brokers:
+	$(IN_TURN) .part-brokers .part-python-forms
 .lane-in-process:
 	$(IN_TURN) .part-in-process
 .lane-checks:
@@ -217,9 +219,12 @@ IN_BOTH_FORMS += tests/unit/store/test_dispatch.py tests/unit/segment/test_threa
 IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/broker/net/test_bad_frames.py
 .part-processes:
 	$(PART) processes $(call PART_PYTEST,processes) $(IN_CI) tests/process
+BROKERS := tests/broker tests/attacks
+.part-brokers:
+	$(PART) brokers $(call PART_PYTEST,brokers) $(IN_CI) $(BROKERS)
 .part-in-process:
-	$(PART) in-process $(call PART_PYTEST,in-process) $(IN_CI) $(CHECKED) --ignore=tests/process --ignore=tests/simulation \
-	    --ignore=tests/spark
+	$(PART) in-process $(call PART_PYTEST,in-process) $(IN_CI) $(CHECKED) \
+	    $(addprefix --ignore=,$(BROKERS) tests/process tests/simulation tests/spark)
 .part-python-forms:
 	$(PART) python-forms env RAFTMQ_PURE_PYTHON=1 $(call PART_PYTEST,python-forms) $(IN_CI) $(IN_BOTH_FORMS)
 .part-spark:
@@ -240,8 +245,8 @@ IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/br
 .part-simulation:
 	$(PART) --last simulation $(call PYTEST,simulation) $(IN_CI) tests/simulation
 
-.PHONY: .test-brokers .test-clients .test-processes .test-others .lane-processes .lane-in-process .lane-checks .lane-simulation .part-processes
-.PHONY: .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads .part-fuzz
+.PHONY: .test-brokers .test-clients .test-processes .test-others .lane-processes .lane-brokers .lane-in-process .lane-checks .lane-simulation
+.PHONY: .part-processes .part-brokers .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads .part-fuzz
 .PHONY: .part-gate .part-simulation .lint
 # As long as each other: of the tests of brokers and of replicas, those that wait most are beside the few quick ones with
 # processes, and those of sends beside those of clients.
