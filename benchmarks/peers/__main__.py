@@ -52,6 +52,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--first-warmup", type=float, default=5.0, help="seconds of load before the first one")
     parser.add_argument("--jvm-warmup", type=float, default=60.0, help="the same for servers in Java")
     parser.add_argument("--limit", type=float, default=870.0, help="seconds; no round begins that would take longer")
+    parser.add_argument("--after", type=Path, metavar="RESULTS", help="count the rounds of this earlier run, too")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks/peers.md as it is")
     plan = parser.parse_args(arguments, namespace=Plan())
@@ -71,7 +72,9 @@ def prepare(peer: Peer, outcome: Outcome) -> str | None:
     """Why a peer cannot run on this machine; None when it can from now on. Raises as `Peer.prepare`."""
     if (reason := peer.missing()) is None:
         peer.prepare()
-        outcome.measured[peer.name] = Measured(peer.version())
+        before = outcome.measured.setdefault(peer.name, Measured(peer.version()))
+        if before.version != peer.version():
+            sys.exit(f"bench: the earlier run measured {before.version}, and this is {peer.version()}")
     return reason
 
 
@@ -112,7 +115,10 @@ def run(
 def main() -> None:
     """Measure, print, and write docs/benchmarks/peers.md, its picture and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
-    outcome = Outcome()
+    try:
+        outcome = Outcome() if plan.after is None else Outcome.read(plan.after)
+    except (OSError, ValueError) as error:
+        sys.exit(f"bench: {error}")
     prepares = partial(prepare, outcome=outcome)
     run(plan.peer, plan.dir, outcome.left_out, prepares, partial(measure, plan=plan, outcome=outcome, say=say))
     if not plan.no_write:

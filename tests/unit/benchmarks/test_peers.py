@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ET
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +59,16 @@ def test_a_page_names_what_failed_and_what_was_left_out() -> None:
     assert "300; 200 without files" in text
     assert "Other processes used 0.02 cores meanwhile (0.02 to 0.02)." in text
     assert "busy" not in text
+
+
+def test_a_run_continues_an_earlier_one(tmp_path: Path) -> None:
+    results = tmp_path / "peers.json"
+    results.write_text(json.dumps({"machine": "m", **asdict(outcome())}))
+    assert Outcome.read(results) == outcome()
+    for wrong in ("{}", "[]", "no JSON", '{"measured": {"raftmq": {"speed": 1}}}'):
+        results.write_text(wrong)
+        with pytest.raises(ValueError, match="no results of bench-peers"):
+            Outcome.read(results)
 
 
 def test_a_page_says_that_the_machine_was_busy() -> None:
