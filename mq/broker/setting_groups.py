@@ -409,7 +409,7 @@ class ChangeableSettings(SettingGroup):
     delete_when: int = Field(4, ge=-1, le=23, description="hour of the day for deleting expired files; -1: any")
     auto_create_groups: bool = Field(True, description="create a consumer group when it first consumes")
     sql_filter: bool = Field(True, description="allow SQL92 filters")
-    pull_messages_max: int = Field(32, ge=1, le=65_536, description="messages per pull")
+    pull_messages_max: int = Field(256, ge=1, le=65_536, description="messages per pull")
     bulk_bytes_per_second: int = Field(
         1024 * MIB,
         ge=MIB,

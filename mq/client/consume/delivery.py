@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from types import TracebackType
 from typing import Any, Generic, Literal, Self
@@ -71,6 +71,13 @@ class DeliveryBoard:
         """The message is finished."""
         if not queue.dropped:
             queue.acknowledge(message)
+            self._on_progress(queue)
+
+    def finish_all(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage[Any]]) -> None:
+        """These messages of one queue are finished."""
+        if messages and not queue.dropped:
+            for message in messages:
+                queue.acknowledge(message)
             self._on_progress(queue)
 
     def retry_at(self, message: ReceivedMessage[Any]) -> float:

@@ -408,10 +408,10 @@ class HandlerPool:
             del self._attempts[next(iter(self._attempts))]
 
     def _finish(self, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage[Any]]) -> None:
-        for message in messages:
-            if self._attempts:
+        if self._attempts:
+            for message in messages:
                 self._attempts.pop(_place(message), None)
-            self._board.finish(process_queue, message)
+        self._board.finish_all(process_queue, messages)
 
     def _settled(self, outcome: str, messages: Sequence[ReceivedMessage[Any]]) -> None:
         if self.recorder is not None:

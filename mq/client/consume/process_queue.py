@@ -141,14 +141,19 @@ class ProcessQueue:
 
     def put(self, messages: Iterable[ReceivedMessage[Any]], next_offset: int) -> None:
         """Add the messages of a pull (increasing offsets), and continue at `next_offset`."""
+        unacknowledged, ready = self._unacknowledged, self._ready
+        previous = unacknowledged[-1] if unacknowledged else -1
+        count = nbytes = 0
         for message in messages:
             offset = message.queue_offset
-            previous = self._unacknowledged[-1] if self._unacknowledged else -1
             assert offset > previous, f"{self.queue}: offset {offset} came after {previous}"
-            self._unacknowledged.append(offset)
-            self._ready.append(message)
-            self.cached_count += 1
-            self.cached_bytes += len(message.raw_body)
+            previous = offset
+            unacknowledged.append(offset)
+            ready.append(message)
+            count += 1
+            nbytes += len(message.raw_body)
+        self.cached_count += count
+        self.cached_bytes += nbytes
         assert next_offset >= self.next_offset, f"{self.queue}: next {next_offset} < {self.next_offset}"
         self.next_offset = next_offset
 
@@ -159,8 +164,12 @@ class ProcessQueue:
         taken: list[ReceivedMessage[Any]] = []
         while self._later and self._later[0][0] <= now and len(taken) < count:
             taken.append(heappop(self._later)[2])
-        while self._ready and len(taken) < count:
-            taken.append(self._ready.popleft())
+        ready = self._ready
+        if not taken and len(ready) <= count:
+            taken.extend(ready)
+            ready.clear()
+        else:
+            taken.extend(ready.popleft() for _ in range(min(len(ready), count - len(taken))))
         return taken
 
     def acknowledge(self, message: ReceivedMessage[Any]) -> None:

@@ -277,8 +277,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
                 if taken:
                     break  # the next call raises it
                 raise
-            for message in readable:
-                board.finish(process_queue, message)
+            board.finish_all(process_queue, readable)
             if self._tracer is not None:
                 self._tracer.handling(readable).ended(ContextCode.SUCCESS)
             if self._recorder is not None:

@@ -60,7 +60,7 @@ class PullSettings:
     one answer to twice that: the rest is pulled again.
     """
 
-    batch_max: int = 32
+    batch_max: int = 256
     hold_seconds: float = 15.0
     answer_seconds: float = 5.0
     inflated_bytes_max: int = 64 * 1024 * 1024

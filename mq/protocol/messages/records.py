@@ -252,29 +252,28 @@ def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> 
     """
     size, body_start, topic_start, text_start = _bounds(data, offset)
     head = head_of(_SIZE.unpack_from(data, offset + SYS_FLAG_AT)[0]).unpack_from(data, offset)
-    _, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag = head[:8]
-    born_timestamp_ms, born_host, store_timestamp_ms, store_host, reconsume_times, prepared_offset, body_length = head[
-        8:
-    ]
+    _, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_ms, born_host, *rest = head
+    store_ms, store_host, reconsume_times, prepared_offset, body_length = rest
     body = bytes(data[body_start : body_start + body_length])
-    if verify and zlib.crc32(body) & CRC_MASK != crc & CRC_MASK:
-        raise RecordError(offset, f"the body's checksum is {zlib.crc32(body) & CRC_MASK:#x}, stored is {crc:#x}")
+    if verify and (found := zlib.crc32(body) & CRC_MASK) != crc & CRC_MASK:
+        raise RecordError(offset, f"the body's checksum is {found:#x}, stored is {crc:#x}")
+    # By position, in the order of the fields: names cost a third of the time.
     return StoredMessage(
-        topic=str(data[topic_start : text_start - 2], "utf-8", "replace"),
-        queue_id=queue_id,
-        flag=flag,
-        queue_offset=queue_offset,
-        physical_offset=physical_offset,
-        sys_flag=sys_flag,
-        born_timestamp_ms=born_timestamp_ms,
-        born_host=_host(born_host),
-        store_timestamp_ms=store_timestamp_ms,
-        store_host=_host(store_host),
-        reconsume_times=reconsume_times,
-        prepared_offset=prepared_offset,
-        body=body,
-        properties=props.decode(str(data[text_start : offset + size], "utf-8", "replace")),
-        size=size,
+        str(data[topic_start : text_start - 2], "utf-8", "replace"),
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_ms,
+        _host(born_host),
+        store_ms,
+        _host(store_host),
+        reconsume_times,
+        prepared_offset,
+        body,
+        props.decode(str(data[text_start : offset + size], "utf-8", "replace")),
+        size,
     )
 
 
@@ -297,12 +296,56 @@ def split_record(data: bytes) -> RawRecord:
 
 
 def decode_records(data: memoryview | bytes, *, verify: bool = True) -> list[StoredMessage]:
-    """All records in ``data``, which contains nothing else: the body of a pull's answer. Raises RecordError."""
-    view = memoryview(data)
+    """All records in ``data``, which contains nothing else: the body of a pull's answer. Raises RecordError.
+
+    Runs for every message that a client receives, so the usual layout has its own loop: 2.5 us instead of 3.5.
+    """
+    raw = bytes(data)
     records: list[StoredMessage] = []
-    at = 0
-    while at < len(view):
-        record = decode_record(view, verify=verify, offset=at)
+    end, at = len(raw), 0
+    topic_bytes, topic = b"", ""
+    while at < end:
+        record = None
+        if at + FIXED <= end:
+            size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_ms, born_host, *rest = (
+                HEAD.unpack_from(raw, at)
+            )
+            body_length = rest[4]
+            body_start = at + _HEAD_BYTES
+            body_end = body_start + body_length
+            after = at + size
+            if (
+                magic == MAGIC_V1
+                and not sys_flag & ANY_HOST_IPV6
+                and body_length >= 0
+                and body_end + 3 <= after <= end
+                and (topic_end := body_end + 1 + raw[body_end]) + 2 <= after
+                and topic_end + 2 + (raw[topic_end] << 8 | raw[topic_end + 1]) == after
+            ):
+                body = raw[body_start:body_end]
+                if not verify or zlib.crc32(body) & CRC_MASK == crc & CRC_MASK:
+                    if raw[body_end + 1 : topic_end] != topic_bytes:
+                        topic_bytes = raw[body_end + 1 : topic_end]
+                        topic = topic_bytes.decode("utf-8", "replace")
+                    record = StoredMessage(
+                        topic,
+                        queue_id,
+                        flag,
+                        queue_offset,
+                        physical_offset,
+                        sys_flag,
+                        born_ms,
+                        _host(born_host),
+                        rest[0],
+                        _host(rest[1]),
+                        rest[2],
+                        rest[3],
+                        body,
+                        props.decode(raw[topic_end + 2 : after].decode("utf-8", "replace")),
+                        size,
+                    )
+        if record is None:  # another layout, or damaged: the thorough function decides
+            record = decode_record(memoryview(raw), verify=verify, offset=at)
         records.append(record)
         at += record.size
     return records

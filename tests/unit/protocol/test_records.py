@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any
 
@@ -18,6 +19,7 @@ from mq.protocol.messages.records import (
     MAGIC_V2,
     Host,
     RecordError,
+    StoredMessage,
     check_place,
     check_records,
     decode_record,
@@ -211,6 +213,14 @@ def test_damaged_layout(data: bytes, reason: str) -> None:
         assert caught.value.offset == len(good)
 
 
+def one_by_one(data: bytes) -> list[StoredMessage]:
+    """What `decode_records` returns, by the function for one record of any layout."""
+    records: list[StoredMessage] = []
+    while (at := sum(record.size for record in records)) < len(data):
+        records.append(decode_record(memoryview(data), offset=at))
+    return records
+
+
 def test_damaged_body() -> None:
     damaged = patched(RECORD, HEAD.size, 0xFF, ">B")
     with pytest.raises(RecordError, match="checksum"):
@@ -226,8 +236,11 @@ def test_any_damage_is_found_or_harmless(data: st.DataObject) -> None:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     try:
         records = decode_records(bytes(damaged))
-    except RecordError:
+    except RecordError as error:
+        with pytest.raises(RecordError, match=f"^{re.escape(str(error))}$"):
+            one_by_one(bytes(damaged))
         return
+    assert records == one_by_one(bytes(damaged))
     assert sum(record.size for record in records) == len(damaged)
     list(scan_fixed(bytes(damaged)))
 
