@@ -103,6 +103,7 @@ class S3Store:
 
     def below(self, folder: str) -> S3Store:
         """The objects in a folder, over the same connections, which are closed with either of the two."""
+        assert not f"{folder}/".endswith("//"), folder
         connected = [self._client]
 
         def open_client(is_impatient: bool) -> Any:
@@ -263,6 +264,7 @@ class S3Store:
         """
         from boto3.s3.transfer import TransferConfig
 
+        assert source._bucket == self._bucket, "a copy within a bucket"
         config = TransferConfig(multipart_threshold=COPY_BYTES_MAX, multipart_chunksize=COPY_BYTES_MAX)
         with self._failures(source.path(name), f"copying it to {self.path(target)}"):
             wanted = {"Bucket": source._bucket, "Key": source._prefix + name}

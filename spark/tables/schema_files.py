@@ -97,7 +97,7 @@ def compiled(path: Path) -> bytes:
         )
         if ran.returncode:
             said = [line for line in ran.stderr.splitlines() if line.strip()] or [f"protoc ended with {ran.returncode}"]
-            raise DocumentRefused(f"{path.parent}/{said[0]}")
+            raise DocumentRefused(str(path.parent / said[0]))  # it names an absolute path, or one from there
         return target.read_bytes()
 
 

@@ -189,7 +189,7 @@ def test_a_new_field_without_a_default_is_refused() -> None:
         AvroBodies(json.dumps(reader), ((3, json.dumps(SIMPLE)),), has_header=True).columns()
 
 
-def test_the_header_of_a_registry_says_who_wrote_a_body() -> None:
+def test_the_header_of_a_registry_selects_the_schema_of_the_writer() -> None:
     newer = record(("name", "string"), ("id", "long"))
     bodies = AvroBodies(json.dumps(SIMPLE), ((1, json.dumps(SIMPLE)), (2, json.dumps(newer))), has_header=True)
     value = {"id": 1, "name": "n"}

@@ -137,7 +137,7 @@ def test_a_process_killed_at_any_step_loses_and_doubles_nothing(storage: ObjectS
         assert left(storage) == []
 
 
-def test_of_two_processes_one_commits_and_the_other_is_told(storage: ObjectStorage) -> None:
+def test_of_two_processes_one_commits_and_the_other_is_refused(storage: ObjectStorage) -> None:
     one, other = directory(storage), directory(storage)
     one.open()
     other.open()

@@ -14,7 +14,7 @@ from spark.access import CREDENTIALS, TLS, TLS_CA
 from spark.tables.column_types import written_schema
 from spark.tables.documents import DocumentRefused
 from spark.tables.pipeline import Pipeline, parse_pipeline
-from tests.unit.spark.tables.test_protobuf_bodies import FILE, SET, file_set
+from tests.support.order_protos import FILE, SET, file_set
 
 HEAD = "namesrv: 127.0.0.1:9876\ntopic: Orders\n"
 TABLE = "table: {format: parquet, location: orders}\n"
