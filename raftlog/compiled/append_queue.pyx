@@ -2,10 +2,10 @@
 """The queue of a log writer, which carries out *plain* operations without the interpreter's lock.
 
 An operation is plain if it only appends entries: no cut, vote, notes, base or sidecars, without a gap, in one file, and
-not more than may be written before a sync. `CompiledAppendQueue.run` waits for operations, writes all plain ones that wait with
-one synced write, and reports them, until something else is due. `raftlog.segment.append_queue.PythonAppendQueue` is the
-reference: it makes the same calls of the system in the same order. `raftlog.segment.group_commit.GroupCommit` carries
-out all other operations.
+not more than may be written before a sync. `CompiledAppendQueue.run` waits for operations, writes all plain ones that
+wait with one synced write, and reports them, until something else is due.
+`raftlog.segment.append_queue.PythonAppendQueue` is the reference: it makes the same calls of the system in the same
+order. `raftlog.segment.group_commit.GroupCommit` carries out all other operations.
 
 A simulation runs this module, too, and so does a test that tries all orders in which threads may run. They give an
 object for the calls of the system that this module makes; see `raftlog.segment.append_queue.SystemCalls`.

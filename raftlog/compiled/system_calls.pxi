@@ -1,4 +1,4 @@
-"""The calls of the system that a `CompiledAppendQueue` makes; the reference is `raftlog.segment.append_queue.SystemCalls`.
+"""The system calls of a `CompiledAppendQueue`; the reference is `raftlog.segment.append_queue.SystemCalls`.
 
 Each gets the `CompiledAppendQueue` that makes it. The system itself answers, or an object that was given for it.
 """
