@@ -25,13 +25,17 @@ from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 from mq.tasks.queue_calls import POP_MAX, QueueCalls, Source, is_transient
 
-__all__ = ["Intake"]
+__all__ = ["HAND_OVER_SECONDS", "Intake"]
 
 WAIT_SECONDS: Final = 15.0
 """For so long a broker may hold the question whether there are messages."""
 RETRY_SECONDS: Final = 0.2
 EMPTY_SECONDS_MAX: Final = 0.5
 """The longest pause if a broker says that there are messages, but others get them all."""
+HAND_OVER_SECONDS: Final = 0.002
+"""After a held pop has brought messages, the next pop is asked for so much later. Only one thread of a process runs
+Python code at a time: without this pause, the application's thread would wait until that request is on its way.
+"""
 LAST_POPS_SECONDS: Final = 1.0
 """For pops of a channel that is closed: what they get is given back."""
 
@@ -297,11 +301,7 @@ class Intake:
                 if not taken:
                     raise
                 break  # or those of higher priority would stay hidden; the next pop meets the same failure
-            taken += [
-                each
-                for message in messages
-                if (each := await self.deliveries.wanted(consumed.queue, message)) is not None
-            ]
+            taken += await self._wanted(consumed, messages)
             if len(taken) >= count:
                 break
         return sorted(taken, key=lambda each: -priority_of(each.message))
@@ -343,12 +343,14 @@ class Intake:
     async def _pop_held(self, consumed: _Consumed, count: int) -> bool:
         """Wait for messages and take them; returns whether there may be more."""
         messages = await self._line.pop(consumed.source, count, self._invisible)
-        taken = [
-            each for message in messages if (each := await self.deliveries.wanted(consumed.queue, message)) is not None
-        ]
+        taken = await self._wanted(consumed, messages)
         consumed.empty_seconds = 0.0
         await self._give_all(consumed, taken)
-        return len(messages) == count
+        if len(messages) == count:
+            return True
+        if taken:
+            await anyio.sleep(HAND_OVER_SECONDS)
+        return False
 
     async def _follow_routes(self) -> None:
         while True:

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from mq.celery.deliveries import Delivery
-from mq.celery.intake import Intake
+from mq.celery.intake import HAND_OVER_SECONDS, Intake
 from mq.celery.limits import DEFAULT
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.errors import ConnectionLost, NoRoute
@@ -191,6 +191,26 @@ async def test_messages_of_a_single_queue_arrive_by_held_pops(
     # The first one finds out that there is nothing yet. One for one message is held while the first is at work.
     assert broker.requests[:3] == ["pop 2", "held pop 2", "held pop 1"]
     assert broker.requests.count("wait") == 0
+
+
+async def test_a_message_is_handed_over_before_the_next_pop_is_asked_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The thread that handles it waited until the request for the next one was on its way."""
+    broker, came = OneQueue(), trio.Event()
+    intake = intake_of(broker, [], prefetch=2)
+    intake._emit = lambda deliveries: came.set()
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1)
+        broker.waiting.append(letter(0))
+        await came.wait()
+        await trio.sleep(HAND_OVER_SECONDS / 2)
+        assert broker.requests == ["pop 2", "held pop 2"]
+        await trio.sleep(HAND_OVER_SECONDS)
+        assert broker.requests == ["pop 2", "held pop 2", "held pop 1"]
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: trio.testing.MockClock) -> None:
