@@ -7,9 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from benchmarks import procfs
 from benchmarks.cases import Measurement
+
+OutcomeT = TypeVar("OutcomeT")
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "benchmarks"
@@ -106,3 +111,14 @@ class RunRecord:
         path = page_of(page or self._name)
         path.write_text(replace_section(path.read_text(), section, *marks))
         print(f"wrote {path.relative_to(ROOT)}")
+
+
+def earlier_run(results: Path, kind: type[OutcomeT]) -> OutcomeT:
+    """What a run wrote into benchmarks/results. Raises OSError, and ValueError for the results of another benchmark."""
+    try:
+        outcome = msgspec.json.decode(results.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{results} has results of another benchmark: {error}") from error
+    if outcome == kind():
+        raise ValueError(f"{results} has results of another benchmark")
+    return outcome

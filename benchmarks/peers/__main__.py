@@ -30,7 +30,7 @@ from benchmarks.peers.rocketmq import ROCKETMQ
 from benchmarks.peers.samples import Measured
 from benchmarks.peers.turns import Outcome, Plan, measure
 from benchmarks.procfs import load_average
-from benchmarks.report import RunRecord
+from benchmarks.report import RunRecord, earlier_run
 from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
 
@@ -116,7 +116,7 @@ def main() -> None:
     """Measure, print, and write docs/benchmarks/peers.md, its picture and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
     try:
-        outcome = Outcome() if plan.after is None else Outcome.read(plan.after)
+        outcome = Outcome() if plan.after is None else earlier_run(plan.after, Outcome)
     except (OSError, ValueError) as error:
         sys.exit(f"bench: {error}")
     prepares = partial(prepare, outcome=outcome)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 import trio
 
@@ -55,19 +53,6 @@ class Outcome:
     left_out: dict[str, str] = field(default_factory=dict)
     load_averages: list[float] = field(default_factory=list)
     rounds: int = 0
-
-    @classmethod
-    def read(cls, results: Path) -> Self:
-        """What an earlier run wrote into benchmarks/results. Raises OSError, and ValueError for another file."""
-        try:
-            raw = json.loads(results.read_text())
-            measured = dict[str, Measured]()
-            for name, each in raw["measured"].items():
-                samples = {load: [Sample(**sample) for sample in all_of] for load, all_of in each["samples"].items()}
-                measured[name] = Measured(**{**each, "samples": samples})
-            return cls(measured, raw["left_out"], raw["load_averages"], raw["rounds"])
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{results} has no results of bench-peers: {error!r}") from error
 
 
 async def measure(peers: Sequence[Peer], directory: Path, *, plan: Plan, outcome: Outcome, say: Say) -> None:

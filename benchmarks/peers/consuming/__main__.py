@@ -24,7 +24,7 @@ from benchmarks.peers.consuming.page import BEGIN, END, section
 from benchmarks.peers.consuming.turns import Outcome, Plan, measure
 from benchmarks.peers.peer import Peer
 from benchmarks.procfs import REAL_TIME_HELP, run_before_others
-from benchmarks.report import RunRecord
+from benchmarks.report import RunRecord, earlier_run
 
 DOCUMENT = "docs/benchmarks/peers-consuming.md"
 
@@ -44,6 +44,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--megabytes", type=float, default=1000.0, help="of a backlog")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a steady rate")
     parser.add_argument("--jvm-warmup", type=float, default=60.0, help="seconds of it before, for servers in Java")
+    parser.add_argument("--after", type=Path, metavar="RESULTS", help="keep what this run measured of the others")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--real-time", action="store_true", help=REAL_TIME_HELP)
     parser.add_argument("--no-write", action="store_true", help=f"leave {DOCUMENT} as it is")
@@ -59,7 +60,10 @@ def main() -> None:
     plan = parse_arguments(sys.argv[1:])
     if plan.real_time:
         run_before_others()
-    outcome = Outcome()
+    try:
+        outcome = Outcome() if plan.after is None else earlier_run(plan.after, Outcome)
+    except (OSError, ValueError) as error:
+        sys.exit(f"bench: {error}")
 
     def prepare(peer: Peer) -> str | None:
         reason = peer.missing() if peer.wire in BY_POSITION else "no message broker: it has no consumers"

@@ -44,6 +44,7 @@ class Plan(argparse.Namespace):
     megabytes: float
     seconds: float
     jvm_warmup: float
+    after: Path | None
     dir: Path | None
     no_write: bool
 

@@ -17,6 +17,7 @@ from benchmarks.peers.page import section
 from benchmarks.peers.picture import COLOURS, draw
 from benchmarks.peers.samples import LOADS, Measured, Sample, samples_of
 from benchmarks.peers.turns import Outcome
+from benchmarks.report import earlier_run
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -64,11 +65,11 @@ def test_a_page_names_what_failed_and_what_was_left_out() -> None:
 def test_a_run_continues_an_earlier_one(tmp_path: Path) -> None:
     results = tmp_path / "peers.json"
     results.write_text(json.dumps({"machine": "m", **asdict(outcome())}))
-    assert Outcome.read(results) == outcome()
+    assert earlier_run(results, Outcome) == outcome()
     for wrong in ("{}", "[]", "no JSON", '{"measured": {"raftmq": {"speed": 1}}}'):
         results.write_text(wrong)
-        with pytest.raises(ValueError, match="no results of bench-peers"):
-            Outcome.read(results)
+        with pytest.raises(ValueError, match="results of another benchmark"):
+            earlier_run(results, Outcome)
 
 
 def test_a_page_says_that_the_machine_was_busy() -> None:
