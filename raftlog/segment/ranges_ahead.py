@@ -26,10 +26,10 @@ class RangesAhead:
         objects: names and sizes.
     """
 
-    def __init__(self, fetch: Fetch, objects: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, fetch: Fetch, objects: Sequence[tuple[str, int]], range_bytes: int = RANGE_BYTES) -> None:
         self.names = frozenset(name for name, _ in objects)
         self._fetch = fetch
-        self._left = _ranges(objects)
+        self._left = _ranges(objects, range_bytes)
         self._pending: deque[tuple[str, int, int, Future[bytes]]] = deque()
         self._pool = ThreadPoolExecutor(RANGES_AT_ONCE, "ranges-ahead")
 
@@ -53,9 +53,9 @@ class RangesAhead:
             self._pending.append((name, offset, length, self._pool.submit(self._fetch, name, length, offset)))
 
 
-def _ranges(objects: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int, int]]:
+def _ranges(objects: Sequence[tuple[str, int]], range_bytes: int) -> Iterator[tuple[str, int, int]]:
     """Name, offset and length of each range; the last one of an object is a byte too long, to see that it ends."""
     for name, nbytes in objects:
-        for at in range(0, nbytes, RANGE_BYTES):
-            is_last = at + RANGE_BYTES >= nbytes
-            yield name, at, nbytes - at + 1 if is_last else RANGE_BYTES
+        for at in range(0, nbytes, range_bytes):
+            is_last = at + range_bytes >= nbytes
+            yield name, at, nbytes - at + 1 if is_last else range_bytes

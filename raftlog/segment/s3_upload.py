@@ -35,9 +35,10 @@ class Uploads:
         open_impatient: makes a client of boto3 that sends each request once.
     """
 
-    def __init__(self, open_impatient: Callable[[], Any], bucket: str) -> None:
+    def __init__(self, open_impatient: Callable[[], Any], bucket: str, part_bytes: int = PART_BYTES) -> None:
         self._open_impatient = open_impatient
         self._bucket = bucket
+        self._part_bytes = part_bytes
         self._compares: bool | None = None
         """Whether the store refuses wrong checksums; None if nobody has tried yet."""
 
@@ -49,7 +50,7 @@ class Uploads:
 
         Raises the exceptions of boto3, and those of ``pieces``; then nothing is stored.
         """
-        parts = _parts(pieces)
+        parts = _parts(pieces, self._part_bytes)
         first = next(parts, b"")
         if (second := next(parts, None)) is None:
             client.put_object(Bucket=self._bucket, Key=key, Body=first)
@@ -128,14 +129,14 @@ def _checksum(data: bytes) -> str:
     return base64.b64encode(crc32(data).to_bytes(4, "big")).decode()
 
 
-def _parts(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in parts of `PART_BYTES`, only the last one smaller; none is empty."""
+def _parts(pieces: Iterable[bytes], part_bytes: int) -> Iterator[bytes]:
+    """The same bytes in parts of ``part_bytes``, only the last one smaller; none is empty."""
     taken: list[memoryview] = []
     nbytes = 0
     for piece in pieces:
         rest = memoryview(piece)
-        while nbytes + len(rest) >= PART_BYTES:
-            room = PART_BYTES - nbytes
+        while nbytes + len(rest) >= part_bytes:
+            room = part_bytes - nbytes
             yield b"".join((*taken, rest[:room]))
             rest, taken, nbytes = rest[room:], [], 0
         if rest:

@@ -103,6 +103,7 @@ class KeyFile:
 
     def check_part(self, part: int, behind: int) -> None:
         """Raise KeyFileDamaged if the entries of this file do not begin in the part between these physical offsets."""
+        assert part < behind, f"a part from {part} to {behind}"
         scope = self.scope
         if scope.begin != scope.end and not part <= scope.begin < behind:
             raise KeyFileDamaged(self._path, f"it is about the log from {scope.begin} to {scope.end}")

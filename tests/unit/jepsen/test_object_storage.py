@@ -12,9 +12,9 @@ import pytest
 
 from jepsen.deployments.object_storage import BUCKET, ENVIRONMENT, Server
 from jepsen.nemeses.stores import FLIP_EVERY_BYTES, rotten
-from raftlog.segment import ranges_ahead
 from raftlog.segment.backup_s3 import S3Store, open_s3
 from raftlog.segment.backup_store import ManifestChanged, NotStored
+from raftlog.segment.ranges_ahead import RangesAhead
 from raftlog.segment.s3_upload import PART_BYTES
 
 URL = f"s3://{BUCKET}/broker-a"
@@ -63,14 +63,14 @@ def test_objects_come_back_whole_and_in_ranges(store: S3Store) -> None:
         store.read_range("log/small", 1, 0)
 
 
-def test_objects_that_are_read_as_wholes_come_in_ranges(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges_ahead, "RANGE_BYTES", 10_000)
+def test_objects_that_are_read_as_wholes_come_in_ranges(store: S3Store) -> None:
     rng = Random(2)
     objects = {f"log/{size}": rng.randbytes(size) for size in (1, 9_999, 10_000, 10_001, 45_678)}
     for name, content in objects.items():
         store.write(name, [content])
     store.write("index/other", [b"abc"])
-    store.will_read([(name, len(content)) for name, content in objects.items()])
+    wholes = [(name, len(content)) for name, content in objects.items()]
+    store._ahead = RangesAhead(store.read_range, wholes, 10_000)
     for name, content in objects.items():
         at = 0
         while at < len(content):
@@ -79,7 +79,6 @@ def test_objects_that_are_read_as_wholes_come_in_ranges(store: S3Store, monkeypa
             at += len(data) - rng.choice((0, 0, len(data) // 3))  # what did not fit is read once more
             assert store.read("index/other", 10, 0) == b"abc"
     assert store.read("log/45678", 100, 5) == objects["log/45678"][5:105], "also what was read already"
-    monkeypatch.setattr(ranges_ahead, "RANGE_BYTES", 100)
     store.will_read([("log/9999", 9_990), ("log/10000", 10_010)])
     assert len(store.read("log/9999", 10_000, 0)) > 9_990, "it is longer than it should be"
     assert len(store.read("log/10000", 10_010, 0)) == 10_000, "it is shorter"

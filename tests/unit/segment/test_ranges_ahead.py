@@ -7,15 +7,9 @@ import threading
 
 import pytest
 
-from raftlog.segment import ranges_ahead
 from raftlog.segment.ranges_ahead import RANGES_AT_ONCE, RangesAhead
 
 OBJECTS = {f"log/{size}": random.Random(size).randbytes(size) for size in (1, 99, 100, 101, 350, 1000)}
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges_ahead, "RANGE_BYTES", 100)
 
 
 def fetch(name: str, length: int, offset: int) -> bytes:
@@ -23,7 +17,7 @@ def fetch(name: str, length: int, offset: int) -> bytes:
 
 
 def test_all_ranges_come_in_order_and_ends_are_known() -> None:
-    ahead = RangesAhead(fetch, [(name, len(content)) for name, content in OBJECTS.items()])
+    ahead = RangesAhead(fetch, [(name, len(content)) for name, content in OBJECTS.items()], 100)
     for name, content in OBJECTS.items():
         found, is_end = b"", False
         while not is_end:
@@ -36,7 +30,7 @@ def test_all_ranges_come_in_order_and_ends_are_known() -> None:
 
 
 def test_object_that_is_longer_than_it_was_said_does_not_end() -> None:
-    ahead = RangesAhead(fetch, [("log/350", 349)])
+    ahead = RangesAhead(fetch, [("log/350", 349)], 100)
     ends = [taken[1] for at in (0, 100, 200, 300) if (taken := ahead.take("log/350", at)) is not None]
     assert ends == [False] * 4
     ahead.close()
@@ -48,7 +42,7 @@ def test_another_place_is_not_taken_and_failures_are_raised() -> None:
             raise OSError("of the store")
         return fetch(name, length, offset)
 
-    ahead = RangesAhead(fails, [("log/1000", 1000)])
+    ahead = RangesAhead(fails, [("log/1000", 1000)], 100)
     assert ahead.take("log/1000", 100) is None
     assert ahead.take("log/350", 0) is None
     assert ahead.take("log/1000", 0) is not None
@@ -68,7 +62,7 @@ def test_only_a_few_ranges_are_requested_before_they_are_wanted() -> None:
             all_asked.set()
         return fetch(name, length, offset)
 
-    ahead = RangesAhead(noted, [("log/1000", 1000)])
+    ahead = RangesAhead(noted, [("log/1000", 1000)], 100)
     assert ahead.take("log/1000", 0) is not None
     assert all_asked.wait(10)
     ahead.close()

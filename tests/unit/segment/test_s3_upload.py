@@ -11,15 +11,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from raftlog.segment import s3_upload
 from raftlog.segment.s3_upload import Uploads
 
 PART_BYTES = 100
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_upload, "PART_BYTES", PART_BYTES)
 
 
 class Client:
@@ -83,14 +77,14 @@ def pieces() -> Iterator[bytes]:
 
 
 def put(client: Client) -> bool:
-    is_compared = Uploads(lambda: client, "b").put(client, "k", pieces())
+    is_compared = Uploads(lambda: client, "b", PART_BYTES).put(client, "k", pieces())
     assert client.parts is None
     return is_compared
 
 
 def test_store_that_refuses_wrong_checksums_has_compared_the_object() -> None:
     client = Client()
-    uploads = Uploads(lambda: client, "b")
+    uploads = Uploads(lambda: client, "b", PART_BYTES)
     for name in ("k", "again"):
         assert uploads.put(client, name, pieces())
         assert client.objects[name] == CONTENT
@@ -129,7 +123,7 @@ def test_other_refusals_of_a_wrong_checksum_prove_nothing(code: str) -> None:
 
 def test_small_objects_are_one_request_and_are_not_compared() -> None:
     client = Client()
-    uploads = Uploads(lambda: client, "b")
+    uploads = Uploads(lambda: client, "b", PART_BYTES)
     for size in (0, 1, PART_BYTES):
         assert not uploads.put(client, "small", [CONTENT[:size]])
         assert client.objects["small"] == CONTENT[:size]
@@ -153,7 +147,7 @@ def test_content_that_cannot_be_read_ends_the_upload() -> None:
 
     client = Client()
     with pytest.raises(OSError, match="of the disk"):
-        Uploads(lambda: client, "b").put(client, "k", broken())
+        Uploads(lambda: client, "b", PART_BYTES).put(client, "k", broken())
     assert client.parts is None
     assert client.objects == {}
 
