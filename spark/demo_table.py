@@ -26,7 +26,7 @@ COMMITS: Final = 8
 FOLLOWER_DIES_AFTER: Final = 2
 DRIVER_DIES_AFTER: Final = 4
 KILL_DELAY_SECONDS: Final = 0.3
-SILENT_SECONDS_MAX: Final = 240.0
+SILENT_SECONDS_MAX: Final = 600.0
 
 
 @dataclass(slots=True)

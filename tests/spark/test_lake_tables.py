@@ -202,7 +202,7 @@ def test_compaction_never_lets_the_position_in_the_topic_expire(case: Case) -> N
     last = case.target(pipeline).last()
     short = {
         "iceberg": "'history.expire.max-snapshot-age-ms'='1'",
-        "delta": "'delta.logRetentionDuration'='interval 1 day', 'delta.checkpointInterval'='1'",
+        "delta": "'delta.logRetentionDuration'='interval 8 days', 'delta.checkpointInterval'='1'",
     }[case.kind]
     case.lake.sql(f"ALTER TABLE {case.sql_name} SET TBLPROPERTIES ({short})")
     for _ in range(3):  # somebody else writes, and the topic has nothing new for a long time
