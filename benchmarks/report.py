@@ -82,14 +82,17 @@ def page_of(benchmark: str) -> Path:
 class RunRecord:
     """One run of ``make bench-NAME``, as it is written down.
 
+    Args:
+        root: the directory with docs and benchmarks.
+
     Attributes:
         command: how it was started.
         date: when it ended.
         machine: where it ran.
     """
 
-    def __init__(self, name: str, command: str = "") -> None:
-        self._name, self._ended = name, datetime.now(UTC)
+    def __init__(self, name: str, command: str = "", root: Path = ROOT) -> None:
+        self._name, self._ended, self._root = name, datetime.now(UTC), root
         given = " ".join(sys.argv[1:])
         self.command = (command or f"make bench-{name}") + (f' ARGS="{given}"' if given else "")
         self.date = f"{self._ended:%Y-%m-%d %H:%M} UTC"
@@ -102,15 +105,15 @@ class RunRecord:
 
     def keep(self, **figures: object) -> None:
         """Write raw figures to benchmarks/results."""
-        path = ROOT / "benchmarks" / "results" / f"{self._name}-{self._ended:%Y%m%dT%H%M%SZ}.json"
+        path = self._root / "benchmarks" / "results" / f"{self._name}-{self._ended:%Y%m%dT%H%M%SZ}.json"
         path.write_text(json.dumps({**self.about, **figures}, indent=1) + "\n")
-        print(f"wrote {path.relative_to(ROOT)}")
+        print(f"wrote {path.relative_to(self._root)}")
 
     def publish(self, section: str, marks: tuple[str, str] = (BEGIN, END), page: str = "") -> None:
         """Replace what the page of the benchmark has between two marks."""
-        path = page_of(page or self._name)
+        path = self._root / page_of(page or self._name).relative_to(ROOT)
         path.write_text(replace_section(path.read_text(), section, *marks))
-        print(f"wrote {path.relative_to(ROOT)}")
+        print(f"wrote {path.relative_to(self._root)}")
 
 
 def earlier_run(results: Path, kind: type[OutcomeT]) -> OutcomeT:

@@ -21,7 +21,7 @@ from typing import cast
 import pytest
 import trio
 
-from benchmarks import backup, report
+from benchmarks import backup
 from benchmarks.cases import Case, Measurement, Window
 from benchmarks.disk_alone import DiskJob, write_alone
 from benchmarks.figures import Figure, table
@@ -38,7 +38,7 @@ from benchmarks.load.report import BUCKETS_PER_E, Report, monotonic_seconds, qua
 from benchmarks.procfs import own_cpu_seconds
 from benchmarks.produce import windows_of
 from benchmarks.pulling import Pulled, walk
-from benchmarks.report import BEGIN, END, markdown, replace_section
+from benchmarks.report import BEGIN, END, RunRecord, markdown, replace_section
 from benchmarks.steady import figures_of
 from benchmarks.store_follower import cost_of
 from benchmarks.store_load import Note, Plan
@@ -136,17 +136,17 @@ def test_text_without_marks_is_refused() -> None:
 
 def test_a_run_writes_its_raw_figures_and_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
-    (tmp_path / "some.md").write_text(f"# Some\n{BEGIN}\nold\n{END}\n")
-    monkeypatch.setattr(report, "ROOT", tmp_path)
-    monkeypatch.setattr(report, "PAGES", tmp_path)
+    page = tmp_path / "docs" / "benchmarks" / "some.md"
+    page.parent.mkdir(parents=True)
+    page.write_text(f"# Some\n{BEGIN}\nold\n{END}\n")
     monkeypatch.setattr("sys.argv", ["x", "--quick"])
-    record = report.RunRecord("some")
+    record = RunRecord("some", root=tmp_path)
     record.keep(figures=[1])
     record.publish("new")
     [path] = (tmp_path / "benchmarks" / "results").glob("some-2*.json")
     kept = json.loads(path.read_text())
     assert (kept["figures"], kept["command"]) == ([1], 'make bench-some ARGS="--quick"')
-    assert "\nnew\n" in (tmp_path / "some.md").read_text()
+    assert "\nnew\n" in page.read_text()
 
 
 def test_a_batch_frame_holds_messages_that_a_broker_can_split() -> None:
