@@ -56,7 +56,7 @@ elif [ "$mode" = fuzz ]; then
 else
     [ $# -gt 0 ] || set -- tests/unit/compiled/test_checked_records.py tests/unit/broker/produce/test_plain_sends.py \
         tests/unit/broker/produce/test_ready_senders.py tests/unit/replica/test_flush.py \
-        tests/unit/segment/test_plain_writes.py
+        tests/unit/segment/test_plain_writes.py tests/unit/broker/bulk/test_selection.py
     # With --capture=sys, pytest does not hide what a sanitizer reports.
     set -- -m pytest -q --capture=sys -p no:cacheprovider "$@"
 fi

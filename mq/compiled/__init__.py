@@ -14,7 +14,7 @@ import raftlog.compiled.loaded
 from raftlog.compiled.sources import PURE_PYTHON, require_current, require_wanted
 
 if TYPE_CHECKING:
-    from mq.compiled import plain_sends, received_records
+    from mq.compiled import plain_sends
 
     CompiledReceiver: type[plain_sends.CompiledReceiver] | None
     """Receives sends; see `mq.broker.produce.send_receiver`. None where it is not compiled."""
@@ -25,21 +25,29 @@ def checked_records(data: bytes | bytearray | memoryview, position: int) -> int:
     return 0
 
 
+def merged_entries(
+    entries: list[bytes], queue_ids: list[int], wholes: list[bool], bytes_max: int, limit_pos: int
+) -> tuple[list[int], bytes, bytes, bytes, bytes] | None:
+    """See `mq.compiled.queue_merge`; None where that is not compiled."""
+    return None
+
+
 try:
     require_wanted()
-    from mq.compiled import plain_sends, received_records
+    from mq.compiled import plain_sends, queue_merge, received_records
 
-    for _compiled_from in (plain_sends.COMPILED_FROM, received_records.COMPILED_FROM):
+    for _compiled_from in (plain_sends.COMPILED_FROM, received_records.COMPILED_FROM, queue_merge.COMPILED_FROM):
         require_current(Path(__file__).parent, _compiled_from)
 except (ImportError, OSError):
     CompiledReceiver = None
 else:
     CompiledReceiver = plain_sends.CompiledReceiver
     checked_records = received_records.checked_records
+    merged_entries = queue_merge.merged_entries
 
 IS_COMPILED = CompiledReceiver is not None
 """Whether the compiled parts are there and used; for reports and tests."""
 ALL_COMPILED = IS_COMPILED and raftlog.compiled.loaded.IS_COMPILED
 """Whether those of `raftlog` are, too."""
 
-__all__ = ["ALL_COMPILED", "IS_COMPILED", "PURE_PYTHON", "CompiledReceiver", "checked_records"]
+__all__ = ["ALL_COMPILED", "IS_COMPILED", "PURE_PYTHON", "CompiledReceiver", "checked_records", "merged_entries"]

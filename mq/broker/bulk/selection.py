@@ -6,6 +6,7 @@ once, whichever queues it contains. Runs in worker threads.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, compress, pairwise, repeat
@@ -13,6 +14,7 @@ from operator import add
 from struct import Struct
 from typing import Final, NamedTuple
 
+from mq.compiled import merged_entries
 from mq.protocol.bulk import encode_answer_head
 from mq.protocol.messages.records import BORN_HOST_IPV6, STORE_HOST_IPV6
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
@@ -24,6 +26,8 @@ GAP_BYTES_MAX: Final = 64 * 1024
 """
 LOAD_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of the log in memory at once for one read, unless a single record is larger."""
+PIECE_BYTES_MIN: Final = 8 * 1024
+"""Parts of a run that are at least so large on average are sent without another copy."""
 
 _PLACES: Final = Struct(">qi8x").iter_unpack
 _SYS_FLAG: Final = Struct(">36xi")
@@ -52,12 +56,14 @@ class Selection(NamedTuple):
 
     Attributes:
         offsets: for each queue the offset after the last examined entry.
+        extents: the contiguous ranges that they are in, as [begin, end). No record crosses the end of an entry.
     """
 
-    positions: Sequence[PhysicalOffset]
+    positions: Sequence[int]
     sizes: Sequence[int]
     queue_ids: Sequence[int]
     offsets: dict[int, QueueOffset]
+    extents: Sequence[tuple[int, int]]
 
 
 def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, limit_pos: PhysicalOffset) -> Selection:
@@ -67,6 +73,15 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
         codes: select only records with one of these tag codes; empty selects all.
         limit_pos: read nothing at or after this physical offset.
     """
+    if not codes and (found := _merged(spans, bytes_max, limit_pos)) is not None:
+        return found
+    return select_in_python(spans, codes, bytes_max, limit_pos)
+
+
+def select_in_python(
+    spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, limit_pos: PhysicalOffset
+) -> Selection:
+    """As `select`; the reference of what is compiled."""
     horizon = limit_pos
     places_of_all: list[PhysicalOffset] = []
     sizes_of_all: list[int] = []
@@ -98,7 +113,27 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
         if count < len(positions):
             horizon = min(horizon, positions[count])
     offsets = {span.queue_id: span.start + bisect_left(places, horizon) for span, places in looked_at}
-    return Selection(positions[:count], sizes[:count], queue_ids[:count], offsets)
+    extents = _extents(positions[:count], sizes[:count])
+    return Selection(positions[:count], sizes[:count], queue_ids[:count], offsets, extents)
+
+
+def _merged(spans: Sequence[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> Selection | None:
+    """The same for all tags, in a thirtieth of the time; None where it is not compiled."""
+    queue_ids = [span.queue_id for span in spans]
+    found = merged_entries(
+        [span.entries for span in spans], queue_ids, [span.is_whole for span in spans], bytes_max, limit_pos
+    )
+    if found is None:
+        return None
+    passed, positions, sizes, ids, bounds = found
+    ends = array("q", bounds)
+    return Selection(
+        array("q", positions),
+        array("i", sizes),
+        array("i", ids),
+        {span.queue_id: QueueOffset(span.start + count) for span, count in zip(spans, passed, strict=True)},
+        list(zip(ends[::2], ends[1::2], strict=True)),
+    )
 
 
 def read_answer(selection: Selection, read_runs: ReadRuns, *, bodies: bool) -> tuple[bytes, list[bytes | memoryview]]:
@@ -117,25 +152,34 @@ def read_answer(selection: Selection, read_runs: ReadRuns, *, bodies: bool) -> t
     return head, pieces
 
 
-def _read(selection: Selection, read_runs: ReadRuns) -> Iterator[bytes]:
-    """The records, one piece per run: they are copied while they are in the CPU cache."""
-    for group in _groups(_extents(selection.positions, selection.sizes)):
+def _read(selection: Selection, read_runs: ReadRuns) -> Iterator[bytes | memoryview]:
+    """The records: parts of the runs that were read, or, where these are small, a copy that is made while the run is in
+    the CPU cache.
+    """
+    for group in _groups(selection.extents):
         end = group[-1][1]
         runs = iter(read_runs(group[0][0], end - group[0][0]))
         run = next(runs)
         records: list[memoryview] = []
         for begin, stop in group:
             while run.next <= begin:
-                if records:
-                    yield b"".join(records)
-                    records = []
+                yield from _whole_or_joined(records, len(run.data))
+                records = []
                 run = next(runs)
             records.append(memoryview(run.data)[begin - run.begin : stop - run.begin])
-        yield b"".join(records)
+        yield from _whole_or_joined(records, len(run.data))
 
 
-def _extents(positions: Sequence[PhysicalOffset], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Contiguous ranges of records, as [begin, end). No record crosses the end of an entry."""
+def _whole_or_joined(records: list[memoryview], run_bytes: int) -> Iterable[bytes | memoryview]:
+    """Pieces that take little more memory than their bytes, and are not many."""
+    nbytes = sum(map(len, records))
+    if nbytes >= PIECE_BYTES_MIN * len(records) and nbytes * 4 >= run_bytes * 3:
+        return records
+    return (b"".join(records),) if records else ()
+
+
+def _extents(positions: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Contiguous ranges of records."""
     if not positions:
         return []
     ends = list(map(add, positions, sizes))

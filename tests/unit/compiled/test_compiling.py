@@ -139,7 +139,7 @@ def test_a_library_of_another_version_is_not_used(tmp_path: Path, change: str, u
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
-@pytest.mark.parametrize("missing", ["plain_sends", "received_records"])
+@pytest.mark.parametrize("missing", ["plain_sends", "queue_merge", "received_records"])
 def test_without_one_of_the_libraries_none_is_used(tmp_path: Path, missing: str) -> None:
     # As after an upgrade to a version with one more.
     package = tmp_path / "mq" / "compiled"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.bulk.selection import GAP_BYTES_MAX, QueueSpan, Selection, read_answer, select
+from mq.broker.bulk.selection import GAP_BYTES_MAX, QueueSpan, Selection, read_answer, select, select_in_python
+from mq.compiled import IS_COMPILED
 from mq.protocol.bulk import decode_answer
 from mq.protocol.messages.records import decode_record, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
@@ -153,3 +156,30 @@ def test_each_byte_is_read_once_and_wide_gaps_are_skipped(log: Log) -> None:
     for (at, *_, record), (behind, *_) in zip(log.records, log.records[1:], strict=False):
         if behind - at - len(record) > GAP_BYTES_MAX:
             assert not any(begin < at + len(record) + 1 and end > behind for begin, end in log.read)
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
+@given(_logs, st.integers(1, 2000), st.integers(1, 9), st.integers(900, 100_000))
+def test_compiled_merge_selects_the_records_of_the_reference(log: Log, bytes_max: int, most: int, limit: int) -> None:
+    spans = log.spans(most)
+    found = select(spans, frozenset(), bytes_max, PhysicalOffset(limit))
+    expected = select_in_python(spans, frozenset(), bytes_max, PhysicalOffset(limit))
+    assert [list(each) for each in found] == [list(each) for each in expected]
+    assert found.offsets == expected.offsets
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
+@given(st.lists(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**31), 2**31 - 1)), min_size=1)))
+def test_damaged_queue_entries_do_not_leave_the_memory_of_the_merge(queues: list[list[tuple[int, int]]]) -> None:
+    spans = [
+        QueueSpan(number, QueueOffset(0), b"".join(QUEUE_ENTRY.pack(at, size, 0) for at, size in queue), True)
+        for number, queue in enumerate(queues)
+    ]
+    found = select(spans, frozenset(), 1 << 20, PhysicalOffset(LIMIT))
+    assert len(found.positions) == len(found.sizes) == len(found.queue_ids) == sum(found.offsets.values())
+    assert found.offsets.keys() == set(range(len(queues)))
+
+
+def test_cut_off_queue_entries_are_refused_by_the_merge() -> None:
+    with pytest.raises((AssertionError, ValueError, struct.error)):
+        select([QueueSpan(0, QueueOffset(0), bytes(21), True)], frozenset(), 1, PhysicalOffset(LIMIT))
