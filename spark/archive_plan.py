@@ -1,7 +1,9 @@
 """Which part of each partition is read from the archive: all that was archived when the partition was planned.
 
-A broker says up to where its log is archived. The driver follows the chain of the log from there back to the oldest
-wanted message, through one index for each file; so a task can check its files without reading those behind them.
+A replica that its leader has confirmed to be up to date says up to where the log is archived. The driver follows the
+chain of the log from there back to the oldest wanted message, through one index for each file; so a task can check its
+files without reading those behind them. Without a leader, all replicas are asked, and what each of them says must be on
+this chain: one that has lost its newest entries, or has others than the archive, is found out before a task reads.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
@@ -18,7 +20,7 @@ from spark.archive_blocks import ArchiveUnreadable, LogPlace, OpenArchive, Topic
 from spark.client import Unreachable
 from spark.errors import ReadFailed
 from spark.options import ReadOptions
-from spark.plan import ArchivedLog, ArchivedPart, LogRange, PlanRefused
+from spark.plan import ArchiveClaim, ArchivedLog, ArchivedPart, LogRange, PlanRefused
 from spark.survey import Survey
 
 _PAUSE_SECONDS_MIN: Final = 0.05
@@ -71,15 +73,17 @@ class ArchivePlan:
             ReadFailed: an archive cannot be read, and the query must not read its messages from brokers.
         """
         wanted: dict[ArchivedLog, list[tuple[int, int, int]]] = {}
+        claims: dict[ArchivedLog, set[ArchiveClaim]] = {}
         for number, part in enumerate(parts):
             archive = self._archive_of(part, found)
             begin, end = _extent(part, archive, found)
             if begin < end:
                 wanted.setdefault(archive, []).append((number, begin, end))
+                claims.setdefault(archive, set()).update(found.claims.get((part.topic, part.broker_name), ()))
         planned = list(parts)
         for archive, extents in wanted.items():
             try:
-                places = self._places_from(min(begin for _, begin, _ in extents), archive)
+                places = self._proven_places(min(begin for _, begin, _ in extents), archive, claims[archive])
             except ArchiveUnreadable as error:
                 topic, broker_name = parts[extents[0][0]].topic, parts[extents[0][0]].broker_name
                 if error.is_deleted:
@@ -95,11 +99,33 @@ class ArchivePlan:
                     broker_name,
                     error,
                 )
+                self._drop(archive)
                 continue
             for number, begin, end in extents:
                 known = archive._replace(end=places[end])
                 planned[number] = replace(planned[number], archived=ArchivedPart(known, begin))
         return planned
+
+    def _proven_places(
+        self, begin_pos: int, archive: ArchivedLog, claims: Iterable[ArchiveClaim]
+    ) -> dict[int, LogPlace]:
+        """As `TopicBlocks.places_from`, if all replicas speak of this log. Raises also ArchiveUnreadable if not."""
+        claims = sorted(claims, key=lambda each: each.address)
+        for address, told in claims:
+            if (told.url, told.log_identity) != (archive.url, archive.log_identity):
+                raise ArchiveUnreadable(
+                    f"no leader confirms it, and {address} names {told.url} of the log {told.log_identity}, another "
+                    f"replica {archive.url} of the log {archive.log_identity}"
+                )
+        places = self._places_from(begin_pos, archive)
+        for address, told in claims:
+            index, term, pos, _ = told.end
+            if index and pos >= begin_pos and places.get(pos) != told.end:
+                raise ArchiveUnreadable(
+                    f"no leader confirms it, and {address} says that entry {index} of term {term} ends at {pos}, which "
+                    f"is not so in {archive.url}"
+                )
+        return places
 
     def _places_from(self, begin_pos: int, archive: ArchivedLog) -> dict[int, LogPlace]:
         """As `TopicBlocks.places_from`; waits for a store that does not answer until the deadline of the query."""
@@ -128,11 +154,20 @@ class ArchivePlan:
             archive = archive._replace(endpoint_url=self._options.archive_endpoint_url)
         return archive
 
+    def _drop(self, archive: ArchivedLog) -> None:
+        """Forget what was read with an end that may be wrong."""
+        if (blocks := self._opened.pop(_without_end(archive), None)) is not None:
+            blocks.close()
+
     def _blocks(self, archive: ArchivedLog) -> TopicBlocks:
-        key = archive._replace(end=(0, 0, 0, 0))
+        key = _without_end(archive)
         if key not in self._opened:
             self._opened[key] = self._open(archive, self._options.fetch_timeout_ms / 1000)
         return self._opened[key]
+
+
+def _without_end(archive: ArchivedLog) -> ArchivedLog:
+    return archive._replace(end=(0, 0, 0, 0))
 
 
 def _extent(part: LogRange, archive: ArchivedLog, found: Survey) -> tuple[int, int]:

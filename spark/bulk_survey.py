@@ -8,7 +8,7 @@ replica gets the commit position from its leader; with *committed* all followers
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from mq.protocol.topic_ends import ENDS_TOPICS_MAX, decode_ends, encode_topics
 from spark.client import Answer, Connection, Refused, TopicRoute, Unreachable
 from spark.option_table import QueueName
 from spark.options import ReadOptions, Subscription
-from spark.plan import ArchivedLog, PlanRefused, QueueEnds
+from spark.plan import ArchiveClaim, ArchivedLog, PlanRefused, QueueEnds
 from spark.survey import LEADER_ID, Survey, Surveyor
 
 Consistency = Literal["latest", "committed", "latest-if-possible"]
@@ -49,6 +49,8 @@ class BulkSurveyor(Surveyor):
         consistency: ``latest`` is everything that was acknowledged before; ``latest-if-possible`` is ``committed``
             where there is no leader.
         detail: whether every survey is detailed, for which the broker reads from its queue files.
+        proves_archives: whether details must be those of a replica that the leader has confirmed to be up to date,
+            because messages are read from the archive that it names.
     """
 
     def __init__(
@@ -59,9 +61,11 @@ class BulkSurveyor(Surveyor):
         *,
         consistency: Consistency,
         detail: bool,
+        proves_archives: bool = False,
     ) -> None:
         super().__init__(namesrv, timeout, connect)
         self._consistency = consistency
+        self._proves_archives = proves_archives
         self._detail = detail
         self._plans: dict[tuple[str, str], TopicPlan] = {}
 
@@ -80,31 +84,64 @@ class BulkSurveyor(Surveyor):
         )
 
     def detailed(self, found: Survey) -> Survey:
-        """See `Surveyor.detailed`: from any replica that answers, so it may be slightly older or newer."""
-        groups: dict[str, list[str]] = {}
-        for topic, broker_name in found.identities:
-            groups.setdefault(broker_name, []).append(topic)
+        """See `Surveyor.detailed`: from any replica that answers, so it may be slightly older or newer.
+
+        Where archives are read: from one that is up to date, or else from that with the newest archive, and with what
+        the others say of it.
+        """
+        groups: dict[str, dict[str, str]] = {}
+        for (topic, broker_name), identity in found.identities.items():
+            groups.setdefault(broker_name, {})[topic] = identity
         ends, places, positions = dict(found.ends), dict(found.places), dict(found.positions)
-        archives = dict(found.archives)
-        for broker_name, topics in groups.items():
-            addresses = found.routes[topics[0]].addresses.get(broker_name, {})
-            for address in _order(addresses):
-                try:
-                    plans = self._ask_replica(address, topics, current=False, detail=True)
-                except (Unreachable, Refused):
-                    continue
-                for topic, plan in plans.items():
-                    if plan.identity == found.identities[topic, broker_name]:
-                        places[topic, broker_name] = plan.places
-                        positions[topic, broker_name] = plan.positions
-                        archives[topic, broker_name] = plan.archive
-                        for queue_id, row in enumerate(plan.queues):
-                            known = ends.get((topic, broker_name, queue_id))
-                            if known is not None and row.end > row.first:
-                                nbytes = row.nbytes * (known.end - known.first) // (row.end - row.first)
-                                ends[topic, broker_name, queue_id] = known._replace(nbytes=nbytes)
-                break
-        return found._replace(ends=ends, places=places, positions=positions, archives=archives)
+        archives: dict[tuple[str, str], ArchivedLog | None] = {} if self._proves_archives else dict(found.archives)
+        claims: dict[tuple[str, str], list[ArchiveClaim]] = {}
+        for broker_name, identities in groups.items():
+            addresses = found.routes[next(iter(identities))].addresses.get(broker_name, {})
+            plans, unproven = self._details_of(_order(addresses), identities)
+            claims |= {(topic, broker_name): told for topic, told in unproven.items()}
+            for topic, plan in plans.items():
+                places[topic, broker_name] = plan.places
+                positions[topic, broker_name] = plan.positions
+                archives[topic, broker_name] = plan.archive
+                for queue_id, row in enumerate(plan.queues):
+                    known = ends.get((topic, broker_name, queue_id))
+                    if known is not None and row.end > row.first:
+                        nbytes = row.nbytes * (known.end - known.first) // (row.end - row.first)
+                        ends[topic, broker_name, queue_id] = known._replace(nbytes=nbytes)
+        return found._replace(ends=ends, places=places, positions=positions, archives=archives, claims=claims)
+
+    def _details_of(
+        self, order: list[str], identities: Mapping[str, str]
+    ) -> tuple[dict[str, TopicPlan], dict[str, list[ArchiveClaim]]]:
+        """The plans of a broker group's topics, of these identities only, as far as replicas answer; and what else is
+        said of their archives, where no replica could be confirmed by the leader.
+        """
+        plans: dict[str, TopicPlan] = {}
+        for _, told in self._told(order, identities, plans, current=self._proves_archives):
+            plans |= told
+        claims: dict[str, list[ArchiveClaim]] = {}
+        missing = {topic: identity for topic, identity in identities.items() if topic not in plans}
+        if self._proves_archives and missing:
+            for address, told in self._told(order, missing, {}, current=False):
+                for topic, plan in told.items():
+                    if plan.archive is not None:
+                        claims.setdefault(topic, []).append(ArchiveClaim(address, plan.archive))
+                    if topic not in plans or _archived_index(plans[topic]) < _archived_index(plan):
+                        plans[topic] = plan
+        return plans, claims
+
+    def _told(
+        self, order: list[str], identities: Mapping[str, str], known: Mapping[str, TopicPlan], *, current: bool
+    ) -> Iterator[tuple[str, dict[str, TopicPlan]]]:
+        """What one replica after the other says of the topics that are not ``known`` by then."""
+        for address in order:
+            if not (topics := [topic for topic in identities if topic not in known]):
+                return
+            try:
+                plans = self._ask_replica(address, topics, current=current, detail=True)
+            except (Unreachable, Refused):
+                continue
+            yield address, {topic: plan for topic, plan in plans.items() if plan.identity == identities[topic]}
 
     def _ends(self, routes: Mapping[str, TopicRoute], queues: Sequence[QueueName]) -> dict[QueueName, QueueEnds]:
         topics: dict[str, dict[str, None]] = {}
@@ -210,7 +247,10 @@ def surveyor_of(
     if options.read_mode == "pull":
         return Surveyor(options.namesrv, timeout, connect)
     consistency = options.read_consistency or otherwise
-    return BulkSurveyor(options.namesrv, timeout, connect, consistency=consistency, detail=detail)
+    proves_archives = options.read_mode == "archive"
+    return BulkSurveyor(
+        options.namesrv, timeout, connect, consistency=consistency, detail=detail, proves_archives=proves_archives
+    )
 
 
 def _ask_ends(connection: Connection, topics: list[str], *, current: bool) -> dict[str, TopicPlan] | None:
@@ -248,6 +288,11 @@ def _archive(ext: Mapping[str, str]) -> ArchivedLog | None:
         int(ext["segmentBytes"]),
         (index, term, pos, chain),
     )
+
+
+def _archived_index(plan: TopicPlan) -> int:
+    """The last entry that a replica knows to be archived; -1 if it knows of no archive."""
+    return -1 if plan.archive is None else plan.archive.end[0]
 
 
 def _order(addresses: Mapping[int, str]) -> list[str]:

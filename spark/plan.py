@@ -53,6 +53,13 @@ class ArchivedLog(NamedTuple):
     end: tuple[int, int, int, int]
 
 
+class ArchiveClaim(NamedTuple):
+    """What one replica says of the archive of its group, without being confirmed by a leader."""
+
+    address: str
+    archive: ArchivedLog
+
+
 class ArchivedPart(NamedTuple):
     """What a task reads of an archive: files from ``begin_pos`` on, up to the end that it knows."""
 

@@ -8,7 +8,7 @@ and its records continue where the previous one ended, so every row is yielded e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final, Literal, NamedTuple
@@ -90,7 +90,7 @@ class Chunk(NamedTuple):
     """Records of one queue, back to back, and the next offset. ``skipped`` messages before them are deleted."""
 
     data: memoryview
-    sizes: list[int]
+    sizes: Sequence[int]
     next_offset: int
     skipped: int = 0
 

@@ -12,7 +12,7 @@ from mq.protocol.codes import RequestCode
 from spark.client import Answer, Connection, NameServers, Refused, TopicRoute, Unreachable
 from spark.option_table import QueueName
 from spark.options import Pattern, Queues, Subscription, Topics
-from spark.plan import ArchivedLog, PlanRefused, QueueEnds, shown
+from spark.plan import ArchiveClaim, ArchivedLog, PlanRefused, QueueEnds, shown
 
 LEADER_ID: Final = 0
 """The broker id under which the leader of a broker group registers."""
@@ -38,6 +38,8 @@ class Survey(NamedTuple):
         positions: the physical offsets of these places, and before them the start of the log.
         archives: by topic and broker name the archive of the group, None if it has none; without those of groups of
             which no replica has told it.
+        claims: by topic and broker name what each replica says of the archive, where no leader has confirmed one of
+            them. The archive must agree with all of them.
     """
 
     routes: Mapping[str, TopicRoute]
@@ -46,6 +48,7 @@ class Survey(NamedTuple):
     places: Mapping[tuple[str, str], Sequence[Mapping[int, int]]] = MappingProxyType({})
     positions: Mapping[tuple[str, str], Sequence[int]] = MappingProxyType({})
     archives: Mapping[tuple[str, str], ArchivedLog | None] = MappingProxyType({})
+    claims: Mapping[tuple[str, str], Sequence[ArchiveClaim]] = MappingProxyType({})
 
 
 class Surveyor:

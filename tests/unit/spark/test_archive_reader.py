@@ -17,7 +17,7 @@ from spark.archive_reader import ArchiveTaskReader
 from spark.client import TopicRoute, Unreachable
 from spark.errors import ReadFailed
 from spark.options import parse_read_options
-from spark.plan import ArchivedLog, LogRange, PlanRefused, QueueEnds, QueueRange
+from spark.plan import ArchiveClaim, ArchivedLog, LogRange, PlanRefused, QueueEnds, QueueRange
 from spark.reader import task_options
 from spark.survey import Survey
 from tests.support.archived_logs import SEGMENT_BYTES, ReadArchive
@@ -271,3 +271,43 @@ def test_group_that_was_created_again_is_not_taken_for_the_former_one(group: Gro
             plan.planned([part], former)
         [planned] = plan.planned([part], group.survey)
     assert planned.archived is not None
+
+
+def claimed(group: Group, *claims: ArchivedLog) -> Survey:
+    """What replicas said without a leader, the newest one being believed."""
+    told = [ArchiveClaim(f"f{number}:1", each) for number, each in enumerate(claims)]
+    newest = max(claims, key=lambda each: each.end[0])
+    return group.survey._replace(archives={("T", "a"): newest}, claims={("T", "a"): told})
+
+
+def place_at(group: Group, pos: int) -> ArchivedLog:
+    """What a replica says that does not know of the newest archived files."""
+    return group.archive._replace(end=group.open(group.archive, 1.0).places_from(0, group.archive.end)[pos])
+
+
+def test_replica_that_is_behind_does_not_change_the_plan(group: Group) -> None:
+    knows_nothing = group.archive._replace(end=(0, 0, 0, 0))
+    found = claimed(group, place_at(group, SEGMENT_BYTES), group.archive, knows_nothing)
+    assert group.planned(*WHOLE, found=found) == group.planned(*WHOLE)
+
+
+def test_rolled_back_replica_cannot_make_a_scan_lose_rows(group: Group) -> None:
+    behind = place_at(group, 2 * SEGMENT_BYTES)
+    index, term, pos, chain = behind.end
+    rolled_back = [
+        behind._replace(end=(index, term, pos, chain ^ 1)),  # it has other entries there
+        group.archive._replace(log_identity="former"),
+        group.archive._replace(url="s3://elsewhere"),
+    ]
+    for each in rolled_back:
+        found = claimed(group, group.archive, each)
+        with pytest.raises(ReadFailed, match=r"no leader confirms it, and f1:1 .*onArchiveFailure=brokers"):
+            group.planned(*WHOLE, found=found)
+        assert group.planned(*WHOLE, found=found, onArchiveFailure="brokers").archived is None
+    # One that says more than the archive has is found out by the archive.
+    ahead = group.archive._replace(end=(index + 1000, term + 1, group.archive.end[2] + SEGMENT_BYTES, chain))
+    with pytest.raises(ReadFailed, match="the archive cannot be read"):
+        group.planned(*WHOLE, found=claimed(group, group.archive, ahead))
+    part = group.planned(*WHOLE, found=claimed(group, group.archive, ahead), onArchiveFailure="brokers")
+    assert part.archived is None
+    assert group.planned(*WHOLE).archived is not None

@@ -14,7 +14,7 @@ from mq.protocol.topic_ends import TopicEnds, decode_topics, encode_ends
 from spark.bulk_survey import BulkSurveyor
 from spark.client import Answer, Connection, Unreachable
 from spark.options import Topics
-from spark.plan import PlanRefused, QueueEnds
+from spark.plan import ArchiveClaim, ArchivedLog, PlanRefused, QueueEnds
 from spark.survey import Survey
 
 ADDRESSES = {"0": "leader:1", "1": "f1:1", "2": "f2:1"}
@@ -31,13 +31,15 @@ class PlanningReplica:
         self.is_down = False
         self.knows_ends = False
         self.code = 0
+        self.has_leader = True
+        self.archived = 0
         self.asked: list[dict[str, str]] = []
         self.asked_ends: list[tuple[bool, list[str]]] = []
 
     def answer(self, ext: dict[str, str]) -> Answer:
         self.asked.append(ext)
-        if self.code:
-            return Answer(self.code, "no leader", {}, memoryview(b""))
+        if self.code or (ext["current"] == "true" and not self.has_leader):
+            return Answer(self.code or 14, "no leader", {}, memoryview(b""))
         first = int(ext["firstQueue"])
         queues = [
             PlannedQueue(queue, QueueOffset(self.first), QueueOffset(self.end + queue), 100)
@@ -49,6 +51,10 @@ class PlanningReplica:
         ]
         following = first + PAGE if first + PAGE < 5 else -1
         fields = {"nextQueue": str(following), "topicIdentity": self.identity, "basePosition": "40"}
+        if self.archived and ext["detail"] == "true":
+            place = {"Index": self.archived, "Term": 1, "Position": 10 * self.archived, "Chain": 7}
+            fields |= {f"archive{name}": str(number) for name, number in place.items()}
+            fields |= {"archiveUrl": "s3://bucket", "logIdentity": "c", "segmentBytes": "10"}
         return Answer(0, "", fields, memoryview(encode_plan(queues, places if ext["detail"] == "true" else [])))
 
     def answer_ends(self, ext: dict[str, str], topics: list[str]) -> Answer:
@@ -242,3 +248,50 @@ def test_an_answer_that_cannot_be_read_is_as_good_as_none(fields: dict[str, str]
     body = memoryview(encode_plan([], []))
     cluster.replicas["f1:1"].answer = lambda ext: Answer(0, "", fields, body)  # type: ignore[method-assign]
     assert cluster.survey("latest").ends == ends(11)
+
+
+def detailed(cluster: Cluster, consistency: Any = "committed", *, proves_archives: bool = True) -> Survey:
+    surveyor = BulkSurveyor(
+        ("names:1",), 1.0, cluster.connect, consistency=consistency, detail=False, proves_archives=proves_archives
+    )
+    found = surveyor.detailed(surveyor.survey(Topics(("T",))))
+    assert cluster.open_lines == 0
+    return found
+
+
+def archived(index: int) -> ArchivedLog:
+    return ArchivedLog("s3://bucket", None, "c", 10, (index, 1, 10 * index, 7))
+
+
+def test_an_archive_is_that_of_a_replica_confirmed_by_the_leader() -> None:
+    cluster = Cluster()
+    for name, index in {"f1:1": 900, "f2:1": 50, "leader:1": 60}.items():
+        cluster.replicas[name].archived = index
+    cluster.replicas["f1:1"].has_leader = False  # its disk was put back, and it has not found the leader yet
+    found = detailed(cluster)
+    assert found.archives == {("T", "a"): archived(50)}
+    assert not found.claims
+    assert not cluster.replicas["leader:1"].asked
+    # Where no archive is read, it does not matter.
+    assert detailed(cluster, proves_archives=False).archives == {("T", "a"): archived(900)}
+
+
+def test_without_a_leader_all_replicas_speak_of_the_archive() -> None:
+    cluster = Cluster()
+    for name, index in {"f1:1": 40, "f2:1": 50, "leader:1": 0}.items():
+        cluster.replicas[name].archived = index
+        cluster.replicas[name].has_leader = False
+    found = detailed(cluster)
+    assert found.archives == {("T", "a"): archived(50)}
+    assert found.claims == {("T", "a"): [ArchiveClaim("f1:1", archived(40)), ArchiveClaim("f2:1", archived(50))]}
+
+
+@pytest.mark.parametrize("proves_archives", [False, True])
+def test_details_of_a_topic_that_was_deleted_are_ignored(proves_archives: bool) -> None:
+    cluster = Cluster()
+    cluster.replicas["f2:1"].archived = 50
+    cluster.replicas["f2:1"].identity = cluster.replicas["leader:1"].identity = "12-500"
+    found = detailed(cluster, proves_archives=proves_archives)
+    assert found.identities["T", "a"] == "12-500"
+    assert found.archives == {("T", "a"): archived(50)}
+    assert len(found.places["T", "a"]) == 2
