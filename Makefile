@@ -40,7 +40,7 @@ BENCHES := bench-peers bench-peers-consuming bench-gate bench-steady bench-paced
 BENCHES += bench-low-rate bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
 BENCHES += bench-archive bench-filter bench-celery bench-celery-chaos bench-proxy bench-critical-path bench-goals
 .PHONY: help demo demo-spark test test-spark test-all test-nightly ci coverage check interop jepsen docker-image bench $(BENCHES)
-.PHONY: bench-spark docs
+.PHONY: bench-spark bench-spark-kafka docs
 .PHONY: fmt sanitize fuzz sim dist dist-check lock proto clean
 
 help:
@@ -81,6 +81,7 @@ help:
 	@echo 'make bench-celery   a task of Celery on raftmq, Redis and RabbitMQ, which must be installed; writes docs/celery.md'
 	@echo 'make bench-celery-chaos   100,000 tasks of Celery while workers, leaders and connections break; writes docs/reports/celery-chaos.md'
 	@echo 'make bench-spark   throughput and CPU of reads and writes by Spark; needs Java 17; writes docs/benchmarks/spark.md'
+	@echo 'make bench-spark-kafka   the part of it beside Kafka and its connector; needs Maven; writes docs/benchmarks/spark-kafka.md'
 	@echo 'make docs    the documentation as a site, with a reference of the SDK, in build/docs'
 	@echo 'make fmt     format the code'
 	@echo 'make sanitize   tests of the Cython modules with sanitizers for addresses and undefined behaviour; with ARGS=threads'
@@ -308,6 +309,12 @@ bench-spark:
 	@deploy/check-java.sh
 	@$(MAKE) --no-print-directory $(SPARK_INSTALLED)
 	@$(SPARK_ENV) $(SPARK_PY) -m benchmarks.spark $(ARGS)
+	@$(MAKE) --no-print-directory bench-spark-kafka ARGS=
+
+bench-spark-kafka:
+	@deploy/check-java.sh
+	@$(MAKE) --no-print-directory $(SPARK_INSTALLED)
+	@$(SPARK_ENV) $(SPARK_PY) -m benchmarks.spark_kafka $(ARGS)
 
 fmt: $(INSTALLED)
 	$(PY) -m ruff check --fix .

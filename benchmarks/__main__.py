@@ -57,6 +57,7 @@ CASES: Final[dict[str, Case]] = {
     "pulling": Case("benchmarks.pulling", "the cost of delivering messages"),
     "rolling-upgrade": Case("benchmarks.rolling_upgrade", "sends while replicas are upgraded one by one"),
     "spark": Case("benchmarks.spark", "throughput of Spark; make bench-spark sets it up"),
+    "spark-kafka": Case("benchmarks.spark_kafka", "Spark beside Kafka; make bench-spark-kafka sets it up"),
     "spark-sink": Case("benchmarks.spark_sink", "writes of Spark's tasks, without Spark"),
 }
 

@@ -32,6 +32,7 @@ from benchmarks.figures import Figure
 from benchmarks.load.frames import QUEUES, TOPIC, topic_name
 from benchmarks.procfs import disk_bytes_read, rss_bytes
 from benchmarks.spark_process import SparkProcess
+from benchmarks.spark_stages import seconds_of_stages
 from benchmarks.store_follower import burn, cost_of, forget, pin, produce_beside
 from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics, job_for, run_load
 from benchmarks.suite import Suite
@@ -85,12 +86,13 @@ async def measure_scan(plan: Plan, directory: Path, note: Note) -> None:
         rows = (await spark.ask("count", "parquet", path=files)).rows
         gigabytes = rows * BODY_BYTES / 1e9
         seconds: dict[str, list[float]] = {"raftmq": [], "parquet": [], "pulls": []}
-        worker_cpu, replica_cpu = [], []
+        worker_cpu, replica_cpu, jvm_cpu = [], [], []
         for _ in range(ROUNDS):
-            before = spark.worker_cpu_seconds(), replicas_cpu(cluster)
+            before = spark.worker_cpu_seconds(), replicas_cpu(cluster), spark.cpu_seconds()
             seconds["raftmq"].append((await spark.ask("scan", "raftmq", options)).seconds)
             worker_cpu.append(spark.worker_cpu_seconds() - before[0])
             replica_cpu.append(replicas_cpu(cluster) - before[1])
+            jvm_cpu.append(spark.cpu_seconds() - before[2] - worker_cpu[-1])
             seconds["parquet"].append((await spark.ask("scan", "parquet", path=files)).seconds)
         grown = most_grown(before_scans, rss_of_replicas(cluster))
         # Plain pulls take so long that they run only once.
@@ -104,6 +106,7 @@ async def measure_scan(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("scan", "of the rate from Parquet", share, "%", 50, is_limit=False))
         note(Figure("scan", "CPU of Spark's workers", statistics.median(worker_cpu) / gigabytes, "s/GB", 1.8))
         note(Figure("scan", "CPU of all replicas", statistics.median(replica_cpu) / gigabytes, "s/GB", 0.6))
+        note(Figure("scan", "CPU of Spark's JVM", statistics.median(jvm_cpu) / gigabytes, "s/GB"))
         counts = [await spark.ask("count", "raftmq", options | {"columns": "queue_offset"}) for _ in range(ROUNDS)]
         assert {each.rows for each in counts} == {rows}, "a count that differs"
         counted = rows / statistics.median(each.seconds for each in counts)
@@ -113,6 +116,9 @@ async def measure_scan(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("scan", "bytes that the leader served", served["Leader"] / 1e6, "MB", 0))
         note(Figure("scan", "memory of a worker, at most", spark.worker_rss_bytes_max() / 1e6, "MB", 300))
         note(Figure("scan", "growth of a replica's memory over four scans", grown / 2**20, "MiB", 64))
+        stages = await trio.to_thread.run_sync(seconds_of_stages, options)
+        for name, took in stages.items():
+            note(Figure("scan", f"CPU of the reader without Spark: {name}", took / gigabytes, "s/GB"))
         grown = most_grown(before_scans, rss_of_replicas(cluster))
         note(Figure("scan", "growth including plain pulls and counts", grown / 2**20, "MiB"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ class Answer(NamedTuple):
     seconds: float
     rows: int
     batches: list[dict[str, Any]]
+    digest: int = 0
 
 
 class QueryFailed(OSError):
@@ -43,10 +45,26 @@ class SparkProcess:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls) -> AsyncIterator[SparkProcess]:
-        """Start Spark, and wait until it accepts requests. Raises QueryFailed if it does not within three minutes."""
-        command = [sys.executable, "-m", "benchmarks.spark_session"]
-        start = partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, check=False)
+    async def open(cls, *, pyspark: Path | None = None, jars: Sequence[Path] = ()) -> AsyncIterator[SparkProcess]:
+        """Start Spark, and wait until it accepts requests. Raises QueryFailed if it does not within three minutes.
+
+        Args:
+            pyspark: a directory with PySpark; default: the installed one.
+            jars: for its driver and executors.
+        """
+        command = [sys.executable, "-m", "benchmarks.spark_session", *([",".join(map(str, jars))] if jars else [])]
+        environment = dict(os.environ)
+        if pyspark is not None:
+            environment["PYTHONPATH"] = str(pyspark)
+        start = partial(
+            trio.run_process,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            check=False,
+            env=environment,
+        )
         async with trio.open_nursery() as nursery:
             process: trio.Process = await nursery.start(start)
             spark = cls(process)
@@ -71,11 +89,19 @@ class SparkProcess:
         answer = await self._answer()
         if "error" in answer:
             raise QueryFailed(answer["error"])
-        return Answer(answer["seconds"], answer["rows"] or 0, answer["batches"])
+        return Answer(answer["seconds"], answer["rows"] or 0, answer["batches"], answer["digest"])
 
     def worker_cpu_seconds(self) -> float:
         """CPU seconds so far of the Python processes that Spark runs data sources in."""
         return sum(cpu_seconds_without_running_children(pid) for pid in self._workers())
+
+    def cpu_seconds(self) -> float:
+        """CPU seconds so far of all processes of Spark: the driver's program, the JVM, and those Python processes."""
+        total = 0.0
+        for pid in self._processes():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                total += cpu_seconds_without_running_children(pid)
+        return total
 
     def worker_rss_bytes_max(self) -> int:
         """The highest peak resident set of any of them."""

@@ -1,8 +1,11 @@
 """Queries in Spark for `make bench-spark`, in a separate process: one JSON object per line in, one out.
 
 ``{"do": "scan", "format": F, "options": {...}, "path": P}`` reads a table to its end and discards the rows; ``count``
-counts them; ``copy`` writes them with ``to``; ``batches`` reads a topic as a stream to its end. The response has
-``seconds``, and ``rows`` where they were counted. An empty line, or the end of the input, ends it.
+counts them; ``digest`` counts them and adds the checksums of a column; ``copy`` writes them with ``to``; ``batches``
+reads a topic as a stream to its end; ``make`` writes so many ``rows`` of 1 KiB with a key to Parquet files. The
+response has ``seconds``, and ``rows`` where they were counted. An empty line, or the end of the input, ends it.
+
+The first argument, if there is one, has jars for Spark, separated by commas.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ def open_session() -> Any:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
+        "spark.python.authenticate.socketTimeout": "120s",  # on a busy machine a Python process starts slowly
     }
+    if len(sys.argv) > 1:
+        settings["spark.jars"] = sys.argv[1]
     builder = SparkSession.builder.master("local[2]").appName("raftmq bench")
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -38,9 +44,14 @@ def run(session: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Run one request."""
     began = time.perf_counter()
     rows: int | None = None
+    digest = 0
     batches: list[dict[str, Any]] = []
-    if asked["do"] == "batches":
-        frame = session.readStream.format("raftmq").options(**asked["options"]).load()
+    if asked["do"] == "make":
+        body = "unhex(repeat(md5(cast(id as string)), 64)) as body"
+        frame = session.range(0, asked["rows"], 1, 8).selectExpr("cast(id as string) as keys", body)
+        frame.write.mode("overwrite").parquet(asked["path"])
+    elif asked["do"] == "batches":
+        frame = session.readStream.format(asked["format"]).options(**asked["options"]).load()
         writer = frame.writeStream.format("noop").option("checkpointLocation", asked["path"])
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
@@ -53,6 +64,10 @@ def run(session: Any, asked: dict[str, Any]) -> dict[str, Any]:
                 frame.write.format("noop").mode("overwrite").save()
             case "count":
                 rows = frame.count()
+            case "digest":
+                column = asked["column"]
+                [found] = frame.selectExpr("count(1) as rows", f"sum(crc32({column})) as digest").collect()
+                rows, digest = found["rows"], found["digest"]
             case "copy":
                 to = asked["to"]
                 writer = frame.selectExpr(*asked.get("select", ["*"])).write.format(to["format"])
@@ -60,7 +75,7 @@ def run(session: Any, asked: dict[str, Any]) -> dict[str, Any]:
                 writer.save(to["path"]) if to.get("path") else writer.save()
             case other:
                 raise ValueError(f"nobody knows how to do {other!r}")
-    return {"seconds": time.perf_counter() - began, "rows": rows, "batches": batches}
+    return {"seconds": time.perf_counter() - began, "rows": rows, "digest": digest, "batches": batches}
 
 
 def main() -> None:

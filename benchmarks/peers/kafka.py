@@ -1,9 +1,11 @@
-"""Kafka: three nodes without ZooKeeper, `acks=all`, with a sync of each message and without. Jars come from Maven."""
+"""Kafka without ZooKeeper: its servers, and as a peer three of them with `acks=all`, with a sync of each message and
+without. Jars come from Maven.
+"""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -26,9 +28,9 @@ _CLUSTER = "AAAAAAAAAAAAAAAAAAAAAQ"
 OFFSETS = "__consumer_offsets"
 
 
-def _configuration(node: int, ports: Ports, directory: Path) -> str:
-    clients = dict(zip(NODES, ports.clients, strict=True))
-    controllers = dict(zip(NODES, ports.replication, strict=True))
+def _configuration(node: int, nodes: Sequence[int], ports: Ports, directory: Path) -> str:
+    clients = dict(zip(nodes, ports.clients, strict=True))
+    controllers = dict(zip(nodes, ports.replication, strict=True))
     settings = {
         "process.roles": "broker,controller",
         "node.id": node,
@@ -39,33 +41,44 @@ def _configuration(node: int, ports: Ports, directory: Path) -> str:
         "log.dirs": directory / f"n{node}",
         "auto.create.topics.enable": "false",
         "offsets.topic.num.partitions": 1,
-        "offsets.topic.replication.factor": len(NODES),
+        "offsets.topic.replication.factor": len(nodes),
         "group.initial.rebalance.delay.ms": 0,
     }
     return "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
 @asynccontextmanager
-async def _open(settings: dict[str, str], directory: Path) -> AsyncIterator[Target]:
-    ports = Ports.free(len(NODES))
+async def open_servers(
+    directory: Path, nodes: Sequence[int], create_topics: Callable[[int], None]
+) -> AsyncIterator[Target]:
+    """Kafka's servers, which are killed at the end. ``create_topics`` gets the port of the first one; while it raises
+    OSError, it is called again.
+    """
+    ports = Ports.free(len(nodes))
     java = ["java", *_JVM, "-cp", f"{JARS}/*"]
     with open_processes(directory) as servers:
         pids = []
-        for node in NODES:
+        for node in nodes:
             path = directory / f"n{node}.properties"
-            path.write_text(_configuration(node, ports, directory))
+            path.write_text(_configuration(node, nodes, ports, directory))
             form = [*java, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(path)]
             await trio.run_process(form, capture_stdout=True, capture_stderr=True)
             pids.append(servers.start(f"n{node}", [*java, "kafka.Kafka", str(path)]))
-        for node, port in zip(NODES, ports.clients, strict=True):
+        for node, port in zip(nodes, ports.clients, strict=True):
             await servers.wait_listening(f"n{node}", port)
 
         async def created() -> bool:
-            await trio.to_thread.run_sync(_create_topics, ports.clients[0], settings)
+            await trio.to_thread.run_sync(create_topics, ports.clients[0])
             return True
 
         await servers.wait_until("topic of Kafka", created)
         yield Target((HOST, ports.clients[0]), pids, servers.check)
+
+
+@asynccontextmanager
+async def _open(settings: dict[str, str], directory: Path) -> AsyncIterator[Target]:
+    async with open_servers(directory, NODES, lambda port: _create_topics(port, settings)) as target:
+        yield target
 
 
 def _create_topics(port: int, settings: dict[str, str]) -> None:
@@ -78,7 +91,8 @@ def _create_topics(port: int, settings: dict[str, str]) -> None:
         raise ConnectionError(str(error)) from error
 
 
-def _missing() -> str | None:
+def missing() -> str | None:
+    """What this machine lacks to run Kafka, with how to get it, or None."""
     if (reason := tools_missing("java")) is not None:
         return f"{reason}: apt-get install openjdk-17-jre-headless"
     if not _is_fetched() and (reason := tools_missing("mvn")) is not None:
@@ -90,7 +104,8 @@ def _is_fetched() -> bool:
     return (JARS / f"kafka_2.13-{VERSION}.jar").exists()
 
 
-def _prepare() -> None:
+def prepare() -> None:
+    """Download what the servers and the load need, once. Raises BuildFailed."""
     install_package(CRC_PACKAGE)
     if not _is_fetched():
         fetch_jars("kafka.xml", {"kafka.version": VERSION}, JARS.parent)
@@ -101,8 +116,8 @@ _PEER = partial(
     replicas=len(NODES),
     wire="kafka",
     has_batches=True,
-    missing=_missing,
-    prepare=_prepare,
+    missing=missing,
+    prepare=prepare,
     version=lambda: VERSION,
     is_jvm=True,
 )
