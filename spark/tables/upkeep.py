@@ -94,9 +94,9 @@ def compact(
         )
     if table.format == "delta":
         name = "delta.`" + str(table.location).replace("`", "``") + "`"
+        target.keep(last)  # first: each of the others may let Delta forget it
         row = spark.sql(f"OPTIMIZE {name}").first()
         spark.sql(f"VACUUM {name}")
-        target.keep(last)
         return {"rewritten": row["metrics"]["numFilesRemoved"], "added": row["metrics"]["numFilesAdded"]}
     catalog, _, rest = str(table.name).partition(".")
     row = spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{rest}')").first()
