@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from spark.tables.avro_check import AvroCheck
 from spark.tables.bodies import HEADER_BYTES, BodyRefused, Decoder, SchemaUnusable, Values, schema_number
 from spark.tables.column_types import DECIMAL_DIGITS_MAX, Array, ColumnType, Map, Primitive, Struct, check_names
 
@@ -82,36 +83,34 @@ class _Reader:
         self.columns: dict[str, ColumnType] = dict(kind.fields)
         self._convert = convert
         self._own = parse_schema(_plain(schema), _write_hint=False)
-        self._writers: dict[int, Any] = {}
+        self._own_check = AvroCheck(self._own)
+        self._writers: dict[int, tuple[Any, AvroCheck]] = {}
         for number, text in bodies.writers:
             written = parse(text)
             named = f"schema {number}: " if bodies.has_header else ""
             try:
-                _Schema(written).root()
-                _check_readable(_Schema(written).schema, _Schema(schema).schema, "")
-                self._writers[number] = parse_schema(_plain(written), _write_hint=False)
+                # What the table leaves out may be of any type.
+                _check_readable(_record_of(_Schema(written).schema), _Schema(schema).schema, "")
+                plain = parse_schema(_plain(written), _write_hint=False)
+                self._writers[number] = plain, AvroCheck(plain)
             except SchemaUnusable as error:
                 raise SchemaUnusable(f"{named}{error}") from None
 
     def decode(self, body: bytes) -> Values:
         """The values of a body. Raises BodyRefused."""
-        writer = self._writers.get(NO_NUMBER, self._own)
+        writer, check = self._writers.get(NO_NUMBER, (self._own, self._own_check))
         if self._has_header:
             number = schema_number(body)
             if self._writers:
-                writer = self._writers.get(number)
-                if writer is None:
+                if number not in self._writers:
                     raise BodyRefused(f"it was written with schema {number}, which decode.writer_schemas does not have")
+                writer, check = self._writers[number]
             body = body[HEADER_BYTES:]
-        stream = io.BytesIO(body)
+        check.check(body)
         try:
-            found = self._read(stream, writer, self._own)
-        except EOFError:
-            raise BodyRefused("it ends before its last field, or was written with another schema") from None
+            found = self._read(io.BytesIO(body), writer, self._own)
         except Exception as error:
             raise BodyRefused(f"it is not Avro of this schema: {_said(error)}") from None
-        if left := len(body) - stream.tell():
-            raise BodyRefused(f"{left} bytes are left after its last field: it was written with another schema")
         values: Values = self._convert(found)
         return values
 
@@ -138,9 +137,7 @@ class _Schema:
 
     def root(self) -> tuple[Struct, Convert]:
         """The columns of the record, and what makes their values of a read one."""
-        if not isinstance(self.schema, dict) or self.schema.get("type") not in ("record", "error"):
-            raise SchemaUnusable("it is not a record: only its fields can be columns")
-        kind, convert = self._record(self.schema, "", ())
+        kind, convert = self._record(_record_of(self.schema), "", ())
         return kind, convert
 
     def _type(self, schema: Any, path: str, inside: tuple[str, ...]) -> tuple[ColumnType, Convert | None]:
@@ -211,6 +208,13 @@ class _Schema:
             f"field {path} is a union of {' and '.join(found)}: a column has one type. Leave the field out of the file "
             f"of the table (and name the producers' file in decode.writer_schema), or send it in two fields"
         )
+
+
+def _record_of(schema: Any) -> Any:
+    """The same schema. Raises SchemaUnusable unless it is of a record."""
+    if not isinstance(schema, dict) or schema.get("type") not in ("record", "error"):
+        raise SchemaUnusable("it is not a record: only its fields can be columns")
+    return schema
 
 
 def _logical(schema: Mapping[str, Any], path: str) -> tuple[ColumnType, Convert | None]:

@@ -110,6 +110,8 @@ class _Reader:
     def _after_path(self, body: bytes) -> bytes:
         """The message behind the header. Raises BodyRefused if it is another one."""
         count, at = _varint(body, HEADER_BYTES)
+        if count < 0:
+            raise BodyRefused(f"its header says that the path of its message has {count} parts")
         path: list[int] = []
         for _ in range(min(count, len(body))):
             number, at = _varint(body, at)
@@ -272,10 +274,17 @@ def _nested(descriptor: Descriptor, path: str, inside: tuple[str, ...]) -> tuple
             kind, take = _value(descriptor.fields_by_name["value"], path, inside)
             return kind, lambda value: take(value.value)
         if name in _AS_JSON:
-            from google.protobuf.json_format import MessageToJson
-
-            return Primitive("string"), lambda value: MessageToJson(value, indent=None, ensure_ascii=False)
+            return Primitive("string"), lambda value: _json(value, path)
     return _message(descriptor, path, inside)
+
+
+def _json(value: Any, path: str) -> str:
+    from google.protobuf.json_format import Error, MessageToJson
+
+    try:
+        return MessageToJson(value, indent=None, ensure_ascii=False)
+    except (Error, ValueError) as error:  # NaN or Infinity
+        raise BodyRefused(f"column {path} cannot be JSON: {' '.join(str(error).split())}") from None
 
 
 def _same(value: Any) -> Any:

@@ -181,3 +181,17 @@ def test_random_bytes_never_end_the_decoder() -> None:
         except BodyRefused:
             refused += 1
     assert refused > 300
+
+
+def test_a_number_that_json_lacks_is_refused_with_its_column() -> None:
+    order = message(id=1)
+    order.more["ratio"] = float("nan")
+    good = message(id=2).SerializeToString()
+    refused, row = rows(ORDER, order.SerializeToString(), good)
+    assert "column more cannot be JSON" in refused
+    assert row["id"] == 2
+
+
+def test_a_header_with_a_negative_path_is_refused() -> None:
+    found = ProtobufBodies(SET, "shop.Order", has_header=True)
+    assert "its header says that the path of its message has -1 parts" in rows(found, b"\0\0\0\0\x07\x01\x08\x02")[0]
