@@ -44,7 +44,7 @@ if [ "$mode" = threads ]; then
     flags='-O1 -g -fsanitize=thread'
     export TSAN_OPTIONS='halt_on_error=1:exitcode=66'
     if [ $# -eq 0 ]; then
-        set -- tests/unit/segment/test_plain_writes.py tests/unit/segment/test_threaded_writers.py -k 'not python'
+        set -- tests/unit/segment/test_append_queue.py tests/unit/segment/test_threaded_writers.py -k 'not python'
     fi
     set -- -m pytest -q --capture=sys -p no:cacheprovider "$@"
 elif [ "$mode" = fuzz ]; then
@@ -56,7 +56,7 @@ elif [ "$mode" = fuzz ]; then
 else
     [ $# -gt 0 ] || set -- tests/unit/compiled/test_checked_records.py tests/unit/broker/produce/test_plain_sends.py \
         tests/unit/broker/produce/test_ready_senders.py tests/unit/replica/test_flush.py \
-        tests/unit/segment/test_plain_writes.py tests/unit/broker/bulk/test_selection.py
+        tests/unit/segment/test_append_queue.py tests/unit/broker/bulk/test_selection.py
     # With --capture=sys, pytest does not hide what a sanitizer reports.
     set -- -m pytest -q --capture=sys -p no:cacheprovider "$@"
 fi
@@ -67,5 +67,5 @@ CC=$cc CFLAGS="$flags" "$python" -m mq.compiled
 # Python frees little at its end, and manages small objects itself, where no sanitizer sees their borders.
 export ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc
 with_sanitizers() { $fixed_addresses env LD_PRELOAD="$preload" "$python" "$@"; }
-with_sanitizers -c "from mq.compiled import plain_sends; from raftlog.compiled import plain_writes"
+with_sanitizers -c "from mq.compiled import plain_sends; from raftlog.compiled import append_queue"
 with_sanitizers "$@"

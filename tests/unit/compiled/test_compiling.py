@@ -19,6 +19,7 @@ from raftlog.compiled import building
 from raftlog.compiled.sources import require_current, source_sha256
 
 LIBRARY = "plain_sends.any.so"
+ROOT = Path(__file__).parents[3]
 
 
 def test_without_a_compiler_it_says_what_to_install(
@@ -47,6 +48,19 @@ def test_where_the_module_can_be_compiled_it_is_there() -> None:
     """Otherwise the tests that compare both forms would be skipped without anybody noticing."""
     assert IS_COMPILED, "run python -m mq.compiled"
     assert raftlog.compiled.loaded.IS_COMPILED, "run python -m mq.compiled"
+
+
+def test_what_runs_with_sanitizers_exists() -> None:
+    """They run for a part of continuous integration only: a name that had changed came to light there."""
+    script = (ROOT / "deploy" / "sanitize.sh").read_text()
+    tests = re.findall(r"tests/[\w/]+\.py", script)
+    modules = [
+        f"{package}/compiled/{module}.pyx"
+        for package, module in re.findall(r"from (\w+)\.compiled import (\w+)", script)
+    ]
+    assert tests
+    assert modules
+    assert [each for each in (*tests, *modules) if not (ROOT / each).exists()] == []
 
 
 def test_without_the_headers_of_python_it_says_what_to_install(
