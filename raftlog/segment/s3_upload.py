@@ -110,8 +110,7 @@ def _send(
         given = {"ChecksumCRC32": checksum} if has_checksums else {}
         answer = client.upload_part(**upload, PartNumber=number, Body=data, **given)
         part = {"PartNumber": number, "ETag": answer["ETag"]}
-        repeated = answer.get("ChecksumCRC32")
-        if repeated is not None:
+        if repeated := answer.get("ChecksumCRC32"):  # not if the header is there and empty
             part["ChecksumCRC32"] = repeated
         return part, len(data), repeated == checksum
 

@@ -27,6 +27,7 @@ class Client:
         self.damages_request = 0
         self.fails_at = -1
         self.trial_code = "BadDigest"
+        self.repeated: str | None = None
         self._checks = checks
         self._repeats = repeats
 
@@ -50,10 +51,13 @@ class Client:
         if self._checks and named not in (None, found):
             raise ClientError({"Error": {"Code": self.trial_code}}, "UploadPart")
         self.parts[PartNumber] = Body
-        return {"ETag": "e"} | ({"ChecksumCRC32": named} if self._repeats and named else {})
+        repeated = named if self.repeated is None else self.repeated
+        return {"ETag": "e"} | ({"ChecksumCRC32": repeated} if self._repeats and named else {})
 
     def complete_multipart_upload(self, *, Key: str, MultipartUpload: dict[str, Any], **given: Any) -> None:
         assert self.parts is not None
+        if any(each.get("ChecksumCRC32") == "" for each in MultipartUpload["Parts"]):
+            raise ClientError({"Error": {"Code": "MalformedXML"}}, "CompleteMultipartUpload")
         self.objects[Key] = b"".join(self.parts[each["PartNumber"]] for each in MultipartUpload["Parts"])
         self.parts = None
 
@@ -98,6 +102,14 @@ def test_store_that_ignores_checksums_or_repeats_any_has_compared_nothing(checks
     client = Client(checks=checks, repeats=repeats)
     assert not put(client)
     assert client.objects["k"] == CONTENT, "the trial is not in it"
+
+
+@pytest.mark.parametrize("repeated", ["", "AAAAAA==", "AAAAAA==-8"])
+def test_store_that_answers_with_another_checksum_has_compared_nothing(repeated: str) -> None:
+    client = Client()
+    client.repeated = repeated
+    assert not put(client)
+    assert client.objects["k"] == CONTENT
 
 
 def test_object_that_is_shorter_than_what_was_sent_was_not_compared() -> None:
