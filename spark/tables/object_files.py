@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import IO, Final
 
@@ -16,6 +17,8 @@ _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _ROW_GROUP_BYTES: Final = 64 * 1024 * 1024
 _ROW_GROUP_ROWS: Final = 1_000_000
 _PIECE_BYTES: Final = 4 * 1024 * 1024
+OPEN_MAX: Final = 128
+"""Files that a task keeps open: with more folders, the one is stored that has had no rows for longest."""
 
 
 def write_objects(
@@ -30,22 +33,33 @@ def write_objects(
     Raises StoreFailed; the objects that were written until then stay.
     """
     files: dict[str, _File] = {}
+    store: S3Store | None = None
+    parts: Counter[str] = Counter()
+
+    def next_stored() -> tuple[str, int]:
+        nonlocal store
+        folder = next(iter(files))
+        target = f"{folder}/" if folder else ""
+        target += f"{name}-{parts[folder]}.parquet" if parts[folder] else f"{name}.parquet"
+        store = store or open_s3(url, endpoint_url)
+        nbytes = files[folder].store(store, target)
+        files.pop(folder).close()
+        parts[folder] += 1
+        return target, nbytes
+
     try:
         for batch in batches:
             for folder, part in divided(batch, unit):
-                if folder not in files:
-                    files[folder] = _File(part.schema)
-                files[folder].add(part)
-        if not files:
-            return
-        store = open_s3(url, endpoint_url)
-        try:
-            for folder, file in files.items():
-                target = f"{folder}/{name}.parquet" if folder else f"{name}.parquet"
-                yield target, file.store(store, target)
-        finally:
-            store.close()
+                if folder not in files and len(files) >= OPEN_MAX:
+                    yield next_stored()
+                file = files.pop(folder, None) or _File(part.schema)
+                files[folder] = file  # now the last one
+                file.add(part)
+        while files:
+            yield next_stored()
     finally:
+        if store is not None:
+            store.close()
         for file in files.values():
             file.close()
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from functools import cache
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from raftlog.segment.backup_s3 import S3Store, open_s3
+from spark.tables import object_files
 from spark.tables.commits import Commit, CommitRefused, Overtaken
 from spark.tables.object_directory import ObjectDirectory
 from spark.tables.object_files import divided, read_objects, write_objects
@@ -308,6 +311,33 @@ def test_rows_are_written_by_folder_and_read_again(storage: ObjectStorage) -> No
     assert sorted(rows.to_pylist(), key=lambda row: row["id"]) == wanted
     assert list(write_objects([empty], URL, storage.url, "none", None)) == []
     assert list(divided(empty, "day")) == []
+
+
+def test_a_task_writes_more_folders_than_it_keeps_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept:
+        """Keeps the objects that are written."""
+
+        def __init__(self) -> None:
+            self.objects: dict[str, pa.Table] = {}
+
+        def write(self, name: str, pieces: Iterator[bytes]) -> bool:
+            assert name not in self.objects
+            self.objects[name] = pq.read_table(io.BytesIO(b"".join(pieces)))
+            return True
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    kept = Kept()
+    monkeypatch.setattr(object_files, "open_s3", lambda *_: kept)
+    monkeypatch.setattr(object_files, "OPEN_MAX", 2)
+    hours = ["00", "01", "00", "02", "03", "01", "00"]
+    batches = [pa.RecordBatch.from_pydict({"id": [at], "hour": [hour]}) for at, hour in enumerate(hours)]
+    written = list(write_objects(batches, URL, None, "00000-7", "hour"))
+    assert sorted(kept.objects) == sorted(name for name, _ in written)
+    rows = {(at, name[5:7]) for name, table in kept.objects.items() for at in table["id"].to_pylist()}
+    assert rows == set(enumerate(hours))
+    assert len(written) == 6  # the first two rows of hour 00 are in one
 
 
 def test_a_small_object_is_created_once(storage: ObjectStorage) -> None:
