@@ -18,6 +18,10 @@ class DocumentRefused(Exception):
     """A file is not what it should be: says where, what is wrong, and what is allowed."""
 
 
+class SecretRefused(ValueError):
+    """A value that a person must not read in an error: `Section.take` says why, and not what it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A value of a document: plain Python data, the line it is on, and its path such as ``table.format``.
@@ -68,6 +72,8 @@ class Section:
             return default  # type: ignore[no-any-return]
         try:
             return parse(found.data)
+        except SecretRefused as error:
+            raise found.refused(str(error)) from None
         except ValueError as error:
             raise found.refused(f"{error}; it is {_shown(found.data)}") from None
 

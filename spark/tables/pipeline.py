@@ -17,6 +17,7 @@ from spark.schema import COLUMN_TYPES
 from spark.tables.column_types import ColumnType, Primitive, Struct, parse_schema
 from spark.tables.documents import (
     DocumentRefused,
+    SecretRefused,
     Section,
     Value,
     listed,
@@ -49,6 +50,8 @@ _EVERY_SECONDS_MAX: Final = 7 * 86_400
 S3: Final = "s3://"
 _BUCKET: Final = re.compile(r"s3://[A-Za-z0-9][A-Za-z0-9._-]{1,254}/[^/].*")
 _SECRET_IN_URL: Final = re.compile(r"//[^/@\s]+@")
+_PASSWORD_IN_URL: Final = re.compile(r"//[^/@\s:]*:[^/@\s]+@")
+"""With a colon: Azure has CONTAINER@ACCOUNT there."""
 _TABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){1,4}")
 _OWN_OPTIONS: Final = frozenset({
     "namesrv", "bootstrap.servers", "nameserver", "topic", "subscribe", "subscribepattern", "assign", "columns",
@@ -56,7 +59,9 @@ _OWN_OPTIONS: Final = frozenset({
     "endingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy", "failondataloss", "tags", "subexpression",
     "maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "pushfilters", "onbadbody",
 })  # fmt: skip
-_SECRET: Final = re.compile(r"secret|password|passwd|access[._-]?key|token", re.IGNORECASE)
+_SECRET: Final = re.compile(
+    r"secret|password|passwd|(access|account)[._-]?key|token|credential$", re.IGNORECASE
+)  # not credentials.provider, which names a class
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +260,7 @@ def _table(section: Section, beside: Path) -> Table:
         if (value := section.value("location")) is not None:
             raise value.refused("is not for Iceberg: the catalog knows where the table is; set table.name")
     else:
-        location = section.take("location", text)
+        location = section.take("location", _without_password)
         if (value := section.value("name")) is not None:
             raise value.refused(f"is not for {kind}: set table.location")
         value = section.value("location")
@@ -296,8 +301,15 @@ def _parquet_location(location: str, value: Value, beside: Path) -> str:
     return str(_local(location, beside))
 
 
-def _endpoint_url(value: Any) -> str:
+def _without_password(value: Any) -> str:
     found = text(value)
+    if _PASSWORD_IN_URL.search(found):
+        raise SecretRefused("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile, or spark-defaults.conf")
+    return found
+
+
+def _endpoint_url(value: Any) -> str:
+    found = _without_password(value)
     try:
         parse_read_options(
             {"namesrv": "n:1", "subscribe": "T", "readMode": "archive", "archiveEndpointUrl": found}, "batch"
@@ -534,11 +546,11 @@ def _scalar(value: Any) -> str:
 
 def _spark(value: Any) -> dict[str, str]:
     found = texts(value)
-    for name in found:
+    for name, each in found.items():
         if not name.startswith("spark."):
-            raise ValueError(f"names {name}: settings of Spark begin with spark.")
-        if _SECRET.search(name):
-            raise ValueError(
+            raise SecretRefused(f"names {name}: settings of Spark begin with spark.")  # another may be a secret
+        if _SECRET.search(name) or _PASSWORD_IN_URL.search(each):
+            raise SecretRefused(
                 f"names {name}: secrets do not belong into this file, which is shown in process lists; set them in the "
                 f"environment or in spark-defaults.conf"
             )

@@ -108,6 +108,33 @@ def test_each_mistake_is_named_with_its_line(written: str, instead: str, said: s
     assert said in refusal(WHOLE.replace(written, instead, 1))
 
 
+SECRETS = {
+    "a key of S3": 'spark: {spark.a: b, spark.hadoop.fs.s3a.secret.key: "h1dden"}',
+    "a key beside a wrong name": 'spark: {shuffle: 8, spark.hadoop.fs.s3a.secret.key: "h1dden"}',
+    "a key of Azure": 'spark: {spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net: "h1dden"}',
+    "a credential of a catalog": 'spark: {spark.sql.catalog.lake.credential: "shop:h1dden"}',
+    "a password of a catalog": 'spark: {spark.sql.catalog.lake.uri: "jdbc:postgresql://shop:h1dden@db/lake"}',
+    "a location": "table: {format: delta, location: 's3a://AKIA:h1dden@lake/orders'}",
+    "an endpoint": "table: {format: parquet, location: s3://lake/orders, endpoint_url: 'http://a:h1dden@minio:9000'}",
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_refused_and_not_shown(name: str) -> None:
+    table = "" if SECRETS[name].startswith("table") else "table: {format: delta, location: /data/t}\n"
+    said = refusal(f"namesrv: h:1\ntopic: T\n{table}{SECRETS[name]}\n")
+    assert "h1dden" not in said
+    assert "p.yaml:" in said
+
+
+def test_settings_that_only_name_credentials_are_taken() -> None:
+    provider = "spark.hadoop.fs.s3a.aws.credentials.provider: com.example.Provider"
+    warehouse = "spark.sql.catalog.lake.warehouse: abfss://lake@shop.dfs.core.windows.net/w"
+    table = "table: {format: delta, location: 'abfss://lake@shop.dfs.core.windows.net/t'}"
+    found = parsed(f"namesrv: h:1\ntopic: T\n{table}\nspark:\n  {provider}\n  {warehouse}\n")
+    assert len(found.spark) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "said"), [("", "the file is empty"), ("- a\n", "must be a mapping"), ("a: &x [*x]", "")]
 )
