@@ -54,7 +54,8 @@ EMPTY_ANSWER_SECONDS_MIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSettings:
-    """One pull returns at most `batch_max` messages; if there are none, the broker holds it for `hold_seconds`.
+    """One pull returns at most `batch_max` messages, and no more than `limits` allow to be unfinished at all; if there
+    are none, the broker holds it for `hold_seconds`.
 
     The answer must arrive at most `answer_seconds` after that. Bodies may inflate to `inflated_bytes_max`, and those of
     one answer to twice that: the rest is pulled again.
@@ -252,7 +253,7 @@ class Puller:
                 topic=self._queue.topic,
                 queue_id=self._queue.queue_id,
                 queue_offset=QueueOffset(self.process_queue.next_offset),
-                max_messages=settings.batch_max,
+                max_messages=min(settings.batch_max, settings.limits.count_max),
                 sys_flag=SUSPEND
                 | SUBSCRIPTION
                 | (COMMIT_OFFSET if commits else 0)

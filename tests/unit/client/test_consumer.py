@@ -528,6 +528,21 @@ async def test_an_answer_that_unfolds_to_too_much_is_taken_in_parts() -> None:
         assert [message.body for message in await take(consumer, 4)] == bodies[2:]
 
 
+async def test_one_pull_asks_for_no_more_than_may_be_unfinished() -> None:
+    pull = PullSettings(limits=FlowLimits(count_max=20))
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, pull=pull) as consumer:
+        fill(cluster, 100)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        held = [await anext(stream) for _ in range(20)]
+        with anyio.move_on_after(0.05) as scope:
+            await anext(stream)
+        assert scope.cancelled_caught, "whoever keeps few messages got a whole pull of them"
+        for delivery in held:
+            delivery.ack()
+        assert len(await take(consumer, 80)) == 80
+
+
 async def test_pulling_pauses_when_the_cache_is_full_and_goes_on_with_progress() -> None:
     pull = PullSettings(batch_max=10, limits=FlowLimits(count_max=20))
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, pull=pull) as consumer:
