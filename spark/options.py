@@ -6,6 +6,7 @@ name that the user wrote; `spark.option_table` defines the values.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -14,6 +15,8 @@ from spark.option_table import OPTIONS, AtTime, AtTimes, Bound, QueueName, Use, 
 
 _SPARKS_OWN: Final = frozenset({"path", "paths", "schema", "numpartitions", "checkpointlocation", "queryname"})
 _BY_NAME: Final = {spelling.lower(): option for option in OPTIONS for spelling in (option.name, *option.aliases)}
+
+_ACCOUNT_IN_URL: Final = re.compile(r"//[^/\s]+@")
 
 
 class OptionRefused(ValueError):
@@ -241,4 +244,5 @@ def _bound(given: _Given, side: Literal["starting", "ending"], default: Literal[
 
 
 def _shown(value: str) -> str:
+    value = _ACCOUNT_IN_URL.sub("//...@", value)
     return repr(value) if len(value) <= 200 else f"{value[:200]!r}..."

@@ -153,3 +153,10 @@ def test_the_guide_has_the_table_of_all_options() -> None:
 def test_a_document_without_a_place_for_the_table_is_refused() -> None:
     with pytest.raises(ValueError, match="has no <!-- options"):
         with_table("# Options\n")
+
+
+def test_an_account_in_a_url_is_refused_and_not_shown() -> None:
+    for url in ("http://shop:h1dden@minio:9000", "http://h1dden@minio:9000", "ftp://shop:h1dden@minio"):
+        with pytest.raises(OptionRefused, match="archiveEndpointUrl") as caught:
+            parse_read_options({**NEEDED, "readMode": "archive", "archiveEndpointUrl": url}, "batch")
+        assert "h1dden" not in str(caught.value)
