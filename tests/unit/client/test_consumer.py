@@ -528,7 +528,7 @@ async def test_an_answer_that_unfolds_to_too_much_is_taken_in_parts() -> None:
         assert [message.body for message in await take(consumer, 4)] == bodies[2:]
 
 
-async def test_one_pull_asks_for_no_more_than_may_be_unfinished() -> None:
+async def test_a_pull_asks_for_at_most_count_max_messages() -> None:
     pull = PullSettings(limits=FlowLimits(count_max=20))
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, pull=pull) as consumer:
         fill(cluster, 100)
