@@ -234,6 +234,20 @@ def test_any_damage_is_found_or_harmless(data: st.DataObject) -> None:
     damaged = bytearray(RECORD * 2)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):  # one of the lengths, which small changes hardly reach
+        at = data.draw(st.sampled_from((0, HEAD.size - 4))) + data.draw(st.sampled_from((0, len(RECORD))))
+        near = st.integers(-len(RECORD) - FIXED, 2 * len(RECORD) + FIXED)
+        length = data.draw(st.one_of(near, st.sampled_from((-(1 << 31), (1 << 31) - 1))))
+        struct.pack_into(">i", damaged, at, length)
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))] if data.draw(st.booleans()) else damaged
+    try:
+        sizes = list(iter_sizes(bytes(damaged)))
+    except RecordError as error:
+        for scan in (latest_store_timestamp, lambda each: list(scan_fixed(each))):
+            with pytest.raises(RecordError, match=f"^{re.escape(str(error))}$"):
+                scan(bytes(damaged))
+    else:
+        assert [each[:2] for each in scan_fixed(bytes(damaged))] == sizes
     try:
         records = decode_records(bytes(damaged))
     except RecordError as error:
@@ -242,7 +256,9 @@ def test_any_damage_is_found_or_harmless(data: st.DataObject) -> None:
         return
     assert records == one_by_one(bytes(damaged))
     assert sum(record.size for record in records) == len(damaged)
-    list(scan_fixed(bytes(damaged)))
+    assert latest_store_timestamp(bytes(damaged)) == max([0, *(each.store_timestamp_ms for each in records)])
+    scanned = [(each[2], each[3], each[4], each[5]) for each in scan_fixed(bytes(damaged))]
+    assert scanned == [(each.queue_id, each.queue_offset, each.physical_offset, each.sys_flag) for each in records]
 
 
 @pytest.mark.parametrize(
