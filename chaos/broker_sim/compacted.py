@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar, Final, NamedTuple
 
 from chaos.broker_sim.clients import Answer, Lost
-from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
+from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Sent, Stored
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.limits import replaced
@@ -62,6 +62,10 @@ class Compacted(Workload):
         self._tombstones = 0
         self._ends: dict[int, int] = {}
         """Where queues ended when clients stopped."""
+
+    def counted_in(self, sent: Sent) -> str | None:
+        """See `Workload.counted_in`: what is kept is written to the log again."""
+        return None
 
     def surroundings(self) -> AbstractContextManager[None]:
         """See `Workload.surroundings`: an hour is short, and what is old goes soon."""

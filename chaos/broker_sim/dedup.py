@@ -163,6 +163,10 @@ class Dedup(Workload):
         """See `Workload.operation`."""
         return "send" if sent.kind == "plain" else "attempt"
 
+    def counted_in(self, sent: Sent) -> str | None:
+        """See `Workload.counted_in`: an answer may say only that a numbered message is known."""
+        return sent.topic if sent.kind == "plain" else None
+
     def stored(self, stored: Stored) -> None:
         """See `Workload.stored`."""
         topic = stored.record.topic

@@ -146,6 +146,15 @@ class Ledger:
             raise Violation(f"ack: {sent.value} was acknowledged at {queue_offset}, {position}: there is {stored}")
         sent.acked.append((queue_offset, position))
 
+    def check_copies(self, topic: str, sent: Sent) -> None:
+        """A message is in a topic at most as often as its client sent it. Histories say only whether that was more than
+        once.
+        """
+        copies = self.copies[topic][sent.value]
+        if copies > sent.copies_max:
+            why = "more often than sent" if sent.copies_max else "it was refused"
+            raise Violation(f"duplicate: {sent} is {copies} times in {topic}, {why}")
+
     def read(self, topic: str, queue_id: int, record: StoredMessage) -> None:
         """A consumer got a record."""
         queue = self.queues[topic, queue_id]

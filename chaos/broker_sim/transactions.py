@@ -95,6 +95,10 @@ class Transactions(Workload):
         """See `Workload.operation`."""
         return {"plain": "send", KIND: "stage"}.get(sent.kind, "half")
 
+    def counted_in(self, sent: Sent) -> str | None:
+        """See `Workload.counted_in`: half messages are stored in a topic of their own first."""
+        return {"plain": sent.topic, KIND: None}.get(sent.kind, HALF_TOPIC)
+
     def send_flags(self, sent: Sent) -> int:
         """See `Workload.send_flags`."""
         return PREPARED if sent.kind == "half" else 0

@@ -177,7 +177,12 @@ class Workload:
         return not self.unfinished()
 
     def check_end(self) -> None:
-        """Raises `Violation` unless every promise was kept, as far as clients can observe it."""
+        """Raises `Violation` unless every promise was kept, as far as clients can observe it, and nothing was stored
+        more often than it was sent.
+        """
+        for sent in self.ledger.sent.values():
+            if (topic := self.counted_in(sent)) is not None:
+                self.ledger.check_copies(topic, sent)
         self.recording.note("base", n="all", v=self.cluster.dropped_pos)
         history = gather(self.history)
         for check in self.checkers:
@@ -243,6 +248,10 @@ class Workload:
     def operation(self, sent: Sent) -> str | None:
         """The name of a send in the history; None for one that nobody reads."""
         return "send" if sent.topic == self.topic else None
+
+    def counted_in(self, sent: Sent) -> str | None:
+        """The topic that has a message at most as often as its client sent it; None if sends do not count copies."""
+        return sent.topic
 
     def begins(self, sent: Sent, **fields: Any) -> Ends:
         """A client begins to send a message. The result is to be called when it knows how that ended."""

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from chaos.__main__ import main, regressions, simulate_seed
+from chaos.broker_sim.log_oracle import Ledger, Stored
 from chaos.broker_sim.workloads import WORKLOADS
 from checkers.append_log import check_log
 from checkers.delays import check_delays
 from checkers.history import History, decode_events, gather
 from checkers.verdict import Findings, Result
+from mq.protocol.messages.records import StoredMessage
 
 SEEDS = 4  # `make sim` and `make test-nightly` run 200
 QUICK_SEEDS = 1
@@ -96,3 +98,18 @@ def test_what_checkers_find_in_a_history_ends_the_run(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(WORKLOADS["delay"], "checkers", (lost,))
     assert "lost: " in (simulate_seed(1, 2.0, "delay").broke or "")
+
+
+@pytest.mark.parametrize("workload", ["everyday", "schedules"])
+def test_a_message_stored_more_often_than_sent_ends_the_run(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Histories allow any number of messages of a value that was sent twice, and those of schedules are not judged."""
+
+    def committed(self: Ledger, at: float, record: StoredMessage) -> Stored:
+        stored = once(self, at, record)
+        if stored.value:
+            self.copies[record.topic][stored.value] += 2
+        return stored
+
+    once = Ledger.committed
+    monkeypatch.setattr(Ledger, "committed", committed)
+    assert "duplicate: " in (simulate_seed(1, 2.0, workload).broke or "")
