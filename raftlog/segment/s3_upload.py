@@ -25,6 +25,7 @@ PARTS_AT_ONCE: Final = 4
 """So many parts are in memory, and one more."""
 TRIAL: Final = b"a part whose checksum is wrong\n"
 
+_MISSING: Final = frozenset(("404", "NoSuchKey", "NotFound"))
 _MISMATCHES: Final = frozenset(("BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"))
 
 
@@ -76,7 +77,12 @@ class Uploads:
             raise
         if not compares or not all(is_repeated for _, _, is_repeated in sent):
             return False
-        stored: int = client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
+        try:
+            stored: int = client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") not in _MISSING:
+                raise
+            return False  # whoever reads it back finds out whether it is lost, or only not there yet
         return stored == sum(nbytes for _, nbytes, _ in sent)
 
     def _finds_wrong_checksums(self, upload: Mapping[str, str]) -> bool:

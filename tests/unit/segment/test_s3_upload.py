@@ -118,6 +118,15 @@ def test_object_that_is_shorter_than_what_was_sent_was_not_compared() -> None:
     assert not put(client)
 
 
+def test_object_that_is_not_there_after_its_upload_was_not_compared() -> None:
+    def missing(**given: Any) -> dict[str, Any]:
+        raise ClientError({"Error": {"Code": "404"}}, "HeadObject")
+
+    client = Client()
+    client.head_object = missing  # type: ignore[method-assign]
+    assert not put(client)
+
+
 def test_stores_without_checksums_get_none() -> None:
     client = Client(calculation="when_required")
     assert not put(client)
