@@ -195,3 +195,14 @@ def test_a_number_that_json_lacks_is_refused_with_its_column() -> None:
 def test_a_header_with_a_negative_path_is_refused() -> None:
     found = ProtobufBodies(SET, "shop.Order", has_header=True)
     assert "its header says that the path of its message has -1 parts" in rows(found, b"\0\0\0\0\x07\x01\x08\x02")[0]
+
+
+def test_what_protobuf_keeps_aside_is_a_dead_letter_if_wanted() -> None:
+    closed = """name: "p2.proto" package: "p2" syntax: "proto2"
+    enum_type { name: "State" value { name: "NEW" number: 0 } }
+    message_type { name: "Order" field { name: "state" number: 1 type: TYPE_ENUM type_name: ".p2.State"
+      label: LABEL_OPTIONAL } }"""
+    for body in (b"\x08\x05", b"\x0a\x01a"):  # an unknown value, and text instead of a number
+        assert rows(ProtobufBodies(file_set(closed), "p2.Order"), body) == [{"state": None}]
+        strict = ProtobufBodies(file_set(closed), "p2.Order", rejects_unknown=True)
+        assert "it has a field 1, which the message" in rows(strict, body)[0]
