@@ -2,7 +2,7 @@
 """Merges entries of consume queues in the order of the log; the reference is `mq.broker.bulk.selection.select`."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 include "compiled_from.pxi"  # COMPILED_FROM
 include "big_endian.pxi"  # get32, get64
