@@ -22,13 +22,20 @@ OPEN_MAX: Final = 128
 
 
 def write_objects(
-    batches: Iterable[pa.RecordBatch], url: str, endpoint_url: str | None, name: str, unit: str | None
+    batches: Iterable[pa.RecordBatch],
+    url: str,
+    endpoint_url: str | None,
+    name: str,
+    unit: str | None,
+    *,
+    open_max: int = OPEN_MAX,
 ) -> Iterator[tuple[str, int]]:
     """Write rows below a URL; returns the name and size of each object.
 
     Args:
         name: of the objects, without their ending; unique among those that write below the URL.
         unit: the column by which they are divided into folders, and which they do not have; None for one folder.
+        open_max: how many files, at least 1, are kept open.
 
     Raises StoreFailed; the objects that were written until then stay.
     """
@@ -50,7 +57,7 @@ def write_objects(
     try:
         for batch in batches:
             for folder, part in divided(batch, unit):
-                if folder not in files and len(files) >= OPEN_MAX:
+                if folder not in files and len(files) >= open_max:
                     yield next_stored()
                 file = files.pop(folder, None) or _File(part.schema)
                 files[folder] = file  # now the last one

@@ -189,13 +189,13 @@ def count_requests(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 
 async def ended(browser: Browser, address: str) -> str:
-    """The page of a job when it has ended."""
+    """The page of a job when it has ended, or stopped."""
     content = ""
 
     async def has_ended() -> bool:
         nonlocal content
         content = (await browser.get(address)).content
-        return "It has ended" in content
+        return "It has ended." in content or "It stopped:" in content
 
     await until(has_ended, seconds=20)
     return content

@@ -330,10 +330,9 @@ def test_a_task_writes_more_folders_than_it_keeps_open(monkeypatch: pytest.Monke
 
     kept = Kept()
     monkeypatch.setattr(object_files, "open_s3", lambda *_: kept)
-    monkeypatch.setattr(object_files, "OPEN_MAX", 2)
     hours = ["00", "01", "00", "02", "03", "01", "00"]
     batches = [pa.RecordBatch.from_pydict({"id": [at], "hour": [hour]}) for at, hour in enumerate(hours)]
-    written = list(write_objects(batches, URL, None, "00000-7", "hour"))
+    written = list(write_objects(batches, URL, None, "00000-7", "hour", open_max=2))
     assert sorted(kept.objects) == sorted(name for name, _ in written)
     rows = {(at, name[5:7]) for name, table in kept.objects.items() for at in table["id"].to_pylist()}
     assert rows == set(enumerate(hours))
