@@ -7,7 +7,7 @@ import json
 import anyio
 import pytest
 
-from mq.client import SubscriptionError, sql
+from mq.client import PullSettings, SubscriptionError, sql
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
@@ -45,7 +45,8 @@ async def test_a_wrong_expression_is_refused_where_it_is_given() -> None:
 
 
 async def test_a_consumer_follows_redirection_to_a_replica_and_back() -> None:
-    async with FakeCluster.start(topics={"T": 1}, replicas=3) as cluster, consumer_of(cluster) as consumer:
+    small = PullSettings(batch_max=32)
+    async with FakeCluster.start(topics={"T": 1}, replicas=3) as cluster, consumer_of(cluster, pull=small) as consumer:
         leader, follower = cluster.group.replicas[0], cluster.group.replicas[2]
         leader.suggests = follower.suggests = "3"
         bodies = fill(cluster, 500)
