@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from math import inf
 
 import trio
 import trio.testing
@@ -33,7 +34,12 @@ class Core:
 
     def now(self) -> dt.datetime:
         """The time of the brokers, in UTC."""
-        return self._cluster.clock.now()
+        return dt.datetime.fromtimestamp(self._now_ms() / 1000, tz=dt.UTC)
+
+    def _now_ms(self) -> int:
+        """The time that the leader believes: after a jump of the machine's clock, that is another one for a minute."""
+        cluster = self._cluster
+        return cluster.clock.wall_ms() if cluster.leader is None else cluster.context.wall_clock_ms()
 
     async def advance(self, seconds: float) -> None:
         """Put the clock of the brokers ahead, and wait until they have delivered what is due then.
@@ -43,14 +49,15 @@ class Core:
         clock = self._cluster.clock
         check_is_ahead(seconds)
         await self.settle()
-        end_ms = clock.wall_ms() + seconds * 1000
+        end = clock.seconds() + seconds
         for _ in range(_TICKS_MAX):
-            tick_ms = min((each.due_ms for each in self.pending() if each.kind == "schedule"), default=end_ms)
-            if tick_ms >= end_ms:
+            ticks_ms = [each.due_ms for each in self.pending() if each.kind == "schedule"]
+            wait = max(min(ticks_ms, default=inf) - self._now_ms(), 0) / 1000
+            if clock.seconds() + wait >= end:
                 break
-            clock.advance(max(tick_ms - clock.wall_ms(), 0) / 1000)
+            clock.advance(wait)
             await self.settle()
-        clock.advance(max(end_ms - clock.wall_ms(), 0) / 1000)
+        clock.advance(max(end - clock.seconds(), 0))
         await self.settle()
 
     async def advance_to_next(self) -> Pending | None:
@@ -59,7 +66,7 @@ class Core:
         waiting = self.pending()
         if not waiting:
             return None
-        wait_ms = waiting[0].due_ms - self._cluster.clock.wall_ms()
+        wait_ms = waiting[0].due_ms - self._now_ms()
         self._cluster.clock.advance(max(wait_ms, 0) / 1000)
         await self.settle()
         if waiting[0].kind == "transaction":
@@ -81,7 +88,7 @@ class Core:
             await trio.testing.wait_all_tasks_blocked()
             self._cluster.run_timers()
             await trio.testing.wait_all_tasks_blocked()
-            now_ms = self._cluster.clock.wall_ms()
+            now_ms = self._now_ms()
             if self._cluster.leader is None or not any(
                 each.kind in ("delayed", "schedule") and each.due_ms <= now_ms for each in self.pending()
             ):
