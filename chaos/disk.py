@@ -211,7 +211,7 @@ class MemoryDisk:
     @property
     def has_lost(self) -> bool:
         """Whether the cache of some file holds content that no sync will write, since one failed."""
-        return any(file.has_lost for file in self._files.values())
+        return any(file.has_lost for file in self._files.values() if file.pending)
 
     def evict(self, random: Random) -> None:
         """Drop clean pages from the cache: what a failed sync lost reads as before the write, or partly so."""

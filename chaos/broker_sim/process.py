@@ -265,9 +265,8 @@ class BrokerProcess(LogProcess):
         now = self._world.now
         self.broker.services.forwarder.tick()
         self.broker.slow_answers.go_on()
-        for number, (seconds, action, rests_until) in enumerate(self._actions):
-            if self._due_at[number] > now:
-                continue
+        for number in [number for number, at in enumerate(self._due_at) if at <= now]:
+            seconds, action, rests_until = self._actions[number]
             rests = rests_until() > self.node.clock()  # the broker's clock, which runs at another rate and jumps
             if rests and now < self._rested_since[number] + REST_SECONDS_MAX:
                 continue

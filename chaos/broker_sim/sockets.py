@@ -309,18 +309,20 @@ class SimReactor:
 
     def _turn(self) -> None:
         """Serve sockets until none has anything to receive; see `raftlog.net.reactor.Reactor`."""
-        while ready := [(fd, EPOLLIN) for fd, sock in self._sockets.items() if sock.has_more and self._is_read(fd)]:
+        events = self._events
+        while ready := [
+            (fd, EPOLLIN)
+            for fd, sock in self._sockets.items()
+            if (sock._inbox or sock._ended) and events.get(fd, 0) & EPOLLIN
+        ]:
             left, begun = self._together(ready)
             for fd, go_on in begun:
                 if fd in self._handlers:
                     go_on()
-            for fd, events in left:
+            for fd, found in left:
                 # An earlier handler of this turn may have closed it.
                 if (handler := self._handlers.get(fd)) is not None:
-                    handler(events)
-
-    def _is_read(self, fd: int) -> bool:
-        return bool(self._events.get(fd, 0) & EPOLLIN)
+                    handler(found)
 
     def receive_into(self, fd: int, buffer: memoryview) -> int:
         """See `mq.broker.produce.send_receiver.ReceiveInto`."""

@@ -11,6 +11,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeVar
 
 from mq.broker.admin.broker_config import BrokerConfig
 from mq.broker.admin.cleanup import Cleanup
@@ -108,6 +109,8 @@ from mq.store.log_records import LogRecords
 from raftlog import ConfState, RoleChange
 from raftlog.log_numbers import LogIndex
 
+T = TypeVar("T")
+
 
 class Services:
     """The services of one broker.
@@ -153,13 +156,14 @@ class Services:
         # Bound once: these are called in every turn, or for every entry.
         self.end_turns = self._that_define(Service.end_turn)
         self._growns = self._that_define(Service.grown)
+        self._have_unsent_replies = self._that_define(Service.has_unsent_replies)
         self._topics_changed = self._that_define(Service.topic_changed)
         self._groups_changed = self._that_define(Service.consumer_group_changed)
         self.periodic = [action for service in self._services for action in service.periodic()]
         self.tasks = [task for service in self._services for task in service.tasks()]
         self.serve_as_follower()
 
-    def _that_define(self, hook: Callable[..., None]) -> list[Callable[..., None]]:
+    def _that_define(self, hook: Callable[..., T]) -> list[Callable[..., T]]:
         """This method of the services that do something in it."""
         name = hook.__name__
         return [getattr(service, name) for service in self._services if getattr(type(service), name) is not hook]
@@ -439,7 +443,7 @@ class Services:
 
     def has_unsent_replies(self) -> bool:
         """Whether requests of clients still wait in a service for their answers."""
-        return any(service.has_unsent_replies() for service in self._services)
+        return any(has_unsent_replies() for has_unsent_replies in self._have_unsent_replies)
 
     def check_invariants(self) -> None:
         """Assert what holds between two turns in the state of each service; slow, for tests."""

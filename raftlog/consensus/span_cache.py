@@ -98,5 +98,5 @@ class Tail:
         spans = self._spans[self._head :]
         for before, span in itertools.pairwise(spans):
             assert before.last + 1 == span.first, f"span at {span.first} follows one that ends at {before.last}"
-        nbytes = sum(span.nbytes for span in spans)
+        nbytes = sum([span.nbytes for span in spans])
         assert nbytes == self.nbytes, f"spans hold {nbytes} bytes, counted were {self.nbytes}"
