@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, nullcontext
+from functools import cache
 
 import pytest
 import structlog
+import typer.main
+import typer.testing
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from hypothesis import HealthCheck, settings
 
@@ -28,6 +32,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell that starts the tests in the background has them ignore ctrl-C, and their children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A CliRunner makes the tree of all commands again for each call, which takes longer than most commands.
+vars(typer.testing)["_get_command"] = cache(typer.main.get_command)
 
 # The same examples each time, however busy the machine is: a test that fails must fail for everybody. Modules say how
 # many examples they want; that is counted on top of this. `make test-unit` takes few.
@@ -60,6 +67,12 @@ def pytest_configure(config: pytest.Config) -> None:
         block = ExitStack()
         block.enter_context(warm_processes())
         config.add_cleanup(block.close)
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not look at all modules and tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def cpu_seconds() -> float:

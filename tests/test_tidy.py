@@ -12,12 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.support.called_by_libraries import CALLED_BY_LIBRARIES
+from tests.support.syntax_trees import nodes, nodes_of
 
 ROOT = Path(__file__).parent.parent
 CYTHON = ("pyx", "pxi", "pxd")
@@ -129,23 +130,6 @@ def is_pure(relative: str) -> bool:
     return any(relative == pure or relative.startswith(f"{pure}/") for pure in PURE)
 
 
-@lru_cache(maxsize=1)
-def nodes(source: str) -> tuple[ast.AST, ...]:
-    """The syntax tree and all that is in it, as `ast.walk` without loads and stores, in half of the time.
-
-    Kept until the next source, since many rules look at each.
-    """
-    found: list[ast.AST] = [ast.parse(source)]
-    for node in found:
-        for name in node._fields:
-            value = getattr(node, name, None)
-            if type(value) is list:
-                found += [each for each in value if isinstance(each, ast.AST)]
-            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
-                found.append(value)
-    return tuple(found)
-
-
 def impurities(source: str) -> Iterator[str]:
     """What a pure module must not contain, each as `line: what and the remedy`."""
     for node in nodes(source):
@@ -189,7 +173,7 @@ def length_breaches(lengths: Iterable[tuple[str, int]], allowed: dict[str, int])
 
 def long_constructors(source: str) -> Iterator[str]:
     """Constructors in which a reader loses the thread, each as `line: length and the remedy`."""
-    for node in nodes(source):
+    for node in nodes_of(source, ast.FunctionDef):
         if isinstance(node, ast.FunctionDef) and node.name == "__init__" and node.end_lineno is not None:
             lines = node.end_lineno - node.lineno + 1
             if lines > CONSTRUCTOR_LINES_MAX:
@@ -287,7 +271,7 @@ def module_of(path: str) -> str:
 def imports_in(path: str, source: str, modules: frozenset[str]) -> set[str]:
     """Those of these modules that a file imports, those for types only included."""
     found: set[str] = set()
-    for node in nodes(source):
+    for node in nodes_of(source, ast.Import, ast.ImportFrom):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -338,7 +322,7 @@ WIRE_NAME = re.compile(r"[a-z]+[0-9]*(?:[A-Z]+[a-z0-9]*)+")
 
 def wire_names(source: str) -> Iterator[str]:
     """Texts that look like fields of the wire, each as `line: text and the remedy`."""
-    for node in nodes(source):
+    for node in nodes_of(source, ast.Constant, ast.Subscript):
         match node:
             case ast.Constant(value=str(text)) if WIRE_NAME.fullmatch(text):
                 yield f"{node.lineno}: {text!r} is a name of the wire; use or add a struct in mq/protocol"
@@ -411,24 +395,32 @@ class Names:
 
     def add(self, path: str, source: str) -> None:
         """Look at one file. What a decorator registers is in use."""
-        for node in nodes(source):
+        for node in nodes_of(source, ast.Name, ast.Attribute, ast.alias, ast.keyword, ast.Constant):
             match node:
-                case (
-                    ast.Name(id=name, ctx=ast.Load())
-                    | ast.Attribute(attr=name)
-                    | ast.alias(name=name)
-                    | ast.keyword(arg=str(name))
-                ):
+                case ast.Attribute(attr=name) | ast.alias(name=name) | ast.keyword(arg=str(name)):
                     self.mentioned.add(name)
-                case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
-                    if node.col_offset == 0 and not path.startswith("tests/"):
-                        self.defined.setdefault(name, []).append(f"{path}:{node.lineno}: nothing uses {name}")
+                case ast.Name(id=name, ctx=ast.Load()):
+                    self.mentioned.add(name)
                 case ast.Constant(value=str(text)):  # __all__, and what is looked up by its name
                     self.mentioned.update(text.replace(":", ".").split("."))
+                case _:
+                    pass
+        if not path.startswith("tests/"):
+            self._add_defined(path, source)
+
+    def _add_defined(self, path: str, source: str) -> None:
+        kinds = (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        for node in nodes_of(source, *kinds):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                    if node.col_offset == 0:
+                        self.defined.setdefault(name, []).append(f"{path}:{node.lineno}: nothing uses {name}")
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                     decorators = {ast.unparse(each).partition("(")[0] for each in node.decorator_list}
-                    if decorators <= {"property", "staticmethod", "classmethod"} and not path.startswith("tests/"):
+                    if decorators <= {"property", "staticmethod", "classmethod"}:
                         self.defined.setdefault(name, []).append(f"{path}:{node.lineno}: nothing uses {name}")
+                case _:
+                    pass
 
     def unused(self) -> Iterator[str]:
         """Functions, classes, methods and names of modules of production that no line of any source reads."""

@@ -5,6 +5,8 @@ All scenarios with all clients: `make interop`.
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from tests.interop.all_clients import CLIENTS
@@ -12,6 +14,19 @@ from tests.interop.clients import BuildFailed
 from tests.interop.run import main
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@cache
+def why_not(name: str) -> str | None:
+    """Why a client cannot be tried here; else None, and it is built."""
+    client = CLIENTS[name]
+    if (why := client.missing()) is not None:
+        return why
+    try:
+        client.build(offline=True)
+    except BuildFailed as error:
+        return f"cannot be built without fetching: {str(error).splitlines()[0]}"
+    return None
 
 
 @pytest.mark.parametrize(
@@ -24,11 +39,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
     ],
 )
 def test_a_stock_client_sends_and_receives(name: str, scenario: str, security: str) -> None:
-    client = CLIENTS[name]
-    if (why := client.missing()) is not None:
+    if (why := why_not(name)) is not None:
         pytest.skip(why)
-    try:
-        client.build(offline=True)
-    except BuildFailed as error:
-        pytest.skip(f"cannot be built without fetching: {str(error).splitlines()[0]}")
     assert main([name, scenario, "--no-build", "--security", security]) == 0

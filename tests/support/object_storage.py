@@ -7,9 +7,11 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import boto3
+from botocore.loaders import JSONFileLoader
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -26,6 +28,11 @@ ENVIRONMENT = {
     "AWS_CONFIG_FILE": "/dev/null",
     "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
 }
+
+
+_load = cache(JSONFileLoader().load_file)
+# Brokers and commands make sessions of their own, and each session would parse megabytes that describe the API.
+JSONFileLoader.load_file = lambda _, path: _load(path)
 
 
 class Refusal(NamedTuple):

@@ -9,10 +9,13 @@ from collections.abc import Callable
 import anyio
 
 PAUSE_SECONDS = 0.005
+PAUSE_SECONDS_MAX = 0.025
+"""Of long waits: many a condition asks a broker, which costs more than a millisecond of a processor each time."""
 
 
 async def until(condition: Callable[[], object], *, seconds: float = 120) -> None:
     """Wait until ``condition()`` is true, or what it returns after it was awaited. TimeoutError after ``seconds``."""
+    pause = PAUSE_SECONDS
     with anyio.fail_after(seconds):
         while True:
             found = condition()
@@ -20,7 +23,8 @@ async def until(condition: Callable[[], object], *, seconds: float = 120) -> Non
                 found = await found
             if found:
                 return
-            await anyio.sleep(PAUSE_SECONDS)
+            await anyio.sleep(pause)
+            pause = min(pause * 1.05, PAUSE_SECONDS_MAX)
 
 
 def wait_until(condition: Callable[[], object], *, seconds: float = 60) -> None:

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
 import pytest
-import typer.main
-from botocore.loaders import JSONFileLoader
 
 from mq.cli import backup
 from tests.support.object_storage import ENVIRONMENT, ObjectStorage, object_storage
-
-_command_of = cache(typer.main.get_command)
-
-
-@pytest.fixture(autouse=True)
-def commands_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CliRunner makes the tree of all commands again for each call, which takes longer than most commands."""
-    monkeypatch.setattr("typer.testing._get_command", _command_of)
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +17,7 @@ def keep_priority(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def running_storage() -> Iterator[ObjectStorage]:
-    """Each command makes a session of its own, and each session would parse megabytes that describe the API."""
-    load = cache(JSONFileLoader().load_file)
-    with pytest.MonkeyPatch.context() as patch, object_storage() as storage:
-        patch.setattr(JSONFileLoader, "load_file", lambda _, path: load(path))
+    with object_storage() as storage:
         yield storage
 
 
