@@ -100,13 +100,13 @@ $(INSTALLED): requirements.lock pyproject.toml deploy/setup-venv.sh $(wildcard *
 	@deploy/setup-venv.sh
 	@touch $@
 
-# Java is looked for first: without it nothing is downloaded.
-$(SPARK_INSTALLED): requirements-spark.lock pyproject.toml deploy/setup-venv.sh
+# Java is looked for first: without it nothing is downloaded. What .venv has is not installed once more.
+$(SPARK_INSTALLED): requirements-spark.lock pyproject.toml deploy/setup-venv.sh $(INSTALLED)
 	@deploy/setup-venv.sh .venv-spark requirements-spark.lock
 	@touch $@
 
 # Sphinx needs what the documented modules import, and nothing else needs Sphinx.
-.venv-docs/.installed: requirements-docs.lock pyproject.toml deploy/setup-venv.sh
+.venv-docs/.installed: requirements-docs.lock pyproject.toml deploy/setup-venv.sh $(INSTALLED)
 	@deploy/setup-venv.sh .venv-docs requirements-docs.lock
 	@touch $@
 
@@ -242,9 +242,9 @@ BROKERS := tests/broker tests/attacks
 	$(PART) --last --unless-3 fuzz env PY=$(PY) deploy/sanitize.sh fuzz --seconds 30
 .part-gate:
 	$(PART) --last --unless-3 gate $(PY) -m benchmarks.gate
-# Failed seeds fail again, so there is no second run.
+# Failed seeds fail again, so there is no second run. What `make test` has of them is part of what runs here.
 .part-simulation:
-	$(PART) --last simulation $(call PYTEST,simulation) $(IN_CI) tests/simulation
+	$(PART) --last simulation $(call PYTEST,simulation) $(IN_CI) -k 'not quickly' tests/simulation
 
 .PHONY: .test-brokers .test-clients .test-processes .test-others .lane-processes .lane-brokers .lane-in-process .lane-checks .lane-simulation
 .PHONY: .part-processes .part-brokers .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads .part-fuzz

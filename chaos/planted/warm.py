@@ -8,6 +8,7 @@ same in its copy. This file is also the program of that interpreter, so it impor
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 import json
 import os
@@ -156,6 +157,9 @@ def _serve() -> None:
         importlib.import_module(library)
     if len(sys.argv) > 1:
         _preload(sys.argv[1])
+    # Nothing of this goes away: the processes need not look at it, which would also copy its pages.
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

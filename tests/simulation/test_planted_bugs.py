@@ -60,15 +60,23 @@ ALWAYS_HUNTED = ("double-vote", "one-attempt-more")
 
 LONG_HUNTED = ("given-back-is-kept", "kill-forgets-nothing")
 """Few seeds find them, the first one not the same seed in each process: several are tried, for 20 to 30 s."""
+COMPILED_HUNTED = ("compiled-ack-before-fsync",)
+"""The others are compiled for the night: that takes ten times as long as the run that finds them."""
 
 
 def hunts(names: Iterable[str]) -> list[Any]:
-    """`make test-all` hunts all but the longest, and those that are compiled for one test: these are for the night."""
+    """`make test-all` hunts those that a simulation finds quickly: in the log alone, or in brokers by seed 0 or within
+    few seconds. The others are for the night, as are those that one named test must notice: it passes each time, and
+    notices them as long as neither it nor what it tests changes.
+    """
+    noted = finding_seeds()
 
     def marks(name: str) -> list[pytest.MarkDecorator]:
         if name in ALWAYS_HUNTED:
             return []
-        is_long = name in LONG_HUNTED or (workload(name) == UNIT_TEST and compiled_packages(name))
+        is_compiled = bool(compiled_packages(name)) and name not in COMPILED_HUNTED
+        is_whole = workload(name) not in LOGS and name in noted and noted[name].seconds is None
+        is_long = name in LONG_HUNTED or is_compiled or is_whole or workload(name) == UNIT_TEST
         return [pytest.mark.slow, *([pytest.mark.nightly] if is_long else [])]
 
     return [pytest.param(name, marks=marks(name)) for name in names]

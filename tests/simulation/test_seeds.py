@@ -14,8 +14,8 @@ from chaos.log_sim.busy_host import draw_busy_host
 from chaos.log_sim.cluster import Outcome, simulate
 from chaos.log_sim.schedule import draw_scenario
 
-HOURS = 0.5  # `make sim HOURS=50` for long
-SEEDS_MIN = 100
+HOURS = 0.25  # `make sim HOURS=50` for long
+SEEDS_MIN = 50
 
 
 def test_a_few_seeds_quickly() -> None:
