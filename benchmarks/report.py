@@ -104,8 +104,11 @@ class RunRecord:
         return {"command": self.command, "machine": self.machine, "date": self.date}
 
     def keep(self, **figures: object) -> None:
-        """Write raw figures to benchmarks/results."""
-        path = self._root / "benchmarks" / "results" / f"{self._name}-{self._ended:%Y%m%dT%H%M%SZ}.json"
+        """Write raw figures to benchmarks/results, and remove those of earlier runs, which the history of git keeps."""
+        directory = self._root / "benchmarks" / "results"
+        for earlier in directory.glob(f"{self._name}-2*.json"):
+            earlier.unlink()
+        path = directory / f"{self._name}-{self._ended:%Y%m%dT%H%M%SZ}.json"
         path.write_text(json.dumps({**self.about, **figures}, indent=1) + "\n")
         print(f"wrote {path.relative_to(self._root)}")
 

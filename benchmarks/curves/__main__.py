@@ -81,8 +81,6 @@ async def run_curve(name: str, plan: Plan, directory: Path, note: Note) -> bool:
 def write(curve: Curve, samples: Sequence[Sample]) -> None:
     """The section, the picture, and the raw figures."""
     record = RunRecord(f"curve-{curve.name}", "make bench-curves")
-    for old in (ROOT / "benchmarks" / "results").glob(f"curve-{curve.name}-*.json"):
-        old.unlink()
     record.keep(curve=asdict(curve), samples=[asdict(each) for each in samples])
     (ROOT / "docs" / "images" / f"curve-{curve.name}.svg").write_text(picture(curve, samples))
     record.publish(section(curve, samples, machine=record.machine, date=record.date), marks(curve), "curves")

@@ -135,7 +135,10 @@ def test_text_without_marks_is_refused() -> None:
 
 
 def test_a_run_writes_its_raw_figures_and_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    for earlier in ("some-20260101T000000Z.json", "some-other-20260101T000000Z.json"):
+        (results / earlier).touch()
     page = tmp_path / "docs" / "benchmarks" / "some.md"
     page.parent.mkdir(parents=True)
     page.write_text(f"# Some\n{BEGIN}\nold\n{END}\n")
@@ -143,7 +146,8 @@ def test_a_run_writes_its_raw_figures_and_its_section(tmp_path: Path, monkeypatc
     record = RunRecord("some", root=tmp_path)
     record.keep(figures=[1])
     record.publish("new")
-    [path] = (tmp_path / "benchmarks" / "results").glob("some-2*.json")
+    [other, path] = sorted(results.iterdir(), reverse=True)
+    assert other.name == "some-other-20260101T000000Z.json"
     kept = json.loads(path.read_text())
     assert (kept["figures"], kept["command"]) == ([1], 'make bench-some ARGS="--quick"')
     assert "\nnew\n" in page.read_text()
