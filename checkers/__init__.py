@@ -60,7 +60,6 @@ CHECKERS: dict[str, tuple[Checker, ...]] = {
     "queries": (check_queries, check_log, check_order, *_SENDING),
     "recreated": (check_recreated, *_SENDING),
     "archive": (check_archive, check_log, check_order, *_SENDING),
-    "nats": (check_log, check_order, check_coverage),
 }
 """The checkers of each workload."""
 

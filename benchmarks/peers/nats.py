@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.peers.peer import Peer, Target, nothing_to_prepare, package_missing
-from jepsen.nats.client import NatsError, open_nats
-from jepsen.nats.servers import DEFAULT, configuration, version_of
+from benchmarks.wires.nats_stream import DEFAULT, NatsError, configuration, open_nats, version_of
 from mq.local_cluster import HOST, Ports, open_processes
 from tests.interop.clients import CACHE, run_tool, tools_missing
 
@@ -36,8 +35,8 @@ async def _open(program: str, sync_interval: str, directory: Path) -> AsyncItera
         async def leader() -> str | None:
             async with open_nats(HOST, ports[NODES[0]][0]) as client:
                 try:
-                    *_, followers = await client.stream_state()
-                    return await client.stream_leader() if followers == len(NODES) - 1 else None
+                    leading, followers = await client.stream_state()
+                    return leading if followers == len(NODES) - 1 else None
                 except NatsError as error:
                     if error.code == 404:
                         try:

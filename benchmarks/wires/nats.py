@@ -8,8 +8,8 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 
+from benchmarks.wires.nats_stream import SUBJECT
 from benchmarks.wires.wire import LoadFailed, Slots, receive_until
-from jepsen.nats.client import SUBJECT
 
 _ACK = re.compile(rb'MSG [^ ]+\.(\d+) 1 +\d+\r\n\{"stream":"[^"]+", ?"seq":\d+\}\r\n')
 _PING, _PONG, _END = b"PING\r\n", b"PONG\r\n", b"\r\n"

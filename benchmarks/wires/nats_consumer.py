@@ -8,8 +8,8 @@ import re
 import socket
 
 from benchmarks.wires.consumer import Share
+from benchmarks.wires.nats_stream import STREAM
 from benchmarks.wires.wire import LoadFailed, receive_some, receive_until
-from jepsen.nats.client import STREAM
 
 ASKED = 512
 """Messages that are asked for and have not come, at most; half of it at least."""

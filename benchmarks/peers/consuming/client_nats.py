@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.load.report import monotonic_seconds
 from benchmarks.peers.consuming.client_pace import Tally, run
 from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
-from jepsen.nats.client import STREAM, SUBJECT
+from benchmarks.wires.nats_stream import STREAM, SUBJECT
 
 
 async def _work(job: Job) -> Consumed:

@@ -47,13 +47,13 @@ def test_nats_settles_acknowledgements_and_answers_pings() -> None:
     wire = NatsWire(SLOTS)
     keys, data = wire.first()
     assert list(keys) == [b"5", b"6", b"7"]
-    assert data.startswith(b"PUB jepsen.log %b.5 10\r\n" % INBOX)
+    assert data.startswith(b"PUB bench.log %b.5 10\r\n" % INBOX)
     whole = nats_ack(6) + b"PING\r\n" + nats_ack(5, 123)
     answered, end = wire.settle(whole + nats_ack(7)[:-1])
     assert (answered, end) == ([b"6", b"5"], len(whole))
     following, again = wire.again(answered)
     assert list(following) == [b"6", b"5"]
-    assert again.startswith(b"PONG\r\nPUB jepsen.log %b.6 10\r\n" % INBOX)
+    assert again.startswith(b"PONG\r\nPUB bench.log %b.6 10\r\n" % INBOX)
     assert wire.again([])[1] == b""
 
 

@@ -165,7 +165,7 @@ def test_a_run_that_ended_before_it_began_is_not_a_run(tmp_path: Path) -> None:
 
 
 def test_every_workload_has_checkers() -> None:
-    assert CHECKERS.keys() - {"nats"} == WORKLOADS.keys()
+    assert CHECKERS.keys() == WORKLOADS.keys()
 
 
 def test_page_shows_faults_and_what_clients_wrote_as_text() -> None:

@@ -1,20 +1,23 @@
-"""A minimal NATS client that appends to a stream and reads it back: one request at a time."""
+"""NATS JetStream as the benchmarks set it up: the configuration of a server, and a client that creates the stream."""
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import trio
 
+from mq.local_cluster import HOST
+
 STREAM = "LOG"
-SUBJECT = "jepsen.log"
-NOT_FOUND = 404
-"""JetStream's code for an unknown stream or message."""
-_INBOX = "_INBOX.jepsen"
+SUBJECT = "bench.log"
+DEFAULT = "default"
+"""The name for a server's default `sync_interval`."""
+_INBOX = "_INBOX.bench"
 _END = b"\r\n"
 
 
@@ -39,40 +42,19 @@ class NatsClient:
         info = await self._line()
         if not info.startswith(b"INFO "):
             raise NatsError(0, f"no NATS server: {info[:40]!r}")
-        about = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "lang": "jepsen"}
+        about = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "lang": "bench"}
         await self._send(b"CONNECT " + json.dumps(about).encode() + _END + f"SUB {_INBOX}.* 1".encode() + _END)
-
-    async def append(self, body: bytes) -> int:
-        """Append a message to the stream; returns its sequence number, from 1. Raises `NatsError`."""
-        return int((await self._ask(SUBJECT, body))["seq"])
 
     async def create_stream(self, replicas: int) -> None:
         """Create the stream, in files. Raises `NatsError`."""
         settings = {"name": STREAM, "subjects": [SUBJECT], "storage": "file", "num_replicas": replicas}
         await self._ask(f"$JS.API.STREAM.CREATE.{STREAM}", json.dumps(settings).encode())
 
-    async def stream_state(self) -> tuple[int, int, int]:
-        """First and last sequence number of the stream, and how many replicas follow its leader. Raises `NatsError`."""
-        info = await self._ask(f"$JS.API.STREAM.INFO.{STREAM}", b"")
-        followers = [each for each in info.get("cluster", {}).get("replicas") or () if each.get("current")]
-        state = info["state"]
-        return int(state["first_seq"]), int(state["last_seq"]), len(followers)
-
-    async def stream_leader(self) -> str | None:
-        """The name of the server that leads the stream; None while there is none. Raises `NatsError`."""
-        info = await self._ask(f"$JS.API.STREAM.INFO.{STREAM}", b"")
-        leader: str | None = info.get("cluster", {}).get("leader")
-        return leader
-
-    async def read(self, sequence: int) -> bytes | None:
-        """The body of a message, from the stream's leader; None if there is none. Raises `NatsError`."""
-        try:
-            answer = await self._ask(f"$JS.API.STREAM.MSG.GET.{STREAM}", json.dumps({"seq": sequence}).encode())
-        except NatsError as error:
-            if error.code == NOT_FOUND:
-                return None
-            raise
-        return base64.b64decode(answer["message"].get("data", ""))
+    async def stream_state(self) -> tuple[str | None, int]:
+        """The server that leads the stream, if any, and how many replicas follow it. Raises `NatsError`."""
+        cluster = (await self._ask(f"$JS.API.STREAM.INFO.{STREAM}", b"")).get("cluster", {})
+        followers = [each for each in cluster.get("replicas") or () if each.get("current")]
+        return cluster.get("leader"), len(followers)
 
     async def _ask(self, subject: str, body: bytes) -> dict[str, Any]:
         self._asked += 1
@@ -135,3 +117,34 @@ async def open_nats(host: str, port: int) -> AsyncIterator[NatsClient]:
         client = NatsClient(stream)
         await client.connect()
         yield client
+
+
+def configuration(
+    node: str,
+    ports: Mapping[str, tuple[int, int]],
+    store: Path,
+    sync_interval: str,
+    file_bytes_max: str,
+) -> str:
+    """A server's configuration; ``ports``: for clients and for routes, by node."""
+    routes = ", ".join(f'"nats://{HOST}:{route}"' for other, (_, route) in ports.items() if other != node)
+    sync = "" if sync_interval == DEFAULT else f"\n  sync_interval: {sync_interval}"
+    return f"""server_name: {node}
+listen: "{HOST}:{ports[node][0]}"
+jetstream {{
+  store_dir: "{store}"
+  max_mem: 64MB
+  max_file: {file_bytes_max}{sync}
+}}
+cluster {{
+  name: bench
+  listen: "{HOST}:{ports[node][1]}"
+  routes: [{routes}]
+}}
+"""
+
+
+def version_of(program: str) -> str:
+    """The version of ``program``, such as "2.9.10". Raises OSError, subprocess.CalledProcessError."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return said.strip().rpartition(" ")[2].removeprefix("v")

@@ -1,1 +1,0 @@
-"""The same checks on another system: three nats-servers that lose power."""
