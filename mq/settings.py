@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -15,6 +15,17 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+
+
+def checked(parse: Callable[[str], object], *names: str) -> Any:
+    """A validator of settings: a value for which ``parse`` raises ValueError is refused; None is not checked."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None:
+            parse(value)
+        return value
+
+    return field_validator(*names)(check)
 
 
 class ProcessSettings(BaseSettings):

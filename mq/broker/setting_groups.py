@@ -15,6 +15,7 @@ from mq.broker.limits import CHECKS_MAX
 from mq.protocol.bulk import BULK_BYTES_MAX
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.protocol.messages.delay import DELAY_LEVELS_MS, format_levels, parse_levels
+from mq.settings import checked
 from mq.tls import TlsMode, check_tls
 from raftlog import parse_address
 from raftlog.segment.backup_s3 import SECRET_IN_URL, has_secret, why_no_bucket
@@ -64,12 +65,7 @@ class PlaceInGroup(SettingGroup):
         None, description="where other replicas connect; default: this node's address in `peers`"
     )
 
-    @field_validator("replication_listen")
-    @classmethod
-    def _is_replication_address(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_address(value)
-        return value
+    _is_replication_address = checked(parse_address, "replication_listen")
 
 
 class RaftSettings(SettingGroup):
@@ -144,31 +140,10 @@ class NetworkSettings(SettingGroup):
     client_expiry_seconds: float = Field(120.0, gt=0, description="forget a client without a heartbeat for this time")
     idle_seconds_max: float = Field(120.0, gt=0, description="close an idle connection after this time")
 
-    @field_validator("listen", "advertise")
-    @classmethod
-    def _is_address(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_address(value)
-        return value
-
-    @field_validator("namesrv")
-    @classmethod
-    def _are_addresses(cls, value: str) -> str:
-        parse_address_list(value)
-        return value
-
-    @field_validator("admin_networks")
-    @classmethod
-    def _are_networks(cls, value: str) -> str:
-        parse_networks(value)
-        return value
-
-    @field_validator("metrics_listen")
-    @classmethod
-    def _is_metrics_address(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_metrics_address(value)
-        return value
+    _is_address = checked(parse_address, "listen", "advertise")
+    _are_addresses = checked(parse_address_list, "namesrv")
+    _are_networks = checked(parse_networks, "admin_networks")
+    _is_metrics_address = checked(parse_metrics_address, "metrics_listen")
 
 
 class SecuritySettings(SettingGroup):
@@ -278,11 +253,7 @@ class MessageSettings(SettingGroup):
         15, ge=1, le=CHECKS_MAX, description="check-backs without an outcome, after which a transaction is given up"
     )
 
-    @field_validator("delay_levels")
-    @classmethod
-    def _is_level_table(cls, value: str) -> str:
-        parse_levels(value)
-        return value
+    _is_level_table = checked(parse_levels, "delay_levels")
 
 
 class ConsumeSettings(SettingGroup):

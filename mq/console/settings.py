@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.client.net.client_core import parse_addresses
 from mq.protocol.access.address_patterns import is_loopback
-from mq.settings import ProcessSettings
+from mq.settings import ProcessSettings, checked
 
 
 class ConsoleSettings(ProcessSettings):
@@ -42,11 +42,7 @@ class ConsoleSettings(ProcessSettings):
     session_seconds_max: float = Field(default=43_200.0, gt=0, description="a login ends this long after it began")
     streams_max: int = Field(default=200, ge=1, description="open pages that are refreshed by themselves")
 
-    @field_validator("namesrv")
-    @classmethod
-    def _has_addresses(cls, value: str) -> str:
-        parse_addresses(value)
-        return value
+    _has_addresses = checked(parse_addresses, "namesrv")
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.addresses import metrics_address_beside, parse_metrics_address
@@ -14,7 +14,7 @@ from mq.client.net.client_core import parse_addresses
 from mq.client.net.connection import split_address
 from mq.filter.wasm import WasmLimits
 from mq.filter_server.java_filters import JavaLimits
-from mq.settings import ProcessSettings
+from mq.settings import ProcessSettings, checked
 
 TlsMode = Literal["disabled", "permissive", "enforcing"]
 
@@ -87,25 +87,9 @@ class FilterServerSettings(ProcessSettings):
         description="processors that the filters of one group may use on average; above, its pulls wait",
     )
 
-    @field_validator("advertise", "broker")
-    @classmethod
-    def _is_address(cls, value: str | None) -> str | None:
-        if value is not None:
-            split_address(value)
-        return value
-
-    @field_validator("metrics_listen")
-    @classmethod
-    def _is_metrics_address(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_metrics_address(value)
-        return value
-
-    @field_validator("namesrv")
-    @classmethod
-    def _has_addresses(cls, value: str) -> str:
-        parse_addresses(value)
-        return value
+    _is_address = checked(split_address, "advertise", "broker")
+    _is_metrics_address = checked(parse_metrics_address, "metrics_listen")
+    _has_addresses = checked(parse_addresses, "namesrv")
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:

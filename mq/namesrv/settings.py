@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.addresses import metrics_address_beside, parse_metrics_address
-from mq.settings import ProcessSettings
+from mq.settings import ProcessSettings, checked
 from mq.tls import TlsMode, check_tls
 
 MIB = 1024 * 1024
@@ -102,12 +102,7 @@ class NamesrvSettings(ProcessSettings):
     kv_entries_max: int = Field(default=10_000, ge=1, description="entries of the key-value configuration")
     kv_bytes_max: int = Field(default=8 * MIB, ge=1024, description="all namespaces, keys and values")
 
-    @field_validator("metrics_listen")
-    @classmethod
-    def _is_metrics_address(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_metrics_address(value)
-        return value
+    _is_metrics_address = checked(parse_metrics_address, "metrics_listen")
 
     @model_validator(mode="after")
     def _has_a_certificate(self) -> Self:

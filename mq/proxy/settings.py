@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.addresses import parse_metrics_address, parse_networks
 from mq.client.net.client_core import parse_addresses
 from mq.proxy.configuration import ProxyConfiguration, ProxyTlsMode, parse_utc_offsets
-from mq.settings import ProcessSettings
+from mq.settings import ProcessSettings, checked
 
 
 class ProxySettings(ProcessSettings):
@@ -61,30 +61,10 @@ class ProxySettings(ProcessSettings):
         default=10.0, gt=0, description="time for calls to end after SIGTERM; then they end with UNAVAILABLE"
     )
 
-    @field_validator("metrics_listen")
-    @classmethod
-    def _is_metrics_address(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_metrics_address(value)
-        return value
-
-    @field_validator("namesrv")
-    @classmethod
-    def _has_addresses(cls, value: str) -> str:
-        parse_addresses(value)
-        return value
-
-    @field_validator("signature_utc_offsets")
-    @classmethod
-    def _has_offsets(cls, value: str) -> str:
-        parse_utc_offsets(value)
-        return value
-
-    @field_validator("haproxy_networks")
-    @classmethod
-    def _has_networks(cls, value: str) -> str:
-        parse_networks(value)
-        return value
+    _is_metrics_address = checked(parse_metrics_address, "metrics_listen")
+    _has_addresses = checked(parse_addresses, "namesrv")
+    _has_offsets = checked(parse_utc_offsets, "signature_utc_offsets")
+    _has_networks = checked(parse_networks, "haproxy_networks")
 
     @model_validator(mode="after")
     def _has_both_files(self) -> Self:
