@@ -12,14 +12,13 @@ place in the log, in the round that stores them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sized
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import partial
-from typing import Protocol
 
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions
-from mq.broker.consume.long_polling import LongPolling, QueueKey
+from mq.broker.consume.long_polling import QueueKey
 from mq.broker.consume.record_reader import RecordReader
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -34,29 +33,24 @@ from mq.broker.pop.removed_members import take_pops_of
 from mq.broker.pop.reply import HeldPop, nothing_found, notification, send_messages
 from mq.broker.pop.revive import PopRevival
 from mq.broker.pop.selection import LOADS_MAX, PopSelection
+from mq.broker.pop.waiting_pops import ANY_QUEUE, WaitingPops, WatchedLite
 from mq.broker.state.commands import encode_command
 from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, CheckpointId, QueueOfGroup
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import is_lite_queue, pop_retry_topic
-from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pop import Notification, PollingInfo, PollingInfoReply, PopExt, PopMessage
 from mq.protocol.requests.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
 from mq.store.built_runs import BuiltRun
 from mq.store.consume_queue import ConsumeQueue
-from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
+from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment import SegmentError
 
-_ANY = -1
-"""A request this long after its deadline is not served: its client has stopped waiting."""
 _PATIENCE_SECONDS = 3.0
 """A filtered pop continues its search for this long after its deadline."""
 _EXPIRE_SECONDS = 0.02
-
-
-class WatchedLite(Sized, Container[QueueKey], Protocol):
-    """The queues of lite topics that somebody subscribes to."""
 
 
 class Pops(Service):
@@ -89,11 +83,6 @@ class Pops(Service):
         self._cold_reads = cold_reads
         self._note_got, self._quotas = context.traffic.note_got, context.quotas
         self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
-        self.polling: LongPolling[HeldPop] = LongPolling(
-            held_max=context.settings.long_polls_max, held_bytes_max=context.settings.long_poll_bytes_max
-        )
-        self._pulls_waiting = pulls_waiting
-        self._watched = _Watched(pulls_waiting, self.polling.waiting, frozenset())
         self._lite_freed: Callable[[QueueOfGroup], None] = lambda key: None
         self._leadership = object()
         self._read_bytes = 0
@@ -130,6 +119,8 @@ class Pops(Service):
             broker_name=context.settings.group,
             limits=context.limits,
         )
+        self._waiting = WaitingPops(context, queues=self._queues, pulls_waiting=pulls_waiting)
+        self.polling = self._waiting.polling
         self._selection = PopSelection(context, queues=self._queues)
         self._peeks = Peeks(context, selection=self._selection, cold_reads=cold_reads)
 
@@ -143,8 +134,7 @@ class Pops(Service):
         that it watches.
         """
         self._lite_freed = freed
-        self._watched = _Watched(self._pulls_waiting, self.polling.waiting, watched)
-        self.watch()
+        self._waiting.watch_lite(watched)
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -239,27 +229,8 @@ class Pops(Service):
 
     def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Serve pops that wait for new messages of a queue; ``entries`` are consume queue entries, 20 bytes each."""
-        if not len(self.polling):
-            return
-        codes = {code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)}
-        count = len(entries) // QUEUE_ENTRY_BYTES
-        left_of: dict[str, int] = {}
-
-        def wanted(pop: HeldPop) -> bool | None:
-            if not any(map(pop.matches, codes)):
-                return False
-            if isinstance(pop.call.request, Notification) or pop.call.connection.closed:
-                return True
-            group = pop.call.request.ext.consumer_group
-            left = left_of.get(group)
-            if left is None:  # pops may have taken some of them already, see `_take_queued`
-                left = min(count, self._queues.left_of(group, topic, queue_id))
-            left_of[group] = left - 1
-            return True if left > 0 else None
-
-        for key in ((topic, queue_id), (topic, _ANY)):
-            for pop in self.polling.take_matching(key, wanted):
-                self._resume(pop)
+        for pop in self._waiting.grown(topic, queue_id, entries):
+            self._resume(pop)
 
     def _take_queued(self, runs: list[BuiltRun]) -> None:
         """Let waiting pops take messages of an entry that has just got its place in the log.
@@ -270,7 +241,7 @@ class Pops(Service):
         """
         for end, first_offset, _, entries in runs:
             queue = end.topic, end.queue_id
-            keys = [key for key in (queue, (end.topic, _ANY)) if key in self.polling.waiting]
+            keys = [key for key in (queue, (end.topic, ANY_QUEUE)) if key in self.polling.waiting]
             codes = {code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)} if keys else set()
             takes = partial(self._takes_queued, set(), codes, queue, first_offset, entries)
             for key in keys:
@@ -311,23 +282,8 @@ class Pops(Service):
 
     def wake(self, group: str, topic: str, count: int) -> None:
         """Serve some pops that wait for messages of a topic, since the group may get some again."""
-        assert count > 0, f"group {group} is woken for {count} messages of {topic}"
-        if not len(self.polling):
-            return
-        left = count
-
-        def wanted(pop: HeldPop) -> bool | None:
-            nonlocal left
-            if pop.call.request.ext.consumer_group != group or left <= 0:
-                return None
-            left -= isinstance(pop.call.request, PopMessage) and not pop.call.connection.closed
-            return True
-
-        config = self._metadata.topics.get(topic)
-        for queue_id in range(_ANY, 0 if config is None else config.read_queues):
-            if left and (topic, queue_id) in self.polling.waiting:
-                for pop in self.polling.take_matching((topic, queue_id), wanted):
-                    self._resume(pop)
+        for pop in self._waiting.of_group(group, topic, count):
+            self._resume(pop)
 
     def _freed(self, key: QueueOfGroup) -> None:
         if is_lite_queue(key[1]):
@@ -365,10 +321,7 @@ class Pops(Service):
         """Request code 200055. Raises RequestRefused."""
         ext = call.request.ext
         self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
-        waiting = sum(
-            pop.call.request.ext.consumer_group == ext.consumer_group
-            for pop in self.polling.waiting_for((ext.topic, max(ext.queue_id, _ANY)))
-        )
+        waiting = self._waiting.count(ext.consumer_group, ext.topic, ext.queue_id)
         return call.response(ext=PollingInfoReply(polling_num=waiting).fields())
 
     def _hand_on(self, pop: HeldPop) -> None:
@@ -544,17 +497,12 @@ class Pops(Service):
         if pop.deadline <= self._clock():
             self._answer_nothing(pop, ResponseCode.POLLING_TIMEOUT if ext.poll_ms > 0 else ResponseCode.PULL_NOT_FOUND)
             return
-        key = ext.topic, max(ext.queue_id, _ANY)
-        rivals = ext.consumer_group, isinstance(pop.call.request, Notification)
-        if not self.polling.hold(key, FIRST_OFFSET, pop.deadline, pop, pop.call.connection, pop.text_bytes, rivals):
+        if not self._waiting.hold(pop):
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
-            return
-        pop.call.connection.held_pulls += 1
-        self.watch()
 
     def watch(self) -> None:
         """Watch the queues for new messages while pops wait for them."""
-        self._store.watched = self._watched if len(self.polling) or self._watched.lite else self._pulls_waiting
+        self._waiting.watch()
 
     def _serve_notification(self, pop: HeldPop) -> None:
         request = pop.call.request
@@ -564,7 +512,7 @@ class Pops(Service):
         topics = [(ext.topic, ext.queue_id)]
         retry_topic = pop_retry_topic(group, ext.topic)
         if attempt is None and retry_topic != ext.topic:
-            topics.append((retry_topic, _ANY))
+            topics.append((retry_topic, ANY_QUEUE))
         for topic, wanted in topics:
             config = self._metadata.topics.get(topic)
             queues = [wanted] if wanted >= 0 else range(0 if config is None else config.read_queues)
@@ -583,18 +531,3 @@ class Pops(Service):
 def _hold_seconds(call: Call[PopMessage] | Call[Notification]) -> float:
     """How long a request may be held, from its arrival. The client says when it sent it, but by its own clock."""
     return min(max(call.request.ext.poll_ms, 0) / 1000, call.connection.hold_seconds_max)
-
-
-class _Watched:
-    """The queues that pops wait for, and those of lite topics that somebody subscribes to."""
-
-    def __init__(self, pulls: Container[QueueKey], pops: Container[QueueKey], lite: WatchedLite) -> None:
-        self._pulls = pulls
-        self._pops = pops
-        self.lite = lite
-
-    def __contains__(self, key: object) -> bool:
-        assert isinstance(key, tuple), key
-        if is_lite_queue(key[0]):
-            return key in self.lite
-        return key in self._pulls or key in self._pops or (key[0], _ANY) in self._pops

@@ -1,0 +1,124 @@
+"""The pops that wait for messages, and which of them are served when messages come."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sized
+from typing import Protocol
+
+from mq.broker.consume.long_polling import LongPolling, QueueKey
+from mq.broker.context import BrokerContext
+from mq.broker.pop.queue_cursor import PopQueues
+from mq.broker.pop.reply import HeldPop
+from mq.protocol.names import is_lite_queue
+from mq.protocol.numbers import FIRST_OFFSET
+from mq.protocol.requests.pop import Notification, PopMessage
+from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
+
+ANY_QUEUE = -1
+"""In place of a queue id: a pop waits for any queue of its topic."""
+
+
+class WatchedLite(Sized, Container[QueueKey], Protocol):
+    """The queues of lite topics that somebody subscribes to."""
+
+
+class WaitingPops:
+    """Waiting pops, by the queue that each waits for, or `ANY_QUEUE` of a topic.
+
+    Args:
+        pulls_waiting: the queues that pulls wait for: the store watches these as well.
+    """
+
+    def __init__(self, context: BrokerContext, *, queues: PopQueues, pulls_waiting: Container[QueueKey]) -> None:
+        self._metadata, self._store = context.metadata, context.store
+        self._queues = queues
+        self._pulls_waiting = pulls_waiting
+        self.polling: LongPolling[HeldPop] = LongPolling(
+            held_max=context.settings.long_polls_max, held_bytes_max=context.settings.long_poll_bytes_max
+        )
+        self._watched = _Watched(pulls_waiting, self.polling.waiting, frozenset())
+
+    def hold(self, pop: HeldPop) -> bool:
+        """Hold a pop until messages come or its deadline passes; False if too many are held already."""
+        ext = pop.call.request.ext
+        key = ext.topic, max(ext.queue_id, ANY_QUEUE)
+        rivals = ext.consumer_group, isinstance(pop.call.request, Notification)
+        if not self.polling.hold(key, FIRST_OFFSET, pop.deadline, pop, pop.call.connection, pop.text_bytes, rivals):
+            return False
+        pop.call.connection.held_pulls += 1
+        self.watch()
+        return True
+
+    def count(self, group: str, topic: str, queue_id: int) -> int:
+        """How many pops of a group wait for a queue; below 0 for those that wait for any."""
+        waiting = self.polling.waiting_for((topic, max(queue_id, ANY_QUEUE)))
+        return sum(pop.call.request.ext.consumer_group == group for pop in waiting)
+
+    def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> Iterator[HeldPop]:
+        """Take those that new messages of a queue are for, one at a time: the caller serves each before the next.
+
+        ``entries`` are consume queue entries, 20 bytes each.
+        """
+        if not len(self.polling):
+            return
+        codes = {code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)}
+        count = len(entries) // QUEUE_ENTRY_BYTES
+        left_of: dict[str, int] = {}
+
+        def wanted(pop: HeldPop) -> bool | None:
+            if not any(map(pop.matches, codes)):
+                return False
+            if isinstance(pop.call.request, Notification) or pop.call.connection.closed:
+                return True
+            group = pop.call.request.ext.consumer_group
+            left = left_of.get(group)
+            if left is None:  # pops may have taken some of them already, in the round that stored them
+                left = min(count, self._queues.left_of(group, topic, queue_id))
+            left_of[group] = left - 1
+            return True if left > 0 else None
+
+        for key in ((topic, queue_id), (topic, ANY_QUEUE)):
+            yield from self.polling.take_matching(key, wanted)
+
+    def of_group(self, group: str, topic: str, count: int) -> Iterator[HeldPop]:
+        """Take as many of a group as there are messages of a topic that it may get again; see `grown`."""
+        assert count > 0, f"group {group} is woken for {count} messages of {topic}"
+        if not len(self.polling):
+            return
+        left = count
+
+        def wanted(pop: HeldPop) -> bool | None:
+            nonlocal left
+            if pop.call.request.ext.consumer_group != group or left <= 0:
+                return None
+            left -= isinstance(pop.call.request, PopMessage) and not pop.call.connection.closed
+            return True
+
+        config = self._metadata.topics.get(topic)
+        for queue_id in range(ANY_QUEUE, 0 if config is None else config.read_queues):
+            if left and (topic, queue_id) in self.polling.waiting:
+                yield from self.polling.take_matching((topic, queue_id), wanted)
+
+    def watch(self) -> None:
+        """Let the store tell of new messages in these queues while pops wait for them."""
+        self._store.watched = self._watched if len(self.polling) or self._watched.lite else self._pulls_waiting
+
+    def watch_lite(self, lite: WatchedLite) -> None:
+        """Let the store tell of new messages in these queues of lite topics, too."""
+        self._watched = _Watched(self._pulls_waiting, self.polling.waiting, lite)
+        self.watch()
+
+
+class _Watched:
+    """The queues that pops wait for, and those of lite topics that somebody subscribes to."""
+
+    def __init__(self, pulls: Container[QueueKey], pops: Container[QueueKey], lite: WatchedLite) -> None:
+        self._pulls = pulls
+        self._pops = pops
+        self.lite = lite
+
+    def __contains__(self, key: object) -> bool:
+        assert isinstance(key, tuple), key
+        if is_lite_queue(key[0]):
+            return key in self.lite
+        return key in self._pulls or key in self._pops or (key[0], ANY_QUEUE) in self._pops
