@@ -115,7 +115,7 @@ def _at_risk_by_size(
                 f"has not consumed {sum(counts.values()):,} messages of {_queues(counts)} that are among the oldest "
                 f"quarter of what the topic has: they go first when it has more than {kept:,} bytes (reserve.bytes)",
                 f"consume them, or let the topic keep more: raftmq topic update {topic} --retention-bytes BYTES",
-                "docs/operations.md#keep-messages-of-a-topic-for-less-time",
+                "docs/topics.md#keep-messages-of-a-topic-for-less-time",
             )
 
 
