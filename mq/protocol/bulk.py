@@ -178,7 +178,7 @@ def decode_answer(body: bytes | bytearray | memoryview) -> BulkAnswer:
     if number and (min(sizes) <= 0 or sum(sizes) != len(view) - at):
         raise BulkError(f"{number} records of {sum(sizes)} bytes in sum are announced, {len(view) - at} bytes came")
     if number and flags & _WITHOUT_RECORDS:
-        raise BulkError(f"{number} records in an answer without records")
+        raise BulkError(f"{number} records announced by an answer that has none")
     without = bool(flags & _WITHOUT_BODIES), bool(flags & _WITHOUT_RECORDS)
     return BulkAnswer(status, offsets, 0, queue_ids, sizes, view[at:], *without)
 

@@ -201,7 +201,7 @@ def _check_queues(queues: Mapping[str, Sequence[QueueRow]]) -> None:
             ):
                 raise ValueError(f"queue {topic}/{queue_id} [{low}, {high}) with {len(tail)} bytes")
         if len({row[0] for row in rows}) < len(rows):
-            raise ValueError(f"a queue of {topic} twice")
+            raise ValueError(f"a queue of {topic} is there twice")
 
 
 def reset_store(directory: str, settings: QueueStoreSettings | None = None) -> QueueStore:

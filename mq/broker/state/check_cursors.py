@@ -73,7 +73,7 @@ class CheckCursors:
         """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[int, QueueOffset]])
         if any(not 0 <= number <= CHECKS_MAX or offset < 0 for number, offset in rows):
-            raise SnapshotDamaged("offsets of checks that cannot be")
+            raise SnapshotDamaged("a check number or an offset is out of range")
         self.offsets = {number: offset for number, offset in rows if number != _PUT_OFF}
         self.put_off = tuple(offset for number, offset in rows if number == _PUT_OFF)
 

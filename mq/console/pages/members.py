@@ -98,7 +98,7 @@ def change_of(form: Form) -> Change:
     if action == "replace" and not change.replaced:
         raise Refused("which node is to be replaced?")
     if max(len(change.node), len(change.replaced)) > NODE_LENGTH_MAX or len(change.address) > ADDRESS_LENGTH_MAX:
-        raise Refused("such a long name or address no node has")
+        raise Refused("the name or the address is longer than any that a node can have")
     return change
 
 

@@ -275,7 +275,7 @@ def places_of(text: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, i
         return {}
     parts = text.split(".")
     if len(parts) != len(queues) or not all(each.isascii() and each.isdigit() and len(each) < 19 for each in parts):
-        raise Refused("the queues are not those of the page before: begin again")
+        raise Refused("the queues of the topic have changed since the previous page: begin again")
     return dict(zip(queues, map(int, parts), strict=True))
 
 

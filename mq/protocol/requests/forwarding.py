@@ -84,7 +84,7 @@ class ForwardEncoder:
         inner = _encode(request)
         inner_bytes = 8 + len(inner) + len(body)
         if len(inner) > HEADER_BYTES_MAX or 4 + len(header) + inner_bytes > FRAME_BYTES_MAX:
-            raise TooLarge(f"a header of {len(inner)} bytes and a body of {len(body)} are too much to be handed on")
+            raise TooLarge(f"too large to be forwarded: a header of {len(inner)} bytes, a body of {len(body)}")
         prefix = encode_prefix(JSON, len(header), inner_bytes)
         frame = b"".join((prefix, header, encode_prefix(JSON, len(inner), len(body)), inner, body))
         return frame, len(frame) - inner_bytes
