@@ -1,8 +1,8 @@
 """Builds the documentation as a site: python docs/site/build.py OUTPUT.
 
 The pages are those of docs/, ARCHITECTURE.md and CHANGELOG.md, a reference made from the docstrings of the SDK, the
-replicated log and the test kit, and a list of all modules. Any warning of Sphinx, such as a link that leads nowhere,
-fails the build.
+replicated log and the test kit, and lists of all requests and of all modules. Any warning of Sphinx, such as a link
+that leads nowhere, fails the build.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import modules
+import wire_requests
 from sphinx.cmd.build import build_main
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +67,7 @@ def write_reference(source: Path) -> None:
     for title, (name, module) in REFERENCE.items():
         (directory / f"{name}.md").write_text("\n".join(reference_page(title, module)) + "\n")
     listed = [line for package in modules.PACKAGES for line in modules.lines(package)]
+    (directory / "requests.md").write_text("\n".join(wire_requests.page()) + "\n")
     (directory / "modules.md").write_text("\n".join(["# Modules", *listed]) + "\n")
 
 
@@ -98,7 +100,8 @@ def write_contents(source: Path) -> None:
         pages = [page for page in dict.fromkeys(re.findall(r"\]\(([^)#\s]+)\.md", rest)) if page not in listed]
         listed.update(pages)
         lines += contents(title, pages)
-    lines += contents("Reference", [f"reference/{name}" for name, _ in REFERENCE.values()] + ["reference/modules"])
+    generated = [name for name, _ in REFERENCE.values()] + ["requests", "modules"]
+    lines += contents("Reference", [f"reference/{name}" for name in generated])
     for title, directory in (("Benchmarks", "benchmarks"), ("Decisions", "decisions"), ("Reports", "reports")):
         pages = sorted(f"{directory}/{page.stem}" for page in (source / directory).glob("*.md"))
         lines += contents(title, [page for page in pages if page not in listed])
