@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 BLOCK_MAX: Final = 1024
 """Messages of one block."""
 
-Place = tuple[int, int, int, int]
+MessageSpans = tuple[int, int, int, int]
 """Where a message is: address and size of its encoded properties, address and size of its body, not compressed."""
 
 
@@ -32,7 +32,7 @@ class Block:
 
     __slots__ = ("_places", "data", "ends")
 
-    def __init__(self, data: bytes, places: Sequence[Place], ends: Sequence[int]) -> None:
+    def __init__(self, data: bytes, places: Sequence[MessageSpans], ends: Sequence[int]) -> None:
         assert len(places) == len(ends) <= BLOCK_MAX, f"{len(places)} places and {len(ends)} ends"
         self.data = data
         self.ends = ends
@@ -45,7 +45,7 @@ class Block:
         """Where the part of a message begins."""
         return self.ends[number - 1] if number else 0
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> MessageSpans:
         """Where a message is."""
         return self._places[number]
 
@@ -66,7 +66,7 @@ class Block:
 
 def block_of(messages: Sequence[Message], heads: Sequence[bytes] = ()) -> Block:
     """These messages in a buffer of their own, each behind its head if there are any."""
-    places: list[Place] = []
+    places: list[MessageSpans] = []
     ends: list[int] = []
     parts: list[bytes] = []
     at = 0

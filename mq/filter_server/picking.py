@@ -7,7 +7,7 @@ from itertools import compress
 from typing import NamedTuple
 
 from mq.client.errors import UnreadableAnswer
-from mq.filter.blocks import BLOCK_MAX, Block, Message, Place, block_of
+from mq.filter.blocks import BLOCK_MAX, Block, Message, MessageSpans, block_of
 from mq.protocol.messages.compression import COMPRESSED, CodecMissing, DecompressionError, inflate
 from mq.protocol.messages.records import RecordError, scan_bodies
 
@@ -18,7 +18,7 @@ class Records(NamedTuple):
     ends: list[int]
     queue_offsets: list[int]
     sys_flags: list[int]
-    places: list[Place]
+    places: list[MessageSpans]
     has_compressed: bool
 
     def begin_of(self, number: int) -> int:

@@ -28,7 +28,7 @@ CHUNK_BYTES: Final = 1024 * 1024
 REQUEST_CHUNKS: Final = 4
 LOG_AGAIN_SECONDS: Final = 60.0
 
-Place = tuple[int, int]
+LogSpan = tuple[int, int]
 """Physical offset and size."""
 
 Fetch = Callable[[int, int], Sequence[tuple[int, bytes]]]
@@ -118,7 +118,7 @@ class ArchivedReads:
             "archive_reads_refused": self._refused,
         }
 
-    def has(self, place: Place) -> bool:
+    def has(self, place: LogSpan) -> bool:
         """Whether a place can be read at once."""
         return self._find(*place) is not None
 
@@ -145,7 +145,7 @@ class ArchivedReads:
         assert begin is not None, f"the byte at {pos} was read, and is not in memory"
         return begin, self._blocks[begin]
 
-    def load(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
+    def load(self, places: Sequence[LogSpan], then: Callable[[], None]) -> bool:
         """Load ascending places, and call ``then`` when they are there, could not be loaded, or it took too long.
 
         Returns False, and does not call ``then``, if there is nothing to wait for: all can be read, or some cannot.
@@ -252,7 +252,7 @@ class ArchivedReads:
         more = range(group[-1] + 1, group[0] + REQUEST_CHUNKS)
         return [*group, *self._wanted_of(more)]
 
-    def _went_on(self, place: Place) -> None:
+    def _went_on(self, place: LogSpan) -> None:
         """A reader has read what was loaded before."""
         chunk = sum(place) // CHUNK_BYTES
         if chunk not in self._seen:
@@ -346,7 +346,7 @@ class LocalLog(Protocol):
     def pread(self, pos: int, length: int, /, *, trusts_page_cache: bool = False) -> bytes:
         """See `LogReads`."""
 
-    def pread_each(self, pieces: Sequence[Place], /) -> Sequence[bytes | memoryview]:
+    def pread_each(self, pieces: Sequence[LogSpan], /) -> Sequence[bytes | memoryview]:
         """See `LogReads`."""
 
     def read_runs(self, pos: int, length: int, /) -> Iterator[VerifiedRun]:
@@ -385,7 +385,7 @@ class TieredLog:
         self._check(pos)
         return self.reads.read(pos, length)
 
-    def pread_each(self, pieces: Sequence[Place]) -> Sequence[bytes | memoryview]:
+    def pread_each(self, pieces: Sequence[LogSpan]) -> Sequence[bytes | memoryview]:
         """See `LogReads.pread_each`. Raises as `pread`."""
         base_pos = self._log.base_pos
         if not pieces or pieces[0][0] >= base_pos:
@@ -425,7 +425,7 @@ class TieredLog:
             raise EntryGone("the archive", "position", pos, begin)
 
 
-def _chunks(places: Sequence[Place]) -> list[int]:
+def _chunks(places: Sequence[LogSpan]) -> list[int]:
     """The chunks that contain places, ascending."""
     chunks: dict[int, None] = {}
     for pos, nbytes in places:

@@ -50,7 +50,7 @@ _FLAGS: Final = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK | IN_LITE_
 _HEAD: Final = struct.Struct(">qiiiI")
 
 
-class Place(NamedTuple):
+class SourcePlace(NamedTuple):
     """Where an original is, and when it was stored there."""
 
     topic: str
@@ -63,13 +63,13 @@ class Place(NamedTuple):
         return f"{self.topic}/{self.broker}/{self.queue_id}/{self.offset}/{self.stored_ms}"
 
 
-def place_of(properties: Mapping[str, str]) -> Place | None:
+def place_of(properties: Mapping[str, str]) -> SourcePlace | None:
     """The place of the original of a message with these properties; None if it is no copy."""
     topic, _, rest = properties.get(props.SOURCE, "").partition("/")
     broker, *numbers = rest.rsplit("/", 3)
     if len(numbers) != 3 or not all(part.isascii() and part.isdecimal() for part in numbers):
         return None
-    return Place(topic, broker, *map(int, numbers))
+    return SourcePlace(topic, broker, *map(int, numbers))
 
 
 def copied_properties(message: StoredMessage) -> dict[str, str]:
@@ -89,7 +89,7 @@ def copied_properties(message: StoredMessage) -> dict[str, str]:
 
 def copy_of(message: StoredMessage, broker: str) -> BatchedMessage:
     """The message in a batch of copies; ``broker`` is the source's broker group."""
-    place = Place(message.topic, broker, message.queue_id, message.queue_offset, message.store_timestamp_ms)
+    place = SourcePlace(message.topic, broker, message.queue_id, message.queue_offset, message.store_timestamp_ms)
     properties = copied_properties(message)
     properties[props.SOURCE] = str(place)
     properties[props.BORN_TIMESTAMP] = str(max(message.born_timestamp_ms, 0))

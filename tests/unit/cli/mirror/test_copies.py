@@ -10,7 +10,7 @@ import pytest
 from mq.cli.mirror.copies import (
     BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
-    Place,
+    SourcePlace,
     checksum_of,
     copied_properties,
     is_another,
@@ -72,7 +72,7 @@ def test_a_copy_records_the_position_and_birth_time_of_its_original() -> None:
     properties = props.decode(copy.properties)
     assert (copy.body, copy.flag) == (b"body", 5)
     assert properties["BORN_TIMESTAMP"] == "1700000000000"
-    assert place_of(properties) == Place("T", "broker-a", 3, 7, 1_700_000_000_123)
+    assert place_of(properties) == SourcePlace("T", "broker-a", 3, 7, 1_700_000_000_123)
     fields = run.fields("g", "T2", "g1", 9, "p")
     assert (fields["b"], fields["n"], fields["e"], fields["g"]) == ("T2", "g1", "9", "1700000000000")
     numbers = props.decode(fields["i"])
