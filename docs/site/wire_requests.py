@@ -19,12 +19,12 @@ def page() -> Iterator[str]:
     yield (
         "Every request that brokers and name servers know, with the fields of its header by their names on the wire; "
         "*in italics* those that may be left out. Bodies, and what our own requests (9001 and later) do: "
-        "[what raftmq adds](../wire-protocol.md). The modules are those of `mq.protocol.requests`.\n"
+        "[what raftmq adds](../wire-protocol.md). In brackets: the module of `mq.protocol.requests`.\n"
     )
-    yield "| code | request | module | fields | |\n|---:|---|---|---|---|"
+    yield "| code | request | header |\n|---:|---|---|"
     for kind in sorted(REQUEST_CLASSES, key=code_of):
         code, module = code_of(kind), kind.__module__.rpartition(".")[2]
-        yield f"| {code} | {RequestCode(code).name} | `{module}` | {fields_of(kind)} | {about(kind)} |"
+        yield f"| {code} | `{RequestCode(code).name}`{about(kind)} (`{module}`) | {fields_of(kind)} |"
     yield "\n## Response codes\n\n| code | name |\n|---:|---|"
     for code in ResponseCode:
         yield f"| {code.value} | {code.name} |"
@@ -35,9 +35,10 @@ def code_of(kind: type[msgspec.Struct]) -> int:
 
 
 def about(kind: type[msgspec.Struct]) -> str:
-    """The first line of a docstring, without the code at its beginning."""
+    """The first line of a docstring behind a colon, without the code at its beginning; often a code says it all."""
     first = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-    return re.sub(r"^\d+[^:.]*[:.] ?", "", first).replace("``", "`").replace("|", r"\|")
+    told = re.sub(r"^\d+[^:.]*[:.] ?", "", first).removesuffix(".")
+    return told and ": " + told.replace("``", "`").replace("|", r"\|")
 
 
 def fields_of(kind: type[msgspec.Struct]) -> str:
