@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -10,6 +11,15 @@ from pathlib import Path
 
 from chaos.buggify import POINTS
 from chaos.log_sim.cluster import Outcome
+
+
+def written_at() -> list[str]:
+    """Lines for a page that say which code was run: its names are those of the page. None outside of a repository."""
+    command = ["git", "log", "-1", "--date=short", "--format=%h of %ad"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, check=False, capture_output=True, text=True)
+    if done.returncode:
+        return []
+    return [f"Run at commit {done.stdout.strip()}; names of faults and classes may have changed since.", ""]
 
 
 @dataclass(slots=True)
@@ -93,6 +103,7 @@ class Totals:
             "",
             f"`{command}`",
             "",
+            *written_at(),
             "| | |",
             "| --- | ---: |",
             *_rows(

@@ -28,6 +28,7 @@ from typing import NamedTuple, Self
 
 from chaos.__main__ import LOG
 from chaos.planted.warm import WarmPython
+from chaos.report import written_at
 from raftlog.compiled.building import compile_package
 from raftlog.compiled.sources import PURE_PYTHON
 
@@ -315,6 +316,7 @@ def table(findings: Sequence[Finding], seeds_max: int) -> str:
         "Each bug is a patch in `chaos/planted`, applied to a copy of the production code. `python -m chaos.planted`",
         f"runs seeds from 0 until the simulation detects it, at most {seeds_max}.",
         "",
+        *written_at(),
         f"Found: {len(found)} of {len(findings)}"
         + (f"; seeds needed: median {statistics.median(found):g}, maximum {max(found)}." if found else "."),
         "",
