@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Self
 
 from mq.protocol.access.signing import ACCESS_KEY, KEY_LENGTH_MIN, LENGTHS, SIGNATURE, SIGNED_CODE, Signer, lengths
@@ -51,7 +50,7 @@ class Credentials:
         return result
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Self:
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """From a TOML file with `access_key` and `secret_key`, readable by its owner only.
 
         Raises CredentialsInvalid, OSError.

@@ -23,7 +23,7 @@ from benchmarks.load.frames import heartbeat_frame, pull_frame, responses, send_
 from benchmarks.load.report import Report, buckets
 from benchmarks.wires.wire import LoadFailed
 from mq.protocol.codes import ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.pull import PullReply
 from mq.protocol.wire.reply import read_reply
 

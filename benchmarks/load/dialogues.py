@@ -32,7 +32,7 @@ from benchmarks.wires.wire import LoadFailed
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.records import COMMITTED, PREPARED
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pop import PopReply

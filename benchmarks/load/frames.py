@@ -13,7 +13,7 @@ from mq.filter.programs import CLASS_FILTER
 from mq.protocol.access.signing import signed
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import split_frames
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset

@@ -25,7 +25,7 @@ from benchmarks.load.frames import (
 from benchmarks.wires.consumer import Share
 from benchmarks.wires.wire import LoadFailed, receive_some
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.offsets import OffsetReply, QueueExt, UpdateConsumerOffsetExt
 from mq.protocol.requests.pop import AckExt, PopReply

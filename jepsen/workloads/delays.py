@@ -20,7 +20,7 @@ from jepsen.workloads.workload import QUEUES, SIZES
 from mq.client import ClientError, Message, NotRecalled, Producer
 from mq.protocol import properties
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 
 WORKERS = 8
 LEVELS_MS = {1: 1000, 2: 5000}

@@ -22,7 +22,7 @@ from jepsen.workloads.pop import ANSWER_SECONDS, BATCHES, CONSUMER_GROUP, HELD_M
 from mq.client import Admin, ClientError, SubscriptionGroupConfig
 from mq.client.consume.popped_messages import PoppedMessage, read_popped_lite
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.requests.lite import Action, LiteSubscription, LiteSubscriptionSet
 from mq.protocol.requests.lite_attributes import BIND_TOPIC, LITE

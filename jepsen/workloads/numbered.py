@@ -21,7 +21,7 @@ from jepsen.workloads.raw_answers import record_refused
 from jepsen.workloads.workload import QUEUES, SIZES, Workload
 from mq.protocol import properties
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 
 PRODUCERS = 6
 PATIENCES = (0.05, 0.5, 3.0)

@@ -23,7 +23,7 @@ from jepsen.workloads.workload import QUEUES, Workload
 from mq.protocol import properties
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.requests.forwarding import FORWARDED_TO
 

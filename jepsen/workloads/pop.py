@@ -25,7 +25,7 @@ from jepsen.workloads.workload import Workload
 from mq.client import ClientError
 from mq.client.consume.popped_messages import PoppedMessage, read_popped
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.requests.receipts import NORMAL
 

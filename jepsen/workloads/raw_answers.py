@@ -8,7 +8,7 @@ from jepsen.workloads.workload import Workload
 from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 
 _NOTHING = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED})
 

@@ -24,7 +24,7 @@ from jepsen.workloads.workload import QUEUES, SIZES
 from mq.client import ClientError, Message, ReceivedMessage, TransactionProducer
 from mq.protocol import properties
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 
 WORKERS = 8
 GROUP = "jepsen_transactions"

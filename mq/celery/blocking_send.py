@@ -32,7 +32,8 @@ from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import split_frames
-from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.incoming.from_brokers import decode_from_broker
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.forwarding import FORWARDED_TO
 from mq.protocol.send_fields import SEND_FIELDS
 from mq.protocol.wire.encoding import encode_request
@@ -102,7 +103,7 @@ class _Line:
             received += chunk
             frames, consumed = split_frames(memoryview(received))
             for serialization, header, _ in frames:
-                decoded = decode_header(serialization, header)
+                decoded = decode_from_broker(serialization, header)
                 if isinstance(decoded, Response) and decoded.opaque == self.opaque:
                     return decoded
             received = received[consumed:]

@@ -54,7 +54,9 @@ if TYPE_CHECKING:
     from mq.client.events import ClientEvent, Health
     from mq.client.filters import BodyFilter, Sql, WasmFilter, sql
     from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus, tombstone
-    from mq.client.metrics import ClientMetrics, OpenTelemetryMetrics, PrometheusMetrics
+    from mq.client.metrics.open_telemetry import OpenTelemetryMetrics
+    from mq.client.metrics.prometheus import PrometheusMetrics
+    from mq.client.metrics.recorder import ClientMetrics
     from mq.client.net.client_core import RemotingSettings
     from mq.client.net.credentials import Credentials, CredentialsInvalid
     from mq.client.net.routes import TopicRoute
@@ -260,11 +262,9 @@ _MODULES = {
         "SendStatus",
         "tombstone",
     ),
-    "mq.client.metrics": (
-        "ClientMetrics",
-        "OpenTelemetryMetrics",
-        "PrometheusMetrics",
-    ),
+    "mq.client.metrics.open_telemetry": ("OpenTelemetryMetrics",),
+    "mq.client.metrics.prometheus": ("PrometheusMetrics",),
+    "mq.client.metrics.recorder": ("ClientMetrics",),
     "mq.client.net.client_core": ("RemotingSettings",),
     "mq.client.net.credentials": (
         "Credentials",

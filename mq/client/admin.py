@@ -28,7 +28,7 @@ from mq.client.schedules import Schedules
 from mq.client.topic_changes import attribute_changes, topic_request
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.trace import MessageTrace
 from mq.protocol.names import TRACE_TOPIC, check_group, check_topic, topics_of_group
 from mq.protocol.numbers import QueueOffset

@@ -17,7 +17,7 @@ from mq.client.net.leader_calls import PAUSE_SECONDS, Repeat, call_leader, is_bu
 from mq.client.net.replies import fields_of
 from mq.filter.programs import ProgramName, parse_program_name
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.clients import HeartbeatData, ProducerData
 from mq.protocol.requests.filters import (
     FilterExt,

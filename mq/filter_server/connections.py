@@ -32,7 +32,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import encode_frame
 from mq.protocol.incoming.chunks import Incoming, decode_chunk, headers_of
-from mq.protocol.incoming.decoding import Response, UnknownRequest
+from mq.protocol.incoming.headers import Response, UnknownRequest
 from mq.protocol.requests.clients import HeartBeat, UnregisterClient
 from mq.protocol.requests.filters import RegisterMessageFilterClass
 from mq.protocol.requests.pull import LitePullMessage, PullExt, PullMessage

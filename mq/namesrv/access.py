@@ -8,7 +8,7 @@ from typing import Final
 from mq.accounts import Account, Accounts
 from mq.protocol.access.expected_fields import unexpected
 from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNED_CODE, header_fields
-from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.requests.namesrv import (
     AddWritePermOfBroker,
     DeleteKvConfig,

@@ -25,7 +25,7 @@ from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline
 from mq.client.task_group import open_task_group
 from mq.protocol.access.acting import ActsFor
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.requests.clients import CheckClientConfigBody, ClientBehindProxy, HeartbeatOfProxy, ProducerData
 from mq.protocol.requests.consumer_groups import GroupExt, SubscriptionGroupConfig

@@ -15,7 +15,7 @@ import trio
 from mq.client.net.client_core import RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater
 from mq.client.net.identity import new_client_id
-from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.wire.request import Request
 from mq.proxy.brokers import Brokers
 from mq.proxy.clients import Clients

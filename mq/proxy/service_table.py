@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from mq.client.net.connection import AnswerLater
-from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.wire.request import Request
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Method, unary

@@ -26,7 +26,8 @@ from mq.broker.write_path.pending import InternalRecord, PendingCommand, Pending
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.filter.subscription import parse_subscription
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.incoming.decoding import Response, decode_header
+from mq.protocol.incoming.decoding import decode_header
+from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.pop import (

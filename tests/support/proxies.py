@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from mq.client.net.client_core import RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater
 from mq.client.net.credentials import Credentials
-from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.wire.request import Request
 from mq.proxy.brokers import Brokers
 from mq.proxy.clients import Clients

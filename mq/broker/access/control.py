@@ -30,7 +30,7 @@ from mq.protocol.access.expected_fields import unexpected
 from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNED_CODE, Signer, header_fields
 from mq.protocol.errors import HeaderError
 from mq.protocol.incoming.chunks import Incoming, headers_of
-from mq.protocol.incoming.decoding import Response, UnknownRequest
+from mq.protocol.incoming.headers import Response, UnknownRequest
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.requests.accounts import AccountList
 from mq.protocol.requests.quota_attributes import EVERYBODY

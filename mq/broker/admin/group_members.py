@@ -22,7 +22,7 @@ from mq.broker.net.service import Route, Service
 from mq.protocol.codes import LANGUAGES, MQ_VERSION, RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.clients import ClientBehindProxy, ConsumerData, SubscriptionData
 from mq.protocol.requests.consumer_groups import (

@@ -22,7 +22,7 @@ from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer, check_length
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.members import (
     GROUPS_MAX,
     AskMembers,

@@ -28,7 +28,7 @@ from mq.broker.state.commands import encode_command
 from mq.broker.state.format_level import LEVEL_OF_ARCHIVE, LEVEL_OF_TIERS
 from mq.broker.state.table import CommandRefused
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.replicas import ReportArchived, ReportArchivedExt, ReportArchivedReply
 from mq.protocol.wire.reply import read_reply
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble

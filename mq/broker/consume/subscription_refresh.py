@@ -16,7 +16,7 @@ from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.relayed import RunningInfoExt, read_subscriptions
 
 ANSWER_SECONDS = 3.0

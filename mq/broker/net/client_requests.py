@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import Generic, TypeVar
 
 from mq.broker.limits import DEFAULT
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 
 
 class NoAnswer(Enum):

@@ -22,7 +22,7 @@ from mq.monitoring.error_answers import ERROR_ANSWERS
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.incoming.chunks import Incoming, decode_chunk, missing_bytes
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.incoming.partial_requests import SMALL_BYTES, PartialRequests
 from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_request, encode_response
 from mq.store.errors import QueueFileDamaged

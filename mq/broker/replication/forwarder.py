@@ -26,7 +26,7 @@ from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.broker.replication.peer_connection import PeerConnection
 from mq.protocol.codes import ResponseCode
 from mq.protocol.incoming.chunks import decode_chunk
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.requests.forwarding import ForwardEncoder, TooLarge, mark_forwarded
 from mq.protocol.requests.offsets import UpdateConsumerOffset

@@ -18,7 +18,7 @@ from mq.broker.replication.peer_calls import PeerCalls
 from mq.broker.state.commands import PutReplica, encode_command
 from mq.broker.state.table import CommandRefused
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.replicas import AnnounceReplica, AnnounceReplicaExt
 from raftlog import parse_address
 

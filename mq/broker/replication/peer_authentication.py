@@ -28,7 +28,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.replicas import AuthenticateReplica, AuthenticateReplicaExt, ChallengeReply
 from mq.protocol.wire.encoding import encode_request
 from raftlog import ConfState

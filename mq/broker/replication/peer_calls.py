@@ -9,7 +9,7 @@ from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
 from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.broker.replication.peer_connection import PeerConnection
 from mq.protocol.codes import ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.wire.encoding import encode_request
 from raftlog import Reactor
 

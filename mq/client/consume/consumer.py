@@ -44,7 +44,7 @@ from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
 from mq.client.spans import TracerProvider, open_spans
 from mq.client.task_group import open_task_group
 from mq.protocol import properties as props
-from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.names import check_group
 from mq.protocol.requests.clients import HeartbeatData
 from mq.protocol.wire.request import Request

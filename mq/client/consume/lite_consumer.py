@@ -30,7 +30,7 @@ from mq.client.net.leader_calls import Repeat, call_leader
 from mq.client.net.replies import LeftOut
 from mq.client.spans import TracerProvider
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response, UnknownRequest
+from mq.protocol.incoming.headers import Response, UnknownRequest
 from mq.protocol.names import check_lite_topic, lite_queue
 from mq.protocol.requests.lite import (
     AckLiteExt,

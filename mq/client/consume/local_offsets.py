@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from mq.client.consume.offsets import ConsumeFrom, queue_offset
 from mq.client.errors import OffsetsFileDamaged
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
-from mq.durable_files import replace_file
 from mq.protocol.errors import BodyError
 from mq.protocol.wire.queue_tables import QueueRef, offset_table_body, read_offsets_file
 
@@ -23,7 +21,7 @@ class LocalOffsets:
     commits_with_pulls = False
     """Whether pulls carry offsets to the leader."""
 
-    def __init__(self, core: ClientCore, path: Path | None, consume_from: ConsumeFrom) -> None:
+    def __init__(self, core: ClientCore, path: str | None, consume_from: ConsumeFrom) -> None:
         """Raises OffsetsFileDamaged, OSError."""
         self._core = core
         self._path = path
@@ -56,11 +54,15 @@ class LocalOffsets:
                 self._stored = merged
                 return set()
             table = {QueueRef(queue.topic, queue.broker_name, queue.queue_id): at for queue, at in merged.items()}
+            from pathlib import Path
+
+            from mq.durable_files import replace_file  # here, because most consumers have no file
+
             try:
-                replace_file(self._path, offset_table_body(table))
+                replace_file(Path(self._path), offset_table_body(table))
                 self._stored = merged
             except OSError as error:  # retried with the next progress
-                log.error("offsets_not_written", path=str(self._path), reason=str(error))
+                log.error("offsets_not_written", path=self._path, reason=str(error))
         return set()
 
     async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:  # noqa: ASYNC910
@@ -68,9 +70,10 @@ class LocalOffsets:
         self.commit_soon(offsets)
 
 
-def _read(path: Path) -> dict[MessageQueue, int]:
+def _read(path: str) -> dict[MessageQueue, int]:
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read()
     except FileNotFoundError:
         return {}
     try:

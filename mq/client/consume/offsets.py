@@ -17,7 +17,7 @@ from mq.client.net.connection import Answer
 from mq.client.net.leader_calls import Repeat, call_leader, known_leader
 from mq.client.net.replies import fields_of
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.names import retry_topic
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.offsets import (

@@ -40,7 +40,7 @@ from mq.client.net.replies import LeftOut, fields_of
 from mq.client.net.routes import TopicRoute
 from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.names import check_topic, pop_retry_topic
 from mq.protocol.requests.pop import ChangeInvisibleExt, PopExt, PopTimes
 from mq.protocol.requests.receipts import NORMAL

@@ -15,7 +15,7 @@ from mq.client.errors import ClientClosed, ClientError, UnreadableAnswer
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.net.replies import LeftOut, fields_of, received_messages
 from mq.protocol import properties as props
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.names import lite_queue
 from mq.protocol.numbers import NO_OFFSET, QueueOffset
 from mq.protocol.requests.pop import PopReply

@@ -24,7 +24,7 @@ from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.filter.programs import CLASS_FILTER, filtered_expression
 from mq.filter.subscription import FilterProgram, Subscription
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.compression import CodecMissing, DecompressionError, inflate
 from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import QueueOffset

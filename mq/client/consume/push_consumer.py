@@ -14,7 +14,6 @@ import random
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import anyio
@@ -49,7 +48,7 @@ from mq.client.produce.consumed import Consumed
 from mq.client.spans import TracerProvider
 from mq.client.task_group import open_task_group
 from mq.protocol.codes import ResponseCode
-from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, NotifyConsumerIdsChanged
 from mq.protocol.requests.group_progress import ResetConsumerClientOffset
 from mq.protocol.requests.relayed import ConsumeMessageDirectly, GetConsumerRunningInfo, GetConsumerStatusFromClient
@@ -207,7 +206,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         self._started_ms = time.time_ns() // 1_000_000
         self._exclusive, self._is_broadcast = exclusive, is_broadcast
         self._retries_at_brokers = not (self._ordered or is_broadcast)
-        self._offsets_file = None if broadcast is None or isinstance(broadcast, bool) else Path(broadcast)
+        self._offsets_file = None if broadcast is None or isinstance(broadcast, bool) else os.fspath(broadcast)
         self._allocate = allocate
         self._max_reconsume_times = INT32_MAX if max_reconsume_times == -1 else max_reconsume_times
         self._pull_settings = pull or PullSettings()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mq.client.events import ClientEvent
 from mq.client.logs import log
 from mq.protocol.errors import ReplyError
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.removed_members import KeptOutReply
 from mq.protocol.wire.reply import read_reply
 

@@ -2,11 +2,5 @@
 
 `families` lists what is measured, `recorder` measures it in one client, and the other modules hand it on. A client
 without metrics has no recorder, and tests for that in places that it passes anyway. The libraries are imported when an
-object of theirs is made.
+object of theirs is made, and `open_telemetry` and `prometheus` by programs that use them.
 """
-
-from mq.client.metrics.open_telemetry import OpenTelemetryMetrics
-from mq.client.metrics.prometheus import PrometheusMetrics
-from mq.client.metrics.recorder import ClientMetrics
-
-__all__ = ["ClientMetrics", "OpenTelemetryMetrics", "PrometheusMetrics"]

@@ -53,7 +53,7 @@ from mq.client.net.replies import read_body
 from mq.client.net.routes import TopicRoute
 from mq.client.task_group import open_task_group
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.requests.clients import UnregisterClientExt
 from mq.protocol.requests.namesrv import Route, RouteExt

@@ -20,7 +20,6 @@ from collections.abc import Callable
 
 import anyio
 import anyio.abc
-import anyio.streams.tls
 
 from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, RequestTimeout
 from mq.client.logs import log
@@ -30,7 +29,8 @@ from mq.client.net.in_process import connect_in_process
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import ANSWER_HEADER_BYTES_MAX, split_frames
-from mq.protocol.incoming.decoding import Response, UnknownRequest, decode_header
+from mq.protocol.incoming.from_brokers import decode_from_broker
+from mq.protocol.incoming.headers import Response, UnknownRequest
 from mq.protocol.requests.forwarding import FORWARDED_TO
 from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_request, encode_response
 from mq.protocol.wire.request import Request
@@ -127,6 +127,7 @@ async def open_connection(
         on_server_request=on_server_request,
         on_forwarded=on_forwarded,
         credentials=credentials,
+        has_tls=tls is not None,
     )
 
 
@@ -188,8 +189,10 @@ class Connection:
         on_server_request: OnServerRequest = refuse_server_request,
         on_forwarded: OnForwarded | None = None,
         credentials: Credentials | None = None,
+        has_tls: bool = False,
     ) -> None:
         self._credentials = credentials
+        self._has_tls = has_tls
         self.address = address
         self.lost: ConnectionLost | None = None
         self.held = 0
@@ -286,10 +289,12 @@ class Connection:
         *,
         timeout: float = 3.0,
         may_be_held: bool = False,
+        on_response: Callable[[Response, memoryview], None] | None = None,
     ) -> tuple[Response, memoryview]:
         """Send a request and wait for its answer, whatever its response code.
 
-        `may_be_held`: the server may delay the answer, so its silence is not suspicious.
+        `may_be_held`: the server may delay the answer, so its silence is not suspicious. `on_response` gets the answer
+        before this task runs again; it must not raise.
 
         Raises RequestTimeout after `timeout` seconds, and ConnectionLost. If cancelled, it drops the request; the
         server may still execute it.
@@ -300,6 +305,8 @@ class Connection:
         def on_answer(answer: Answer, answer_body: memoryview) -> None:
             answers.append((answer, answer_body))
             answered.set()
+            if on_response is not None and isinstance(answer, Response):
+                on_response(answer, answer_body)
 
         opaque = self.request_nowait(code, ext, body, on_answer)
         self.held += may_be_held
@@ -386,13 +393,13 @@ class Connection:
                 return f"unreadable answer: {error}"
 
     def _with_hint(self, reason: str) -> str:
-        if self._heard or isinstance(self._stream, anyio.streams.tls.TLSStream):
+        if self._heard or self._has_tls:
             return reason
         return f"{reason} before it sent anything; does it require TLS? If not, check whether host and port are right"
 
     def _receive_frame(self, serialization: int, header: memoryview, body: memoryview) -> None:
         try:
-            decoded = decode_header(serialization, header)
+            decoded = decode_from_broker(serialization, header)
         except HeaderError as error:
             # Only this frame is invalid, not the stream. If it was an answer, the request times out.
             log.warning("frame_ignored", address=self.address, reason=str(error))

@@ -19,7 +19,7 @@ from mq.client.net.connection import Connection
 from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.client.send_outcome import Retry, judge_answer
 from mq.protocol.codes import ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.namesrv import ClusterInfo
 
 __all__ = [

@@ -9,7 +9,7 @@ from mq.client.errors import CodecNotInstalled, UnreadableAnswer
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.protocol.errors import ProtocolError, ReplyError
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.compression import CodecMissing, DecompressionError, inflate
 from mq.protocol.messages.records import decode_records
 from mq.protocol.wire.reply import Reply, read_reply

@@ -33,7 +33,7 @@ from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
 from mq.client.spans import SendSpan, TracerProvider, open_spans
 from mq.client.task_group import open_task_group
 from mq.protocol.codes import RequestCode
-from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.messages.compression import Codec
 from mq.protocol.names import check_group
 from mq.protocol.requests.clients import HeartbeatData, ProducerData

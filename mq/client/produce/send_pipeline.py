@@ -45,7 +45,7 @@ from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Send
 from mq.client.send_outcome import UNKNOWN_HERE, Retry, Verdict, judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import java_string_hash
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.requests.send import (
     SENT_ID,

@@ -28,7 +28,7 @@ from mq.client.produce.transaction_sets import CheckSet, SetTransaction
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
-from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.messages.records import COMMITTED, ROLLBACK
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.numbers import QueueOffset

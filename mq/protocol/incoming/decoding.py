@@ -1,24 +1,23 @@
-"""Headers to typed requests and responses.
-
-Nearly every header is plain compact JSON, which one typed pass reads. Whatever that pass refuses (the binary encoding,
-numbers with leading zeros, nulls, unknown codes) is read again without types and then fitted to the request's fields;
-only what fails there as well is an error.
-
-Our own bulk requests have no older clients, so they are read the second way at once, which is strict for them: the
-first takes ``1e3`` for a number, and Java takes ``maybe`` for false.
-"""
+"""Headers to typed requests and responses, for servers, which get requests of all families; see `headers`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, reduce
 from operator import or_
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import msgspec
 
-from mq.protocol.errors import HeaderError
 from mq.protocol.frames import BINARY
+from mq.protocol.incoming.headers import (
+    RESPONSE,
+    Response,
+    UnknownRequest,
+    decode_response,
+    is_strict,
+    read_loosely,
+)
 from mq.protocol.requests import (
     accounts,
     assignment,
@@ -52,34 +51,7 @@ from mq.protocol.requests import (
     transactions,
     users,
 )
-from mq.protocol.wire.fields import I32
-from mq.protocol.wire.loose_header import LooseHeader, java_integer, read_binary, read_json
-from mq.protocol.wire.request import Ext, Request
-
-_RESPONSE = 1
-
-
-class UnknownRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request whose code has no class: its fields as they came, names as on the wire."""
-
-    code: int
-    opaque: int
-    flag: int = 0
-    version: int = 0
-    language: str | None = None
-    ext: dict[str, str] = {}
-
-
-class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer. ``remark`` is text for humans, mostly on errors."""
-
-    code: I32
-    opaque: I32
-    flag: I32
-    version: I32 = 0
-    language: str | None = None
-    remark: str | None = None
-    ext: dict[str, str] = msgspec.field(name="extFields", default_factory=dict)
+from mq.protocol.wire.request import Request
 
 
 def decode_header(serialization: int, header: memoryview) -> Request | UnknownRequest | Response:
@@ -93,111 +65,16 @@ def decode_header(serialization: int, header: memoryview) -> Request | UnknownRe
         try:
             # No request has code 0, and most responses have: one look tells which decoder will take it.
             if bytes(header[:10]) == b'{"code":0,':
-                response = _decode_response(header)
-                if response.flag & _RESPONSE:
+                response = decode_response(header)
+                if response.flag & RESPONSE:
                     return response
             else:
                 request = typed_decoder()(header)
-                if not request.flag & _RESPONSE:
+                if not request.flag & RESPONSE:
                     return request
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass
-        loose = read_json(header)
-    else:
-        loose = read_binary(header)
-    if loose.flag & _RESPONSE:
-        return Response(
-            code=loose.code,
-            opaque=loose.opaque,
-            flag=loose.flag,
-            version=loose.version,
-            language=loose.language,
-            remark=loose.remark,
-            ext=loose.ext,
-        )
-    return _fitted(loose)
-
-
-class _Field(NamedTuple):
-    name: str
-    wire_name: str
-    required: bool
-    read: Callable[[str], object]
-
-
-class _Shape(NamedTuple):
-    request: type[Request]
-    ext: type[Ext] | None
-    fields: tuple[_Field, ...]
-
-
-def _fitted(loose: LooseHeader) -> Request | UnknownRequest:
-    kind = _BY_CODE.get(loose.code)
-    if kind is None:
-        return UnknownRequest(
-            code=loose.code,
-            opaque=loose.opaque,
-            flag=loose.flag,
-            version=loose.version,
-            language=loose.language,
-            ext=loose.ext,
-        )
-    shape = _shape(kind)
-    arguments: dict[str, Any] = {}
-    if shape.ext is not None:
-        arguments["ext"] = shape.ext(**_values(shape, loose))
-    return shape.request(
-        opaque=loose.opaque, flag=loose.flag, version=loose.version, language=loose.language, **arguments
-    )
-
-
-def _values(shape: _Shape, loose: LooseHeader) -> dict[str, object]:
-    values: dict[str, object] = {}
-    for field in shape.fields:
-        text = loose.ext.get(field.wire_name)
-        if text is None:
-            if field.required:
-                raise HeaderError(loose.code, loose.opaque, f"the field {field.wire_name} is missing")
-            continue
-        try:
-            values[field.name] = field.read(text)
-        except ValueError as error:
-            raise HeaderError(loose.code, loose.opaque, f"the field {field.wire_name}: {error}") from error
-    return values
-
-
-def _as_i32(text: str) -> int:
-    return java_integer(text, 32)
-
-
-def _as_i64(text: str) -> int:
-    return java_integer(text, 64)
-
-
-def _as_bool(text: str) -> bool:
-    # Java takes "true" in any case and everything else for false; "1" is what the typed pass takes, too.
-    return text.lower() in ("true", "1")
-
-
-def _as_strict_bool(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError(f"{text[:40]!r} is neither true nor false")
-    return text == "true"
-
-
-def _reader(kind: msgspec.inspect.Type, *, strict: bool) -> Callable[[str], object]:
-    match kind:
-        case msgspec.inspect.UnionType(types=types):
-            (inner,) = (each for each in types if not isinstance(each, msgspec.inspect.NoneType))
-            return _reader(inner, strict=strict)
-        case msgspec.inspect.IntType(le=bound):
-            return _as_i32 if bound == 2**31 - 1 else _as_i64
-        case msgspec.inspect.BoolType():
-            return _as_strict_bool if strict else _as_bool
-        case msgspec.inspect.StrType():
-            return str
-        case _:
-            raise TypeError(f"header fields are text, integers and booleans, not {kind}")
+    return read_loosely(serialization, header, _BY_CODE.get)
 
 
 def _request_classes() -> Iterator[type[Request]]:
@@ -239,34 +116,6 @@ def _request_classes() -> Iterator[type[Request]]:
                 yield each
 
 
-@cache
-def _shape(request: type[Request]) -> _Shape:
-    ext: type[Ext] | None = request.__annotations__.get("ext") and _ext_class(request)
-    if ext is None:
-        return _Shape(request, None, ())
-    described = msgspec.inspect.type_info(ext)
-    assert isinstance(described, msgspec.inspect.StructType)
-    return _Shape(
-        request,
-        ext,
-        tuple(
-            _Field(each.name, each.encode_name, each.required, _reader(each.type, strict=_is_strict(request)))
-            for each in described.fields
-        ),
-    )
-
-
-def _ext_class(request: type[Request]) -> type[Ext]:
-    (kind,) = (each.type for each in msgspec.structs.fields(request) if each.name == "ext")
-    assert isinstance(kind, type), f"{request.__name__}.ext is of type {kind}"
-    assert issubclass(kind, Ext), f"{request.__name__}.ext is of type {kind}"
-    return kind
-
-
-def _is_strict(request: type[Request]) -> bool:
-    return request.__module__ == bulk.__name__
-
-
 REQUEST_CLASSES: Final = frozenset(_request_classes())
 """All requests that have a class."""
 _BY_CODE: Final = {int(each.__struct_config__.tag): each for each in REQUEST_CLASSES}  # type: ignore[arg-type]
@@ -277,12 +126,8 @@ assert len(_BY_CODE) == len(REQUEST_CLASSES), "two request classes have the same
 def typed_decoder() -> Callable[[memoryview | bytes], Request]:
     """The typed pass: decodes the header of a request in compact JSON. Raises MsgspecError, UnicodeDecodeError.
 
-    It is made when first used: making it takes longer than importing the rest of this package, and clients need it only
-    if a broker sends them a request.
+    It is made when first used: making it takes longer than importing the rest of this package.
     """
     return msgspec.json.Decoder(
-        reduce(or_, (each for each in REQUEST_CLASSES if not _is_strict(each))), strict=False
+        reduce(or_, (each for each in REQUEST_CLASSES if not is_strict(each))), strict=False
     ).decode
-
-
-_decode_response: Final = msgspec.json.Decoder(Response).decode

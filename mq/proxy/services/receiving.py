@@ -14,7 +14,7 @@ from mq.client.errors import BrokerError, ClientError, UnreadableAnswer
 from mq.client.net.replies import LeftOut
 from mq.filter.subscription import ALL_TAGS, SQL92, TAG, Subscription, SubscriptionError, parse_tags
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.lite import PopLiteExt
 from mq.protocol.requests.pop import PopExt

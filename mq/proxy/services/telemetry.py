@@ -11,7 +11,7 @@ import trio
 from mq.client.errors import ClientError
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.replies import received_messages
-from mq.protocol.incoming.decoding import UnknownRequest
+from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.requests.lite import NotifyUnsubscribeLite
 from mq.protocol.requests.relayed import ConsumeMessageDirectly, GetConsumerRunningInfo
 from mq.protocol.requests.transactions import CheckTransactionState

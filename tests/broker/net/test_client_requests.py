@@ -10,7 +10,7 @@ from mq.broker.net.client_requests import ClientRequests, NoAnswer
 from mq.broker.replication.peer_calls import PeerCalls
 from mq.protocol.codes import RequestCode
 from mq.protocol.incoming.chunks import decode_chunk
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.replicas import AuthenticateReplica
 from raftlog import Reactor
 from tests.support.replica_client import ListenerSide, replica_authentication

@@ -18,7 +18,7 @@ from mq.client.net.credentials import Credentials
 from mq.inspection.catalogue import CatalogueAdmin
 from mq.inspection.members import disagreement, members_of
 from mq.protocol.codes import RequestCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.proxy.services import member_questions
 from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit, open_kit

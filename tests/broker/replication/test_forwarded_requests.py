@@ -11,7 +11,7 @@ from mq.broker.replication.peer_authentication import PeerCall
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.incoming.chunks import decode_chunk
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.raft_group import GroupAnswer, GroupCommand
 from mq.protocol.wire.encoding import encode_request
 from raftlog.net.secret_file import new_secret, read_secrets, write_secrets

@@ -17,7 +17,7 @@ from mq.broker.replication.forwarder import Forwarder
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.incoming.chunks import decode_chunk
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.offsets import UpdateConsumerOffset, UpdateConsumerOffsetExt
 from mq.protocol.requests.replicas import AuthenticateReplica, Forward

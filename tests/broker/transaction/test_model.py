@@ -36,7 +36,7 @@ from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.chunks import decode_chunk
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.records import RecordError, decode_records
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.numbers import QueueOffset

@@ -19,7 +19,7 @@ from mq.broker.write_path.queue_offsets import QueueTail, TopicName
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.chunks import decode_chunk
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.records import decode_records, encode_host
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.wire.encoding import SendReplyTemplate, encode_request

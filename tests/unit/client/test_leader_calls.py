@@ -24,7 +24,7 @@ from mq.client import (
 from mq.client.net.client_core import ClientCore
 from mq.client.net.leader_calls import PAUSE_SECONDS, Repeat, call_leader, known_leader
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 
 OLD, NEW = "127.0.0.1:1", "127.0.0.1:2"
 CODE = RequestCode.UPDATE_CONSUMER_OFFSET

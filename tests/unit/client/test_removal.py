@@ -5,7 +5,7 @@ from __future__ import annotations
 from mq.client.consume.removal import Removal
 from mq.client.events import ClientEvent
 from mq.protocol.codes import ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.removed_members import KeptOutReply
 
 LET_IN = Response(code=ResponseCode.POLLING_TIMEOUT, opaque=1, flag=1)

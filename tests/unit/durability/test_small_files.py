@@ -107,12 +107,12 @@ def test_a_damaged_kv_file_never_replaces_the_good_one_before_it(root: Path, tmp
 
 
 def offset(directory: Path) -> object:
-    return LocalOffsets(cast("Any", None), directory / "a" / "offsets.json", "last")._stored.get(QUEUE)
+    return LocalOffsets(cast("Any", None), str(directory / "a" / "offsets.json"), "last")._stored.get(QUEUE)
 
 
 def test_offsets_of_a_broadcast_consumer_survive_a_power_cut_at_any_step(root: Path, tmp_path: Path) -> None:
     """If the file of a consumer that begins with the last message is lost, it skips what came while it was away."""
-    offsets = LocalOffsets(cast("Any", None), root / "a" / "offsets.json", "last")
+    offsets = LocalOffsets(cast("Any", None), str(root / "a" / "offsets.json"), "last")
     with watched(root) as files:
         for before, after in ((None, 5), (5, 6)):
             cuts = Cuts(files, tmp_path, offset, [before, after])

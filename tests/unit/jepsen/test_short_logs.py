@@ -15,7 +15,7 @@ from checkers.total_queue import check_total_queue
 from jepsen.final_reads import read_queue
 from jepsen.recorder import Recorder
 from mq.protocol.codes import ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from tests.unit.jepsen.histories import NODES, Script
 
 A, B, C = "1.1.10", "1.2.10", "2.1.10"

@@ -17,7 +17,7 @@ from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.format_level import RaiseLevel
 from mq.broker.state.metadata import Metadata
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.replicas import ReportArchived, ReportArchivedExt
 from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
 from raftlog import NodeId

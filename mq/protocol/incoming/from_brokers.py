@@ -1,0 +1,79 @@
+"""Headers to responses and requests, for clients: brokers send them requests of eight classes.
+
+A client imports the families of these when such a request comes, and no others: all of them together take several MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import msgspec
+
+from mq.protocol.codes import RequestCode as Code
+from mq.protocol.frames import BINARY
+from mq.protocol.incoming.headers import RESPONSE, Response, UnknownRequest, decode_response, read_loosely
+from mq.protocol.wire.request import Request
+
+__all__ = ["decode_from_broker"]
+
+
+def decode_from_broker(serialization: int, header: memoryview) -> Request | UnknownRequest | Response:
+    """Read the header of one frame; which of the three it is says flag bit 0. A request that no client handles is an
+    `UnknownRequest`.
+
+    Raises:
+        FrameError: these bytes are no header at all.
+        HeaderError: a required field is missing, or a field is not of its type.
+    """
+    if serialization != BINARY:
+        try:
+            response = decode_response(header)
+            if response.flag & RESPONSE:
+                return response
+            if (kind := _class_of(response.code)) is not None:
+                return _decoder(kind)(header)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+    return read_loosely(serialization, header, _class_of)
+
+
+@cache
+def _decoder(kind: type[Request]) -> Callable[[memoryview], Request]:
+    return msgspec.json.Decoder(kind, strict=False).decode
+
+
+def _class_of(code: int) -> type[Request] | None:
+    if code == Code.NOTIFY_CONSUMER_IDS_CHANGED:
+        from mq.protocol.requests.clients import NotifyConsumerIdsChanged
+
+        return NotifyConsumerIdsChanged
+    if code == Code.CHECK_TRANSACTION_STATE:
+        from mq.protocol.requests.transactions import CheckTransactionState
+
+        return CheckTransactionState
+    if code == Code.PUSH_REPLY_MESSAGE_TO_CLIENT:
+        from mq.protocol.requests.request_reply import PushReplyMessageToClient
+
+        return PushReplyMessageToClient
+    if code == Code.RESET_CONSUMER_CLIENT_OFFSET:
+        from mq.protocol.requests.group_progress import ResetConsumerClientOffset
+
+        return ResetConsumerClientOffset
+    if code == Code.GET_CONSUMER_STATUS_FROM_CLIENT:
+        from mq.protocol.requests.relayed import GetConsumerStatusFromClient
+
+        return GetConsumerStatusFromClient
+    if code == Code.GET_CONSUMER_RUNNING_INFO:
+        from mq.protocol.requests.relayed import GetConsumerRunningInfo
+
+        return GetConsumerRunningInfo
+    if code == Code.CONSUME_MESSAGE_DIRECTLY:
+        from mq.protocol.requests.relayed import ConsumeMessageDirectly
+
+        return ConsumeMessageDirectly
+    if code == Code.NOTIFY_UNSUBSCRIBE_LITE:
+        from mq.protocol.requests.lite import NotifyUnsubscribeLite
+
+        return NotifyUnsubscribeLite
+    return None
