@@ -27,6 +27,10 @@ FLUSH_SECONDS: Final = 5.0
 """For acknowledgements, and messages to give back, of a channel that is closed."""
 
 
+_FOREIGN: Final = "not a message of kombu"
+_EXPIRED: Final = "expired"
+
+
 class Delivery:
     """A message on its way to the application, until it is settled."""
 
@@ -124,25 +128,32 @@ class Deliveries:
             return False
         return True
 
-    async def wanted(self, queue: str, message: PoppedMessage) -> Delivery | None:
-        """A message of a queue as a delivery, which is not kept yet. None for one that nobody wants: it is settled."""
+    def judged(self, queue: str, message: PoppedMessage) -> tuple[Delivery, str]:
+        """A message of a queue as a delivery, which is not kept yet, and why nobody wants it: empty for one that is
+        wanted.
+        """
+        reason = ""
         try:
             payload = decode(message, redelivered=message.reconsume_times > 0)
         except ValueError as error:
-            payload, reason = {"properties": {"delivery_tag": message.message_id}}, f"not a message of kombu: {error}"
-            log.error("foreign_message", queue=queue, message_id=message.message_id, reason=str(error))
+            payload, reason = {"properties": {"delivery_tag": message.message_id}}, f"{_FOREIGN}: {error}"
         else:
             most = self._redeliveries_max
-            reason = ""
             if is_expired(message, message.receipt.pop_time_ms):
-                reason = "expired"
+                reason = _EXPIRED
             elif most is not None and message.reconsume_times > most:
                 reason = f"delivered {message.reconsume_times} times before"
-        delivery = Delivery(queue, message, payload)
+        return Delivery(queue, message, payload), reason
+
+    async def wanted(self, queue: str, message: PoppedMessage) -> Delivery | None:
+        """A message of a queue as a delivery, which is not kept yet. None for one that nobody wants: it is settled."""
+        delivery, reason = self.judged(queue, message)
         if not reason:
             return delivery
+        if reason.startswith(_FOREIGN):
+            log.error("foreign_message", queue=queue, message_id=message.message_id, reason=reason)
         self.opened(delivery)
-        if reason == "expired":
+        if reason == _EXPIRED:
             try:
                 await self._unwanted(delivery, reason)
             except ClientError as error:

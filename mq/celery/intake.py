@@ -7,6 +7,7 @@ until it has some: that is one request less for each message.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final
@@ -25,16 +26,17 @@ from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 from mq.tasks.queue_calls import POP_MAX, QueueCalls, Source, is_transient
 
-__all__ = ["HAND_OVER_SECONDS", "Intake"]
+__all__ = ["Intake"]
 
 WAIT_SECONDS: Final = 15.0
 """For so long a broker may hold the question whether there are messages."""
 RETRY_SECONDS: Final = 0.2
 EMPTY_SECONDS_MAX: Final = 0.5
 """The longest pause if a broker says that there are messages, but others get them all."""
-HAND_OVER_SECONDS: Final = 0.002
-"""After a held pop has brought messages, the next pop is asked for so much later. Only one thread of a process runs
-Python code at a time: without this pause, the application's thread would wait until that request is on its way.
+STAND_BACK_SECONDS: Final = 0.001
+"""After a held pop has brought messages, the thread of the event loop waits for so long. Only one thread of a process
+runs Python code at a time: otherwise the application's thread, which hands a task to its pool now, would wait until the
+event loop has asked for the next message.
 """
 LAST_POPS_SECONDS: Final = 1.0
 """For pops of a channel that is closed: what they get is given back."""
@@ -342,15 +344,29 @@ class Intake:
 
     async def _pop_held(self, consumed: _Consumed, count: int) -> bool:
         """Wait for messages and take them; returns whether there may be more."""
-        messages = await self._line.pop(consumed.source, count, self._invisible)
-        taken = await self._wanted(consumed, messages)
+        given: set[int] = set()
+
+        def give(popped: list[PoppedMessage]) -> None:
+            """Hand over what is plainly wanted before the task that has asked for it runs: that takes another turn of
+            the event loop.
+            """
+            if self._is_over or consumed not in self._consumed:
+                return
+            deliveries: list[Delivery] = []
+            for message in popped:
+                delivery, reason = self.deliveries.judged(consumed.queue, message)
+                if not reason:
+                    deliveries.append(self.deliveries.opened(delivery))
+                    given.add(id(message))
+            if deliveries:
+                self._give(deliveries)
+                time.sleep(STAND_BACK_SECONDS)
+
+        messages = await self._line.pop(consumed.source, count, self._invisible, give)
+        taken = await self._wanted(consumed, [each for each in messages if id(each) not in given])
         consumed.empty_seconds = 0.0
         await self._give_all(consumed, taken)
-        if len(messages) == count:
-            return True
-        if taken:
-            await anyio.sleep(HAND_OVER_SECONDS)
-        return False
+        return len(messages) == count
 
     async def _follow_routes(self) -> None:
         while True:

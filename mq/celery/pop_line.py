@@ -32,9 +32,12 @@ class PopLine:
         self._popping: anyio.Event | None = None
         self._is_over = False
 
-    async def pop(self, source: Source, count_max: int, invisible: float) -> list[PoppedMessage]:
-        """Messages of a queue with one level of priority, as soon as there are some; none after `HOLD_SECONDS`. Raises
-        ClientError.
+    async def pop(
+        self, source: Source, count_max: int, invisible: float, at_once: Callable[[list[PoppedMessage]], None]
+    ) -> list[PoppedMessage]:
+        """Messages of a queue with one level of priority, as soon as there are some; none after `HOLD_SECONDS`.
+
+        `at_once` gets them first, in the task that reads the connection; it must not raise. Raises ClientError.
         """
         ended = self._popping = anyio.Event()
         try:
@@ -47,7 +50,9 @@ class PopLine:
             if self._is_over:
                 return []
             asked_at = anyio.current_time()
-            messages = await self._calls.pop_at(connection, source, 0, count_max, invisible, hold_seconds=HOLD_SECONDS)
+            messages = await self._calls.pop_at(
+                connection, source, 0, count_max, invisible, hold_seconds=HOLD_SECONDS, at_once=at_once
+            )
         finally:
             self._popping = None
             ended.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
 import anyio
@@ -21,6 +21,7 @@ from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.replies import fields_of, read_body
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.incoming.headers import Response
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
@@ -87,8 +88,12 @@ class QueueCalls(Admin):
         invisible: float,
         *,
         hold_seconds: float = 0.0,
+        at_once: Callable[[list[PoppedMessage]], None] | None = None,
     ) -> list[PoppedMessage]:
-        """The same by a connection; the broker may wait for messages for `hold_seconds`."""
+        """The same by a connection; the broker may wait for messages for `hold_seconds`.
+
+        `at_once` gets them before this task runs again, in the task that reads the connection; it must not raise.
+        """
         ext = PopExt(
             consumer_group=source.topic,
             topic=source.topic,
@@ -100,11 +105,28 @@ class QueueCalls(Admin):
             init_mode=0,
         )
         asked_at = anyio.current_time()
+        read: list[list[PoppedMessage]] = []
+
+        def messages_of(answer: Response, body: memoryview) -> list[PoppedMessage]:
+            # One that was held was popped just now, perhaps long after it was asked for.
+            popped_at = anyio.current_time() if hold_seconds else asked_at
+            return read_popped(source.topic, source.broker_name, answer, body, popped_at + invisible)
+
+        def on_response(answer: Response, body: memoryview) -> None:
+            if at_once is None or answer.code != ResponseCode.SUCCESS:
+                return
+            try:
+                read.append(messages_of(answer, body))
+            except ClientError:
+                return  # the task raises it
+            at_once(read[0])
+
         answer, body = await connection.request(
             RequestCode.POP_MESSAGE,
             ext.fields(),
             timeout=hold_seconds + ANSWER_SECONDS,
             may_be_held=hold_seconds > 0,
+            on_response=on_response,
         )
         if answer.code in _NOTHING:
             return []
@@ -112,9 +134,7 @@ class QueueCalls(Admin):
             raise TopicNotFound(source.topic)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark or "", connection.address)
-        # One that was held was popped just now, perhaps long after it was asked for.
-        popped_at = anyio.current_time() if hold_seconds else asked_at
-        return read_popped(source.topic, source.broker_name, answer, body, popped_at + invisible)
+        return read[0] if read else messages_of(answer, body)
 
     async def wait(self, source: Source, seconds: float) -> bool:
         """Whether the queue has something to pop; a broker answers when it has, or after `seconds`."""

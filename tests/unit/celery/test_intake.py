@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 from unittest import mock
 
@@ -9,7 +10,7 @@ import pytest
 import trio
 
 from mq.celery.deliveries import Delivery
-from mq.celery.intake import HAND_OVER_SECONDS, Intake
+from mq.celery.intake import STAND_BACK_SECONDS, Intake
 from mq.celery.limits import DEFAULT
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.errors import ConnectionLost, NoRoute
@@ -70,6 +71,8 @@ class OneQueue:
         self.given_back: list[int] = []
         self.lines: list[Line] = []
         self.levels = 1
+        self.until_task_runs = 0.0
+        """Seconds from the answer of a held pop until the task that has asked runs again."""
 
     async def sources(self, topic: str) -> dict[Source, int]:
         return {Source(topic, "b"): self.levels}
@@ -87,7 +90,15 @@ class OneQueue:
         return self._take(count)
 
     async def pop_at(
-        self, line: Line, source: Source, level: int, count: int, invisible: float, *, hold_seconds: float
+        self,
+        line: Line,
+        source: Source,
+        level: int,
+        count: int,
+        invisible: float,
+        *,
+        hold_seconds: float,
+        at_once: Callable[[list[PoppedMessage]], None],
     ) -> list[PoppedMessage]:
         self.requests.append(f"held pop {count}")
         for _ in range(round(10 * hold_seconds)):
@@ -101,7 +112,10 @@ class OneQueue:
                 raise line.lost
         if not self.waiting and line.lost is not None:
             raise line.lost
-        return self._take(count)
+        taken = self._take(count)
+        at_once(taken)
+        await trio.sleep(self.until_task_runs)
+        return taken
 
     async def wait(self, source: Source, seconds: float) -> bool:
         self.requests.append("wait")
@@ -151,6 +165,11 @@ class Line:
         self.lost = self.lost or ConnectionLost(self.address, reason, sent=True)
 
 
+def offset_of(delivery: Delivery) -> int:
+    assert isinstance(delivery.message, PoppedMessage)
+    return delivery.message.receipt.offset
+
+
 def letter(offset: int) -> PoppedMessage:
     message = popped_message(offset, 1000)
     message.body = b'{"properties": {}}'
@@ -193,24 +212,49 @@ async def test_messages_of_a_single_queue_arrive_by_held_pops(
     assert broker.requests.count("wait") == 0
 
 
-async def test_a_message_is_handed_over_before_the_next_pop_is_asked_for(
-    autojump_clock: trio.testing.MockClock,
+async def test_the_event_loop_stands_back_before_it_asks_for_the_next_message(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that handles it waited until the request for the next one was on its way."""
-    broker, came = OneQueue(), trio.Event()
-    intake = intake_of(broker, [], prefetch=2)
-    intake._emit = lambda deliveries: came.set()
+    """The thread that handles a message waited until the request for the next one was on its way."""
+    broker, batches = OneQueue(), list[list[Delivery]]()
+    seen: list[tuple[float, int, str]] = []
+    monkeypatch.setattr(
+        "mq.celery.intake.time.sleep", lambda seconds: seen.append((seconds, len(batches), broker.requests[-1]))
+    )
+    broker.waiting = [letter(0)]
+    intake = intake_of(broker, [], prefetch=3)
+    intake._emit = batches.append
     await intake.consume("q")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
         await trio.sleep(1)
-        broker.waiting.append(letter(0))
-        await came.wait()
-        await trio.sleep(HAND_OVER_SECONDS / 2)
-        assert broker.requests == ["pop 2", "held pop 2"]
-        await trio.sleep(HAND_OVER_SECONDS)
-        assert broker.requests == ["pop 2", "held pop 2", "held pop 1"]
+        assert len(batches) == 1
+        assert seen == [], "it waited although the pop was not held"
+        broker.waiting.append(letter(1))
+        await trio.sleep(1)
         nursery.cancel_scope.cancel()
+    assert seen == [(STAND_BACK_SECONDS, 2, "held pop 2")]
+    assert broker.requests == ["pop 3", "pop 2", "held pop 2", "held pop 1"]
+
+
+async def test_a_held_pop_hands_over_before_its_task_runs_again(autojump_clock: trio.testing.MockClock) -> None:
+    broker, delivered = OneQueue(), list[Delivery]()
+    broker.until_task_runs = 0.5
+    intake = intake_of(broker, delivered, prefetch=3)
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await trio.sleep(1)
+        foreign = popped_message(1, 1000)
+        foreign.body = b"not of kombu"
+        broker.waiting += [letter(0), foreign, letter(2)]
+        await trio.sleep(0.3)
+        assert [offset_of(each) for each in delivered] == [0, 2]
+        assert broker.acknowledged == []
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert [offset_of(each) for each in delivered] == [0, 2]
+    assert broker.acknowledged == [1], "the foreign message was not settled, or another one was"
 
 
 async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: trio.testing.MockClock) -> None:
