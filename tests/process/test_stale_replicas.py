@@ -15,7 +15,7 @@ from jepsen.wire import Wire, ask_figures, open_wire
 from mq.client import Admin, Message, Producer
 from mq.local_cluster import HOST, DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import Response
+from mq.protocol.incoming.headers import Response
 from tests.support.waiting import until
 
 MESSAGES = 30
