@@ -91,7 +91,7 @@ help:
 	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one;'
 	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup everyday scan recreated crowded lite filtered", or WORKLOAD=pop SEED=42'
 	@echo 'make dist    source distributions and wheels, for each CPython 3.11 to 3.14 that is here, in dist; needs gcc'
-	@echo 'make dist-check   tries what make dist has built in new environments: sizes, imports, a client with raftmq dev'
+	@echo 'make dist-check   tries what make dist has built in new environments: sizes, imports, a client with raftmq dev; ARGS=--write: docs/python.md'
 	@echo 'make lock    resolve the lock files again from the pyproject.toml files'
 	@echo 'make proto   compile the messages of the gRPC protocol again from mq/proxy/wire/messaging.proto'
 	@echo 'make clean   remove the virtual environments and files of tools'
@@ -332,7 +332,7 @@ dist: $(INSTALLED)
 	@$(PY) -m distributions.build
 
 dist-check: $(INSTALLED)
-	@$(PY) -m distributions.check
+	@$(PY) -m distributions.check $(ARGS)
 
 # In an environment of its own: pip-tools is needed here and nowhere else. Neither the address of an index nor an
 # option of this machine's pip belongs into the files. Both have the same versions of what both name.

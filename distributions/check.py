@@ -8,6 +8,7 @@ compiler: all in Python. With the first interpreter also the extras, each by a p
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import signal
@@ -20,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.procfs import load_average, machine
+from benchmarks.report import replace_section
 from distributions.build import DIST, ROOT
 from distributions.extras import (
     CLIENT_EXTRAS,
@@ -31,6 +34,7 @@ from distributions.extras import (
     untried,
 )
 from distributions.interpreters import Environment, Interpreter, clean_environment, find_interpreters, new_environment
+from distributions.measured import BEGIN, END, Measured, section
 from tests.free_ports import free_ports
 
 DISTRIBUTIONS_MAX: Final = 5
@@ -82,6 +86,36 @@ for _ in range(60):  # other work on the machine makes it longer, never shorter
     least = min(least, cpu("import mq.client"))
 print(least)
 """
+
+_IDLE: Final = """
+import json, sys
+
+steps = {}
+
+def step(name):
+    with open("/proc/self/status") as lines:
+        found = dict(line.split(":", 1) for line in lines)
+    steps[name] = [1024 * int(found[each].split()[0]) for each in ("VmRSS", "RssAnon")]
+
+step("Python")
+import asyncio
+step("asyncio, with ssl")
+import anyio
+step("AnyIO")
+import msgspec
+step("msgspec")
+from raftmq import Producer
+step("raftmq")
+
+async def main():
+    async with Producer(sys.argv[1], group="idle"):
+        await asyncio.sleep(1)
+        step("the open client")
+
+asyncio.run(main())
+print(json.dumps(steps))
+"""
+"""Resident and anonymous bytes after each import, and of a producer that is open and idle."""
 
 _SEND_AND_RECEIVE: Final = """
 import asyncio, sys
@@ -151,23 +185,33 @@ class CheckFailed(Exception):
 
 def main() -> int:
     """Exit code 1 if a check fails, 3 if nothing was built."""
+    parser = argparse.ArgumentParser(
+        prog="make dist-check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="write what was measured to docs/python.md")
+    arguments = parser.parse_args()
     if not list(DIST.glob("raftmq-*.whl")):
         print("raftmq: nothing is built: make dist", file=sys.stderr)
         return 3
     failed = False
+    load = load_average()
+    measured: list[Measured] = []
     interpreters = find_interpreters()
     for number, interpreter in enumerate(interpreters):
         try:
             with tempfile.TemporaryDirectory(prefix="raftmq-check-") as directory:
-                check(interpreter, Path(directory), is_first=number == 0)
+                measured.append(check(interpreter, Path(directory), is_first=number == 0))
         except (CheckFailed, subprocess.CalledProcessError) as error:
             print(f"Python {interpreter.version}: FAILED: {error}", flush=True)
             failed = True
     print(f"tried with {', '.join(each.version for each in interpreters)}")
+    if arguments.write and not failed:
+        page = ROOT / "docs" / "python.md"
+        page.write_text(replace_section(page.read_text(), section(measured, machine(), load), BEGIN, END))
     return int(failed)
 
 
-def check(interpreter: Interpreter, directory: Path, *, is_first: bool) -> None:
+def check(interpreter: Interpreter, directory: Path, *, is_first: bool) -> Measured:
     """All checks with one interpreter; types and extras if it is the first. Raises CheckFailed, CalledProcessError."""
 
     def say(text: str) -> None:
@@ -176,7 +220,8 @@ def check(interpreter: Interpreter, directory: Path, *, is_first: bool) -> None:
     (client_wheel,) = DIST.glob("raftmq-*.whl")
     client = new_environment(interpreter, directory / "client")
     client.pip("install", "--only-binary", ":all:", str(client_wheel))
-    say(check_client(client))
+    said, import_seconds, nbytes = check_client(client)
+    say(said)
     if is_first:
         say(check_types(new_environment(interpreter, directory / "types"), client_wheel, directory / "programs"))
     server = new_environment(interpreter, directory / "server")
@@ -184,6 +229,10 @@ def check(interpreter: Interpreter, directory: Path, *, is_first: bool) -> None:
     (source,) = DIST.glob("raftmq_server-*.tar.gz")
     server.pip("install", str(client_wheel), str(wheels[0] if wheels else source))
     say(f"servers, from {'a wheel' if wheels else 'the source distribution'}: {check_server(server, client)}")
+    with running_dev(server) as namesrv:
+        steps = json.loads(client.run("-c", _IDLE, namesrv))
+    measured = Measured(interpreter.version, nbytes, import_seconds, steps)
+    say(f"an idle client: {measured.idle_mib:.1f} MiB resident")
     say(f"test kit: {check_kit(server, directory / 'tests')}")
     if is_first:
         for said in check_extras(interpreter, directory, client_wheel, server, wheels[0] if wheels else source):
@@ -193,10 +242,13 @@ def check(interpreter: Interpreter, directory: Path, *, is_first: bool) -> None:
     if not server.run("-c", _IS_COMPILED).startswith("False "):
         raise CheckFailed("compiled modules were built without a compiler")
     say(f"servers, built without a compiler: {check_server(server, client, compiled=False)}")
+    return measured
 
 
-def check_client(client: Environment) -> str:
-    """An environment with the client alone. Raises CheckFailed, CalledProcessError."""
+def check_client(client: Environment) -> tuple[str, float, int]:
+    """An environment with the client alone: what to say, CPU seconds of the import, and bytes. Raises CheckFailed,
+    CalledProcessError.
+    """
     client.pip("check")
     sizes: dict[str, int] = json.loads(client.run("-c", _INSTALLED))
     needed = sorted(set(sizes) - {"raftmq"})
@@ -220,7 +272,7 @@ def check_client(client: Environment) -> str:
     )
     if seconds > 2 * IMPORT_CPU_SECONDS:
         raise CheckFailed(said)
-    return said
+    return said, seconds, total
 
 
 def check_types(types: Environment, client_wheel: Path, programs: Path) -> str:
