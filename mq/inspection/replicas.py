@@ -207,7 +207,7 @@ def _archive(group: GroupStatus) -> Iterator[Finding]:
         f"group {group.group}",
         f"has archived nothing for {lag_ms // 60_000} minutes: {decimal(waiting)} of complete log files wait",
         "archive_failed in the logs of its replicas has the reason; retention may delete what is not archived",
-        "docs/archive.md#when-it-does-not-get-on",
+        "docs/archive.md#when-archiving-fails",
     )
 
 
