@@ -166,7 +166,8 @@ def test_client_imports_no_modules_of_unix() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", ["win32", pytest.param("darwin", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
 def test_client_uses_nothing_that_platform_lacks(platform: str, tmp_path: Path) -> None:
     parts = ["raftmq", "mq.client", "mq.protocol", "mq.filter"]
     modules = ["mq.durable_files", "mq.command"]
