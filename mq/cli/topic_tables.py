@@ -62,6 +62,8 @@ def _follow(command: str, file: Path, master: str, driver_memory: str, as_json: 
     """Run a command of the driver, and print its progress. Raises CommandFailed."""
     pipeline = _pipeline(file)
     process = start(command, file, pipeline, master, driver_memory)
+    if not as_json:
+        print(f"starting Spark on {master} ...", flush=True)
     failed: dict[str, Any] | None = None
     for told in _lines(process):
         if "error" in told:

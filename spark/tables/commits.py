@@ -107,6 +107,17 @@ def parse_commit(text: str, where: str) -> Commit:
     return commit
 
 
+def lineage(current: int | None, parents: Mapping[int, int | None]) -> list[int]:
+    """The snapshots of which a table is made, the newest first, by the parent of each: their times are those of several
+    clocks. It ends at the one whose parent is not among them.
+    """
+    found: list[int] = []
+    while current is not None and current in parents:
+        found.append(current)
+        current = parents[current]
+    return found
+
+
 def identity(name: str, topic: str) -> str:
     """What a table remembers of the pipeline that writes it."""
     return f"{name}/{topic}"

@@ -23,7 +23,7 @@ from spark.tables.column_types import (
     merged,
 )
 from spark.tables.layout import SchemaRefused
-from spark.tables.pipeline import Decode, Pipeline
+from spark.tables.pipeline import Decode, Pipeline, Upsert
 from spark.tables.reasons import unknown_fields, why_not_csv, why_not_json, why_not_text
 from spark.tables.schema_files import Bodies
 
@@ -40,7 +40,8 @@ _NO_REASON: Final = "it does not fit decode.schema"
 def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFrame:
     """Messages with the columns `ROW`, a struct of the body's columns, and `REASON`, null if they decode.
 
-    For upserts also with `DELETED`: whether the message deletes its key.
+    For upserts, which need the column ``keys``, also with `DELETED`: whether the message deletes its key. One without a
+    body, a tombstone, deletes the key that its keys name.
 
     Args:
         schema: the columns of bodies.
@@ -77,18 +78,68 @@ def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFram
         deleted = f.coalesce(said == upsert.delete_value, f.lit(False))
     else:
         deleted = f.lit(False)
+    columns, reason = {name: image.getField(name) for name in schema}, f.coalesce(*reasons)
+    if upsert is not None:
+        is_tombstone = _is_tombstone(decode)
+        key = _key_of_tombstone(upsert, schema)
+        columns = {
+            name: f.when(is_tombstone, key.get(name, f.lit(None))).otherwise(each) for name, each in columns.items()
+        }
+        deleted, reason = is_tombstone | deleted, f.when(~is_tombstone, reason)
     with_image = (
         with_value.withColumn(DELETED, f.coalesce(deleted, f.lit(False)))
-        .withColumn(REASON, f.coalesce(*reasons))
-        .withColumn(ROW, f.struct(*[image.getField(name).alias(name) for name in schema]))
+        .withColumn(REASON, reason)
+        .withColumn(ROW, f.struct(*[each.alias(name) for name, each in columns.items()]))
     )
-    needed = [] if upsert is None else [("key", name) for name in upsert.key]
-    if upsert is not None and upsert.order is not None:
-        needed.append(("order", upsert.order))  # without it, nobody knows whether the change is the latest
-    for what, name in needed:
-        missing = f.when(f.col(f"{ROW}.`{name}`").isNull(), f"its {what} {name} is null or missing")
-        with_image = with_image.withColumn(REASON, f.coalesce(f.col(REASON), missing))
+    if upsert is not None:
+        with_image = with_image.withColumn(REASON, f.coalesce(REASON, *_missing(upsert, schema, _is_tombstone(decode))))
     return with_image.drop(_SYNTAX)
+
+
+def _is_tombstone(decode: Decode) -> Column:
+    is_empty = f.col("body").isNull() | (f.octet_length("body") == 0)
+    return is_empty | (f.col("body") == f.lit(b"null")) if decode.format == "json" else is_empty
+
+
+def _key_of_tombstone(upsert: Upsert, schema: Schema) -> dict[str, Column]:
+    """The columns of the key as the keys of a message have them: in JSON, with or without Debezium's schema around it;
+    a key of one column also as plain text.
+    """
+    keys, key = f.col("keys"), {name: schema[name] for name in upsert.key if name in schema}
+    if not key:
+        return {}
+    around = {} if "payload" in key else {"payload": Struct(tuple(key.items()))}
+    found = f.from_json(keys, ddl({**key, **around}))
+    columns = {
+        name: f.coalesce(found.getField(name), found["payload"].getField(name)) if around else found.getField(name)
+        for name in key
+    }
+    if len(upsert.key) == 1:
+        for name, kind in key.items():
+            if isinstance(kind, Primitive):
+                columns[name] = f.when(keys.startswith("{"), columns[name]).otherwise(keys.try_cast(str(kind)))
+    return columns
+
+
+def _missing(upsert: Upsert, schema: Schema, is_tombstone: Column) -> list[Column]:
+    """Reasons of changes that do not say of which key they are, or whether they are the latest."""
+
+    def is_null(name: str) -> Column:
+        return f.col(f"{ROW}.`{name}`").isNull() if name in schema else f.lit(True)
+
+    def unknown(name: str) -> str:
+        return f"it has no body, and its keys do not say which {name} it deletes"
+
+    reasons = [
+        f.when(is_null(name), f.when(is_tombstone, unknown(name)).otherwise(f"its key {name} is null or missing"))
+        for name in upsert.key
+    ]
+    if upsert.order is not None:
+        # A tombstone of Debezium follows a change that has deleted the key: without an order it changes nothing.
+        is_free = is_tombstone if upsert.envelope == "debezium" else f.lit(False)
+        said = f"its order {upsert.order} is null or missing"
+        reasons.append(f.when(is_null(upsert.order) & ~is_free, said))
+    return reasons
 
 
 def debezium_columns(schema: Schema) -> dict[str, ColumnType]:

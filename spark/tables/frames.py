@@ -110,7 +110,7 @@ class Messages:
 
 
 def _source(spark: SparkSession, pipeline: Pipeline, ranges: Range) -> DataFrame:
-    wanted = [*pipeline.metadata, "topic", "body", "properties"]
+    wanted = [*pipeline.metadata, "topic", "body", "properties", *(() if pipeline.upsert is None else ("keys",))]
     return (
         spark.read.format("raftmq")
         .options(**pipeline.read_options())

@@ -10,7 +10,8 @@ from spark.tables.pipeline import Format, Pipeline
 
 PACKAGES: Final[dict[tuple[Format, str], tuple[str, ...]]] = {
     ("iceberg", "4.1"): ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",),
-    ("delta", "4.1"): ("io.delta:delta-spark_4.1_2.13:4.2.0",),
+    ("delta", "4.1"): ("io.delta:delta-spark_4.1_2.13:4.4.0",),
+    ("delta", "4.2"): ("io.delta:delta-spark_4.2_2.13:4.4.0",),
 }
 """The builds that are tested, by format and version of Spark."""
 
@@ -25,6 +26,9 @@ _SETTINGS: Final[dict[Format, dict[str, str]]] = {
     "delta": {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # As many tasks list the files of any table for VACUUM, 10,000 otherwise, and read its log, 50 otherwise.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
+        "spark.databricks.delta.snapshotPartitions": "8",
     },
     "iceberg": {
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -54,7 +58,7 @@ def packages_of(pipeline: Pipeline, spark_version: str) -> tuple[str, ...]:
         known = sorted(each for kind, each in PACKAGES if kind == pipeline.table.format)
         raise SparkMissing(
             f"no tested build of {pipeline.table.format} is known for Spark {release}: install "
-            f"'pyspark=={known[-1]}.1', or name a build in packages, such as "
+            f"'pyspark~={known[-1]}.0', or name a build in packages, such as "
             f"packages: [{PACKAGES[pipeline.table.format, known[-1]][0]}]"
         )
     return found

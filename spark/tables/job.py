@@ -174,6 +174,7 @@ def run(
         if backward and pipeline.upsert is not None:
             raise UpkeepRefused("older changes would replace newer rows: a table with upserts is not filled backward")
         last = loop.open()
+        metrics.opened(last)
         say(opened=pipeline.table.where, commit=last.number)
         with _noted(loop):
             if backward:

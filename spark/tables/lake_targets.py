@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark.tables.column_types import ColumnType, Schema, columns_from_spark, ddl, quoted
-from spark.tables.commits import Commit, CommitRefused, Overtaken, parse_commit
+from spark.tables.commits import Commit, CommitRefused, Overtaken, lineage, parse_commit
 from spark.tables.frames import Messages, partitioned
 from spark.tables.layout import added_columns, table_columns
 from spark.tables.parquet_directory import DirectoryUnusable
@@ -27,6 +27,7 @@ from spark.tables.upserts import CHANGES, latest_changes, merge_statement
 PROPERTY: Final = "raftmq.commit"
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
 """What a statement raises: PySpark translates only errors of Spark itself, and not those of a table format."""
+_FIRST_LOOK: Final = 20
 _CONFLICTS: Final = (
     "Found conflicting files",
     "CommitFailedException",
@@ -38,7 +39,14 @@ _CONFLICTS: Final = (
     "MetadataChangedException",
     "not an ancestor of",
 )
-_DENIED: Final = ("Permission denied", "AccessDenied", "Access Denied", "AccessControlException", "Forbidden", "403")
+_DENIED: Final = (
+    "Permission denied",
+    "AccessDenied",
+    "Access Denied",
+    "AccessControlException",
+    "Forbidden",
+    "Status Code: 403",
+)
 
 
 class LakeTarget:
@@ -205,19 +213,28 @@ class IcebergTarget(LakeTarget):
     def snapshots_since_commit(self) -> int:
         """How many snapshots others, and compactions, have made since the last commit: those have no position."""
         rows = self._history()
-        return next((index for index, row in enumerate(rows) if row["told"]), len(rows))
+        return sum(not row["told"] for row in rows)
 
     def _history(self) -> list[Any]:
-        """The snapshots of which the table is made, the newest first, with the commits in them."""
-        self._spark.sql(f"REFRESH TABLE {self._sql_name}")
-        return list(
-            self._spark.sql(
-                # The name has only letters, digits and '_'.
-                f"SELECT h.snapshot_id, s.summary['{PROPERTY}'] AS told FROM {self._sql_name}.history h "  # noqa: S608
-                f"JOIN {self._sql_name}.snapshots s ON h.snapshot_id = s.snapshot_id WHERE h.is_current_ancestor "
-                f"ORDER BY h.made_current_at DESC"
-            ).collect()
+        """The snapshots of which the table is made, the newest first, back to the last commit or, without one, to the
+        oldest.
+        """
+        name = self._sql_name  # which has only letters, digits, '_' and '.'
+        self._spark.sql(f"REFRESH TABLE {name}")
+        main = self._spark.sql(f"SELECT snapshot_id FROM {name}.refs WHERE name = 'main'").first()  # noqa: S608
+        snapshots = self._spark.sql(
+            f"SELECT snapshot_id, parent_id, summary['{PROPERTY}'] AS told FROM {name}.snapshots "  # noqa: S608
+            f"ORDER BY committed_at DESC"
         )
+        found: list[Any] = []
+        for rows in _newest(lambda limit: snapshots.limit(limit).collect()):
+            by_id = {row["snapshot_id"]: row for row in rows}
+            chain = lineage(main and main[0], {number: row["parent_id"] for number, row in by_id.items()})
+            found = [by_id[each] for each in chain]
+            told = next((index for index, row in enumerate(found) if row["told"]), None)
+            if told is not None:
+                return found[: told + 1]
+        return found
 
     def _make(self, columns: Schema) -> None:
         table = self._pipeline.table
@@ -241,9 +258,9 @@ class IcebergTarget(LakeTarget):
 
     def _merge(self, statement: Callable[[str], str], commit: Commit) -> None:
         branch = f"raftmq_{commit.run}"
-        self._spark.sql(
-            f"ALTER TABLE {self._sql_name} CREATE OR REPLACE BRANCH {branch} AS OF VERSION {self._snapshot}"
-        )
+        # If this process is killed the branch stays; then the next expiry of snapshots removes it after a day.
+        begun = f"BRANCH {branch} AS OF VERSION {self._snapshot} RETAIN 1 DAYS"
+        self._spark.sql(f"ALTER TABLE {self._sql_name} CREATE OR REPLACE {begun}")
         try:
             with self._set({f"spark.sql.iceberg.snapshot-property.{PROPERTY}": commit.to_json()}):
                 self._spark.sql(statement(f"{self._sql_name}.branch_{branch}"))
@@ -277,7 +294,15 @@ class DeltaTarget(LakeTarget):
         return bool(tables.isDeltaTable(self._spark._jsparkSession, self._location))
 
     def _found(self) -> Commit | None:
-        rows = self._spark.sql(f"DESCRIBE HISTORY {self._sql_name}").orderBy(f.col("version").desc()).collect()
+        history = f"DESCRIBE HISTORY {self._sql_name} LIMIT "
+        for rows in _newest(lambda limit: self._spark.sql(f"{history}{limit}").collect()):
+            found = self._newest_of(sorted(rows, key=lambda row: -row["version"]))
+            if found is not None:
+                return found
+        return None
+
+    def _newest_of(self, rows: list[Any]) -> Commit | None:
+        """The last commit among these versions, the newest first."""
         self._version = 0
         below: int | None = None
         for row in rows:
@@ -329,6 +354,19 @@ class DeltaTarget(LakeTarget):
         }
         with self._set(settings):
             self._spark.sql(statement(self._sql_name))
+
+
+def _newest(rows_of: Callable[[int], list[Any]]) -> Iterator[list[Any]]:
+    """What a table's history has, the newest entries first and more of them each time, until it has no more: a
+    continuous pipeline has many, and its last commit is among the first.
+    """
+    limit = _FIRST_LOOK
+    while True:
+        rows = rows_of(limit)
+        yield rows
+        if len(rows) < limit:
+            return
+        limit *= 20
 
 
 _STRING: Final = columns_from_spark({"fields": [{"name": "unit", "type": "string"}]})["unit"]

@@ -49,6 +49,11 @@ class Metrics:
                     f"uses this one"
                 ) from error
 
+    def opened(self, last: Commit) -> None:
+        """The table was opened, with this last commit, which mostly another process has made."""
+        if self._port is not None:
+            self._at.set(last.at_ms / 1000)
+
     def committed(self, commit: Commit, seconds: float, newest: dict[str, Any] | None) -> None:
         """A commit was made."""
         if self._port is None:

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from mq.client.message import Message
+from spark.tables import lake_targets
 from spark.tables.commits import Commit, CommitRefused, messages_between
 from spark.tables.frames import Messages
 from spark.tables.installed import PACKAGES, installed_spark
@@ -70,7 +71,8 @@ def lake(warehouse: Path) -> Iterator[Any]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "1",
-        "spark.databricks.delta.snapshotPartitions": "1",  # fifty tasks otherwise, for each look at a log
+        "spark.databricks.delta.snapshotPartitions": "1",  # pipelines have 8, for each look at a log
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",  # and 64, for each VACUUM
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(warehouse / "spark"),
     }
@@ -124,7 +126,7 @@ class Case:
         finally:
             state.close()
 
-    def send(self, *bodies: bytes, queue: int = 0) -> None:
+    def send(self, *bodies: bytes | Message, queue: int = 0) -> None:
         """To one queue."""
         from mq.client.produce.producer import Producer
 
@@ -132,7 +134,8 @@ class Case:
             async with Producer(self.stage.namesrv, timeout=60) as producer:
                 route = await producer.queues(self.topic)
                 for each in bodies:
-                    await producer.send(Message(self.topic, each), queue=route[queue])
+                    message = each if isinstance(each, Message) else Message(self.topic, each)
+                    await producer.send(message, queue=route[queue])
 
         self.stage.call(main)
 
@@ -140,6 +143,12 @@ class Case:
         if self.kind == "iceberg":
             self.lake.sql(f"REFRESH TABLE {self.sql_name}")
         return list(table_rows(self.lake, of).collect())
+
+    def reasons(self) -> set[str]:
+        """Those of all dead letters."""
+        reader = self.lake.read.format("raftmq").option("namesrv", self.stage.namesrv)
+        found = reader.option("subscribe", self.dead).load().collect()
+        return {row.properties["RAFTMQ_TABLE_REASON"] for row in found}
 
     def compact(self, of: Pipeline, retain: int = RETAIN_SNAPSHOTS) -> None:
         target = self.target(of)
@@ -195,7 +204,8 @@ def age(log: Path) -> None:
         os.utime(path, (month_ago, month_ago))
 
 
-def test_compaction_never_lets_the_position_in_the_topic_expire(case: Case) -> None:
+def test_compaction_never_lets_the_position_in_the_topic_expire(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake_targets, "_FIRST_LOOK", 1)  # the commit is not among the first
     pipeline = case.pipeline(EXPLICIT)
     case.stage.send(case.topic, [body(1)])
     case.run(pipeline)
@@ -390,24 +400,29 @@ def test_changes_as_debezium_writes_them_leave_one_row_per_key(case: Case) -> No
     )
     case.run(pipeline)
     assert {(each.id, each.name) for each in case.rows(pipeline)} == {(0, "new"), (2, "new")}
-    reasons = {
-        each.properties["RAFTMQ_TABLE_REASON"]
-        for each in case.lake.read.format("raftmq")
-        .option("namesrv", case.stage.namesrv)
-        .option("subscribe", case.dead)
-        .load()
-        .collect()
-    }
+    reasons = case.reasons()
     assert reasons == {
         "its op is t; c, r, u and d are known",
         "its key id is null or missing",
         "it has no op: it is no change as Debezium writes it",
     }
+    case.send(  # the changes that deleted these are not in the topic any more, since it is compacted
+        Message(case.topic, b"", keys=['{"schema":{"type":"struct"},"payload":{"id":0}}']),
+        Message(case.topic, b"", keys=['{"id":9}']),
+        change("d", new[2], None),
+        Message(case.topic, b"", keys=["2"]),
+        change("c", None, new[0]),
+    )
+    case.run(pipeline)
+    assert {(each.id, each.name) for each in case.rows(pipeline)} == {(0, "new")}
+    case.send(Message(case.topic, b"", keys=["x"]))
+    case.run(pipeline)
+    assert case.reasons() == reasons | {"it has no body, and its keys do not say which id it deletes"}
     case.send(change("u", None, {"id": 0, "name": "here"}), queue=0)
     case.send(change("u", None, {"id": 0, "name": "there"}), queue=1)
     with pytest.raises(Stopped, match="changes of the key id 0 are in 2 queues"):
         case.run(pipeline)
-    assert {(each.id, each.name) for each in case.rows(pipeline)} == {(0, "new"), (2, "new")}
+    assert {(each.id, each.name) for each in case.rows(pipeline)} == {(0, "new")}
 
 
 def test_the_latest_change_by_a_column_wins_in_whatever_order_it_comes(case: Case) -> None:
@@ -424,3 +439,36 @@ def test_the_latest_change_by_a_column_wins_in_whatever_order_it_comes(case: Cas
     case.send(at(1, 4), at(2, 2), at(3, 2, gone=True), queue=1)
     case.run(pipeline)
     assert {(each.id, each.at) for each in case.rows(pipeline)} == {(1, 5), (2, 2)}
+
+
+@pytest.mark.skipif("iceberg" not in FORMATS, reason="there is no build of Iceberg for this Spark")
+def test_the_branch_of_a_killed_merge_does_not_stay_for_ever(lake: Any, stage: Stage, tmp_path: Path) -> None:
+    case = Case(lake, stage, "iceberg", tmp_path)
+    pipeline = case.pipeline(EXPLICIT, "upsert: {key: [id]}")
+    case.send(body(1))
+    case.run(pipeline)
+    target = case.target(pipeline)
+    last = target.last()
+
+    class Killed(BaseException):
+        """Not caught by anything."""
+
+    class Dying:
+        """A session that does nothing any more when it is to merge."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lake, name)
+
+        def sql(self, statement: str) -> Any:
+            if "MERGE" in statement or "DROP BRANCH" in statement:
+                raise Killed
+            return lake.sql(statement)
+
+    target._spark = Dying()
+    with pytest.raises(Killed):
+        target._merge(lambda table: f"MERGE INTO {table}", last)
+    left = lake.sql(f"SELECT max_reference_age_in_ms FROM {case.sql_name}.refs WHERE name <> 'main'").collect()
+    assert [row[0] for row in left] == [86_400_000]
+    case.send(body(2))
+    case.run(pipeline)
+    assert ids(case.rows(pipeline)) == Counter({1: 1, 2: 1})

@@ -145,13 +145,16 @@ def test_changes_in_avro_set_and_delete_rows(session: Any, tmp_path: Path) -> No
         header + avro(change, before=None, after=None, op="u"),
         header + avro(change, before=None, after={"id": 3}, op="t"),
     ]
-    messages = session.createDataFrame([(each,) for each in bodies], "body binary")
-    found = decoded(messages, pipeline, pipeline.decode.columns).collect()
+    messages = [(each, None) for each in bodies] + [(b"", '{"id":4}'), (b"", "\0\0\0\0\x01\x08")]
+    frame = session.createDataFrame(messages, "body binary, keys string")
+    found = decoded(frame, pipeline, pipeline.decode.columns).collect()
     assert [(each.raftmq_row.id, each[DELETED], each[REASON]) for each in found] == [
         (1, False, None),
         (2, True, None),
         (None, False, "its op is u, and it has no row for that"),
         (3, False, "its op is t; c, r, u and d are known"),
+        (4, True, None),
+        (None, True, "it has no body, and its keys do not say which id it deletes"),
     ]
 
 

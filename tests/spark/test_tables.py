@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 
 from spark.tables import job
 from spark.tables.commits import CommitRefused, Overtaken, shown_position
-from spark.tables.decoding import REASON, decoded
+from spark.tables.decoding import DELETED, REASON, decoded
 from spark.tables.frames import Messages
 from spark.tables.job import REFUSED, STOPPED, main, run, text_of
 from spark.tables.lake_targets import DeltaTarget
@@ -219,9 +219,30 @@ def test_a_change_without_its_order_is_a_dead_letter(session: Any) -> None:
     text = "namesrv: h:1\ntopic: T\ntable: {format: delta, location: /t}\nupsert: {key: [id], order: at}\n"
     pipeline = parse_pipeline(f"{text}decode: {{format: json, schema: {{id: int, at: int}}}}\n", Path("/p.yaml"))
     bodies = [b'{"id": 1, "at": 2}', b'{"id": 1}', b'{"at": 2}']
-    messages = session.createDataFrame([(body,) for body in bodies], "body binary")
+    messages = session.createDataFrame([(body, None) for body in bodies], "body binary, keys string")
     reasons = [row[REASON] for row in decoded(messages, pipeline, pipeline.decode.columns).collect()]
     assert reasons == [None, "its order at is null or missing", "its key id is null or missing"]
+
+
+def test_a_message_without_a_body_deletes_the_key_in_its_keys(session: Any) -> None:
+    def found(upsert: str, schema: str, *messages: tuple[bytes, str | None]) -> list[tuple[Any, bool, str | None]]:
+        text = f"namesrv: h:1\ntopic: T\ntable: {{format: delta, location: /t}}\nupsert: {upsert}\n"
+        pipeline = parse_pipeline(f"{text}decode: {{format: json, schema: {schema}}}\n", Path("/p.yaml"))
+        rows = decoded(session.createDataFrame(messages, "body binary, keys string"), pipeline, pipeline.decode.columns)
+        return [(row.raftmq_row.id, row[DELETED], row[REASON]) for row in rows.collect()]
+
+    nobody = "it has no body, and its keys do not say which id it deletes"
+    keys = ['{"id":7}', '{"schema":{"type":"struct"},"payload":{"id":8}}', "9", "x", '{"other":1}', None]
+    debezium = found("{key: [id], envelope: debezium}", "{id: int, name: string}", *[(b"", each) for each in keys])
+    assert debezium == [(7, True, None), (8, True, None), (9, True, None)] + [(None, True, nobody)] * 3
+    by_text = found("{key: [id]}", "{id: string}", (b"null", "a b"), (b"", '{"id":"c"}'), (b'{"id":"d"}', "e"))
+    assert by_text == [("a b", True, None), ("c", True, None), ("d", False, None)]
+    of_two = found("{key: [id, n]}", "{id: int, n: int}", (b"", '{"id":1,"n":2}'), (b"", '{"n":2}'))
+    assert of_two == [(1, True, None), (None, True, nobody)]
+    schema = "{id: int, at: int}"
+    late = "its order at is null or missing"
+    assert found("{key: [id], order: at}", schema, (b"", "1")) == [(1, True, late)]
+    assert found("{key: [id], order: at, envelope: debezium}", schema, (b"", "1")) == [(1, True, None)]
 
 
 def test_only_what_writes_ends_after_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

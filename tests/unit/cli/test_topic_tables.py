@@ -81,6 +81,7 @@ DONE = {"done": True, "messages": 900, "dead": 9, "position": "a:0 900"}
 def test_progress_is_shown_for_people_and_for_programs(file: Path, driver: Any) -> None:
     driver({"opened": "t", "commit": 0}, "a line of Spark", COMMIT, DONE)
     assert run("run", file).stdout.splitlines() == [
+        "starting Spark on local[*] ...",
         "t: continues after commit 0",
         "commit 1: 900 messages, 9 of them dead letters in 2.0 s (450/s), 100 left",
         "done: 900 messages, 9 of them dead letters; the table has the messages before a:0 900",

@@ -12,6 +12,7 @@ from spark.tables.commits import (
     CommitRefused,
     assign_option,
     check_owner,
+    lineage,
     messages_between,
     offsets_option,
     parse_commit,
@@ -57,3 +58,10 @@ def test_a_table_belongs_to_one_pipeline() -> None:
     check_owner(COMMIT, "p/T", "t")
     with pytest.raises(CommitRefused, match="two pipelines cannot write one table"):
         check_owner(COMMIT, "p/U", "t")
+
+
+def test_snapshots_are_ordered_by_their_parents_and_not_by_clocks() -> None:
+    parents = {30: 20, 20: 10, 25: 20, 10: 5}  # 25 was left by a rollback, 5 has expired
+    assert lineage(30, parents) == [30, 20, 10]
+    assert lineage(10, {10: None}) == [10]
+    assert lineage(7, parents) == lineage(None, parents) == []

@@ -23,7 +23,7 @@ def test_parquet_needs_no_package() -> None:
 
 def test_formats_without_a_build_are_refused() -> None:
     with pytest.raises(
-        SparkMissing, match=r"no tested build of iceberg is known for Spark 4\.3: install 'pyspark==4\.1"
+        SparkMissing, match=r"no tested build of iceberg is known for Spark 4\.3: install 'pyspark~=4\.1\.0'"
     ):
         packages_of(pipeline(ICEBERG), "4.3.0")
     assert packages_of(pipeline(ICEBERG), "4.1.4") == PACKAGES["iceberg", "4.1"]
@@ -35,3 +35,8 @@ def test_settings_of_the_file_win() -> None:
     found = settings_of(pipeline(ICEBERG, "spark: {spark.sql.shuffle.partitions: 3}"))
     assert found["spark.sql.shuffle.partitions"] == "3"
     assert "Iceberg" in found["spark.sql.extensions"]
+
+
+def test_a_vacuum_of_delta_does_not_start_ten_thousand_tasks() -> None:
+    found = settings_of(pipeline("{format: delta, location: /t}"))
+    assert int(found["spark.sql.sources.parallelPartitionDiscovery.parallelism"]) <= 64
