@@ -6,6 +6,7 @@ compiler.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -32,6 +33,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly]
 ROOT = Path(__file__).parents[2]
 REQUESTS: Final = 60
 SECONDS_MAX: Final = 60.0
+STOP_SECONDS: Final = 5.0
 APPLICATION: Final = "tests.support.forking_application"
 TOPIC: Final = "web-orders"
 UWSGI: Final = [
@@ -97,17 +99,24 @@ def running(server: Server, programs: Path, namesrv: str, log: Path) -> Iterator
     }
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [str(programs / program), *arguments], stdout=output, stderr=output, cwd=ROOT, env=environment
+            [str(programs / program), *arguments],
+            stdout=output,
+            stderr=output,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
         )
     try:
         yield port
-        process.terminate()
-        assert process.wait(SECONDS_MAX) in (0, 1, -signal.SIGTERM)
     except BaseException as error:
         error.add_note(log.read_text(errors="replace")[-5000:])
         raise
     finally:
-        process.kill()
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # uWSGI forgets workers that are just starting
+            process.wait(STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
