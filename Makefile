@@ -41,7 +41,7 @@ BENCHES += bench-low-rate bench-client bench-special bench-metrics bench-fair be
 BENCHES += bench-archive bench-filter bench-celery bench-celery-chaos bench-proxy bench-critical-path bench-goals
 .PHONY: help demo demo-spark test test-spark test-all test-nightly ci coverage check interop jepsen docker-image bench $(BENCHES)
 .PHONY: bench-spark bench-spark-kafka docs
-.PHONY: fmt sanitize fuzz sim dist dist-check lock proto clean
+.PHONY: fmt sanitize fuzz sim dist dist-check measure-client lock proto clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
@@ -91,7 +91,8 @@ help:
 	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one;'
 	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup everyday scan recreated crowded lite filtered", or WORKLOAD=pop SEED=42'
 	@echo 'make dist    source distributions and wheels, for each CPython 3.11 to 3.14 that is here, in dist; needs gcc'
-	@echo 'make dist-check   tries what make dist has built in new environments: sizes, imports, a client with raftmq dev; ARGS=--write: docs/python.md'
+	@echo 'make dist-check   tries what make dist has built in new environments: sizes, imports, a client with raftmq dev'
+	@echo 'make measure-client   what the installed client takes: bytes, import, memory when idle; writes docs/python.md'
 	@echo 'make lock    resolve the lock files again from the pyproject.toml files'
 	@echo 'make proto   compile the messages of the gRPC protocol again from mq/proxy/wire/messaging.proto'
 	@echo 'make clean   remove the virtual environments and files of tools'
@@ -332,7 +333,11 @@ dist: $(INSTALLED)
 	@$(PY) -m distributions.build
 
 dist-check: $(INSTALLED)
-	@$(PY) -m distributions.check $(ARGS)
+	@$(PY) -m distributions.check
+
+# The client alone, installed: bytes, import, and memory when idle; writes docs/python.md.
+measure-client: $(INSTALLED)
+	@$(PY) -m distributions.measured $(ARGS)
 
 # In an environment of its own: pip-tools is needed here and nowhere else. Neither the address of an index nor an
 # option of this machine's pip belongs into the files. Both have the same versions of what both name.

@@ -8,7 +8,6 @@ compiler: all in Python. With the first interpreter also the extras, each by a p
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import signal
@@ -21,8 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.procfs import load_average, machine
-from benchmarks.report import replace_section
 from distributions.build import DIST, ROOT
 from distributions.extras import (
     CLIENT_EXTRAS,
@@ -34,32 +31,13 @@ from distributions.extras import (
     untried,
 )
 from distributions.interpreters import Environment, Interpreter, clean_environment, find_interpreters, new_environment
-from distributions.measured import BEGIN, END, Measured, section
+from distributions.measured import IMPORT_CPU_SECONDS, INSTALLED, import_cpu_seconds, installed_bytes
 from tests.free_ports import free_ports
 
 DISTRIBUTIONS_MAX: Final = 5
 BYTES_MAX: Final = 10_000_000
-IMPORT_CPU_SECONDS: Final = 0.15
-"""The goal for ``import mq.client`` with the start of Python. It fails at twice as much: a Python built without
-optimizations, or a machine with other work, needs more.
-"""
-
 START_SECONDS_MAX: Final = 120.0
 MESSAGES: Final = 100
-
-# Installed files by distribution, without what each environment has from the start.
-_INSTALLED: Final = """
-import json
-from importlib.metadata import distributions
-
-found = {}
-for each in distributions():
-    name = each.metadata["Name"].lower()
-    if name not in ("pip", "setuptools"):
-        paths = [each.locate_file(path) for path in each.files]
-        found[name] = sum(path.stat().st_size for path in paths if path.exists())
-print(json.dumps(found))
-"""
 
 _OUR_TOP_LEVEL: Final = """
 import json
@@ -68,54 +46,6 @@ from importlib.metadata import distribution
 tops = {path.parts[0] for path in distribution("raftmq").files if path.parts[0] != ".."}
 print(json.dumps(sorted(top for top in tops if not top.endswith(".dist-info"))))
 """
-
-_IMPORT_CPU: Final = """
-import resource, subprocess, sys
-
-def cpu(code):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", code], check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-cpu("import mq.client")
-least = cpu("import mq.client")
-for _ in range(60):  # other work on the machine makes it longer, never shorter
-    if least <= float(sys.argv[1]):
-        break
-    least = min(least, cpu("import mq.client"))
-print(least)
-"""
-
-_IDLE: Final = """
-import json, sys
-
-steps = {}
-
-def step(name):
-    with open("/proc/self/status") as lines:
-        found = dict(line.split(":", 1) for line in lines)
-    steps[name] = [1024 * int(found[each].split()[0]) for each in ("VmRSS", "RssAnon")]
-
-step("Python")
-import asyncio
-step("asyncio, with ssl")
-import anyio
-step("AnyIO")
-import msgspec
-step("msgspec")
-from raftmq import Producer
-step("raftmq")
-
-async def main():
-    async with Producer(sys.argv[1], group="idle"):
-        await asyncio.sleep(1)
-        step("the open client")
-
-asyncio.run(main())
-print(json.dumps(steps))
-"""
-"""Resident and anonymous bytes after each import, and of a producer that is open and idle."""
 
 _SEND_AND_RECEIVE: Final = """
 import asyncio, sys
@@ -185,33 +115,23 @@ class CheckFailed(Exception):
 
 def main() -> int:
     """Exit code 1 if a check fails, 3 if nothing was built."""
-    parser = argparse.ArgumentParser(
-        prog="make dist-check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--write", action="store_true", help="write what was measured to docs/python.md")
-    arguments = parser.parse_args()
     if not list(DIST.glob("raftmq-*.whl")):
         print("raftmq: nothing is built: make dist", file=sys.stderr)
         return 3
     failed = False
-    load = load_average()
-    measured: list[Measured] = []
     interpreters = find_interpreters()
     for number, interpreter in enumerate(interpreters):
         try:
             with tempfile.TemporaryDirectory(prefix="raftmq-check-") as directory:
-                measured.append(check(interpreter, Path(directory), is_first=number == 0))
+                check(interpreter, Path(directory), is_first=number == 0)
         except (CheckFailed, subprocess.CalledProcessError) as error:
             print(f"Python {interpreter.version}: FAILED: {error}", flush=True)
             failed = True
     print(f"tried with {', '.join(each.version for each in interpreters)}")
-    if arguments.write and not failed:
-        page = ROOT / "docs" / "python.md"
-        page.write_text(replace_section(page.read_text(), section(measured, machine(), load), BEGIN, END))
     return int(failed)
 
 
-def check(interpreter: Interpreter, directory: Path, *, is_first: bool) -> Measured:
+def check(interpreter: Interpreter, directory: Path, *, is_first: bool) -> None:
     """All checks with one interpreter; types and extras if it is the first. Raises CheckFailed, CalledProcessError."""
 
     def say(text: str) -> None:
@@ -220,8 +140,7 @@ def check(interpreter: Interpreter, directory: Path, *, is_first: bool) -> Measu
     (client_wheel,) = DIST.glob("raftmq-*.whl")
     client = new_environment(interpreter, directory / "client")
     client.pip("install", "--only-binary", ":all:", str(client_wheel))
-    said, import_seconds, nbytes = check_client(client)
-    say(said)
+    say(check_client(client))
     if is_first:
         say(check_types(new_environment(interpreter, directory / "types"), client_wheel, directory / "programs"))
     server = new_environment(interpreter, directory / "server")
@@ -229,10 +148,6 @@ def check(interpreter: Interpreter, directory: Path, *, is_first: bool) -> Measu
     (source,) = DIST.glob("raftmq_server-*.tar.gz")
     server.pip("install", str(client_wheel), str(wheels[0] if wheels else source))
     say(f"servers, from {'a wheel' if wheels else 'the source distribution'}: {check_server(server, client)}")
-    with running_dev(server) as namesrv:
-        steps = json.loads(client.run("-c", _IDLE, namesrv))
-    measured = Measured(interpreter.version, nbytes, import_seconds, steps)
-    say(f"an idle client: {measured.idle_mib:.1f} MiB resident")
     say(f"test kit: {check_kit(server, directory / 'tests')}")
     if is_first:
         for said in check_extras(interpreter, directory, client_wheel, server, wheels[0] if wheels else source):
@@ -242,15 +157,12 @@ def check(interpreter: Interpreter, directory: Path, *, is_first: bool) -> Measu
     if not server.run("-c", _IS_COMPILED).startswith("False "):
         raise CheckFailed("compiled modules were built without a compiler")
     say(f"servers, built without a compiler: {check_server(server, client, compiled=False)}")
-    return measured
 
 
-def check_client(client: Environment) -> tuple[str, float, int]:
-    """An environment with the client alone: what to say, CPU seconds of the import, and bytes. Raises CheckFailed,
-    CalledProcessError.
-    """
+def check_client(client: Environment) -> str:
+    """An environment with the client alone. Raises CheckFailed, CalledProcessError."""
     client.pip("check")
-    sizes: dict[str, int] = json.loads(client.run("-c", _INSTALLED))
+    sizes = installed_bytes(client)
     needed = sorted(set(sizes) - {"raftmq"})
     total = sum(sizes.values())
     if len(needed) > DISTRIBUTIONS_MAX or total > BYTES_MAX:
@@ -265,14 +177,14 @@ def check_client(client: Environment) -> tuple[str, float, int]:
         or command.stderr.count("\n") > 1
     ):
         raise CheckFailed(f"the command without servers: {command}")
-    seconds = float(client.run("-c", _IMPORT_CPU, str(IMPORT_CPU_SECONDS)))
+    seconds = import_cpu_seconds(client)
     said = (
         f"client: {total / 1e6:.1f} MB, of it raftmq {sizes['raftmq'] / 1e6:.1f}; needs {', '.join(needed)}; "
         f"import mq.client: {seconds:.3f} s of CPU"
     )
     if seconds > 2 * IMPORT_CPU_SECONDS:
         raise CheckFailed(said)
-    return said, seconds, total
+    return said
 
 
 def check_types(types: Environment, client_wheel: Path, programs: Path) -> str:
@@ -319,7 +231,7 @@ def check_server(server: Environment, client: Environment, *, compiled: bool = T
         )
     if count != str(MESSAGES) or not status:
         raise CheckFailed(f"{count} of {MESSAGES} messages, status {status}")
-    installed = json.loads(server.run("-c", _INSTALLED))
+    installed = installed_bytes(server)
     return (
         f"{sum(installed.values()) / 1e6:.0f} MB in {len(installed)} distributions, compiled: {is_compiled}; "
         f"raftmq dev passed {count} messages on"
@@ -337,13 +249,13 @@ def check_extras(
     with running_dev(server) as namesrv:
         for extra in CLIENT_EXTRAS:
             yield check_client_extra(
-                extra, interpreter, directory / f"extra-{extra}", client_wheel, namesrv, listing=_INSTALLED
+                extra, interpreter, directory / f"extra-{extra}", client_wheel, namesrv, listing=INSTALLED
             )
     for extra in SERVER_EXTRAS:
         yield check_server_extra(extra, server, server_distribution)
     together = install_together(interpreter, directory / "together", client_wheel)
     with running_dev(together) as namesrv:
-        yield check_together(together, namesrv, listing=_INSTALLED)
+        yield check_together(together, namesrv, listing=INSTALLED)
 
 
 def check_kit(server: Environment, tests: Path) -> str:

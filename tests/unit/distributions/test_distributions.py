@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from distributions.measured import Measured, section
+
 ROOT = Path(__file__).parents[3]
 OTHERS = ("server", "spark")
 SHIPPED = (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".typed")
@@ -204,3 +206,20 @@ def test_the_hook_ships_every_kind_of_file_in_its_sources() -> None:
         listed = subprocess.run(["git", "ls-files", *sources], cwd=ROOT, check=True, capture_output=True, text=True)
         kinds = {Path(each).suffix for each in listed.stdout.split()} - {".proto"}  # compiled already
         assert kinds <= hook["SHIPPED"], f"{name} leaves out {sorted(kinds - hook['SHIPPED'])}"
+
+
+def test_what_the_client_takes_is_a_table_with_a_column_for_each_python() -> None:
+    steps = {"Python": (9 << 20, 4 << 20), "raftmq": (27 << 20, 16 << 20)}
+    measured = [Measured(version, 6_500_000, {"import mq.client": 0.0625}, steps) for version in ("3.11.2", "3.13.0")]
+    lines = section(measured, "a machine", 1.5).splitlines()
+    assert "Load average before: 1.5." in lines[0]
+    assert lines[3:] == [
+        "| CPython | 3.11.2 | 3.13.0 |",
+        "|---|---:|---:|",
+        "| installed, MB | 6.5 | 6.5 |",
+        "| `import mq.client` with the start of Python, s of CPU | 0.062 | 0.062 |",
+        "| a client that is open and idle on asyncio, MiB resident | 27.0 | 27.0 |",
+        "| - of it anonymous: a second process shares the rest | 16.0 | 16.0 |",
+        "| - of it Python | 9.0 | 9.0 |",
+        "| - of it raftmq | 18.0 | 18.0 |",
+    ]
