@@ -45,7 +45,9 @@ class WaitingPops:
         rivals = ext.consumer_group, isinstance(pop.call.request, Notification)
         if not self.polling.hold(key, FIRST_OFFSET, pop.deadline, pop, pop.call.connection, pop.text_bytes, rivals):
             return False
-        pop.call.connection.held_pulls += 1
+        held = pop.call.connection.held_pulls
+        assert held >= 0, f"{held} requests of a client are held"
+        pop.call.connection.held_pulls = held + 1
         self.watch()
         return True
 
@@ -61,6 +63,7 @@ class WaitingPops:
         """
         if not len(self.polling):
             return
+        assert len(entries) % QUEUE_ENTRY_BYTES == 0, f"{len(entries)} bytes of queue entries of {topic}"
         codes = {code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)}
         count = len(entries) // QUEUE_ENTRY_BYTES
         left_of: dict[str, int] = {}
@@ -105,6 +108,7 @@ class WaitingPops:
 
     def watch_lite(self, lite: WatchedLite) -> None:
         """Let the store tell of new messages in these queues of lite topics, too."""
+        assert not self._watched.lite, f"{len(self._watched.lite)} queues of lite topics are watched already"
         self._watched = _Watched(self._pulls_waiting, self.polling.waiting, lite)
         self.watch()
 

@@ -37,7 +37,7 @@ async def serve(stream: trio.SocketStream) -> None:
 
 
 @pytest.mark.trio
-async def test_stream_tells_its_leader_and_its_followers() -> None:
+async def test_stream_state_has_the_leader_and_followers() -> None:
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, serve, 0)
         with trio.fail_after(30):

@@ -208,7 +208,7 @@ def test_the_hook_ships_every_kind_of_file_in_its_sources() -> None:
         assert kinds <= hook["SHIPPED"], f"{name} leaves out {sorted(kinds - hook['SHIPPED'])}"
 
 
-def test_what_the_client_takes_is_a_table_with_a_column_for_each_python() -> None:
+def test_client_figures_are_a_table_with_a_column_for_each_python() -> None:
     steps = {"Python": (9 << 20, 4 << 20), "raftmq": (27 << 20, 16 << 20)}
     measured = [Measured(version, 6_500_000, {"import mq.client": 0.0625}, steps) for version in ("3.11.2", "3.13.0")]
     lines = section(measured, "a machine", 1.5).splitlines()
