@@ -299,7 +299,7 @@ def test_the_commands_run_compact_and_verify_a_table(case: Case) -> None:
     assert 1 <= compacted["added"] < compacted["rewritten"]
     case.stage.send(case.topic, [body(30)])
     assert ran("run")[-1].startswith("done: 1 messages")
-    assert ran("verify")[-1].startswith("the table and its topic are equal up to commit 7")
+    assert ran("verify")[-1].startswith("the table and its topic are equal up to commit ")
 
 
 def test_a_second_process_with_the_same_position_is_overtaken(case: Case) -> None:
