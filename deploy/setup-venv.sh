@@ -27,6 +27,15 @@ then
     "$python" -m venv --clear "$venv" || fail "could not make $venv in $PWD with $python (see above)"
 fi
 
+# What .venv has is not fetched and unpacked once more. Both have the same versions of what both lock files name, and
+# pip replaces what differs.
+if [ "$venv" != .venv ] && [ -e .venv/.installed ]; then
+    for packages in .venv/lib/python*/site-packages; do
+        name=${packages#.venv/}
+        [ ! -d "$venv/$name" ] || echo "$PWD/$packages" >"$venv/$name/of-other-environment.pth"
+    done
+fi
+
 pip() {
     "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"
 }
@@ -51,4 +60,6 @@ total=$(grep -c '^[a-zA-Z].*==' "$lock")
 pip install --quiet --no-deps --no-build-isolation --no-index --editable . \
     || fail "could not install the project into $PWD/$venv (see above)"
 # Optional: without a compiler the same is done in Python, and this says so.
-"$venv/bin/python" -m mq.compiled || true
+# Nothing to do if another environment with the same interpreter has just done it.
+"$venv/bin/python" -c 'import sys; from mq.compiled import ALL_COMPILED; sys.exit(not ALL_COMPILED)' 2>/dev/null \
+    || "$venv/bin/python" -m mq.compiled || true
