@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 import trio
@@ -28,11 +29,12 @@ SETTINGS = {
     "entry_bytes_max": "65536",
     "checkpoint_seconds": "0.3",
     "retention_check_seconds": "0.3",
-    "retention_hours": "0.002",
+    "retention_hours": "0.01",
     "delete_when": "-1",
 }
 ARCHIVED = {"archive_url": URL, "archive_retention_bytes": "1500000"}
-FILLER = bytes(8000)
+FILLER = Random(1).randbytes(2000) + bytes(6000)
+"""Producers compress it to 2000 bytes: a file of the log has a hundred of it."""
 KEYS = 20
 DELAYED = 10
 DELAY_SECONDS = 3600.0
@@ -88,7 +90,7 @@ async def write(cluster: DevCluster, storage: ObjectStorage) -> dict[str, bytes]
                 await producer.send(Message("Prices", value, keys=[key], sharding_key=key), timeout=30)
             await fill(producer, 1_500_000)
         # A file is deleted when the group has agreed, which a later run of the archiver finds.
-        with trio.fail_after(120):
+        with trio.fail_after(240):
             while not await trio.to_thread.run_sync(begin_of, storage):
                 await fill(producer, 300_000)
         for number in range(0, KEYS, 4):
@@ -97,8 +99,9 @@ async def write(cluster: DevCluster, storage: ObjectStorage) -> dict[str, bytes]
             message = Message("Late", b"%d" % number, keys=[f"d{number}"], delay=DELAY_SECONDS)
             await producer.send(message, timeout=30)
         last = (await figures(cluster))["raftmq.lastIndex"]
-        await fill(producer, 600_000)
-    await wait_for(cluster, lambda found: found["raftmq.archiveIndex"] > last)
+        with trio.fail_after(240):
+            while (await figures(cluster))["raftmq.archiveIndex"] <= last:
+                await fill(producer, 300_000)
     return {f"k{number}": b"2 of %d" % number for number in range(KEYS) if number % 4}
 
 
