@@ -22,15 +22,14 @@ cdef bint starts_with(const uint8_t *at, const uint8_t *end, const char *wanted,
 cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *found) noexcept nogil:
     """Find unique key and tags; false for properties that are not plain.
 
-    Not plain: no unique key, one that is not alphanumeric, a second unique key or tags (the last one counts), or a name
-    that asks for more; each anywhere in the text, at the beginning of a property or within one. ``begin[size - 1]`` is
-    `VALUE_END`.
+    Not plain: no unique key, one that is not alphanumeric, a second one (the last one counts), or a name that asks for
+    more; each anywhere in the text, at the beginning of a property or within one. Of several tags, as when a batch has
+    those of its messages, too, the last ones count. ``begin[size - 1]`` is `VALUE_END`.
     """
     cdef const uint8_t *at = begin
     cdef const uint8_t *end = begin + size
     cdef const uint8_t *value
     cdef uint8_t byte
-    cdef bint has_tags = False
     found.key_size = 0
     found.tags_at = 0
     found.tags_size = 0
@@ -55,15 +54,15 @@ cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *fou
             continue
         if byte == b'T':
             if starts_with(at, end, b"TAGS\x01", 5):
-                if has_tags or (at != begin and (at - 1)[0] != VALUE_END):
+                if at != begin and (at - 1)[0] != VALUE_END:
                     return False
-                has_tags = True
                 value = at + 5
                 at = value
                 while at[0] != VALUE_END:
                     at += 1
-                found.tags_at = <uint32_t>(value - begin)
-                found.tags_size = <uint32_t>(at - value)
+                if at > value:  # an empty value is none
+                    found.tags_at = <uint32_t>(value - begin)
+                    found.tags_size = <uint32_t>(at - value)
                 at = value
                 continue
             elif starts_with(at, end, b"TIMER_D", 7) or starts_with(at, end, b"TRAN_MSG\x01", 9):

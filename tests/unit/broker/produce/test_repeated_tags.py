@@ -31,6 +31,16 @@ def test_repeated_properties_count_by_their_last_value(first: str, last: str, ta
     assert struct.pack(">q", tag_code(tag)) in runs
 
 
+@pytest.mark.parametrize("last", ["B", "A", ""])
+def test_second_tags_do_not_take_a_send_off_the_quick_path(last: str) -> None:
+    text = "UNIQ_KEY\x01K\x02TAGS\x01A\x02"
+    batch = frame(batched(b"", text) * 2, m="true", i=f"WAIT\x01true\x02TAGS\x01{last}\x02")
+    chunk = batch + frame(i=f"{text}TAGS\x01{last}\x02")
+    broker = compare([chunk])
+    assert broker.taken_plain == len(chunk)
+    assert [code for _, body, _ in broker.log.framed for *_, code in scan_fixed(body)] == [tag_code(last or "A")] * 3
+
+
 def test_tag_of_a_batch_hides_that_of_its_messages() -> None:
     messages = batched(b"", "UNIQ_KEY\x01K\x02TAGS\x01A") + batched(b"", "UNIQ_KEY\x01L\x02")
     broker = compare([frame(messages, m="true", i="TAGS\x01B\x02POP_CK\x01receipt")])
