@@ -28,6 +28,7 @@ from raftlog.segment.writer import InlineWriter
 BODY_BYTES = 1024
 IN_FLIGHT = 32
 """What the broker receives at once."""
+BATCH, BATCHES_IN_FLIGHT = 32, 8
 PULLED = 32
 WARM_UP, ROUNDS, ATTEMPTS = 10, 6, 3
 _RETRY_SECONDS = 0.2
@@ -78,7 +79,7 @@ def _writer(
 
 
 def count_whole_broker(counting: Counting, directory: Path) -> None:
-    """Single sends, 32 in flight; then pulls of 32 messages of one queue, one at a time."""
+    """Single sends, 32 in flight; batches, 8 in flight; then pulls of 32 messages of one queue, one at a time."""
     clock = MockClock(rate=1.0)
     # Trio lets chance decide which of its tasks comes first.
     trio._core._run._r.seed(1)
@@ -99,25 +100,33 @@ async def _count(counting: Counting, directory: Path, clock: MockClock) -> None:
         **{name: float(value) for name, value in DISK.items()},  # type: ignore[arg-type]
     )
     sends = [send_frame(slot, BODY_BYTES, slot % QUEUES) for slot in range(1, IN_FLIGHT + 1)]
+    batches = [
+        send_frame(slot, BODY_BYTES, slot % QUEUES, batch=BATCH)
+        for slot in range(IN_FLIGHT + 1, IN_FLIGHT + BATCHES_IN_FLIGHT + 1)
+    ]
     async with trio.open_nursery() as nursery:
         await nursery.start(serve, settings)
         stream = await trio.open_tcp_stream(HOST, ports.clients[0])
         await create_topic(stream)
         clock.rate = 0.0
 
-        async def send(rounds: int) -> None:
+        async def send(frames: Sequence[bytes], rounds: int) -> None:
             for _ in range(rounds):
-                assert set(await ask(stream, sends)) == {b"0"}, "a message was refused"
+                assert set(await ask(stream, frames)) == {b"0"}, "a message was refused"
 
         async def pull(rounds: int) -> None:
             for number in range(rounds):
                 frame = pull_frame(number, 0, 0, PULLED)
                 assert await ask(stream, [frame]) == [b"0"], "nothing was found"
 
-        await send(WARM_UP)
+        await send(sends, WARM_UP)
         for _ in range(ATTEMPTS):
             with counting.of("send, through a whole broker", ROUNDS * IN_FLIGHT):
-                await send(ROUNDS)
+                await send(sends, ROUNDS)
+        await send(batches, WARM_UP)
+        for _ in range(ATTEMPTS):
+            with counting.of("batch, through a whole broker", ROUNDS * BATCHES_IN_FLIGHT * BATCH):
+                await send(batches, ROUNDS)
         await pull(WARM_UP)
         for _ in range(ATTEMPTS):
             with counting.of("pull, through a whole broker", ROUNDS * PULLED):
