@@ -16,7 +16,9 @@ P50_MS_MAX, NATS_TIMES_MAX = 1.5, 1.5
 BACKLOG_TIMES_MIN = 3.0
 DRAINS = (
     ("drain-1", "drain-1", "one consumer"),
+    ("drain-1-many", "drain-1", "one consumer, pulls of up to 256"),
     ("drain-8", "drain-8", "8 consumers"),
+    ("drain-8-many", "drain-8", "8 consumers, pulls of up to 256"),
     ("drain-8-each", "drain-8-each", "8 consumers, POP, an ACK for each message"),
     ("drain-8-joined", "drain-8-each", "8 consumers, POP, ACKs in one request"),
 )

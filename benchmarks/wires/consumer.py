@@ -17,6 +17,8 @@ from benchmarks.wires.wire import Slots
 DUE = re.compile(rb"@DUE(\d{19})")
 """In each body: nanoseconds of CLOCK_MONOTONIC."""
 _AT, _DIGITS = len(b"@DUE"), 19
+PULLED_MAX = 32
+"""Messages per answer, as stock consumers of RocketMQ ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class Share:
     ``group``: one name for all of the group, and new in each measurement. ``confirms_each``: each message is confirmed
     by itself; otherwise a position, or the last of many. ``joins``: with one request for all that came together, where
     the protocol has that. ``is_late``: only what is sent from now on. ``fan_out``: for
-    servers whose groups read from a queue of their own, that messages come from the exchange `FAN_OUT`.
+    servers whose groups read from a queue of their own, that messages come from the exchange `FAN_OUT`. ``pulled_max``:
+    messages per answer, where a consumer says that.
     """
 
     group: str
@@ -51,6 +54,7 @@ class Share:
     joins: bool = False
     is_late: bool = False
     fan_out: bool = False
+    pulled_max: int = PULLED_MAX
 
     @property
     def queues(self) -> list[int]:

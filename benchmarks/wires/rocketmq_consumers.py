@@ -33,8 +33,6 @@ from mq.protocol.requests.pull import PullReply
 from mq.protocol.requests.receipts import Receipt
 from mq.protocol.wire.reply import read_reply
 
-PULLED_MAX = 32
-"""As stock consumers ask for."""
 _NOTHING_NEW = (
     ResponseCode.PULL_NOT_FOUND,
     ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -58,7 +56,7 @@ class RocketMQPull:
 
     def _template(self, queue: int) -> bytes:
         at = _ANY_OFFSET
-        ext = pull_ext(self._share.group, TOPIC, queue, at, PULLED_MAX, COMMITS | WAITS, commit_offset=at)
+        ext = pull_ext(self._share.group, TOPIC, queue, at, self._share.pulled_max, COMMITS | WAITS, commit_offset=at)
         frame = request_frame(RequestCode.PULL_MESSAGE, queue, ext)[_LENGTHS.size :]
         return frame.replace(b"%", b"%%").replace(b"%d" % at, b"%(at)d")
 
@@ -108,7 +106,7 @@ class RocketMQPop:
         _ask(sock, {queue: request_frame(update, queue, ext) for queue, ext in commits.items()})
 
     def _pop(self, queue: int) -> bytes:
-        ext = pop_ext(self._share.group, queue, PULLED_MAX, from_last=self._share.is_late)
+        ext = pop_ext(self._share.group, queue, self._share.pulled_max, from_last=self._share.is_late)
         return request_frame(RequestCode.POP_MESSAGE, queue, ext)
 
     def first(self) -> bytes:

@@ -6,15 +6,19 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from benchmarks.peers.consuming.job import DRAIN, PACE, Job
+from benchmarks.wires.consumer import PULLED_MAX
+from mq.client.consume.pull_loop import PullSettings
 
 RATE = 500.0
+MANY_AT_ONCE = PullSettings().batch_max
 CONSUMERS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """``about``: as a heading. ``by_client``: by the usual Python client of each system, not by our load generator.
-    ``joins``: only where a request can confirm several messages, each by itself.
+    ``joins``: only where a request can confirm several messages, each by itself. ``many_at_once``: only where consumers
+    say how many messages an answer may have; as many as our library asks for, not as few as stock clients.
     """
 
     name: str
@@ -25,12 +29,24 @@ class Case:
     confirms_each: bool = False
     by_client: bool = False
     joins: bool = False
+    many_at_once: bool = False
 
 
 _drain, _pace = partial(Case, kind=DRAIN), partial(Case, kind=PACE)
 CASES = (
     _drain("drain-1", "a backlog, one consumer, which confirms its position"),
+    _drain(
+        "drain-1-many",
+        f"a backlog, one consumer, pulls of up to {MANY_AT_ONCE} messages as our library sends them",
+        many_at_once=True,
+    ),
     _drain("drain-8", f"a backlog, {CONSUMERS} consumers of a group, which confirm positions", consumers=CONSUMERS),
+    _drain(
+        "drain-8-many",
+        f"a backlog, {CONSUMERS} consumers of a group, pulls of up to {MANY_AT_ONCE} messages",
+        consumers=CONSUMERS,
+        many_at_once=True,
+    ),
     _drain(
         "drain-8-each",
         f"a backlog, {CONSUMERS} consumers of a group, which confirm each message",
@@ -90,6 +106,7 @@ def job_of(case: Case, base: Job, group: str) -> Job:
         consumers=case.consumers,
         confirms_each=case.confirms_each,
         joins=case.joins,
+        pulled_max=MANY_AT_ONCE if case.many_at_once else PULLED_MAX,
         rate=RATE,
         seconds=base.seconds,
         namesrv=base.namesrv,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.wires.consumer import PULLED_MAX
+
 FILL, DRAIN, PACE = "fill", "drain", "pace"
 
 
@@ -19,7 +21,7 @@ class Job:
         group: of consumers; a new name for each job.
         groups: how many, of one consumer each, in `PACE`.
         consumers: of the one group in `DRAIN`.
-        confirms_each, joins: see `benchmarks.wires.consumer.Share`.
+        confirms_each, joins, pulled_max: see `benchmarks.wires.consumer.Share`.
         namesrv: for our own client library.
         warm_up: seconds of load before those that count, in `PACE`.
     """
@@ -35,6 +37,7 @@ class Job:
     consumers: int = 1
     confirms_each: bool = False
     joins: bool = False
+    pulled_max: int = PULLED_MAX
     rate: float = 0.0
     seconds: float = 0.0
     warm_up: float = 1.0

@@ -168,7 +168,14 @@ def _more(sender: _Sender, keys: Sequence[Hashable], most: int) -> int:
 
 def _drain(job: Job) -> Consumed:
     shares = [
-        Share(job.group, number, job.consumers, confirms_each=job.confirms_each, joins=job.joins)
+        Share(
+            job.group,
+            number,
+            job.consumers,
+            confirms_each=job.confirms_each,
+            joins=job.joins,
+            pulled_max=job.pulled_max,
+        )
         for number in range(job.consumers)
     ]
     consumers = [_Consumer(job, share) for share in shares]

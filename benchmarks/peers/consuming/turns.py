@@ -26,7 +26,7 @@ TURN_SECONDS_MAX = 900.0
 REMOVES = frozenset({"amqp"})
 """Protocols whose servers forget what was consumed: they are filled before each drain."""
 JOINS = ("rocketmq",)
-"""Protocols with a request that confirms several messages, each by itself."""
+"""Protocols in which a request confirms several messages, each by itself, and a consumer says how many it wants."""
 FILLS_MAX = 4
 """RocketMQ refuses messages while its queue of requests is long."""
 BODY_BYTES = 1024
@@ -156,7 +156,7 @@ def cases_of(peer: Peer, plan: Plan) -> list[Case]:
         case
         for case in cases
         if (not case.by_client or peer.name in WITH_CLIENTS)
-        and (not case.joins or peer.wire in JOINS)
+        and (not (case.joins or case.many_at_once) or peer.wire in JOINS)
         and (not case.confirms_each or peer.wire in BY_MESSAGE)
     ]
 
