@@ -27,15 +27,6 @@ then
     "$python" -m venv --clear "$venv" || fail "could not make $venv in $PWD with $python (see above)"
 fi
 
-# What .venv has is not fetched and unpacked once more. Both have the same versions of what both lock files name, and
-# pip replaces what differs.
-if [ "$venv" != .venv ] && [ -e .venv/.installed ]; then
-    for packages in .venv/lib/python*/site-packages; do
-        name=${packages#.venv/}
-        [ ! -d "$venv/$name" ] || echo "$PWD/$packages" >"$venv/$name/of-other-environment.pth"
-    done
-fi
-
 pip() {
     "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"
 }
