@@ -229,6 +229,8 @@ class ColdBlocks:
     def _stored(self, start: int, *, is_needed: bool) -> StoredObject | None:
         """The object of the file that begins at a physical offset. Raises as `fetch`."""
         end = self._known.end()
+        if start >= end.pos and not is_needed:
+            return None  # the manifest may name it already; nobody can say yet whether it is of this log
         with self._lock:
             self._opened()
             is_old = self._clock() >= self._read_at + MANIFEST_SECONDS

@@ -110,6 +110,15 @@ def test_file_that_was_archived_a_moment_ago_is_found(tmp_path: Path) -> None:
     archive.check(before.pos, archive.end.pos)
 
 
+def test_files_that_the_group_does_not_know_to_be_archived_yet_are_left_out(tmp_path: Path) -> None:
+    archive = ReadArchive(tmp_path / "cache")
+    archive.messages.send(60)
+    assert list(steps(archive.messages, archive.bucket)), "the manifest names files behind the end that the group knows"
+    found = archive.blocks.fetch(archive.end.pos - SEGMENT_BYTES, archive.end.pos + SEGMENT_BYTES)
+    assert found
+    assert all(at + len(data) <= archive.end.pos for at, data in found)
+
+
 def test_archive_of_another_log_is_refused(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path / "cache", identity="another")
     with pytest.raises(BackupRefused, match=r"it is of the log c .* this is another"):
