@@ -110,7 +110,7 @@ def test_file_that_was_archived_a_moment_ago_is_found(tmp_path: Path) -> None:
     archive.check(before.pos, archive.end.pos)
 
 
-def test_files_that_the_group_does_not_know_to_be_archived_yet_are_left_out(tmp_path: Path) -> None:
+def test_files_that_the_manifest_names_before_the_group_are_left_out(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path / "cache")
     archive.messages.send(60)
     assert list(steps(archive.messages, archive.bucket)), "the manifest names files behind the end that the group knows"
