@@ -182,11 +182,10 @@ LANES := .lane-processes .lane-brokers .lane-in-process .lane-simulation
 test-all: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going -j 5 $(LANES)
 
-# What .ci/run runs. The checks are a fifth lane, which only computes, too; they have their own rules among them. What
-# the simulations leave of their time is enough to count instructions.
+# What .ci/run runs. The checks are a fifth lane, which only computes, too; they have their own rules among them.
 ci: $(INSTALLED)
 	@$(MAKE) --no-print-directory test-all LANES='$(LANES) .lane-checks' \
-	    AFTER_SIMULATION=.part-gate CHECKED='--ignore=tests/test_tidy.py --ignore=tests/test_names_of_tests.py'
+	    CHECKED='--ignore=tests/test_tidy.py --ignore=tests/test_names_of_tests.py'
 
 test-nightly: $(INSTALLED)
 	$(PY) -m pytest -m 'nightly or process' $(ARGS)
@@ -201,9 +200,9 @@ IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 .lane-in-process:
 	$(IN_TURN) .part-in-process
 .lane-checks:
-	$(IN_TURN) .part-check .part-sanitize .part-sanitize-threads .part-fuzz
+	$(IN_TURN) .part-check .part-sanitize .part-sanitize-threads .part-fuzz .part-gate
 .lane-simulation:
-	$(IN_TURN) .part-simulation $(AFTER_SIMULATION)
+	$(IN_TURN) .part-simulation
 
 PART := @deploy/part.sh
 # Parts run side by side: each has a cache of its own.
