@@ -8,22 +8,25 @@ from collections.abc import Sequence
 from mq.inspection.consumers import consumer_findings
 from mq.inspection.findings import Finding, Severity, worst_first
 from mq.inspection.replicas import replica_findings
+from mq.inspection.schedules import schedule_findings
 from mq.inspection.survey import Survey
 
 
 def findings_of(found: Survey) -> list[Finding]:
     """All findings, the worst first."""
-    return worst_first([*replica_findings(found), *consumer_findings(found)])
+    return worst_first([*replica_findings(found), *consumer_findings(found), *schedule_findings(found)])
 
 
 def checked(found: Survey) -> dict[str, int]:
-    """How much was looked at."""
-    return {
+    """How much was looked at; schedules only where there are some."""
+    counts = {
         "name_servers": len(found.name_servers),
         "broker_groups": len(found.groups),
         "replicas": sum(len(group.replicas) for group in found.groups),
         "consumer_groups": len(found.consumers.after) if found.consumers else 0,
+        "schedules": len(found.schedules),
     }
+    return {name: count for name, count in counts.items() if count or name != "schedules"}
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -1,10 +1,13 @@
-"""Schedules in words. Pure."""
+"""Schedules in words, and what is wrong with them. Pure."""
 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 
 from mq.client.schedules import Cron, Every, Once, Rule, ScheduleStatus
+from mq.inspection.findings import Finding, Severity
+from mq.inspection.survey import Survey
 from mq.inspection.wording import time_of
 
 
@@ -31,3 +34,25 @@ def state_text(status: ScheduleStatus) -> str:
     if not status.schedule.enabled:
         return "paused"
     return "active" if status.next else "over"
+
+
+def schedule_findings(survey: Survey) -> Iterator[Finding]:
+    """The schedules whose messages are not sent, by name."""
+    for each in survey.schedules:
+        name, topic = each.schedule.name, each.schedule.topic
+        if each.error:
+            yield Finding(
+                Severity.WARNING,
+                f"schedule {name}",
+                f"is not sent by {each.broker_name}: {each.error}",
+                f"replace it: raftmq schedule create --replace {name} ...",
+                "docs/schedules.md#where-a-schedule-lives",
+            )
+        elif (each.broker_name, name) in survey.orphaned_schedules:
+            yield Finding(
+                Severity.WARNING,
+                f"schedule {name}",
+                f"skips its ticks: {each.broker_name} does not have topic {topic}",
+                f"create or restore the topic, or raftmq schedule delete {name}",
+                "docs/schedules.md#where-a-schedule-lives",
+            )

@@ -15,6 +15,7 @@ from mq.client.admin import Admin
 from mq.client.errors import BrokerError, ClientError, NameServersUnavailable
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings, parse_addresses
+from mq.client.schedules import ScheduleStatus
 from mq.client.users import UserAdmin
 from mq.inspection.catalogue import CatalogueAdmin, each_of
 from mq.inspection.cluster import ANSWER_SECONDS, GroupStatus, ask_cluster
@@ -90,6 +91,8 @@ class Survey:
         throttled: by address of each replica that throttles users or topics.
         consumers_reason: why not.
         open_name_servers: addresses of name servers without accounts, which let everybody register brokers.
+        schedules: those of the brokers that have any.
+        orphaned_schedules: broker groups and names of enabled ones whose group does not have their topic.
     """
 
     groups: list[GroupStatus]
@@ -101,6 +104,8 @@ class Survey:
     now_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     throttled: Mapping[str, Sequence[Throttled]] = field(default_factory=dict)
     open_name_servers: frozenset[str] = frozenset()
+    schedules: Sequence[ScheduleStatus] = ()
+    orphaned_schedules: frozenset[tuple[str, str]] = frozenset()
 
 
 AT_RISK: Final = 0.75
@@ -143,6 +148,8 @@ async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettin
         what = "does not show its leader" if is_refused else "has no leader"
         reason = f"{', '.join(leaderless)} {what}" if leaderless else "there is no broker"
         return replace(found, consumers_reason=reason)
+    schedules, orphaned = await _schedules(namesrv, remoting, groups)
+    found = replace(found, schedules=schedules, orphaned_schedules=orphaned)
     try:
         return replace(found, consumers=await _consumers(namesrv, remoting, found, watch_seconds))
     except ClientError as error:
@@ -171,6 +178,29 @@ async def _ask_throttled(admin: UserAdmin, address: str, found: dict[str, Sequen
             found[address] = (await admin.quotas_at(address)).throttled
         except ClientError:
             return  # it is asked again next time
+
+
+async def _schedules(
+    namesrv: str, remoting: RemotingSettings | None, groups: Iterable[GroupStatus]
+) -> tuple[Sequence[ScheduleStatus], frozenset[tuple[str, str]]]:
+    """The schedules, and groups and names of the enabled ones without a topic; nothing is asked where there are none."""
+    figures = [each.figures for group in groups for each in group.replicas]
+    if not any(int(each.get("raftmq.schedules", "0")) for each in figures):
+        return (), frozenset()
+    with trio.move_on_after(ANSWER_SECONDS):
+        try:
+            async with CatalogueAdmin(namesrv, remoting=remoting) as admin:
+                schedules = await admin.schedules.list()
+                topics = await admin.topic_configs()
+        except ClientError:
+            return (), frozenset()  # a group that does not answer is reported by the status already
+        orphaned = (
+            (each.broker_name, each.schedule.name)
+            for each in schedules
+            if each.schedule.enabled and each.next and each.broker_name not in topics.get(each.schedule.topic, {})
+        )
+        return schedules, frozenset(orphaned)
+    return (), frozenset()
 
 
 async def _ask_name_server(

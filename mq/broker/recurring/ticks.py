@@ -198,12 +198,18 @@ class Ticks(Service):
         self._appender.add_atomically([self._message(definition, tail, sent_ms, sent_ms, finish)])
 
     def tail_for(self, definition: ScheduleDefinition) -> QueueTail | None:
-        """The queue of a schedule's messages: always the same one, so that they are in order; None without a topic."""
+        """The queue of a schedule's messages: always the same one, so that they are in order; None without a topic.
+
+        A deleted topic that can be restored counts as none, unlike for messages that clients have sent and that wait: a
+        tick that nobody can consume is skipped, and its message is not there after the restore.
+        """
+        config = self._metadata.topics.get(definition.topic)
+        if config is None:
+            return None
         queue_id = definition.queue_id
         if queue_id < 0:
-            config = self._metadata.topics.get(definition.topic)
-            queue_id = crc32(definition.name.encode()) % max(config.write_queues, 1) if config is not None else 0
-            if config is not None and takes_priorities(config.attributes):
+            queue_id = crc32(definition.name.encode()) % max(config.write_queues, 1)
+            if takes_priorities(config.attributes):
                 queue_id = lowest_level(config.write_queues, ascending=self._priority_order_asc)
         return tail_of(definition.topic, queue_id, self._metadata, self._tails)
 

@@ -159,6 +159,29 @@ def test_what_is_refused_says_why() -> None:
         assert admin.schedules.list() == []
 
 
+def test_ticks_are_not_sent_to_a_deleted_topic_that_can_be_restored() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        admin.create_topic("T", queues=4)
+        admin.schedules.create(Schedule("a", "T", b"x", MINUTE))
+        admin.schedules.create(Schedule("b", "T", b"y", MINUTE, queue_id=2))
+        kit.advance(minutes=1)
+        admin.delete_topic("T", restorable=True)
+        with pytest.raises(BrokerError, match="TOPIC_NOT_EXIST"):
+            admin.schedules.trigger("a")
+        kit.advance(minutes=3)
+        admin.restore_topic("T")
+        kit.advance(minutes=1)
+        for name in "a", "b":
+            status = admin.schedules.get(name)
+            assert (status.sent, status.skipped) == (2, 3), name
+        queues: dict[bytes, set[int]] = {}
+        for message in kit.messages("T"):
+            queues.setdefault(message.body, set()).add(message.queue.queue_id)
+        assert len(kit.messages("T")) == 4
+        assert len(queues[b"x"]) == 1, "the messages of a schedule are in one queue"
+        assert queues[b"y"] == {2}
+
+
 def test_ticks_of_a_deleted_topic_are_skipped_until_it_is_there_again() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import pytest
 from mq import inspection
 from mq.cli.status import table_of
 from mq.client.message import MessageQueue
+from mq.client.schedules import Every, Schedule, ScheduleStatus
 from mq.inspection.cluster import BrokerAnswer, GroupStatus, ReplicaStatus, group_statuses
 from mq.inspection.diagnosis import findings_of, summary
 from mq.inspection.findings import Finding, Severity
@@ -350,6 +352,21 @@ def test_a_throttled_user_is_a_finding(refused: int, severity: Severity, text: s
     assert finding.severity is severity
     assert text in finding.what
     assert "raftmq user set-quota" in finding.remedy
+
+
+def test_schedules_that_are_not_sent_are_findings() -> None:
+    def status(name: str, error: str = "") -> ScheduleStatus:
+        schedule = Schedule(name, "Reports", b"x", Every(dt.timedelta(minutes=1)))
+        return ScheduleStatus(schedule, "broker-a", 1, (), None, 0, 0, error)
+
+    schedules = [status("daily"), status("hourly"), status("odd", "unknown time zone Mars/Base")]
+    orphaned = frozenset({("broker-a", "hourly"), ("broker-b", "daily")})
+    survey = Survey([HEALTHY], {}, {}, {}, IDLE, "", NOW_MS, schedules=schedules, orphaned_schedules=orphaned)
+    told = [(each.severity, each.subject, each.what) for each in findings_of(survey) if "schedule" in each.subject]
+    assert told == [
+        (Severity.WARNING, "schedule hourly", "skips its ticks: broker-a does not have topic Reports"),
+        (Severity.WARNING, "schedule odd", "is not sent by broker-a: unknown time zone Mars/Base"),
+    ]
 
 
 def test_archive_that_does_not_get_on_is_a_finding_of_its_group() -> None:
