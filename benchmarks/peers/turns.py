@@ -14,12 +14,13 @@ import trio
 from benchmarks.load.generators import GeneratorFailed, cpu_meters, drive, share_out
 from benchmarks.load.job import Job
 from benchmarks.peers.peer import Peer, Target
+from benchmarks.peers.resting import rest
 from benchmarks.peers.samples import BODY_BYTES, LOADS, WARM_UP, Load, Measured, Sample, samples_of
 from benchmarks.procfs import anonymous_bytes, load_average, machine_cpu_seconds, process_tree, rss_bytes
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed
 
-TURN_SECONDS_MAX = 240.0
+TURN_SECONDS_MAX = 360.0
 ATTEMPTS_MAX = 2
 """How often a load is tried when the servers refuse a message."""
 CONNECT_SECONDS = 1.0
@@ -87,6 +88,7 @@ async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured
             if load.batch > 1 and not peer.has_batches:
                 continue
             for _ in range(ATTEMPTS_MAX):
+                await rest([pid for server in target.pids for pid in process_tree(server)])
                 try:
                     samples = await _apply(peer, target, load, plan)
                 except GeneratorFailed as error:

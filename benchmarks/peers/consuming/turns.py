@@ -17,10 +17,10 @@ from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS, Client
 from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, Job
 from benchmarks.peers.consuming.load import BY_MESSAGE
 from benchmarks.peers.peer import Peer, Target
+from benchmarks.peers.resting import rest
 from benchmarks.procfs import load_average
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed
-from mq.monitoring.cpu_time import cpu_seconds
 
 WIRE_LOAD = "benchmarks.peers.consuming.load"
 TURN_SECONDS_MAX = 900.0
@@ -31,8 +31,6 @@ JOINS = ("rocketmq",)
 FILLS_MAX = 4
 """RocketMQ refuses messages while its queue of requests is long."""
 BODY_BYTES = 1024
-REST_CORES, REST_SECONDS_MAX = 0.1, 30.0
-"""After a backlog was sent, servers may go on working, for so long at most, until they use less of a core than this."""
 
 Say = Callable[[str], None]
 
@@ -103,7 +101,7 @@ async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured
                 is_warm = True
             if case.kind == DRAIN and not is_full:
                 await _fill(replace(base, kind=FILL), 1 if peer.wire in REMOVES else FILLS_MAX)
-                await _rest(base.pids)
+                await rest(base.pids)
                 is_full = peer.wire not in REMOVES
             try:
                 sample = await _sample(case, base, target)
@@ -126,17 +124,6 @@ async def _fill(job: Job, attempts: int) -> None:
                 raise
         else:
             return
-
-
-async def _rest(pids: Sequence[int]) -> None:
-    """Wait until servers have done what follows a backlog: the keys of raftmq's messages, say, are indexed later."""
-    with trio.move_on_after(REST_SECONDS_MAX):
-        used, is_busy = sum(map(cpu_seconds, pids)), True
-        while is_busy:
-            before = used
-            await trio.sleep(1.0)
-            used = sum(map(cpu_seconds, pids))
-            is_busy = used - before > REST_CORES
 
 
 async def _sample(case: Case, base: Job, target: Target) -> Sample:

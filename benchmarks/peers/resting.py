@@ -1,0 +1,26 @@
+"""Waits until servers have done what follows a load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from mq.monitoring.cpu_time import cpu_seconds
+
+REST_CORES: Final = 0.1
+REST_SECONDS_MAX: Final = 30.0
+
+
+async def rest(pids: Sequence[int]) -> None:
+    """Wait until the servers use less than `REST_CORES` for a second, for `REST_SECONDS_MAX` at most: the keys of
+    raftmq's messages, for example, are indexed later.
+    """
+    with trio.move_on_after(REST_SECONDS_MAX):
+        used, is_busy = sum(map(cpu_seconds, pids)), True
+        while is_busy:
+            before = used
+            await trio.sleep(1.0)
+            used = sum(map(cpu_seconds, pids))
+            is_busy = used - before > REST_CORES
