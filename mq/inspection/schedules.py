@@ -52,7 +52,7 @@ def schedule_findings(survey: Survey) -> Iterator[Finding]:
             yield Finding(
                 Severity.WARNING,
                 f"schedule {name}",
-                f"skips its ticks: {each.broker_name} does not have topic {topic}",
-                f"create or restore the topic, or raftmq schedule delete {name}",
+                f"skips its ticks: {each.broker_name} does not have topic {topic}, or takes no messages for it",
+                f"raftmq topic describe {topic}; create, restore or open it, or raftmq schedule delete {name}",
                 "docs/schedules.md#where-a-schedule-lives",
             )

@@ -20,13 +20,14 @@ from mq.client.users import UserAdmin
 from mq.inspection.catalogue import CatalogueAdmin, each_of
 from mq.inspection.cluster import ANSWER_SECONDS, GroupStatus, ask_cluster
 from mq.inspection.dead_letters import DEALT_WITH_BY
+from mq.protocol.codes import PERM_WRITE
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.consumer_groups import ClientConnectionData, SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
 from mq.protocol.requests.quotas import Throttled
 from mq.protocol.requests.retention_attributes import reserve_bytes, reserve_hours
-from mq.protocol.requests.topics import QueueEnds
+from mq.protocol.requests.topics import QueueEnds, TopicConfig
 
 HOUR_MS: Final = 3_600_000
 LOCAL_RETENTION: Final = ("local_retention_hours", "local_retention_bytes")
@@ -92,7 +93,8 @@ class Survey:
         consumers_reason: why not.
         open_name_servers: addresses of name servers without accounts, which let everybody register brokers.
         schedules: those of the brokers that have any.
-        orphaned_schedules: broker groups and names of enabled ones whose group does not have their topic.
+        orphaned_schedules: broker groups and names of enabled ones whose topic their group does not have, or closed to
+            writes.
     """
 
     groups: list[GroupStatus]
@@ -183,7 +185,7 @@ async def _ask_throttled(admin: UserAdmin, address: str, found: dict[str, Sequen
 async def _schedules(
     namesrv: str, remoting: RemotingSettings | None, groups: Iterable[GroupStatus]
 ) -> tuple[Sequence[ScheduleStatus], frozenset[tuple[str, str]]]:
-    """The schedules, and groups and names of the enabled ones without a topic; nothing is asked where there are none."""
+    """The schedules, and groups and names of those that skip their ticks; nothing is asked where there are none."""
     figures = [each.figures for group in groups for each in group.replicas]
     if not any(int(each.get("raftmq.schedules", "0")) for each in figures):
         return (), frozenset()
@@ -197,10 +199,15 @@ async def _schedules(
         orphaned = (
             (each.broker_name, each.schedule.name)
             for each in schedules
-            if each.schedule.enabled and each.next and each.broker_name not in topics.get(each.schedule.topic, {})
+            if each.schedule.enabled and each.next and not _takes_messages(topics, each)
         )
         return schedules, frozenset(orphaned)
     return (), frozenset()
+
+
+def _takes_messages(topics: Mapping[str, Mapping[str, TopicConfig]], schedule: ScheduleStatus) -> bool:
+    config = topics.get(schedule.schedule.topic, {}).get(schedule.broker_name)
+    return config is not None and config.perm & PERM_WRITE != 0
 
 
 async def _ask_name_server(

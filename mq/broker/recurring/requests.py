@@ -25,6 +25,7 @@ from mq.broker.write_path.replicate import encoded
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
 from mq.protocol.names import SEND_FORBIDDEN_TOPICS, is_system_topic
+from mq.protocol.requests.compaction_attributes import is_compacted
 from mq.protocol.requests.schedules import (
     DeleteSchedule,
     ListSchedules,
@@ -128,7 +129,8 @@ class ScheduleRequests(Service):
         definition = self._existing(name).definition
         tail = self._ticks.tail_for(definition)
         if tail is None:
-            raise _no_topic(definition.topic)
+            topic = definition.topic
+            raise _not_writable(topic) if topic in self._metadata.topics else _no_topic(topic)
 
         def reply(_: Stored) -> bytes:
             self._log.info("schedule_changed", schedule=name, change="triggered")
@@ -171,7 +173,9 @@ class ScheduleRequests(Service):
         if config is None:
             raise _no_topic(topic)
         if not config.perm & PERM_WRITE or config.write_queues == 0:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic {topic} is not writable")
+            raise _not_writable(topic)
+        if is_compacted(config.attributes) and not any(key.strip() for key in definition.keys):
+            raise _invalid(f"the message has no key: topic {topic} keeps the newest message of each key; give it one")
         if definition.queue_id >= config.write_queues:
             raise _invalid(f"queue id {definition.queue_id} is illegal, {topic} has {config.write_queues} queues")
         if len(definition.body) > self._body_bytes_max:
@@ -303,6 +307,10 @@ def _conflict(remark: str) -> RequestRefused:
 
 def _missing(name: str) -> RequestRefused:
     return RequestRefused(ResponseCode.SCHEDULE_NOT_EXIST, f"there is no schedule {name[:255]!r}")
+
+
+def _not_writable(topic: str) -> RequestRefused:
+    return RequestRefused(ResponseCode.NO_PERMISSION, f"the topic {topic} is not writable")
 
 
 def _no_topic(topic: str) -> RequestRefused:

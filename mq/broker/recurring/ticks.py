@@ -32,6 +32,7 @@ from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
 from mq.broker.write_path.queue_offsets import QueueTail
 from mq.protocol import properties as props
+from mq.protocol.codes import PERM_WRITE
 from mq.protocol.hashes import tag_code
 from mq.protocol.messages.message_types import lowest_level, takes_priorities
 from mq.protocol.messages.records import IPV4_HOST_BYTES, NO_HOST
@@ -198,13 +199,14 @@ class Ticks(Service):
         self._appender.add_atomically([self._message(definition, tail, sent_ms, sent_ms, finish)])
 
     def tail_for(self, definition: ScheduleDefinition) -> QueueTail | None:
-        """The queue of a schedule's messages: always the same one, so that they are in order; None without a topic.
+        """The queue of a schedule's messages: always the same one, so that they are in order; None without a topic that
+        may be written.
 
         A deleted topic that can be restored counts as none, unlike for messages that clients have sent and that wait: a
         tick that nobody can consume is skipped, and its message is not there after the restore.
         """
         config = self._metadata.topics.get(definition.topic)
-        if config is None:
+        if config is None or not config.perm & PERM_WRITE:
             return None
         queue_id = definition.queue_id
         if queue_id < 0:
@@ -261,7 +263,8 @@ class Ticks(Service):
             return
         tail = self.tail_for(definition)
         if tail is None and tick.due_ms is not None:
-            self._log.warning("schedule_tick_dropped", schedule=name, topic=definition.topic, reason="no such topic")
+            reason = "not writable" if definition.topic in self._metadata.topics else "no such topic"
+            self._log.warning("schedule_tick_dropped", schedule=name, topic=definition.topic, reason=reason)
             tick = Tick(None, tick.settled_ms, tick.skipped + 1)
         settled_ms, due_ms = schedule.settled_ms, tick.due_ms
         assert tick.settled_ms > settled_ms, f"{name} is done up to {settled_ms}, and then up to {tick.settled_ms}"

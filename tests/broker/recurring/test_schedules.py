@@ -25,6 +25,7 @@ from mq.client import (
     TopicNotFound,
 )
 from mq.client.sync import SyncAdmin
+from mq.protocol.codes import PERM_READ
 from mq.testing import Kit, open_kit, running_kit
 
 MINUTE = Every(dt.timedelta(minutes=1))
@@ -153,6 +154,11 @@ def test_what_is_refused_says_why() -> None:
         refused("RAFTMQ_SEQUENCE: names that begin with RAFTMQ_", properties={"RAFTMQ_SEQUENCE": "1-1"})
         refused("is reserved", MessageRefused, properties={"DELAY": "3"})
         refused("Unknown", TopicNotFound, topic="Unknown")
+        admin.create_topic("Latest", queues=1, compacted=True, retention_hours=24)
+        refused("the message has no key: topic Latest", topic="Latest")
+        refused("the message has no key: topic Latest", topic="Latest", keys=(" ",))
+        admin.schedules.create(Schedule("keyed", "Latest", b"x", MINUTE, keys=("k",)))
+        admin.schedules.delete("keyed")
         refused("one of the system", topic="SELF_TEST_TOPIC")
         with pytest.raises(NoRoute, match="broker group nobody has none"):
             admin.schedules.create(Schedule("a", "T", b"x", MINUTE), broker="nobody")
@@ -180,6 +186,22 @@ def test_ticks_are_not_sent_to_a_deleted_topic_that_can_be_restored() -> None:
         assert len(kit.messages("T")) == 4
         assert len(queues[b"x"]) == 1, "the messages of a schedule are in one queue"
         assert queues[b"y"] == {2}
+
+
+def test_ticks_are_not_sent_to_a_topic_that_is_not_writable() -> None:
+    with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
+        admin.create_topic("T", queues=1)
+        admin.schedules.create(Schedule("a", "T", b"x", MINUTE))
+        kit.advance(minutes=1)
+        admin.create_topic("T", queues=1, perm=PERM_READ)
+        kit.advance(minutes=2)
+        with pytest.raises(BrokerError, match="the topic T is not writable"):
+            admin.schedules.trigger("a")
+        status = admin.schedules.get("a")
+        assert (status.sent, status.skipped) == (1, 2)
+        admin.create_topic("T", queues=1)
+        kit.advance(minutes=1)
+        assert admin.schedules.get("a").sent == 2
 
 
 def test_ticks_of_a_deleted_topic_are_skipped_until_it_is_there_again() -> None:

@@ -364,7 +364,11 @@ def test_schedules_that_are_not_sent_are_findings() -> None:
     survey = Survey([HEALTHY], {}, {}, {}, IDLE, "", NOW_MS, schedules=schedules, orphaned_schedules=orphaned)
     told = [(each.severity, each.subject, each.what) for each in findings_of(survey) if "schedule" in each.subject]
     assert told == [
-        (Severity.WARNING, "schedule hourly", "skips its ticks: broker-a does not have topic Reports"),
+        (
+            Severity.WARNING,
+            "schedule hourly",
+            "skips its ticks: broker-a does not have topic Reports, or takes no messages for it",
+        ),
         (Severity.WARNING, "schedule odd", "is not sent by broker-a: unknown time zone Mars/Base"),
     ]
 
