@@ -21,14 +21,9 @@ ASYNC_RULES_OFF := ASYNC109,ASYNC119,ASYNC124,ASYNC128,ASYNC912,ASYNC913
 # Each pass over the syntax tree costs 0.1 s for each file. Ruff has these two rules, the second one as RUF006.
 ASYNC_RULES_OF_RUFF := ASYNC100,ASYNC300
 SERVERS := raftlog mq/namesrv mq/broker mq/proxy mq/filter_server
-# flake8_async takes 0.4 s for each file: two processes, and no file in which none of its rules can apply.
+# Two processes, and no file in which none of the rules of flake8_async can apply.
 ASYNC_TEXT := async (def|with|for)|[^a-z](trio|anyio)[^a-z]|BaseException
-ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async $(ASYNC_STARTABLE)
-ASYNC_STARTABLE = --startable-in-context-manager=$(STARTABLE)
-OTHERS_WITH_ASYNC = git grep -lE '$(ASYNC_TEXT)' -- '*.py' ':!tests' $(addprefix :!,$(SERVERS))
-ASYNC_OF_OTHERS = --disable=$(ASYNC_RULES_OFF),$(ASYNC_RULES_OF_RUFF),ASYNC910,ASYNC911
-# The same for files without `yield` and `noqa`, which have nothing for the slow half of it: see there.
-ASYNC_LINT_QUICK = xargs -P 2 -n 40 $(PY) deploy/async_lint.py $(ASYNC_STARTABLE)
+ASYNC_LINT = xargs -P 2 -n 40 $(PY) deploy/async_lint.py --startable-in-context-manager=$(STARTABLE)
 # Functions with task_status, so that `nursery.start_soon` on one of them is noticed.
 STARTABLE := run,serve,drain_on_signals,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes,_run_clients,serve_grpc,_listen
 
@@ -200,7 +195,7 @@ IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 .lane-in-process:
 	$(IN_TURN) .part-in-process
 .lane-checks:
-	$(IN_TURN) .part-check .part-sanitize .part-sanitize-threads .part-fuzz .part-gate
+	$(IN_TURN) .part-check .part-sanitize .part-sanitize-threads .part-gate
 .lane-simulation:
 	$(IN_TURN) .part-simulation
 
@@ -236,11 +231,9 @@ BROKERS := tests/broker tests/attacks
 .part-check:
 	$(PART) --last check $(MAKE) --no-print-directory check
 .part-sanitize:
-	$(PART) --last --unless-3 sanitize env PY=$(PY) deploy/sanitize.sh
+	$(PART) --last --unless-3 sanitize env PY=$(PY) deploy/sanitize.sh both --seconds 30
 .part-sanitize-threads:
 	$(PART) --last --unless-3 sanitize-threads env PY=$(PY) deploy/sanitize.sh threads
-.part-fuzz:
-	$(PART) --last --unless-3 fuzz env PY=$(PY) deploy/sanitize.sh fuzz --seconds 30
 .part-gate:
 	$(PART) --last --unless-3 gate $(PY) -m benchmarks.gate
 # Failed seeds fail again, so there is no second run. What `make test` has of them is part of what runs here.
@@ -248,7 +241,7 @@ BROKERS := tests/broker tests/attacks
 	$(PART) --last simulation $(call PYTEST,simulation) $(IN_CI) -k 'not quickly' tests/simulation
 
 .PHONY: .test-brokers .test-clients .test-processes .test-others .lane-processes .lane-brokers .lane-in-process .lane-checks .lane-simulation
-.PHONY: .part-processes .part-brokers .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads .part-fuzz
+.PHONY: .part-processes .part-brokers .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads
 .PHONY: .part-gate .part-simulation .lint
 # As long as each other: of the tests of brokers and of replicas, those that wait most are beside the few quick ones with
 # processes, and those of sends beside those of clients.
@@ -281,8 +274,8 @@ coverage: $(INSTALLED)
 check: .lint
 	$(PY) -m mypy
 	git grep -lE '$(ASYNC_TEXT)' -- $(SERVERS:%='%/*.py') | $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF),ASYNC300
-	$(OTHERS_WITH_ASYNC) | xargs grep -lE 'yield|noqa' | $(ASYNC_LINT) $(ASYNC_OF_OTHERS)
-	$(OTHERS_WITH_ASYNC) | xargs grep -LE 'yield|noqa' | $(ASYNC_LINT_QUICK) $(ASYNC_OF_OTHERS)
+	git grep -lE '$(ASYNC_TEXT)' -- '*.py' ':!tests' $(addprefix :!,$(SERVERS)) | \
+	    $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF),$(ASYNC_RULES_OF_RUFF),ASYNC910,ASYNC911
 	$(PY) -m pytest -q tests/test_tidy.py tests/test_names_of_tests.py
 
 interop: $(INSTALLED)

@@ -4,6 +4,7 @@
 #   deploy/sanitize.sh [ARGUMENTS OF PYTEST]           addresses and undefined behaviour
 #   deploy/sanitize.sh threads [ARGUMENTS OF PYTEST]   data races, in the log writer
 #   deploy/sanitize.sh fuzz [ARGUMENTS OF tests.fuzz]  as the first, with a fuzzer that looks for new edges
+#   deploy/sanitize.sh both [ARGUMENTS OF tests.fuzz]  the first, then the fuzzer: compiled once
 #
 # Exit code 3: not possible here.
 set -euo pipefail
@@ -12,7 +13,7 @@ python=$(command -v "${PY:-.venv/bin/python}")
 python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
 cc=gcc
 mode=addresses
-case ${1:-} in fuzz | threads) mode=$1 && shift ;; esac
+case ${1:-} in fuzz | threads | both) mode=$1 && shift ;; esac
 libraries='libasan.so libubsan.so'
 [ "$mode" != threads ] || libraries=libtsan.so
 preload=
@@ -38,34 +39,38 @@ copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 # Without bytecode, which other processes may write meanwhile.
 tar -c --exclude=__pycache__ mq raftlog tests pyproject.toml | tar -x -C "$copy"
-flags='-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all'
+# With --capture=sys, pytest does not hide what a sanitizer reports.
+run_tests=(-m pytest -q --capture=sys -p no:cacheprovider)
+run_fuzzer=(-m tests.fuzz --findings "$PWD/fuzz-findings")
+sanitized_tests=(tests/unit/compiled/test_checked_records.py tests/unit/broker/produce/test_plain_sends.py
+    tests/unit/broker/produce/test_ready_senders.py tests/unit/replica/test_flush.py
+    tests/unit/segment/test_append_queue.py tests/unit/broker/bulk/test_selection.py)
 if [ "$mode" = threads ]; then
     # Python itself is not instrumented, but its lock is seen: what is reported are accesses of the modules.
     flags='-O1 -g -fsanitize=thread'
     export TSAN_OPTIONS='halt_on_error=1:exitcode=66'
-    if [ $# -eq 0 ]; then
-        set -- tests/unit/segment/test_append_queue.py tests/unit/segment/test_threaded_writers.py -k 'not python'
-    fi
-    set -- -m pytest -q --capture=sys -p no:cacheprovider "$@"
-elif [ "$mode" = fuzz ]; then
-    set -- -m tests.fuzz --findings "$PWD/fuzz-findings" "$@"
-    # Not instrumented itself.
+    # Threads without Python's lock are those of the log writer. The other package takes most of the time to compile.
+    compiled=raftlog.compiled
+    [ $# -gt 0 ] || set -- tests/unit/segment/test_append_queue.py tests/unit/segment/test_threaded_writers.py -k 'not python'
+else
+    # Not instrumented itself. The tests do not need what it counts, but one compilation is enough for both.
     "$cc" -O2 -shared -fPIC -o "$copy/edges.so" tests/fuzz/edges.c
     preload="$preload $copy/edges.so"
-    flags="$flags -fsanitize-coverage=trace-pc,trace-cmp"
-else
-    [ $# -gt 0 ] || set -- tests/unit/compiled/test_checked_records.py tests/unit/broker/produce/test_plain_sends.py \
-        tests/unit/broker/produce/test_ready_senders.py tests/unit/replica/test_flush.py \
-        tests/unit/segment/test_append_queue.py tests/unit/broker/bulk/test_selection.py
-    # With --capture=sys, pytest does not hide what a sanitizer reports.
-    set -- -m pytest -q --capture=sys -p no:cacheprovider "$@"
+    flags='-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-coverage=trace-pc,trace-cmp'
+    compiled=
+    [ "$mode$#" != addresses0 ] || set -- "${sanitized_tests[@]}"
 fi
 cd "$copy"
 rm -f ./*/compiled/*.so
 # The coverage functions are in a library that is loaded before: a module may be linked without them.
-CC=$cc CFLAGS="$flags" "$python" -m mq.compiled
+CC=$cc CFLAGS="$flags" "$python" -m mq.compiled $compiled
 # Python frees little at its end, and manages small objects itself, where no sanitizer sees their borders.
 export ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc
 with_sanitizers() { $fixed_addresses env LD_PRELOAD="$preload" "$python" "$@"; }
-with_sanitizers -c "from mq.compiled import plain_sends; from raftlog.compiled import append_queue"
-with_sanitizers "$@"
+with_sanitizers -c "from raftlog.compiled import append_queue"
+[ "$mode" = threads ] || with_sanitizers -c "from mq.compiled import plain_sends"
+case $mode in
+    both) with_sanitizers "${run_tests[@]}" "${sanitized_tests[@]}" && with_sanitizers "${run_fuzzer[@]}" "$@" ;;
+    fuzz) with_sanitizers "${run_fuzzer[@]}" "$@" ;;
+    *) with_sanitizers "${run_tests[@]}" "$@" ;;
+esac

@@ -1,5 +1,7 @@
 """``python -m mq.compiled``: compile the optional parts of the data path for this interpreter, beside their sources.
 
+``python -m mq.compiled raftlog.compiled`` compiles those of one package.
+
 For a checkout: wheels have compiled parts, or were built without. Needs Cython, setuptools, a C compiler and the
 headers of Python. Exit code 0 when the compiled parts are there, 3 when something is missing, or this is no checkout;
 then everything stays as it was.
@@ -8,6 +10,9 @@ then everything stays as it was.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import raftlog.compiled
@@ -18,8 +23,8 @@ NOT_COMPILED = 3
 _PACKAGES = {"mq.compiled": Path(__file__).parent, "raftlog.compiled": Path(raftlog.compiled.__file__).parent}
 
 
-def main() -> int:
-    """Compile, and say what came of it in one line."""
+def main(packages: Sequence[str] = ()) -> int:
+    """Compile these packages, or all, side by side, and say what came of it in one line."""
     kept = "the compiled data path stays as it is" if IS_COMPILED else "the data path stays in Python"
     checkout = Path(raftlog.compiled.__file__).parents[2]
     if not (checkout / "pyproject.toml").exists():
@@ -30,7 +35,10 @@ def main() -> int:
         print(f"raftmq: {kept}: {missing}")
         return NOT_COMPILED
     try:
-        libraries = [path for package, sources in _PACKAGES.items() for path in compile_package(package, sources)]
+        with ThreadPoolExecutor() as pool:
+            chosen = {package: _PACKAGES[package] for package in packages or _PACKAGES}
+            compiled = pool.map(compile_package, chosen, chosen.values())
+            libraries = list(chain.from_iterable(compiled))
     except (RuntimeError, OSError) as error:
         print(f"raftmq: {kept}: {error}", file=sys.stderr)
         return NOT_COMPILED
@@ -39,4 +47,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
