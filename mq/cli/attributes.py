@@ -1,4 +1,4 @@
-"""Options that set attributes of topics and consumer groups."""
+"""Options with NAME=VALUE: attributes of topics and consumer groups, and properties of messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ Attributes = Annotated[
     typer.Option(
         "--attribute", metavar="NAME=VALUE", help="Set an attribute; NAME= removes it. May be given several times."
     ),
+]
+
+Properties = Annotated[
+    list[str] | None,
+    typer.Option("--property", metavar="NAME=VALUE", help="Property of the message; may be repeated."),
 ]
 
 
@@ -36,3 +41,14 @@ def as_changes(attributes: Mapping[str, str | None]) -> dict[str, str]:
 def after(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
     """The attributes after changes."""
     return {name: value for name, value in {**before, **changes}.items() if value is not None}
+
+
+def properties_of(given: Iterable[str]) -> dict[str, str]:
+    """``NAME=VALUE`` texts as properties of a message. Raises CommandFailed."""
+    properties: dict[str, str] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not name or not equals:
+            raise CommandFailed(f"{each!r} is no property; write NAME=VALUE")
+        properties[name] = value
+    return properties

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import trio
 import typer
 
+from mq.cli.attributes import Properties, properties_of
 from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, JsonLines, print_json
@@ -24,6 +26,7 @@ from mq.client.produce.producer import Producer
 from mq.filter.subscription import SubscriptionError
 from mq.inspection.message_fields import message_fields
 from mq.protocol.codes import ResponseCode
+from mq.protocol.messages.records import BODY_BYTES_MAX
 
 Trace = Annotated[bool, typer.Option("--trace", help="Trace the messages, for `raftmq trace`.")]
 
@@ -35,7 +38,16 @@ def produce(
     topic: Topic,
     tag: Annotated[str | None, typer.Option(help="Tag of every message.")] = None,
     key_prefix: Annotated[str | None, typer.Option(help="Key of a message: this text and the line number.")] = None,
+    key: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Key of every message; may be repeated.")] = None,
+    property_: Properties = None,
+    sharding_key: Annotated[
+        str | None, typer.Option(help="Send all messages to the queue of this key, in their order.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(min=0, help="Priority of every message.")] = None,
     delay: Annotated[float | None, typer.Option(min=0, help="Delay of each message in seconds.")] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Send all of standard input as one message, which may be binary.")
+    ] = False,
     trace: Trace = False,
     group: Annotated[str, typer.Option(help="Producer group.")] = "raftmq_cli",
     timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of each message in seconds.")] = 15.0,
@@ -45,6 +57,16 @@ def produce(
     """Send each line of standard input as a message, except empty lines. Exit code 1 unless all of them were
     acknowledged.
     """
+    message = Message(
+        topic,
+        b"",
+        tags=tag,
+        keys=key or (),
+        properties=properties_of(property_ or []),
+        sharding_key=sharding_key,
+        priority=priority,
+        delay=delay,
+    )
     counts = {"sent": 0, "acknowledged": 0, "not stored": 0, "outcome unknown": 0}
     examples: list[str] = []
     in_flight = 0
@@ -68,7 +90,7 @@ def produce(
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(_say_if_unavailable, topic, namesrv)
-            lines = Lines()
+            lines = Whole() if whole else Lines()
             data = None
             while data != b"":
                 data = await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), 65536, abandon_on_cancel=True)
@@ -76,11 +98,11 @@ def produce(
                     while in_flight >= _ROOM:
                         room = trio.Event()
                         await room.wait()
-                    keys = [f"{key_prefix}{number}"] if key_prefix is not None else []
+                    keys = message.keys if key_prefix is None else [*message.keys, f"{key_prefix}{number}"]
                     counts["sent"] += 1
                     in_flight += 1
                     try:
-                        producer.send_nowait(Message(topic, body, tags=tag, keys=keys, delay=delay), settled)
+                        producer.send_nowait(msgspec.structs.replace(message, body=body, keys=keys), settled)
                     except ClientError as refused:
                         settled(refused)
             await producer.flush()
@@ -120,6 +142,20 @@ class Lines:
             if body := line.rstrip(b"\r"):
                 found.append((self._number, body))
         return found
+
+
+class Whole:
+    """Takes all of the input as one body."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """As `Lines.feed`. Raises CommandFailed when no message can be so large."""
+        self._data += data
+        if len(self._data) > BODY_BYTES_MAX:
+            raise CommandFailed(f"--whole: the input is more than the {BODY_BYTES_MAX:,} bytes that a message may have")
+        return [(1, bytes(self._data))] if not data else []
 
 
 def consume(

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from mq.cli.attributes import Properties, properties_of
 from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, parse_time, print_json
@@ -52,10 +53,7 @@ def create(
     body_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File with the body.")] = None,
     tags: Annotated[str | None, typer.Option(metavar="TAG", help="Tag of the message.")] = None,
     key: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Key of the message; may be repeated.")] = None,
-    prop: Annotated[
-        list[str] | None,
-        typer.Option("--property", metavar="NAME=VALUE", help="Property of the message; may be repeated."),
-    ] = None,
+    prop: Properties = None,
     start: Annotated[str | None, typer.Option(metavar="TIME", help="No tick before.")] = None,
     end: Annotated[str | None, typer.Option(metavar="TIME", help="No tick from then on.")] = None,
     catch_up: Annotated[
@@ -84,7 +82,7 @@ def create(
         _rule(cron, time_zone, every, at),
         tags=tags,
         keys=key or (),
-        properties=_properties(prop or []),
+        properties=properties_of(prop or []),
         start=None if start is None else parse_time(start),
         end=None if end is None else parse_time(end),
         enabled=not paused,
@@ -294,16 +292,6 @@ def _interval(text: str) -> dt.timedelta:
         return dt.timedelta(seconds=int(match[1]) * _UNITS[match[2]])
     except OverflowError as error:
         raise CommandFailed(f"{text!r} is longer than an interval can be") from error
-
-
-def _properties(given: list[str]) -> dict[str, str]:
-    properties: dict[str, str] = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not equals:
-            raise CommandFailed(f"{each!r} is no property; write NAME=VALUE")
-        properties[name] = value
-    return properties
 
 
 def _body(text: str | None, file: Path | None) -> bytes:

@@ -53,9 +53,9 @@ class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=Tr
     have other levels, up to 64), `delay` after that many seconds by the broker's clock, `deliver_at` at a time: a
     datetime with its time zone, or milliseconds since the epoch. At most one of the three; a time in the past means
     now. `priority`, 0 or more, makes the message more or less urgent to those who pop it; its broker chooses the queue.
-    A message with a priority has neither a `sharding_key` nor a delay.
-    now. `lite_topic` is one of the many small topics within a topic with the message type LITE; its messages have one
-    order, and are neither delayed nor have a sharding key. See `LiteConsumer`.
+    A message with a priority has neither a `sharding_key` nor a delay. `lite_topic` is one of the many small topics
+    within a topic with the message type LITE; its messages have one order, and are neither delayed nor have a sharding
+    key. See `LiteConsumer`.
     """
 
     topic: str

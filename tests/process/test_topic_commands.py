@@ -219,12 +219,24 @@ async def test_what_comes_is_seen_without_a_group(tmp_path: Path) -> None:
         assert line.split()[1:] == ["broker-a/0@2", "A", "k3", "c"]
         row = json.loads(await commands.run("tail", "T", "-n", "1", "--count", "1", "--json"))
         assert (row["offset"], row["tag"], row["keys"], row["body"]) == (2, "A", ["k3"], "c")
+        described = "--key", "order-7", "--property", "amount=3=4", "--sharding-key", "customer", "--whole"
+        await commands.run("produce", "T", *described, given=b"two\n\nlines")
+        row = json.loads(await commands.run("tail", "T", "-n", "1", "--count", "1", "--json"))
+        assert (row["offset"], row["keys"], row["body"]) == (3, ["order-7"], "two\n\nlines")
+        assert row["properties"]["amount"] == "3=4"
+        assert row["properties"]["__SHARDINGKEY"] == "customer"
+        assert "'amount' is no property" in await commands.run("produce", "T", "--property", "amount", code=2)
+        too_much = bytes(4 * 1024 * 1024 + 1)
+        assert "more than the 4,194,304 bytes" in await commands.run("produce", "T", "--whole", given=too_much, code=2)
+        assert "cannot have a sharding key" in await commands.run(
+            "produce", "T", "--priority", "1", "--sharding-key", "k", given=b"x", code=1
+        )
         assert json.loads(await commands.run("export"))["consumer_groups"] == {}
         await commands.run("consume", "T", "--group", "G", "--count", "1")
         seen = await commands.json("top", "--once")
         assert [(group["group"], group["leader"]) for group in seen["groups"]] == [("broker-a", "n0")]
         assert seen["groups"][0]["rates"]["n0"]["stored"] is not None
-        assert seen["lag"] == [{"group": "G", "topic": "T", "messages": 2}]
+        assert seen["lag"] == [{"group": "G", "topic": "T", "messages": 3}]
         page = await commands.run("top", "--once")
         assert "broker-a: led by n0" in page
         assert "G" in page

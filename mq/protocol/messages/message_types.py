@@ -33,7 +33,7 @@ LITE_TOPIC: Final = props.LITE_TOPIC
 _NUMBER: Final = re.compile(r"[0-9]+")
 _DIGITS_MAX: Final = 10
 _EXCLUDED: Final = {
-    props.SHARDING_KEY: "a message group",
+    props.SHARDING_KEY: "a sharding key (message group)",
     props.DELAY: "a delay",
     **dict.fromkeys(props.TIMER_PROPERTIES, "a delay"),
     LITE_TOPIC: "a lite topic",
@@ -55,7 +55,7 @@ def parse_priority(text: str) -> int:
 def priority_of(properties: Mapping[str, str]) -> int | None:
     """The priority of a message to send, None without one.
 
-    Raises PriorityRefused for an invalid one, and for a message that also has a message group, a delay or a lite topic:
+    Raises PriorityRefused for an invalid one, and for a message that also has a sharding key, a delay or a lite topic:
     each of these chooses the queue in another way.
     """
     text = properties.get(props.PRIORITY)

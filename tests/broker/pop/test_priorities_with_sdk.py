@@ -61,7 +61,7 @@ async def test_what_the_sdk_refuses() -> None:
             (Message("T", b"x", priority=10**5000), "is not a number from 0"),
             (Message("T", b"x", priority=True), "a priority is a number, not True"),
             (Message("T", b"x", priority=1.5), "a priority is a number, not 1.5"),  # type: ignore[arg-type]
-            (Message("T", b"x", priority=1, sharding_key="k"), "cannot have a message group, too"),
+            (Message("T", b"x", priority=1, sharding_key="k"), "cannot have a sharding key"),
             (Message("T", b"x", priority=1, delay=3), "cannot have a delay, too"),
             (Message("T", b"x", priority=1, delay_level=3), "cannot have a delay, too"),
             (Message("T", b"x", properties={"_SYS_MSG_PRIORITY_": "1"}), "is reserved"),
