@@ -9,7 +9,7 @@ SPARK_INSTALLED := .venv-spark/.installed
 SPARK_ENV := SPARK_LOCAL_IP=127.0.0.1 SPARK_LOCAL_HOSTNAME=localhost
 SEEDS := 0-199
 # What is simulated: the log alone, or brokers with clients of one kind.
-WORKLOADS := log busy-host delay transactions pop ordered-pop dedup everyday scan recreated crowded lite filtered
+WORKLOADS := log busy-host delay transactions pop ordered-pop dedup mixed scan recreated crowded lite filtered
 WORKLOAD := log
 # What `make jepsen` runs unless told otherwise.
 JEPSEN := matrix --profile ci
@@ -84,7 +84,7 @@ help:
 	@echo 'make fuzz    mutates requests for half a minute, with sanitizers, where that reaches new code: both forms of the parsers must'
 	@echo '             agree; make fuzz ARGS="--seconds 3600 --grow tests/fuzz/corpus" for long; needs gcc'
 	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one;'
-	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup everyday scan recreated crowded lite filtered", or WORKLOAD=pop SEED=42'
+	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup mixed scan recreated crowded lite filtered", or WORKLOAD=pop SEED=42'
 	@echo 'make dist    source distributions and wheels, for each CPython 3.11 to 3.14 that is here, in dist; needs gcc'
 	@echo 'make dist-check   tries what make dist has built in new environments: sizes, imports, a client with raftmq dev'
 	@echo 'make measure-client   what the installed client takes: bytes, import, memory when idle; writes docs/python.md'

@@ -40,6 +40,8 @@ LOG = "log"
 BUSY_HOST = "busy-host"
 """The log alone, on hosts that take the CPU away from processes."""
 LOGS = (LOG, BUSY_HOST)
+FORMER_NAMES = {"everyday": "mixed"}
+"""Of workloads; they work for one release."""
 COMPILED, PYTHON = FORMS = ("compiled", "python")
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
@@ -196,7 +198,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     which.add_argument("--regressions", action="store_true", help="run the seeds that broke something once")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="where --hours begins")
     parser.add_argument(
-        "--workload", choices=(*LOGS, *WORKLOADS), default=LOG, help="what is simulated; default: the log"
+        "--workload",
+        type=lambda name: FORMER_NAMES.get(name, name),
+        choices=(*LOGS, *WORKLOADS),
+        default=LOG,
+        help="what is simulated; default: the log",
     )
     parser.add_argument(
         "--form", choices=FORMS, help="the form of the modules that have two; default: compiled where that is there"

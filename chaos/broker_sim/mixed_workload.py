@@ -1,4 +1,4 @@
-"""The workload "everyday": producers of single messages, batches and one-way messages, and two groups of consumers.
+"""The workload "mixed": producers of single messages, batches and one-way messages, and two groups of consumers.
 
 One group balances the topic among its members, sends messages back until they are dead letters, and has its offsets
 reset by operators; the other consumes in order, with locked queues. Members come and go, and sleep. What must hold: an
@@ -45,10 +45,11 @@ _Copy = tuple[int, int]
 """A message and how often it was sent back."""
 
 
-class Everyday(Workload):
+class Mixed(Workload):
     """See the module."""
 
-    name = "everyday"
+    name = "mixed"
+    drawn_as = "everyday"
 
     def __init__(self, cluster: BrokerCluster) -> None:
         super().__init__(cluster)

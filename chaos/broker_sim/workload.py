@@ -94,6 +94,8 @@ class Workload:
     checkers: ClassVar[tuple[Checker, ...]] = (check_log, check_order, check_assigned)
     """What judges the history in the end."""
     name: ClassVar[str]
+    drawn_as: ClassVar[str] = ""
+    """The name that it had when its seeds were noted: what is drawn depends on it."""
     topic: ClassVar[str] = "T"
     queues: ClassVar[int] = 3
 
@@ -104,7 +106,7 @@ class Workload:
 
     def __init__(self, cluster: Brokers) -> None:
         self.cluster = cluster
-        self.rng = random.Random(f"{cluster.scenario.seed} {self.name}")
+        self.rng = random.Random(f"{cluster.scenario.seed} {self.drawn_as or self.name}")
         self.ledger = Ledger()
         self.counts: Counter[str] = Counter()
         self.history: list[Event] = []

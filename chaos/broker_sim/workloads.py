@@ -11,7 +11,7 @@ from chaos.broker_sim.expiring import Expiring
 from chaos.broker_sim.filtered import FilteredPulls
 from chaos.broker_sim.limited import Limited
 from chaos.broker_sim.lite import Lite
-from chaos.broker_sim.mixed_workload import Everyday
+from chaos.broker_sim.mixed_workload import Mixed
 from chaos.broker_sim.ordered_pop import OrderedPop
 from chaos.broker_sim.pop import Pop
 from chaos.broker_sim.recreated import Recreated
@@ -28,7 +28,7 @@ WORKLOADS: dict[str, type[Workload]] = {
         Pop,
         OrderedPop,
         Dedup,
-        Everyday,
+        Mixed,
         Scan,
         Recreated,
         Crowded,

@@ -89,7 +89,7 @@ async def work(cluster: DevCluster, counted: Counted, rng: random.Random) -> Non
             await trio.sleep(0.05)
 
 
-async def torment(cluster: DevCluster, rng: random.Random) -> None:
+async def kill_and_pause(cluster: DevCluster, rng: random.Random) -> None:
     while True:
         await trio.sleep(rng.uniform(0.2, 2.0))
         leader = await cluster.leader()
@@ -135,7 +135,7 @@ async def level(cluster: DevCluster) -> None:
 
 
 @asynccontextmanager
-async def tormented(
+async def cluster_under_faults(
     directory: Path, counted: Counted, *, falls_behind: bool = False, **settings: str
 ) -> AsyncIterator[DevCluster]:
     """Three brokers that have been through it, and have settled."""
@@ -151,7 +151,7 @@ async def tormented(
                 nursery.start_soon(work, cluster, counted, random.Random(rng.random()))
             if falls_behind:
                 await fall_behind(cluster)
-            nursery.start_soon(torment, cluster, rng)
+            nursery.start_soon(kill_and_pause, cluster, rng)
             await trio.sleep(SECONDS)
             await until(lambda: len(counted.stored) >= ENOUGH)
             nursery.cancel_scope.cancel()
@@ -181,7 +181,7 @@ def check_equal(directories: Sequence[Path]) -> None:
 
 async def test_replicas_stay_equal_and_messages_are_there_once(tmp_path: Path) -> None:
     counted = Counted()
-    async with tormented(tmp_path, counted) as cluster:
+    async with cluster_under_faults(tmp_path, counted) as cluster:
         with trio.move_on_after(60):
             while not counted.stored <= (await stored_bodies(cluster, "Once", QUEUES)).keys():  # noqa: ASYNC110
                 await trio.sleep(0.2)
@@ -194,7 +194,7 @@ async def test_replicas_stay_equal_and_messages_are_there_once(tmp_path: Path) -
 
 async def test_replicas_that_fall_behind_a_short_log_stay_equal(tmp_path: Path) -> None:
     """Those that were away too long take over files of the log, and the metadata as it is behind them."""
-    async with tormented(tmp_path, Counted(), falls_behind=True, **SHORT_LOG) as cluster:
+    async with cluster_under_faults(tmp_path, Counted(), falls_behind=True, **SHORT_LOG) as cluster:
         pass
     logs = "".join(cluster.log_path(node).read_text() for node in cluster.node_ids)
     assert "install_begun" in logs

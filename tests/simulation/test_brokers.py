@@ -71,20 +71,20 @@ def test_a_seed_gives_the_same_run_whatever_ran_before_it(seconds: float | None)
 
 @pytest.mark.slow
 def test_a_busy_processor_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = simulate_seed(1, 4.0, "everyday")
+    quick = simulate_seed(1, 4.0, "mixed")
     seconds = itertools.count()
     monkeypatch.setattr("time.monotonic", lambda: float(next(seconds)))
-    assert simulate_seed(1, 4.0, "everyday") == quick
+    assert simulate_seed(1, 4.0, "mixed") == quick
 
 
 @pytest.mark.slow
 def test_a_host_that_stalls_changes_nothing() -> None:
     """The process stands still for 20 ms of every 50."""
-    undisturbed = simulate_seed(1, 4.0, "everyday")
+    undisturbed = simulate_seed(1, 4.0, "mixed")
     before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.02))  # the stall itself
     signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     try:
-        stalled = simulate_seed(1, 4.0, "everyday")
+        stalled = simulate_seed(1, 4.0, "mixed")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -102,6 +102,14 @@ def test_the_history_is_one_that_checkers_read(tmp_path: Path, capsys: pytest.Ca
     assert "BrokerScenario" in capsys.readouterr().out
 
 
+def test_a_former_name_of_a_workload_is_understood(tmp_path: Path) -> None:
+    """And its seeds draw what they drew under that name."""
+    path = tmp_path / "history"
+    assert main(["--workload", "everyday", "--seed", "1", "--seconds", "0.1", "--history", str(path)]) == 0
+    assert b'"workload":"mixed"' in path.read_bytes().replace(b" ", b"")
+    assert WORKLOADS["mixed"].drawn_as == "everyday"
+
+
 def test_what_checkers_find_in_a_history_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(history: History) -> Result:
         findings = Findings("lost", "nothing is lost")
@@ -112,7 +120,7 @@ def test_what_checkers_find_in_a_history_ends_the_run(monkeypatch: pytest.Monkey
     assert "lost: " in (simulate_seed(1, 2.0, "delay").broke or "")
 
 
-@pytest.mark.parametrize("workload", ["everyday", "schedules"])
+@pytest.mark.parametrize("workload", ["mixed", "schedules"])
 def test_a_message_stored_more_often_than_sent_ends_the_run(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Histories allow any number of messages of a value that was sent twice, and those of schedules are not judged."""
 

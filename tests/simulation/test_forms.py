@@ -22,7 +22,7 @@ SECONDS = 3.0
 LONG_SECONDS = 5.0
 NIGHTLY_SECONDS = 20.0
 SEED = 7
-QUICK = ("log", "everyday")
+QUICK = ("log", "mixed")
 """One of the log and one of brokers; `make test-all` has whole runs of all workloads."""
 OTHER_FORM = """
 import sys

@@ -40,7 +40,7 @@ _DUE_TIME_AT: Final = 12
 """Position of the due time within a queue entry."""
 
 
-class _Search(NamedTuple):
+class _PendingRecall(NamedTuple):
     """A request whose message is searched for, and the remaining candidates."""
 
     call: Call[RecallMessage]
@@ -65,7 +65,7 @@ class Recalls(Service):
         self._timers = timers
         self._delay_max_ms = context.settings.timer_delay_max_seconds * 1000  # no message is due later
         self._wall_clock_ms = context.wall_clock_ms
-        self._searches: deque[_Search] = deque()
+        self._searches: deque[_PendingRecall] = deque()
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -98,14 +98,14 @@ class Recalls(Service):
         """Request code 370: answered when the message certainly will not be delivered. Raises RequestRefused."""
         handle = self._checked(call.request)
         call.drop_body()
-        search = _Search(call, handle, self._candidates(handle))
+        search = _PendingRecall(call, handle, self._candidates(handle))
         if not self._search_step(search):
             if len(self._searches) >= SEARCHES_MAX:
                 remark = f"recall failed, {SEARCHES_MAX} recalls are searching already: try again"
                 raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)
             self._searches.append(search)
 
-    def _search_step(self, search: _Search) -> bool:
+    def _search_step(self, search: _PendingRecall) -> bool:
         """Examine some candidates, and recall the message if found; returns False if the search is not finished.
 
         Raises RequestRefused if it does not exist, or cannot be read from this disk.
@@ -133,7 +133,7 @@ class Recalls(Service):
             "recall failed, no such pending message: it is being delivered, was recalled before, or never existed",
         )
 
-    def _recall(self, search: _Search, timer: Timer) -> None:
+    def _recall(self, search: _PendingRecall, timer: Timer) -> None:
         call, handle, _ = search
 
         def reply(_: Stored) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -247,6 +247,15 @@ def watch() -> Watch:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def only_our_garbage(watch: Watch) -> Iterator[None]:
+    """What other tests left in memory is no work of the console: collecting it took most of the time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read by a consumer, which these brokers in name only do not serve."""
@@ -308,13 +317,7 @@ def test_pages_of_a_large_cluster_are_quick_and_small(watch: Watch, address: str
         assert 'role="alert"' not in answer.text
         return seconds, len(answer.text)
 
-    # What other tests left in memory is no work of the console: without this, collecting it took most of the time.
-    gc.collect()
-    gc.freeze()
-    try:
-        seconds, nbytes = trio.run(main)
-    finally:
-        gc.unfreeze()
+    seconds, nbytes = trio.run(main)
     assert seconds < SECONDS_MAX
     assert nbytes < BYTES_MAX
     assert {name: count for name, count in asked.items() if count > MOST.get(name, 1)} == {}
