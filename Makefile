@@ -38,59 +38,9 @@ BENCHES += bench-archive bench-filter bench-celery bench-celery-chaos bench-prox
 .PHONY: bench-spark bench-spark-kafka docs
 .PHONY: fmt sanitize fuzz sim dist dist-check measure-client lock proto clean
 
+# What follows two of these signs, below.
 help:
-	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
-	@echo 'make demo-spark   the same for Apache Spark: it reads from the followers, counts words, writes, and makes a table; needs Java 17'
-	@echo 'make test-unit   the units, without sockets and processes; about half a minute on two processors'
-	@echo 'make test    the quick tests: units, some simulated and real groups; 5 minutes on two processors'
-	@echo 'make test-all   all tests, with Java those of Spark too; 25 minutes on two processors'
-	@echo 'make test-nightly   what make test-all leaves out: programs behind make bench once each, 200 seeds of all workloads; and processes started, not forked'
-	@echo 'make test-spark   the data source in Apache Spark; needs Java 17, makes .venv-spark'
-	@echo 'make coverage   branch coverage of the quick tests; writes htmlcov'
-	@echo 'make check   lint (also of Cython), format, types, import direction, own rules'
-	@echo 'make interop   third-party clients, those whose tools are installed; writes docs/reports/interop.md'
-	@echo 'make jepsen   real brokers under real faults, ten minutes: make jepsen ARGS="run --workload log --nemesis kill"'
-	@echo 'make docker-image   the container image raftmq:local; needs Docker'
-	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/benchmarks/produce.md'
-	@echo 'make bench-peers   the same load on raftmq, RocketMQ, NATS, RabbitMQ and etcd, those that are installed; writes docs/benchmarks/peers.md'
-	@echo 'make bench-peers-consuming   backlogs, steady rates, 1 to 16 groups on the same systems, and Python clients; writes docs/benchmarks/peers-consuming.md'
-	@echo 'make bench-gate   instructions per message against benchmarks/gate/baseline.json; needs valgrind'
-	@echo 'make bench-steady   a load of a minute or more, and the work that follows it; writes docs/benchmarks/steady.md'
-	@echo 'make bench-client   what one process of the SDK sends, with and without batches, and receives; writes docs/benchmarks/client.md'
-	@echo 'make bench-critical-path   who waits for what while a message is stored, and for how long; writes docs/benchmarks/critical-path.md'
-	@echo 'make bench-goals   measures nothing: writes which goals the last results meet into docs/benchmarks/goals.md and docs/performance.md'
-	@echo 'make bench-low-rate   10 to 2,000 messages/s and none at all: latency, CPU, wake-ups, beside other systems; writes docs/benchmarks/low-rate.md'
-	@echo 'make bench-paced   latency at half of the maximum rate, in an open loop; writes docs/benchmarks/paced.md'
-	@echo 'make bench-memory   memory of replicas and clients under a load of half an hour; writes docs/benchmarks/memory.md'
-	@echo 'make bench-curves   CPU per message with more connections, queues, bytes, consumers, replicas, groups; writes docs/benchmarks/curves.md'
-	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/benchmarks/store.md'
-	@echo 'make bench-special   delays, timers, transactions, POP; writes docs/benchmarks/special.md'
-	@echo 'make bench-metrics   CPU and delays of a scrape of /metrics, with few and with many topics; writes docs/benchmarks/metrics.md'
-	@echo 'make bench-backup   the effect of a backup on producers, and the speed of a restore; needs 90 GB of disk; writes docs/benchmarks/backup.md'
-	@echo 'make bench-archive   what an archive in object storage costs, cold reads, replicas that join from it; needs 30 GB of disk; writes docs/benchmarks/archive.md'
-	@echo 'make bench-fair   latency of a client beside demanding ones; writes docs/benchmarks/fair.md'
-	@echo 'make bench-filter   CPU of filter servers and of the leader for each message, and bytes to consumers; writes docs/benchmarks/filter.md'
-	@echo 'make bench-once   checks that delayed and transactional messages become visible once while leaders are killed; writes a report'
-	@echo 'make bench-failover   how long writes stop when a leader fails; writes docs/reports/failover.md'
-	@echo 'make bench-proxy   raftmq proxy beside the proxy of RocketMQ; see python -m benchmarks proxy --help'
-	@echo 'make bench-celery   a task of Celery on raftmq, Redis and RabbitMQ, which must be installed; writes docs/celery.md'
-	@echo 'make bench-celery-chaos   100,000 tasks of Celery while workers, leaders and connections break; writes docs/reports/celery-chaos.md'
-	@echo 'make bench-spark   throughput and CPU of reads and writes by Spark; needs Java 17; writes docs/benchmarks/spark.md'
-	@echo 'make bench-spark-kafka   the part of it beside Kafka and its connector; needs Maven; writes docs/benchmarks/spark-kafka.md'
-	@echo 'make docs    the documentation as a site, with a reference of the SDK, in build/docs'
-	@echo 'make fmt     format the code'
-	@echo 'make sanitize   tests of the Cython modules with sanitizers for addresses and undefined behaviour; with ARGS=threads'
-	@echo '             those of the log writer with the sanitizer for data races; needs gcc'
-	@echo 'make fuzz    mutates requests for half a minute, with sanitizers, where that reaches new code: both forms of the parsers must'
-	@echo '             agree; make fuzz ARGS="--seconds 3600 --grow tests/fuzz/corpus" for long; needs gcc'
-	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one;'
-	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup mixed scan recreated crowded lite filtered", or WORKLOAD=pop SEED=42'
-	@echo 'make dist    source distributions and wheels, for each CPython 3.11 to 3.14 that is here, in dist; needs gcc'
-	@echo 'make dist-check   tries what make dist has built in new environments: sizes, imports, a client with raftmq dev'
-	@echo 'make measure-client   what the installed client takes: bytes, import, memory when idle; writes docs/python.md'
-	@echo 'make lock    resolve the lock files again from the pyproject.toml files'
-	@echo 'make proto   compile the messages of the gRPC protocol again from mq/proxy/wire/messaging.proto'
-	@echo 'make clean   remove the virtual environments and files of tools'
+	@awk -f deploy/help.awk Makefile
 
 $(INSTALLED): requirements.lock pyproject.toml deploy/setup-venv.sh $(wildcard */compiled/*.p[yx][xid])
 	@deploy/setup-venv.sh
@@ -101,17 +51,11 @@ $(SPARK_INSTALLED): requirements-spark.lock pyproject.toml deploy/setup-venv.sh 
 	@deploy/setup-venv.sh .venv-spark requirements-spark.lock
 	@touch $@
 
-# Sphinx needs what the documented modules import, and nothing else needs Sphinx.
-.venv-docs/.installed: requirements-docs.lock pyproject.toml deploy/setup-venv.sh $(INSTALLED)
-	@deploy/setup-venv.sh .venv-docs requirements-docs.lock
-	@touch $@
-
-docs: .venv-docs/.installed
-	@.venv-docs/bin/python docs/site/build.py build/docs
-
+## demo: three replicas, real messages, the leader killed in the middle: nothing is lost
 demo: $(INSTALLED)
 	@$(PY) -m mq.cli demo --keep $(ARGS)
 
+## demo-spark: the same for Apache Spark: it reads from the followers, counts words, writes, and makes a table; needs Java 17
 demo-spark:
 	@deploy/check-java.sh
 	@$(MAKE) --no-print-directory $(SPARK_INSTALLED)
@@ -121,6 +65,7 @@ demo-spark:
 # These tests start many processes and run nothing for long: Java's second compiler costs more than it gives.
 test-spark: PY := $(SPARK_PY)
 QUICK_START := JDK_JAVA_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' PYTHONPATH=$(CURDIR)/tests/spark/quick_start
+## test-spark: the data source in Apache Spark; needs Java 17, makes .venv-spark
 test-spark:
 	@if deploy/check-java.sh; then \
 	    $(MAKE) --no-print-directory $(SPARK_INSTALLED) && \
@@ -130,6 +75,7 @@ test-spark:
 # Four lanes side by side on two processors, since tests with sockets and processes wait much of the time; always the
 # same tests in the same order in each. ARGS, if there are any, go to one process, as in
 # make test ARGS='tests/unit/segment -k torn'.
+## test: the quick tests: units, some simulated and real groups; 5 minutes on two processors
 test: $(INSTALLED)
 ifdef ARGS
 	$(PY) -m pytest $(ARGS)
@@ -156,6 +102,7 @@ UNIT_LEFT_OUT := $(OPENS_SOCKETS:%=--ignore=tests/unit/%.py) $(WALKS:%=--ignore=
 IN_MEMORY = $(shell [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 1000000 ] 2>/dev/null && echo env PYTEST_DEBUG_TEMPROOT=/dev/shm)
 UNIT_TEST = $(IN_MEMORY) $(call PYTEST,$(1)) -q -p tests.no_sockets --hypothesis-profile=few-examples -m 'not slow and not nightly' \
     $(UNIT_LEFT_OUT)
+## test-unit: the units, without sockets and processes; about half a minute on two processors
 test-unit: $(INSTALLED)
 	@$(MAKE) --no-print-directory -j 2 .unit .unit-others
 .PHONY: test-unit .unit .unit-others
@@ -164,9 +111,11 @@ test-unit: $(INSTALLED)
 .unit-others:
 	@$(call UNIT_TEST,unit-others) $(UNIT_OTHER_FILES)
 
+## sanitize: tests of the Cython modules with sanitizers for addresses and undefined behaviour; with ARGS=threads those of the log writer with the sanitizer for data races; needs gcc
 sanitize: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh $(ARGS)
 
+## fuzz: mutates requests for half a minute, with sanitizers, where that reaches new code: both forms of the parsers must agree; make fuzz ARGS="--seconds 3600 --grow tests/fuzz/corpus" for long; needs gcc
 fuzz: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh fuzz $(ARGS)
 
@@ -174,14 +123,17 @@ fuzz: $(INSTALLED)
 # Spark; what only computes gets the time of processors that these leave (docs/decisions/0029). One to three failures of
 # a part are run again, and told: docs/decisions/0041.
 LANES := .lane-processes .lane-brokers .lane-in-process .lane-simulation
+## test-all: all tests, with Java those of Spark too; 25 minutes on two processors
 test-all: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going -j 5 $(LANES)
 
 # What .ci/run runs. The checks are a fifth lane, which only computes, too; they have their own rules among them.
+## ci: what .ci/run runs: make test-all and, as a fifth lane, the checks, sanitizers, the fuzzer and make bench-gate
 ci: $(INSTALLED)
 	@$(MAKE) --no-print-directory test-all LANES='$(LANES) .lane-checks' \
 	    CHECKED='--ignore=tests/test_tidy.py --ignore=tests/test_names_of_tests.py'
 
+## test-nightly: what make test-all leaves out: programs behind make bench once each, 200 seeds of all workloads; and processes started, not forked
 test-nightly: $(INSTALLED)
 	$(PY) -m pytest -m 'nightly or process' $(ARGS)
 	@$(MAKE) --no-print-directory test-spark ARGS='-m nightly tests/spark'
@@ -259,6 +211,7 @@ OF_PROCESSES := tests/process tests/kit tests/frameworks tests/users tests/unit/
 	$(PY) -m pytest $(WARM) $(SELECTED) $(addprefix --ignore=,$(OF_BROKERS) $(OF_CLIENTS) $(OF_PROCESSES) tests/spark)
 
 # Which branches the quick tests reach, in figures and as pages in htmlcov. There is no number to reach.
+## coverage: branch coverage of the quick tests; writes htmlcov
 coverage: $(INSTALLED)
 	@$(PY) -m coverage erase
 	$(PY) -m coverage run -m pytest -q $(or $(ARGS),-m 'not slow and not nightly')
@@ -271,6 +224,7 @@ coverage: $(INSTALLED)
 	$(PY) -m ruff format --check .
 	git ls-files -z '*.pyx' '*.pxi' '*.pxd' | PATH='$(CURDIR)/.venv/bin':$$PATH xargs -0 cython-lint
 
+## check: lint (also of Cython), format, types, import direction, own rules
 check: .lint
 	$(PY) -m mypy
 	git grep -lE '$(ASYNC_TEXT)' -- $(SERVERS:%='%/*.py') | $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF),ASYNC300
@@ -278,6 +232,7 @@ check: .lint
 	    $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF),$(ASYNC_RULES_OF_RUFF),ASYNC910,ASYNC911
 	$(PY) -m pytest -q tests/test_tidy.py tests/test_names_of_tests.py
 
+## interop: third-party clients, those whose tools are installed; writes docs/reports/interop.md
 interop: $(INSTALLED)
 	@$(PY) -m tests.interop $(ARGS)
 	@$(PY) -m tests.interop sdk
@@ -286,34 +241,73 @@ interop: $(INSTALLED)
 .venv/bin/raftmq-jepsen: deploy/raftmq-jepsen.sh $(INSTALLED)
 	@ln -sfr deploy/raftmq-jepsen.sh $@
 
+## jepsen: real brokers under real faults, ten minutes: make jepsen ARGS="run --workload log --nemesis kill"
 jepsen: .venv/bin/raftmq-jepsen
 	@.venv/bin/raftmq-jepsen $(or $(ARGS),$(JEPSEN))
 
+## docker-image: the container image raftmq:local; needs Docker
 docker-image: $(INSTALLED)
 	@deploy/docker-image.sh
 
+## bench: msgs/s, latency and CPU per message; writes docs/benchmarks/produce.md
 bench: $(INSTALLED)
 	$(PY) -m benchmarks produce $(ARGS)
 
+## bench-peers: the same load on raftmq, RocketMQ, NATS, RabbitMQ and etcd, those that are installed; writes docs/benchmarks/peers.md
+## bench-peers-consuming: backlogs, steady rates, 1 to 16 groups on the same systems, and Python clients; writes docs/benchmarks/peers-consuming.md
+## bench-gate: instructions per message against benchmarks/gate/baseline.json; needs valgrind
+## bench-steady: a load of a minute or more, and the work that follows it; writes docs/benchmarks/steady.md
+## bench-client: what one process of the SDK sends, with and without batches, and receives; writes docs/benchmarks/client.md
+## bench-critical-path: who waits for what while a message is stored, and for how long; writes docs/benchmarks/critical-path.md
+## bench-goals: measures nothing: writes which goals the last results meet into docs/benchmarks/goals.md and docs/performance.md
+## bench-low-rate: 10 to 2,000 messages/s and none at all: latency, CPU, wake-ups, beside other systems; writes docs/benchmarks/low-rate.md
+## bench-paced: latency at half of the maximum rate, in an open loop; writes docs/benchmarks/paced.md
+## bench-memory: memory of replicas and clients under a load of half an hour; writes docs/benchmarks/memory.md
+## bench-curves: CPU per message with more connections, queues, bytes, consumers, replicas, groups; writes docs/benchmarks/curves.md
+## bench-store: many queues, restarts: the goals of the message store; writes docs/benchmarks/store.md
+## bench-special: delays, timers, transactions, POP; writes docs/benchmarks/special.md
+## bench-metrics: CPU and delays of a scrape of /metrics, with few and with many topics; writes docs/benchmarks/metrics.md
+## bench-backup: the effect of a backup on producers, and the speed of a restore; needs 90 GB of disk; writes docs/benchmarks/backup.md
+## bench-archive: what an archive in object storage costs, cold reads, replicas that join from it; needs 30 GB of disk; writes docs/benchmarks/archive.md
+## bench-fair: latency of a client beside demanding ones; writes docs/benchmarks/fair.md
+## bench-filter: CPU of filter servers and of the leader for each message, and bytes to consumers; writes docs/benchmarks/filter.md
+## bench-once: checks that delayed and transactional messages become visible once while leaders are killed; writes a report
+## bench-failover: how long writes stop when a leader fails; writes docs/reports/failover.md
+## bench-proxy: raftmq proxy beside the proxy of RocketMQ; see python -m benchmarks proxy --help
+## bench-celery: a task of Celery on raftmq, Redis and RabbitMQ, which must be installed; writes docs/celery.md
+## bench-celery-chaos: 100,000 tasks of Celery while workers, leaders and connections break; writes docs/reports/celery-chaos.md
 # Each is a case of `python -m benchmarks`, which lists them.
 $(BENCHES): bench-%: $(INSTALLED)
 	@$(PY) -m benchmarks $* $(ARGS)
 
+## bench-spark: throughput and CPU of reads and writes by Spark; needs Java 17; writes docs/benchmarks/spark.md
 bench-spark:
 	@deploy/check-java.sh
 	@$(MAKE) --no-print-directory $(SPARK_INSTALLED)
 	@$(SPARK_ENV) $(SPARK_PY) -m benchmarks.spark $(ARGS)
 	@$(MAKE) --no-print-directory bench-spark-kafka ARGS=
 
+## bench-spark-kafka: the part of it beside Kafka and its connector; needs Maven; writes docs/benchmarks/spark-kafka.md
 bench-spark-kafka:
 	@deploy/check-java.sh
 	@$(MAKE) --no-print-directory $(SPARK_INSTALLED)
 	@$(SPARK_ENV) $(SPARK_PY) -m benchmarks.spark_kafka $(ARGS)
 
+# Sphinx needs what the documented modules import, and nothing else needs Sphinx.
+.venv-docs/.installed: requirements-docs.lock pyproject.toml deploy/setup-venv.sh $(INSTALLED)
+	@deploy/setup-venv.sh .venv-docs requirements-docs.lock
+	@touch $@
+
+## docs: the documentation as a site, with a reference of the SDK, in build/docs
+docs: .venv-docs/.installed
+	@.venv-docs/bin/python docs/site/build.py build/docs
+
+## fmt: format the code
 fmt: $(INSTALLED)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+## sim: clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one; WORKLOADS="log busy-host delay transactions pop ordered-pop dedup mixed scan recreated crowded lite filtered", or WORKLOAD=pop SEED=42
 sim: $(INSTALLED)
 ifdef SEED
 	$(PY) -m chaos --workload $(WORKLOAD) --seed $(SEED) --trace $(ARGS)
@@ -322,13 +316,16 @@ else
 	    $(PY) -m chaos --workload $$workload $(if $(HOURS),--hours $(HOURS),--seeds $(SEEDS)) $(ARGS); done
 endif
 
+## dist: source distributions and wheels, for each CPython 3.11 to 3.14 that is here, in dist; needs gcc
 dist: $(INSTALLED)
 	@$(PY) -m distributions.build
 
+## dist-check: tries what make dist has built in new environments: sizes, imports, a client with raftmq dev
 dist-check: $(INSTALLED)
 	@$(PY) -m distributions.check
 
 # The client alone, installed: bytes, import, and memory when idle; writes docs/python.md.
+## measure-client: what the installed client takes: bytes, import, memory when idle; writes docs/python.md
 measure-client: $(INSTALLED)
 	@$(PY) -m distributions.measured $(ARGS)
 
@@ -339,6 +336,7 @@ COMPILE = .venv/lock/bin/pip-compile -q --generate-hashes --strip-extras --allow
 # With the interpreter that .venv is made with.
 NEW_VENV = python=$$(deploy/find-python.sh) && $$python -m venv
 LOCKED := .:dev,lz4,zstd distributions/server
+## lock: resolve the lock files again from the pyproject.toml files
 lock:
 	$(NEW_VENV) .venv/lock && .venv/lock/bin/pip install -q pip-tools
 	.venv/lock/bin/python deploy/requirements.py $(LOCKED) >.venv/lock/requirements.in
@@ -350,11 +348,13 @@ lock:
 
 # protoc of the release that the oldest supported protobuf can read the output of.
 PROTO := mq/proxy/wire/messaging
+## proto: compile the messages of the gRPC protocol again from mq/proxy/wire/messaging.proto
 proto:
 	$(NEW_VENV) .venv/proto && .venv/proto/bin/pip install -q grpcio-tools==1.72.2 setuptools==80.9.0
 	.venv/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO).proto
 	echo "# Made from messaging.proto with the SHA-256 $$(sha256sum <$(PROTO).proto | cut -c1-64)" >>$(PROTO)_pb2.py
 
+## clean: remove the virtual environments and files of tools
 clean:
 	rm -rf .venv .venv-docs .venv-spark .raftmq .interop build dist spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

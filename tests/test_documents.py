@@ -86,3 +86,12 @@ def test_titles_in_code_do_not_count() -> None:
 def test_sections_are_named_as_links_name_them() -> None:
     text = "# A `name` (old)\n## Look first\n```\n# no section\n```\n## Look first\n### [Read](a.md) on\n"
     assert section_names(text) == {"a-name-old", "look-first", "look-first-1", "read-on"}
+
+
+def test_make_help_lists_each_target() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    told = re.findall(r"^## ([a-z-]+): \S", makefile, re.MULTILINE)
+    named = " ".join(re.findall(r"^(?:\.PHONY:|BENCHES [:+]=) (.*)", makefile, re.MULTILINE))
+    targets = [word for word in named.split() if re.fullmatch(r"[a-z][a-z-]*", word) and word != "help"]
+    assert len(targets) > 40
+    assert sorted(told) == sorted(targets)
