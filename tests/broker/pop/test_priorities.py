@@ -85,7 +85,7 @@ async def test_a_priority_excludes_what_else_chooses_the_queue(tmp_path: Path) -
         client = await broker.connect()
         await make_topic(client)
         for name, value, said in (
-            ("__SHARDINGKEY", "k", "a message group"),
+            ("__SHARDINGKEY", "k", "a sharding key (message group)"),
             ("DELAY", "3", "a delay"),
             ("TIMER_DELAY_SEC", "3", "a delay"),
             ("TIMER_DELAY_MS", "3", "a delay"),

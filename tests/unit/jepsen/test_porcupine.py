@@ -92,6 +92,7 @@ def porcupine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_both_say_the_same_of_random_histories(porcupine: Path) -> None:
     rng = random.Random(8)
     histories = [random_history(rng) for _ in range(HISTORIES)]
