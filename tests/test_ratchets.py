@@ -26,14 +26,17 @@ ASSERTED: dict[str, float] = {
     "mq/broker": 0.22,
     "mq/broker/access": 0.2,
     "mq/broker/admin": 0.2,
+    "mq/broker/archive": 0.25,
     "mq/broker/base": 0.2,
     "mq/broker/bulk": 0.27,
     "mq/broker/consume": 0.26,
+    "mq/broker/filtering": 0.23,
     "mq/broker/lite": 0.2,
     "mq/broker/net": 0.2,
     "mq/broker/pop": 0.29,
     "mq/broker/produce": 0.2,
     "mq/broker/query": 0.21,
+    "mq/broker/quota": 0.2,
     "mq/broker/recurring": 0.21,
     "mq/broker/replication": 0.23,
     "mq/broker/schedule": 0.22,
@@ -99,6 +102,11 @@ def test_borders_are_asserted() -> None:
         assertions, functions = asserted(sources(package))
         density = assertions / functions
         assert density >= least, f"{package}: {assertions} assertions in {functions} functions, {density:.3f} < {least}"
+
+
+def test_every_package_of_the_broker_has_a_number() -> None:
+    packages = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "mq" / "broker").glob("*/__init__.py")}
+    assert packages <= ASSERTED.keys()
 
 
 def test_borders_in_cython_are_asserted() -> None:

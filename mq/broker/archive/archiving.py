@@ -453,6 +453,8 @@ class Archiving(Service):
             )
         if (reason := self._why_not_own(end)) is not None:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{url} has another log: {reason}")
+        committed = self._replica.commit_index
+        assert end.index < committed, f"{end.index} would be archived, {committed} is the last committed entry"
         command = NoteArchived(url=url, index=end.index, term=end.term, pos=end.pos, chain=end.chain)
         try:
             self._appender.add_command(encode_command(command))
@@ -472,6 +474,7 @@ class Archiving(Service):
         if expired_pos > known and not is_older and not archived.is_held:
             begin_pos = max(begin_pos, self._deletable_to(expired_pos))
         begin_pos = max(begin_pos, known, self._first_queues())
+        assert begin_pos >= known, f"archived messages would be served from {begin_pos} on, not from {known} any more"
         is_held = archived.is_held if is_older is None else is_older
         if (begin_pos, is_held) != (archived.begin_pos, archived.is_held):
             self._appender.add_command(encode_command(NoteTier(url=url, begin_pos=begin_pos, is_held=is_held)))
@@ -482,6 +485,7 @@ class Archiving(Service):
             needed = self._needed_pos()
         except (StoreError, OSError):
             return 0
+        assert needed >= 0, f"archived messages are needed from {needed} on"
         pos = min(expired_pos, needed)
         return pos - pos % self._settings.segment_bytes
 
@@ -498,3 +502,9 @@ class Archiving(Service):
             return str(error)
         own = Base(entry.index, entry.term, entry.pos - entry.pos % size + size, entry.chain)
         return None if own == end else f"after entry {end.index} this log is {own}, and that one {end}"
+
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        now, since = self._clock(), self._waits_since
+        assert since is None or since <= now, f"files have been complete since {since}, it is {now}"
+        assert self._logged is None or self._failed_runs > 0, f"{self._logged} was logged, and no run has failed"

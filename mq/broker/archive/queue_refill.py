@@ -118,6 +118,7 @@ class QueueRefill(Service):
         begin_pos = self._tier.begin_pos
         if begin_pos is None or step.begin < begin_pos or step.end != self._tier.queues_from:
             return  # the archive begins later by now
+        assert self._step is None, f"entries from {step.begin} on are read while a step is under way"
         for body in step.commands:
             try:
                 changed = queue_effects(decode_command(body), self._metadata, self._store.ends)
@@ -158,6 +159,7 @@ class QueueRefill(Service):
 
     def _pause(self, nbytes: int) -> None:
         """As archiving does, so that a new replica has something left for its clients."""
+        assert nbytes >= 0, f"a step read {nbytes} bytes"
         if rate := self._settings.archive_bytes_per_second:
             self._wait_until = max(self._wait_until, self._clock()) + nbytes / rate
 

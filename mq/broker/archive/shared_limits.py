@@ -43,6 +43,7 @@ class SharedLimits:
 
     def answered(self, limits: KeptLimits, now: float) -> None:
         """The leader has answered what holds for all."""
+        assert min(limits) >= NOT_SET, f"archived messages would be deleted after {limits}"
         self._answered = limits, now
 
     def silent(self, members: Collection[str], now: float) -> list[str]:

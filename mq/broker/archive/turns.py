@@ -22,6 +22,7 @@ def archives(
         stuck_seconds: how long something could have been archived, and nothing was.
         turn_seconds: of each replica.
     """
+    assert stuck_seconds >= 0 < turn_seconds, f"stuck for {stuck_seconds} s, in turns of {turn_seconds} s"
     if leader is None or leader not in voters:
         return False
     order = [*sorted(set(voters) - {leader}), leader]

@@ -75,6 +75,12 @@ class FilterServers(Service):
         if silent:
             self._changed(None)
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        now, count = self._clock(), len(self._heard_at)
+        assert count <= FILTER_SERVERS_MAX, f"{count} filter servers, {FILTER_SERVERS_MAX} are allowed"
+        assert all(at <= now for at in self._heard_at.values()), f"{self._heard_at}: heard later than {now}"
+
     def counters(self) -> dict[str, int]:
         """Figures: how many there are."""
         return {"filter_servers": len(self._heard_at)}

@@ -108,6 +108,7 @@ class FilterRequests(Service):
             if ext.program and there.name.text != ext.program:
                 remark = f"the filter of {ext.consumer_group} for {ext.topic} is {there.name.text} by now"
                 return call.response(ResponseCode.FILTER_DATA_NOT_LATEST, remark=remark)
+            assert there.version >= 1, f"the filter of {ext.consumer_group} has the version {there.version}"
             return call.response(
                 ext=FilterVersion(version=there.version, program=there.name.text).fields(), body=there.content
             )
@@ -132,5 +133,6 @@ class FilterRequests(Service):
                     remark = f"{ext.messages} messages of {ext.record_bytes} bytes cannot have been given"
                     raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
                 seconds = self._consumed(judged.user, ext.messages, ext.record_bytes)
+                assert 0 <= seconds < math.inf, f"{judged.user} would wait for {seconds} s"
                 return call.response(ext=Judged(is_limited=True, wait_ms=math.ceil(1000 * seconds)).fields())
         return call.response()
