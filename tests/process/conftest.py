@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from selenium import webdriver
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 
@@ -15,3 +19,21 @@ def small_segments() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAFTMQ_BROKER_SEGMENT_BYTES", str(SEGMENT_BYTES))
         yield
+
+
+@pytest.fixture(scope="module")
+def started_browser() -> Iterator[webdriver.Chrome]:
+    """For modules with the marks `IN_CHROMIUM`: others need not import Selenium."""
+    from tests.support.chromium import chromium
+
+    with chromium() as driver:
+        yield driver
+
+
+@pytest.fixture
+def browser(started_browser: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
+    """A window in it."""
+    from tests.support.chromium import window
+
+    with window(started_browser) as shown:
+        yield shown

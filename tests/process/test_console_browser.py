@@ -29,18 +29,12 @@ from selenium.webdriver.common.keys import Keys
 
 from mq.client import Admin, Every, Message, Schedule
 from mq.client.sync import SyncAdmin, SyncProducer
-from tests.support.chromium import CHROMIUM, DRIVER, chromium, click, text_of, window
+from tests.support.chromium import IN_CHROMIUM, click, text_of
 from tests.support.waiting import wait_until
 
 PICTURES = Path(__file__).parents[2] / "docs" / "images" / "console"
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.nightly,
-    pytest.mark.skipif(
-        CHROMIUM is None or DRIVER is None, reason="no Chromium here: apt-get install chromium chromium-driver"
-    ),
-]
+pytestmark = IN_CHROMIUM
 
 HOSTILE = "<img src=x onerror=document.title='harm'>"
 PAGES = {
@@ -147,18 +141,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
-
-
-@pytest.fixture(scope="module")
-def started() -> Iterator[webdriver.Chrome]:
-    with chromium() as driver:
-        yield driver
-
-
-@pytest.fixture
-def browser(started: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
-    with window(started) as shown:
-        yield shown
 
 
 def addresses(browser: webdriver.Chrome, running: Running) -> dict[str, str]:

@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
 from mq.client.sync import SyncAdmin
-from tests.support.chromium import CHROMIUM, DRIVER, chromium, click, left_afterwards, text_of, window
+from tests.support.chromium import IN_CHROMIUM, click, left_afterwards, text_of
 from tests.support.dev_clusters import short_lived
 from tests.support.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.nightly,
-    pytest.mark.skipif(
-        CHROMIUM is None or DRIVER is None, reason="no Chromium here: apt-get install chromium chromium-driver"
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def started() -> Iterator[webdriver.Chrome]:
-    with chromium() as driver:
-        yield driver
-
-
-@pytest.fixture
-def browser(started: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
-    with window(started) as shown:
-        yield shown
+pytestmark = IN_CHROMIUM
 
 
 def test_a_user_and_its_quota_are_changed_by_clicks(browser: webdriver.Chrome, tmp_path: Path) -> None:

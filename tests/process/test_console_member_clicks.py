@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import pytest
 import trio
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -17,30 +15,12 @@ from mq.client.sync import SyncAdmin
 from mq.inspection.catalogue import CatalogueAdmin
 from mq.local_cluster import HOST, DevCluster, Ports
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
-from tests.support.chromium import CHROMIUM, DRIVER, chromium, click, left_afterwards, text_of, window
+from tests.support.chromium import IN_CHROMIUM, click, left_afterwards, text_of
 from tests.support.dev_clusters import short_lived
 from tests.support.joining_broker import start_joining
 from tests.support.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.nightly,
-    pytest.mark.skipif(
-        CHROMIUM is None or DRIVER is None, reason="no Chromium here: apt-get install chromium chromium-driver"
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def started() -> Iterator[webdriver.Chrome]:
-    with chromium() as driver:
-        yield driver
-
-
-@pytest.fixture
-def browser(started: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
-    with window(started) as shown:
-        yield shown
+pytestmark = IN_CHROMIUM
 
 
 def members_shown(browser: webdriver.Chrome, console: str) -> str:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import anyio
-import anyio.from_thread
 import anyio.to_thread
 import pytest
 import trio
 
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SendResult
-from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import decode_records
-from tests.support.real_groups import Cluster, delivered
+from tests.support.real_groups import Cluster, cluster_in_thread, delivered
 from tests.support.running_broker import Client, properties
 from tests.support.waiting import until
 
@@ -33,13 +30,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory: Path = tmp_path_factory.mktemp("cluster")
-    # Small entries, so that there are many of them to be cut off between.
-    settings = {"entry_bytes_max": "1024"}
-    with anyio.from_thread.start_blocking_portal("trio") as portal:
-        opened = DevCluster.open(directory, ports=Ports.free(3), settings=settings, group="broker-a")
-        with portal.wrap_async_context_manager(opened) as inner:
-            yield Cluster(inner, portal)
+    with cluster_in_thread(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
 
 
 async def counts(cluster: Cluster, topic: str) -> dict[str, int]:

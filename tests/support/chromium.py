@@ -7,12 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import pytest
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 
 from tests.support.waiting import wait_until
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+IN_CHROMIUM = [
+    pytest.mark.process,
+    pytest.mark.nightly,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None, reason="no Chromium here: apt-get install chromium chromium-driver"
+    ),
+]
+"""Marks of modules that use the fixture `browser`."""
 
 
 @contextmanager

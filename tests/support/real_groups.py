@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -18,7 +19,7 @@ from mq.client import (
     PushConsumer,
     ReceivedMessage,
 )
-from mq.local_cluster import DevCluster
+from mq.local_cluster import DevCluster, Ports
 from mq.protocol.requests.raft_group import GroupCommand
 from tests.support.running_broker import SECONDS_MAX, Client
 from tests.support.waiting import until
@@ -64,6 +65,15 @@ class Cluster:
         await anyio.to_thread.run_sync(self.portal.call, self._wait_ended, node_id)
         await anyio.to_thread.run_sync(self.portal.call, self.inner.start, node_id)
         await anyio.to_thread.run_sync(self.portal.call, self.inner.wait_ready)
+
+
+@contextmanager
+def cluster_in_thread(directory: Path) -> Iterator[Cluster]:
+    """Three replicas. Their entries are small, so that there are many of them to be cut off between."""
+    with anyio.from_thread.start_blocking_portal("trio") as portal:
+        opened = DevCluster.open(directory, ports=Ports.free(3), settings={"entry_bytes_max": "1024"}, group="broker-a")
+        with portal.wrap_async_context_manager(opened) as inner:
+            yield Cluster(inner, portal)
 
 
 async def transfer(cluster: DevCluster, to: str) -> None:
