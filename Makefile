@@ -127,9 +127,10 @@ LANES := .lane-processes .lane-brokers .lane-in-process .lane-simulation
 test-all: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going -j 5 $(LANES)
 
-# What .ci/run runs. The checks are a fifth lane, which only computes, too; they have their own rules among them.
+# What .ci/run runs: lint, which refuses within seconds, then the lanes. The other checks are a fifth one, which only
+# computes, too; the project's own rules are among them.
 ## ci: what .ci/run runs: make test-all and, as a fifth lane, the checks, sanitizers, the fuzzer and make bench-gate
-ci: $(INSTALLED)
+ci: .lint
 	@$(MAKE) --no-print-directory test-all LANES='$(LANES) .lane-checks' \
 	    CHECKED='--ignore=tests/test_tidy.py --ignore=tests/test_names_of_tests.py'
 
@@ -181,7 +182,7 @@ BROKERS := tests/broker tests/attacks
 	    deploy/part.sh spark $(MAKE) --no-print-directory test-spark ARGS=; \
 	else echo 'raftmq: PySpark cannot be installed here, so the tests with Spark are left out'; fi
 .part-check:
-	$(PART) --last check $(MAKE) --no-print-directory check
+	$(PART) --last check $(MAKE) --no-print-directory .rules
 .part-sanitize:
 	$(PART) --last --unless-3 sanitize env PY=$(PY) deploy/sanitize.sh both --seconds 30
 .part-sanitize-threads:
@@ -194,7 +195,7 @@ BROKERS := tests/broker tests/attacks
 
 .PHONY: .test-brokers .test-clients .test-processes .test-others .lane-processes .lane-brokers .lane-in-process .lane-checks .lane-simulation
 .PHONY: .part-processes .part-brokers .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads
-.PHONY: .part-gate .part-simulation .lint
+.PHONY: .part-gate .part-simulation .lint .rules
 # As long as each other: of the tests of brokers and of replicas, those that wait most are beside the few quick ones with
 # processes, and those of sends beside those of clients.
 OF_BROKERS := tests/broker tests/attacks
@@ -225,7 +226,10 @@ coverage: $(INSTALLED)
 	git ls-files -z '*.pyx' '*.pxi' '*.pxd' | PATH='$(CURDIR)/.venv/bin':$$PATH xargs -0 cython-lint
 
 ## check: lint (also of Cython), format, types, import direction, own rules
-check: .lint
+check: .lint .rules
+
+# All checks but lint.
+.rules: $(INSTALLED)
 	$(PY) -m mypy
 	git grep -lE '$(ASYNC_TEXT)' -- $(SERVERS:%='%/*.py') | $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF),ASYNC300
 	git grep -lE '$(ASYNC_TEXT)' -- '*.py' ':!tests' $(addprefix :!,$(SERVERS)) | \
