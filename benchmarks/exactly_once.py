@@ -135,7 +135,7 @@ async def send_delayed(producer: Producer, run: Run) -> None:
     """Delayed messages at a steady rate throughout."""
     by_level, timed = run.ledgers[DELAYED], run.ledgers[TIMED]
 
-    def settle(ledger: Ledger, body: bytes, outcome: SendResult | ClientError) -> None:
+    def on_outcome(ledger: Ledger, body: bytes, outcome: SendResult | ClientError) -> None:
         if isinstance(outcome, SendResult):
             ledger.fates[body] = Fate.ONCE
         else:
@@ -161,7 +161,7 @@ async def send_delayed(producer: Producer, run: Run) -> None:
                 outcome = error
             finally:
                 limit.release_on_behalf_of(number)
-            settle(ledger, body, outcome)
+            on_outcome(ledger, body, outcome)
 
         for number in range(run.plan.delayed):
             await trio.sleep_until(begin + number / DELAYED_PER_SECOND)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.failover_cluster import open_failover_cluster, wait_settled
+from benchmarks.failover_cluster import open_failover_cluster, wait_in_step
 from benchmarks.failover_report import Events, markdown
 from benchmarks.procfs import load_average
 from benchmarks.report import RunRecord
@@ -74,7 +74,7 @@ class Sends:
     host_since: float = 0.0
     begun: trio.Event = field(default_factory=trio.Event)
 
-    def settled(self, outcome: SendResult | ClientError) -> None:
+    def on_outcome(self, outcome: SendResult | ClientError) -> None:
         """The producer's result for one message."""
         if not isinstance(outcome, SendResult):
             name = type(outcome).__name__
@@ -110,7 +110,7 @@ class Bench:
 
     async def around(self, event: Callable[[], Awaitable[object]], *, moves: bool) -> float:
         """Unavailability around ``event``; ``moves``: another node has to acknowledge afterwards."""
-        await wait_settled(self.cluster)
+        await wait_in_step(self.cluster)
         await trio.sleep(SETTLE_SECONDS)
         before, since = self.sends.host, trio.current_time()
         await event()
@@ -150,7 +150,7 @@ class Bench:
 
     async def _recover(self) -> None:
         healed = trio.current_time()
-        await wait_settled(self.cluster)
+        await wait_in_step(self.cluster)
         self.recoveries.append(trio.current_time() - healed)
 
     async def cut_off(self) -> float:
@@ -177,7 +177,7 @@ class Bench:
         async def restart() -> None:
             await self.cluster.end(node, signal.SIGTERM)
             await self.cluster.start(node)
-            await wait_settled(self.cluster)
+            await wait_in_step(self.cluster)
 
         return await self.around(restart, moves=False)
 
@@ -204,7 +204,7 @@ async def _send(producer: Producer, sends: Sends) -> None:
     while True:
         sends.sent += 1
         try:
-            producer.send_nowait(Message(TOPIC, BODY), sends.settled)
+            producer.send_nowait(Message(TOPIC, BODY), sends.on_outcome)
         except ProducerBusy:
             sends.failures["ProducerBusy"] = sends.failures.get("ProducerBusy", 0) + 1
         due = max(due + PACE_SECONDS, trio.current_time())
@@ -236,7 +236,7 @@ async def run(plan: Plan, directory: Path) -> list[Events]:
             found.sends = bench.sends.sent - sent_before
             found.recoveries = list(bench.recoveries)
             measured.append(found)
-        await wait_settled(bench.cluster)
+        await wait_in_step(bench.cluster)
     return measured
 
 

@@ -19,7 +19,7 @@ READY_SECONDS_MAX = 60.0
 LAG_ENTRIES_MAX = 20
 
 
-async def wait_settled(cluster: Cluster) -> None:
+async def wait_in_step(cluster: Cluster) -> None:
     """Wait until all brokers are registered, one leads, and none lags. Raises ClusterFailed after a minute."""
     status: GroupStatus | None = None
     with trio.move_on_after(READY_SECONDS_MAX):
@@ -29,14 +29,14 @@ async def wait_settled(cluster: Cluster) -> None:
             except ClientError:
                 groups = []  # not up yet
             status = next((group for group in groups if group.group == GROUP), None)
-            if status is not None and _is_settled(status):
+            if status is not None and _is_in_step(status):
                 return
             await trio.sleep(0.2)
     logs = cluster.directory / "logs"
     raise ClusterFailed(f"replicas not in step within {READY_SECONDS_MAX:g} s, last {status}; logs are in {logs}")
 
 
-def _is_settled(status: GroupStatus) -> bool:
+def _is_in_step(status: GroupStatus) -> bool:
     replicas = [replica for replica in status.replicas if replica.role != UNREACHABLE]
     in_step = all(r.lag_entries is not None and r.lag_entries <= LAG_ENTRIES_MAX for r in replicas)
     leads = any(replica.node_id == status.leader and replica.broker_id == 0 for replica in replicas)
@@ -52,5 +52,5 @@ async def open_failover_cluster(directory: Path) -> AsyncIterator[tuple[Cluster,
         networks = await stack.enter_async_context(open_networks(NODES))
         stack.enter_context(held(directory))
         cluster = await stack.enter_async_context(open_cluster(directory, networks, node_names(NODES)))
-        await wait_settled(cluster)
+        await wait_in_step(cluster)
         yield cluster, networks

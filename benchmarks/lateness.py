@@ -70,7 +70,7 @@ async def watch(job: Job) -> Report:
             arrived.add(message.body)
             report.late.append(now - sent_at[message.body] - DELAY_SECONDS)
 
-    def settled(outcome: SendResult | ClientError) -> None:
+    def on_outcome(outcome: SendResult | ClientError) -> None:
         report.unsent += isinstance(outcome, ClientError)
 
     async with consumer, Producer(job.namesrv, group="bench_producers") as producer, trio.open_nursery() as nursery:
@@ -83,7 +83,7 @@ async def watch(job: Job) -> Report:
                 await trio.sleep_until(begin + number / job.rate)
             body = b"%08d" % number
             sent_at[body] = time.monotonic()
-            producer.send_nowait(Message(job.topic, body, delay_level=1), settled)
+            producer.send_nowait(Message(job.topic, body, delay_level=1), on_outcome)
         with trio.move_on_after(_SILENCE_SECONDS_MAX):
             while len(arrived) + report.unsent < len(sent_at):  # noqa: ASYNC110 - the end of all of them
                 await trio.sleep(0.05)

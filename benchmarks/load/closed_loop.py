@@ -87,7 +87,7 @@ class Connection:
             raise LoadFailed(f"{self.sock.getpeername()} closed the connection")
         chunk = bytes(RECEIVE_BUFFER[:size])
         data = self.received + chunk if self.received else chunk
-        keys, end = self.wire.settle(data)
+        keys, end = self.wire.read_answers(data)
         self.received = data[end:]
         started = self.started
         samples.extend([now - started.pop(key) for key in keys])

@@ -76,7 +76,9 @@ class _Client:
             for number in range(count):
                 await trio.sleep(max(0.0, self._due(number) - time.monotonic()))
                 try:
-                    producer.send_nowait(Message(job.topic, b"%d" % number + bytes(BODY_BYTES)), self._settle(number))
+                    producer.send_nowait(
+                        Message(job.topic, b"%d" % number + bytes(BODY_BYTES)), self._outcome_of(number)
+                    )
                 except ClientError as error:
                     self._failed(error)
             with trio.move_on_after(_SILENCE_SECONDS_MAX):
@@ -98,8 +100,8 @@ class _Client:
         if len(self.report.errors) < _ERRORS_MAX and str(error) not in self.report.errors:
             self.report.errors.append(str(error))
 
-    def _settle(self, number: int) -> Callable[[SendResult | ClientError], None]:
-        def settle(outcome: SendResult | ClientError) -> None:
+    def _outcome_of(self, number: int) -> Callable[[SendResult | ClientError], None]:
+        def on_outcome(outcome: SendResult | ClientError) -> None:
             if isinstance(outcome, ClientError):
                 self._failed(outcome)
                 return
@@ -107,7 +109,7 @@ class _Client:
             if self._counts(number):
                 self.report.acknowledged.append(time.monotonic() - self._due(number))
 
-        return settle
+        return on_outcome
 
     async def _note(self, message: ReceivedMessage) -> None:
         now = time.monotonic()

@@ -113,13 +113,13 @@ class _Clients:
                     delay_level=1 if number % DELAYED_EVERY == 0 else None,
                 )
                 try:
-                    producer.send_nowait(message, self._settled)
+                    producer.send_nowait(message, self._on_outcome)
                 except ClientError as error:
-                    self._settled(error)
+                    self._on_outcome(error)
             sent = due
             await trio.sleep(TICK_SECONDS)
 
-    def _settled(self, outcome: SendResult | ClientError) -> None:
+    def _on_outcome(self, outcome: SendResult | ClientError) -> None:
         if isinstance(outcome, SendResult):
             self.report.acknowledged += 1
             return

@@ -119,7 +119,7 @@ class AmqpWire:
         """Only how many there are matters: tags count up."""
         return range(self._count)
 
-    def settle(self, data: bytes) -> tuple[Sequence[int], int]:
+    def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
         """Only confirms may arrive."""
         keys, unconfirmed = list[int](), self._unconfirmed
         end = len(data) - len(data) % _CONFIRMED.size

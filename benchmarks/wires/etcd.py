@@ -58,7 +58,7 @@ class EtcdWire:
         """Only how many there are matters: streams count up."""
         return range(len(self._messages))
 
-    def settle(self, data: bytes) -> tuple[Sequence[int], int]:
+    def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
         """Every response must have a message."""
         keys, position, end = list[int](), 0, len(data)
         while position + 9 <= end:

@@ -171,7 +171,7 @@ class KafkaWire:
         """The slots."""
         return list(self._bodies)
 
-    def settle(self, data: bytes) -> tuple[Sequence[int], int]:
+    def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
         """Every partition of a request must have error 0."""
         keys, at = list[int](), 0
         for number, begin, end in answers(data):

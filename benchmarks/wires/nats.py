@@ -44,7 +44,7 @@ class NatsWire:
         """The last parts of all reply subjects."""
         return list(self._frames)
 
-    def settle(self, data: bytes) -> tuple[Sequence[bytes], int]:
+    def read_answers(self, data: bytes) -> tuple[Sequence[bytes], int]:
         """Every acknowledgement must have a sequence number in the stream."""
         keys, position, match = list[bytes](), 0, _ACK.match
         while position < len(data):

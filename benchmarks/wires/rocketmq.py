@@ -38,7 +38,7 @@ class RocketMQWire:
         """The opaques."""
         return list(self._frames)
 
-    def settle(self, data: bytes) -> tuple[Sequence[bytes], int]:
+    def read_answers(self, data: bytes) -> tuple[Sequence[bytes], int]:
         """Every response must have code 0."""
         frames, end = complete_bytes(data)
         replies = data if end == len(data) else data[:end]

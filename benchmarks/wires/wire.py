@@ -58,14 +58,14 @@ class Wire(Protocol):
     def idle(self) -> Sequence[Hashable]:
         """For loads that send no `first`: what to give to `again` for so many requests, one or more at a time."""
 
-    def settle(self, data: bytes) -> tuple[Sequence[Any], int]:
+    def read_answers(self, data: bytes) -> tuple[Sequence[Any], int]:
         """The keys of the requests that ``data`` answers, and how many bytes of it were read: the rest is incomplete.
 
         Raises LoadFailed if a request was refused.
         """
 
     def again(self, keys: Sequence[Any]) -> tuple[Iterable[Hashable], bytes]:
-        """As many new requests as were answered: their keys, and what to send now; called after each `settle`."""
+        """As many new requests as were answered: their keys, and what to send now; called after each `read_answers`."""
 
 
 def receive_until(sock: socket.socket, end: bytes) -> bytes:

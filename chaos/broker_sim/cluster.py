@@ -275,12 +275,12 @@ class BrokerCluster(Cluster):
     def _check_liveness(self) -> None:
         """A leader is elected in time, everything pending ends, and all replicas agree."""
         patience = 10 * self.scenario.config.election_timeout_seconds_max + _QUIET_SECONDS
-        self._settle(patience)
+        self._run_until_quiet(patience)
         if self.rng.random() < 0.3:
             self._derive_again(patience)
         self.workload.check_end()
 
-    def _settle(self, patience: float) -> None:
+    def _run_until_quiet(self, patience: float) -> None:
         """Run until nothing is pending, or nothing has progressed for ``patience`` (see `Progress`).
 
         With the small windows of some scenarios, catching up takes long; but it must always progress.
@@ -303,7 +303,7 @@ class BrokerCluster(Cluster):
             quiet = len(ends) == 1 and len(set(*ends)) == 1 and not any(process.writer.busy for process in running)
             if not (quiet and self._has_level(running)):
                 continue
-            if not (self.workload.is_settled() and self.workload.has_read_all):
+            if not (self.workload.is_done() and self.workload.has_read_all):
                 continue
             if all(self.workload.has_whole_queues(process) for process in running):
                 self._check_end(cast("list[Process]", running))
@@ -312,7 +312,7 @@ class BrokerCluster(Cluster):
                     process.broker.check_invariants()
                 return
         raise Violation(
-            f"liveness: {patience} s after everything healed: settled {self.workload.is_settled()}, "
+            f"liveness: {patience} s after everything healed: done {self.workload.is_done()}, "
             f"unfinished {self.workload.unfinished()}, all read {self.workload.has_read_all}, "
             f"format levels {[process.metadata.format_level.level for process in self.brokers()]}; "
             + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
@@ -356,7 +356,7 @@ class BrokerCluster(Cluster):
         if complete:
             shutil.rmtree(self._directory / node.node_id)
         self.restart(node)
-        self._settle(patience)
+        self._run_until_quiet(patience)
 
     def outcome(self, broke: str | None) -> Outcome:
         """See `Cluster.outcome`."""

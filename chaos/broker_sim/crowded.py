@@ -203,12 +203,12 @@ class Crowded(Workload):
         """See `Workload.unfinished`: there is room again when enough was deleted."""
         return len(self._to_do)
 
-    def is_settled(self) -> bool:
-        """See `Workload.is_settled`; asked for the first time, it begins to make room."""
+    def is_done(self) -> bool:
+        """See `Workload.is_done`; asked for the first time, it begins to make room."""
         if not self._makes_room:
             self._makes_room = True
             self._do_next()
-        return super().is_settled()
+        return super().is_done()
 
     def _do_next(self) -> None:
         """Do the next thing again and again until it is done: requests may get lost."""

@@ -174,7 +174,7 @@ class Workload:
         """How many things are pending; once clients have stopped, this must fall to 0."""
         return 0
 
-    def is_settled(self) -> bool:
+    def is_done(self) -> bool:
         """Whether nothing is pending, once clients have stopped and no replica lacks anything."""
         return not self.unfinished()
 

@@ -239,9 +239,9 @@ class Cluster:
         if self.buggify("turn-with-many-inputs"):
             self.later(node, self.rng.uniform(0.0, 0.002), lambda: None)
         else:
-            self.settle(node)
+            self.end_turn(node)
 
-    def settle(self, node: Node) -> None:
+    def end_turn(self, node: Node) -> None:
         """End a turn of the node, and schedule its next one."""
         process = node.process
         if process is None:
@@ -335,7 +335,7 @@ class Cluster:
             self._wakes.pop(node.node_id, None)
             if node.repair is not None:
                 self.repairs.begin(node, node.repair)
-            self.settle(node)
+            self.end_turn(node)
             return
         self._check_refusal(node, error)
         self.note(f"{node.node_id} does not start: {error}")

@@ -349,7 +349,7 @@ class LogProcess:
         if frame[4] in (Kind.VOTE, Kind.VOTE_RESPONSE):
             self._check_vote(frame)
         if lane is Lane.CONTROL and peer == self._waiting_for:
-            self._settle()
+            self._take_back()
         return self._world.wires.send(self.node_id, peer, lane, frame)
 
     def send_after(self, ticket: int, peer: NodeId, frame: bytes) -> bool:
@@ -362,10 +362,10 @@ class LogProcess:
 
     def has_left(self) -> bool:
         """See `raftlog.replica.PeerSender`."""
-        self._settle()
+        self._take_back()
         return self._has_left
 
-    def _settle(self) -> None:
+    def _take_back(self) -> None:
         if self._waiting_for is not None:
             self._waiting_for = None
             self._has_left = self.writer.take_back() > 0

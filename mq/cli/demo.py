@@ -174,7 +174,7 @@ class _Run:
     room: trio.Event = field(default_factory=trio.Event)
     moved: trio.Event = field(default_factory=trio.Event)
 
-    def settled(self, number: int, outcome: SendResult | ClientError) -> None:
+    def on_outcome(self, number: int, outcome: SendResult | ClientError) -> None:
         """The producer's result for one message."""
         self.in_flight -= 1
         self.room.set()
@@ -223,7 +223,7 @@ async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, 
             nursery.start_soon(_show_progress, run, console)
             nursery.start_soon(_send_all, run, cluster.namesrv)
             killed, killed_at = await _kill_leader_halfway(run, cluster, announce)
-            sent_at = await _wait_settled(run)
+            sent_at = await _wait_until_answered(run)
             await _wait_consumed(run)
             nursery.cancel_scope.cancel()
         ended = trio.current_time()
@@ -251,7 +251,7 @@ async def _send_all(run: _Run, namesrv: str) -> None:
             message = Message(TOPIC, line, tags=tag_of(line), keys=[str(number)])
             run.in_flight += 1
             run.history.sent += 1
-            producer.send_nowait(message, partial(run.settled, number))
+            producer.send_nowait(message, partial(run.on_outcome, number))
             if number % 64 == 0:
                 await trio.lowlevel.checkpoint()
         await producer.flush()
@@ -283,7 +283,7 @@ async def _watch_acknowledgements(run: _Run) -> None:
             )
 
 
-async def _wait_settled(run: _Run) -> float:
+async def _wait_until_answered(run: _Run) -> float:
     while run.history.sent < len(run.text) or run.in_flight:
         await run.wait_moved()
     return run.last_ack_at

@@ -72,7 +72,7 @@ def produce(
     in_flight = 0
     room = trio.Event()
 
-    def settled(outcome: SendResult | ClientError) -> None:
+    def on_outcome(outcome: SendResult | ClientError) -> None:
         nonlocal in_flight
         in_flight -= 1
         room.set()
@@ -102,9 +102,9 @@ def produce(
                     counts["sent"] += 1
                     in_flight += 1
                     try:
-                        producer.send_nowait(msgspec.structs.replace(message, body=body, keys=keys), settled)
+                        producer.send_nowait(msgspec.structs.replace(message, body=body, keys=keys), on_outcome)
                     except ClientError as refused:
-                        settled(refused)
+                        on_outcome(refused)
             await producer.flush()
             nursery.cancel_scope.cancel()
 

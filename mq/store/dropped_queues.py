@@ -27,7 +27,7 @@ def _dropped(root: str) -> list[tuple[int, str]]:
     return [(int(name), os.path.join(directory, name)) for name in sorted(os.listdir(directory)) if name.isdigit()]
 
 
-def settle_dropped(root: str, queues: Mapping[str, Sequence[QueueRow]], dropped_count: int) -> None:
+def restore_dropped(root: str, queues: Mapping[str, Sequence[QueueRow]], dropped_count: int) -> None:
     """Move back what was dropped after the checkpoint: the log's replay drops it again at its place.
 
     Raises OSError.

@@ -15,7 +15,7 @@ from mq.store.annotation import ANNOTATION_FORMAT, RUN_HEAD, decode_runs
 from mq.store.built_runs import BuiltRun
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
-from mq.store.dropped_queues import DROPPED, remove_unknown, settle_dropped
+from mq.store.dropped_queues import DROPPED, remove_unknown, restore_dropped
 from mq.store.errors import QueueFileDamaged, RunRefused
 from mq.store.queue_blocks import ENTRIES_PER_BLOCK
 from mq.store.queue_capture import QueueCapture, QueueRow
@@ -134,7 +134,7 @@ class QueueStore:
         derive all from the log), OSError.
         """
         os.makedirs(root, exist_ok=True)
-        settle_dropped(root, queues, dropped_count)
+        restore_dropped(root, queues, dropped_count)
         remove_unknown(root, queues)
         store = cls(root, settings, dropped_count=dropped_count)
         try:

@@ -182,7 +182,7 @@ class Runner:
     def _do_crash(self, name: NodeId, *, keep: str = "0") -> None:
         node = self.nodes[name]
         for op in node.writes[: int(keep)]:
-            self._settle(node, op)
+            self._complete(node, op)
         lost = len(node.writes) - int(keep)
         node.writes.clear()
         node.written = [*node.disk]
@@ -304,11 +304,11 @@ class Runner:
         node = self.nodes[name]
         for _ in range(len(node.writes) if count is None else int(count)):
             op = node.writes.pop(0)
-            self._settle(node, op)
+            self._complete(node, op)
             self._say(f"{name} disk: {wording.written(op)}")
             node.core.storage_done(op.ticket, self._now)
 
-    def _settle(self, node: Node, op: StorageOp) -> None:
+    def _complete(self, node: Node, op: StorageOp) -> None:
         apply(op, node.disk)
         if op.hard_state is not None:
             node.hard_state = op.hard_state
@@ -401,7 +401,7 @@ class Runner:
             apply(effects.storage, node.written)
             if not node.slow:
                 op = node.writes.pop(0)
-                self._settle(node, op)
+                self._complete(node, op)
                 core.storage_done(op.ticket, self._now)
         self._mail += effects.send
         for fetch in effects.fetch:

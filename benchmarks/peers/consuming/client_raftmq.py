@@ -30,7 +30,7 @@ async def _work(job: Job) -> Consumed:
 
     failures = list[ClientError]()
 
-    def settle(outcome: SendResult | ClientError) -> None:
+    def on_outcome(outcome: SendResult | ClientError) -> None:
         if isinstance(outcome, ClientError):
             failures.append(outcome)
 
@@ -47,7 +47,7 @@ async def _work(job: Job) -> Consumed:
                 await trio.sleep(1.0)
             for due in tally.due_times():
                 await trio.sleep(max(0.0, due - monotonic_seconds()))
-                producer.send_nowait(Message(TOPIC, tally.body(due)), settle)
+                producer.send_nowait(Message(TOPIC, tally.body(due)), on_outcome)
                 if failures:
                     raise failures[0]
             await trio.sleep(0.2)

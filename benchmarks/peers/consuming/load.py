@@ -111,10 +111,10 @@ class _Sender(_Socket):
         else:
             self.send(stamped(self.wire.again((slot,))[1], due))
 
-    def settle(self) -> Sequence[Hashable]:
+    def read_answers(self) -> Sequence[Hashable]:
         """The slots of acknowledged messages. Raises LoadFailed."""
         data = self.receive()
-        keys, end = self.wire.settle(data)
+        keys, end = self.wire.read_answers(data)
         self.received = data[end:]
         return keys
 
@@ -152,7 +152,7 @@ def _fill(job: Job) -> Consumed:
         sent += _more(sender, list(sender.free), job.messages - sent)
     while acknowledged < job.messages:
         for sender in _ready(senders, meters.end - monotonic_seconds()):
-            keys = sender.settle()
+            keys = sender.read_answers()
             acknowledged += len(keys)
             sent += _more(sender, keys, job.messages - sent)
         if monotonic_seconds() > meters.end:
@@ -236,7 +236,7 @@ def _pace(job: Job) -> Consumed:
         wait = (due if due < end and sender.free else end if measured is None else end + LAST_SECONDS) - now
         for ready in _ready(sockets, min(wait, begin - now) if meters is None else wait):
             if isinstance(ready, _Sender):
-                ready.free += ready.settle()
+                ready.free += ready.read_answers()
                 ready.send(ready.wire.again(())[1])
             else:
                 times = ready.take()

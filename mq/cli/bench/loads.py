@@ -116,24 +116,26 @@ class _Sender:
         if self._arrivals is not None:
             self._arrivals.sent(numbers, due_at)
         messages = [Message(self._plan.topic, self._plan.body(number)) for number in numbers]
-        settled = partial(self._settled, numbers, due_at)
+        on_outcome = partial(self._on_outcome, numbers, due_at)
         if len(messages) > 1:
-            batches.start_soon(self._send_batch, messages, settled)
+            batches.start_soon(self._send_batch, messages, on_outcome)
             return
         try:
-            self._producer.send_nowait(messages[0], settled)
+            self._producer.send_nowait(messages[0], on_outcome)
         except ClientError as refused:
-            settled(refused)
+            on_outcome(refused)
 
-    async def _send_batch(self, messages: list[Message], settled: Callable[[SendResult | ClientError], None]) -> None:
+    async def _send_batch(
+        self, messages: list[Message], on_outcome: Callable[[SendResult | ClientError], None]
+    ) -> None:
         try:
             results = await self._producer.send_batch(messages)
         except ClientError as error:
-            settled(error)
+            on_outcome(error)
         else:
-            settled(results[0])
+            on_outcome(results[0])
 
-    def _settled(self, numbers: range, due_at: float, outcome: SendResult | ClientError) -> None:
+    def _on_outcome(self, numbers: range, due_at: float, outcome: SendResult | ClientError) -> None:
         self._room.release()
         if isinstance(outcome, SendResult):
             now = trio.current_time()

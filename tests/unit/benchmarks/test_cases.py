@@ -28,7 +28,7 @@ def test_every_target_of_make_is_a_case_and_is_explained() -> None:
     targets = set(re.findall(r"bench-([a-z-]+)", " ".join(lists)))
     assert {"peers", "gate", "steady"} <= targets <= CASES.keys()
     for name in targets:
-        assert f"'make bench-{name} " in MAKEFILE
+        assert f"\n## bench-{name}: " in MAKEFILE
 
 
 def test_an_unknown_case_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,14 +71,14 @@ def test_messages_wait_until_a_request_is_answered_and_go_together() -> None:
     assert [number for number, *_ in answers(data)] != []
     assert data.count(b"bench" + struct.pack(">hhii", -1, -1, 30_000, 1)) == 2
     torn = produced(1, {2: 0, 3: 0})
-    answered, end = wire.settle(produced(0, {0: 0, 1: 0}) + torn[:-1])
+    answered, end = wire.read_answers(produced(0, {0: 0, 1: 0}) + torn[:-1])
     assert (answered, end) == ([0, 1], len(produced(0, {0: 0, 1: 0})))
     following, again = wire.again(answered)
     assert list(following) == [0, 1]
     assert again
     assert wire.again(())[1] == b"", "two requests are in flight"
     with pytest.raises(LoadFailed, match="partition 3: error 19"):
-        wire.settle(produced(1, {2: 0, 3: 19}))
+        wire.read_answers(produced(1, {2: 0, 3: 19}))
 
 
 def test_a_message_is_stamped_before_its_checksum_is_made() -> None:

@@ -98,14 +98,14 @@ def test_failover_ends_with_the_first_message_that_another_broker_stored() -> No
 
     async def main() -> _Run:
         run = _Run([b"line"] * 4, in_flight=4)
-        run.settled(0, stored_by(10911, 0))
+        run.on_outcome(0, stored_by(10911, 0))
         run.killed_port = 10911
-        run.settled(1, stored_by(10911, 1))
+        run.on_outcome(1, stored_by(10911, 1))
         assert run.failed_over_at is None
         await trio.sleep(1)
-        run.settled(2, stored_by(10912, 2))
+        run.on_outcome(2, stored_by(10912, 2))
         await trio.sleep(1)
-        run.settled(3, stored_by(10912, 3))
+        run.on_outcome(3, stored_by(10912, 3))
         return run
 
     run = trio.run(main, clock=MockClock(autojump_threshold=0))
