@@ -32,6 +32,7 @@ __all__ = [
     "NoRoute",
     "NotARequest",
     "NotRecalled",
+    "NumberUsed",
     "OffsetsFileDamaged",
     "ProducerBusy",
     "ReplyNotDelivered",
@@ -336,6 +337,23 @@ class SendRejected(_SendFailed):
         super().__init__(f"code {_named(ResponseCode, code)}: {remark or 'no remark'}", queue, attempts)
         self.code = code
         self.remark = remark
+
+
+class NumberUsed(SendRejected):
+    """Somebody else has used the number of this message of a numbered producer: it is certainly not stored.
+
+    Another process uses its producer id, or the clock was ahead when the id was used before.
+    """
+
+    def __init__(self, remark: str, queue: MessageQueue | None, attempts: int = 1) -> None:
+        super().__init__(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"{remark}. Another process uses this producer id, or the clock was ahead when the id was used before: "
+            "give the producer another id, or numbered=True for a new one each time, or a first_number above all that "
+            "were used",
+            queue,
+            attempts,
+        )
 
 
 class SendOutcomeUnknown(_SendFailed):

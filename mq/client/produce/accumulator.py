@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 import anyio
 
-from mq.client.errors import ClientClosed, ClientError, SendOutcomeUnknown, SendRejected, copy_of
+from mq.client.errors import ClientClosed, ClientError, NumberUsed, SendOutcomeUnknown, SendRejected, copy_of
 from mq.client.message import Message, MessageQueue, SendResult
+from mq.client.produce.numbering import Numbering
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage
 from mq.client.produce.send_pipeline import SendPipeline
 from mq.protocol import properties as props
@@ -110,13 +111,20 @@ class Accumulator:
     """Collects messages into batches for `pipeline`. `run` must be running in a task.
 
     `linger` in seconds; `batch_bytes` is the largest body of a batch. `on_finished` is called when `extra_in_flight`
-    has fallen.
+    has fallen. With `numbering`, a batch gets a number for each message, all at once.
     """
 
     def __init__(
-        self, pipeline: SendPipeline, *, linger: float, batch_bytes: int, on_finished: Callable[[], None]
+        self,
+        pipeline: SendPipeline,
+        *,
+        linger: float,
+        batch_bytes: int,
+        on_finished: Callable[[], None],
+        numbering: Numbering | None = None,
     ) -> None:
         self._pipeline = pipeline
+        self._numbering = numbering
         self._linger = linger
         self._batch_bytes = batch_bytes
         self._on_finished = on_finished
@@ -220,6 +228,8 @@ class Accumulator:
     def _start(self, batch: _Batch) -> None:
         lane = batch.lane
         message = batch.members[0].message if len(batch.members) == 1 else _together(batch.members)
+        if self._numbering is not None:
+            message = self._numbering.number(message, len(batch.members))
         self._on_wire[lane] = self._on_wire.get(lane, 0) + 1
         self._requests += 1
         batch.unsettled = len(batch.members)
@@ -231,7 +241,7 @@ class Accumulator:
         )
 
     def _settled(self, batch: _Batch, outcome: SendResult | ClientError) -> None:
-        if isinstance(outcome, SendRejected) and outcome.code in _REFUSED_AS_A_BATCH and len(batch.members) > 1:
+        if len(batch.members) > 1 and _is_refused_as_a_batch(outcome):
             self._send_one_by_one(batch)
         else:
             self._settle_all(batch, outcome)
@@ -299,12 +309,22 @@ def _together(members: list[Member]) -> OutgoingMessage:
     )
 
 
+def _is_refused_as_a_batch(outcome: SendResult | ClientError) -> bool:
+    """Whether the messages may be accepted one by one: of used numbers, others would be used as well."""
+    return (
+        isinstance(outcome, SendRejected)
+        and outcome.code in _REFUSED_AS_A_BATCH
+        and not isinstance(outcome, NumberUsed)
+    )
+
+
 def _own_result(together: SendResult, member: Member, number: int, record_id: str) -> SendResult:
     return SendResult(
         message_id=member.message.unique_key,
         offset_message_id=record_id,
         queue=together.queue,
-        queue_offset=together.queue_offset + number,
+        # A repeated batch may have been stored so long ago that its broker does not know the place any more.
+        queue_offset=together.queue_offset + number if together.queue_offset >= 0 else together.queue_offset,
         status=together.status,
         attempts=together.attempts,
         maybe_duplicated=together.maybe_duplicated,

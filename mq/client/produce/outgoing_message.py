@@ -17,6 +17,7 @@ from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.messages.compression import Codec, CodecMissing, deflate, require_codec
 from mq.protocol.messages.message_types import PriorityRefused, priority_of
 from mq.protocol.messages.records import BODY_BYTES_MAX, PREPARED
+from mq.protocol.messages.sequencing import SequenceRange
 from mq.protocol.names import NameRefused, check_lite_topic, check_topic
 
 __all__ = [
@@ -53,6 +54,10 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
     extra: Mapping[str, str] | None = None
     """Header fields of the request that take the place of the usual ones, or are sent in addition."""
     priority: int | None = None
+    is_numbered: bool = False
+    """Whether a broker group that has the message recognizes it when it is sent again."""
+    numbers: SequenceRange | None = None
+    """The numbers that the producer has given; None if it gave none."""
 
 
 _checked_topics: set[str] = set()
@@ -75,11 +80,12 @@ def make_ready(
     compress: Codec | None,
     compress_bytes_min: int,
     own: Mapping[str, str] | None = None,
+    room_bytes: int = 0,
 ) -> OutgoingMessage:
     """Validate `message` against the limits of the protocol and encode what is the same for all attempts.
 
     A body of at least `compress_bytes_min` bytes is compressed if that makes it smaller. `own` are system properties
-    that the application cannot set. Raises MessageRefused.
+    that the application cannot set. `room_bytes` are left for properties that follow. Raises MessageRefused.
     """
     if message.topic not in _checked_topics:
         try:
@@ -106,9 +112,10 @@ def make_ready(
         properties_bytes = len(properties.encode())
     except UnicodeEncodeError as error:
         raise MessageRefused(f"the properties are no valid text: {error}") from error
-    if properties_bytes > props.SENT_PROPERTIES_BYTES_MAX:
+    if properties_bytes > props.SENT_PROPERTIES_BYTES_MAX - room_bytes:
+        numbers = f", of which up to {room_bytes} are for the number of the message" if room_bytes else ""
         raise MessageRefused(
-            f"the properties have {properties_bytes} bytes; {props.SENT_PROPERTIES_BYTES_MAX} are allowed"
+            f"the properties have {properties_bytes} bytes; {props.SENT_PROPERTIES_BYTES_MAX} are allowed{numbers}"
         )
     return OutgoingMessage(
         topic=message.topic,
@@ -121,6 +128,7 @@ def make_ready(
         # All messages of a lite topic go to one broker group.
         sharding_key=message.sharding_key if message.lite_topic is None else message.lite_topic,
         priority=message.priority,
+        is_numbered=props.SEQUENCE in message.properties,
     )
 
 
@@ -130,6 +138,7 @@ def make_batch_ready(
     new_unique_key: Callable[[], str],
     born_timestamp_ms: int,
     properties: Mapping[str, str] | None = None,
+    room_bytes: int = 0,
 ) -> OutgoingMessage:
     """Validate messages to be stored together, and encode them as one. Raises MessageRefused.
 
@@ -163,6 +172,7 @@ def make_batch_ready(
             born_timestamp_ms=born_timestamp_ms,
             compress=None,
             compress_bytes_min=0,
+            room_bytes=room_bytes,
         )
         elements.append(BatchedMessage(ready.body, ready.properties, ready.flag))
         unique_keys.append(ready.unique_key)
@@ -179,6 +189,7 @@ def make_batch_ready(
         unique_key=",".join(unique_keys),
         sharding_key=messages[0].sharding_key,
         is_batch=True,
+        is_numbered=props.SEQUENCE in (properties or {}),
     )
 
 
@@ -318,6 +329,13 @@ class Send:
         self.not_before = 0.0
         self.unknown_reason: str | None = None
         self.last_error: ClientError | None = None
+
+    @property
+    def knowing_group(self) -> str | None:
+        """The broker group that may have stored the message, and alone can tell; None if any group may get it."""
+        if self.unknown_reason is None or not self.message.is_numbered or self.queue is None:
+            return None
+        return self.queue.broker_name
 
 
 class Pending:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mq.client.errors import MessageRefused
 from mq.client.message import Message, MessageQueue
+from mq.client.produce.numbering import Numbering
 from mq.client.produce.outgoing_message import OutgoingMessage, make_batch_ready, make_ready
 from mq.client.spans import SendSpan, Spans
 from mq.protocol import properties as props
@@ -27,11 +28,19 @@ class Preparation:
     Args:
         compress, compress_bytes_min: see `Producer`.
         spans: None without OpenTelemetry.
+        numbering: None if the messages get no numbers; leaves room for them.
     """
 
     def __init__(
-        self, unique_keys: UniqKeyGenerator, spans: Spans | None, *, compress: Codec | None, compress_bytes_min: int
+        self,
+        unique_keys: UniqKeyGenerator,
+        spans: Spans | None,
+        *,
+        compress: Codec | None,
+        compress_bytes_min: int,
+        numbering: Numbering | None = None,
     ) -> None:
+        self._numbering = numbering
         self._unique_keys = unique_keys
         self._spans = spans
         self._compress = compress
@@ -55,6 +64,7 @@ class Preparation:
                 compress=self._compress,
                 compress_bytes_min=self._compress_bytes_min,
                 own=own,
+                room_bytes=0 if self._numbering is None else self._numbering.room_for(message.properties),
             )
         except MessageRefused as error:
             if span is not None:
@@ -73,6 +83,7 @@ class Preparation:
                 new_unique_key=self._unique_keys.next,
                 born_timestamp_ms=wall_clock_ms(),
                 properties={**(properties or {}), **(span.carrier if span is not None else {})},
+                room_bytes=0 if self._numbering is None else self._numbering.room_in_batch(messages, properties or {}),
             )
             if queue is not None:
                 _check_queue(outgoing.topic, queue)

@@ -14,7 +14,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from mq.client.body_codecs import BodyCodec, check_body_codec, decode_body, encoded
-from mq.client.errors import ClientError, MessageRefused, NoReply, ProducerBusy
+from mq.client.errors import ClientError, MessageRefused, ProducerBusy
 from mq.client.events import OnEvent, check_on_event
 from mq.client.message import BodyT, Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.metrics.recorder import ClientMetrics, Recorder, check_metrics, recording
@@ -24,15 +24,15 @@ from mq.client.net.identity import new_client_id, new_random, new_unique_keys
 from mq.client.net.life_cycle import Client
 from mq.client.produce.accumulator import Accumulator, check_linger, may_join
 from mq.client.produce.in_flight_limit import InFlightLimit
+from mq.client.produce.numbering import numbering_of
+from mq.client.produce.oneway import send_oneway
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Pending, check_codec, split_result
 from mq.client.produce.preparation import Preparation, wall_clock_ms
-from mq.client.produce.recall import recall
-from mq.client.produce.request_reply import OpenRequests, connect_for_replies
-from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline, send_fields
-from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
+from mq.client.produce.request_reply import OpenRequests, ask
+from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline
+from mq.client.produce.tracing import Tracer, open_tracer, trace_topic, traced_recall
 from mq.client.spans import SendSpan, TracerProvider, open_spans
 from mq.client.task_group import open_task_group
-from mq.protocol.codes import RequestCode
 from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.messages.compression import Codec
 from mq.protocol.names import check_group
@@ -69,9 +69,12 @@ class Producer(Client, Generic[BodyT]):
     served in their order, and `timeout` begins when there is room.
 
     With `linger`, messages of a topic that are sent while others are in flight wait for them, at most so many seconds,
-    and go out together, in one request of at most `batch_bytes` bytes; see `mq.client.produce.accumulator`. A producer
-    that awaits each send before the next is not slowed down. Each message has its own result or error all the same.
-    None, the default, sends each message by itself.
+    and go out together, in one request of at most `batch_bytes` bytes; see `mq.client.produce.accumulator`. Each has
+    its own result or error all the same. None, the default, sends each message by itself.
+
+    With `numbered`, raftmq stores a message once, however often it is sent again. Numbers belong to a producer id: a
+    new one (True), or one that no other producer has meanwhile, such as "billing-7", whose numbers begin at the clock's
+    microseconds or at `first_number`. Messages with numbers of their own keep them. See `docs/deduplication.md`.
 
     Bodies of at least `compress_bytes_min` bytes are compressed with "zlib", which all consumers support, with "lz4" or
     "zstd", which are faster but not supported by Go clients, or not at all (None).
@@ -114,6 +117,8 @@ class Producer(Client, Generic[BodyT]):
         on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
+        numbered: bool | str = False,
+        first_number: int | None = None,
     ) -> None:
         check_group(group)
         if timeout <= 0 or in_flight_max < 1:
@@ -126,6 +131,7 @@ class Producer(Client, Generic[BodyT]):
         self.timeout = timeout
         self._policy = RetryPolicy(retries=retries, attempt_seconds=attempt_timeout, retry_unknown=retry_unknown)
         check_linger(linger, batch_bytes, timeout)
+        self._numbering = numbering_of(numbered, first_number, in_flight_max)
         self._pings_first = ping
         self._on_event = check_on_event(on_event)
         self._in_flight_max = in_flight_max
@@ -152,11 +158,17 @@ class Producer(Client, Generic[BodyT]):
         self.client_id = new_client_id()
         self._random = new_random(self._rng, self._made_in)
         self._unique_keys = new_unique_keys(self._random)
+        if self._numbering is not None:
+            self._numbering.begin(self._random)
         self._preparation = Preparation(
-            self._unique_keys, self._spans, compress=self._compress, compress_bytes_min=self._compress_bytes_min
+            self._unique_keys,
+            self._spans,
+            compress=self._compress,
+            compress_bytes_min=self._compress_bytes_min,
+            numbering=self._numbering,
         )
         self._requests = OpenRequests(self.client_id, limit=self._in_flight_max, rng=self._random)
-        self._limit = InFlightLimit(self._in_flight_max, self._in_flight)
+        self._limit = InFlightLimit(self._in_flight_max, self._in_flight if self._numbering is None else self._span)
         self._core = self._pipeline = self._accumulator = self._tracer = self._recorder = None
         if self._spans is not None:
             self._spans.identify(self.client_id)
@@ -193,7 +205,11 @@ class Producer(Client, Generic[BodyT]):
                         tasks.start_soon(recorder.run, None, core.settings.limits.sample_seconds)
                     if self._linger is not None:
                         self._accumulator = Accumulator(
-                            pipeline, linger=self._linger, batch_bytes=self._batch_bytes, on_finished=self._limit.let_in
+                            pipeline,
+                            linger=self._linger,
+                            batch_bytes=self._batch_bytes,
+                            on_finished=self._limit.let_in,
+                            numbering=self._numbering,
                         )
                         tasks.start_soon(self._accumulator.run)
                     self._tracer = tracer = open_tracer(
@@ -330,6 +346,8 @@ class Producer(Client, Generic[BodyT]):
         """Start a request of its own; messages of the topic that wait for a batch go first, to keep the order."""
         if self._accumulator is not None:
             self._accumulator.flush(outgoing.topic)
+        if self._numbering is not None:
+            outgoing = self._numbering.number(outgoing, outgoing.unique_key.count(",") + 1)
         return partial(pipeline.abandon, pipeline.start(outgoing, done, timeout=seconds, queue=queue, retries=retries))
 
     async def _outcome(
@@ -388,26 +406,23 @@ class Producer(Client, Generic[BodyT]):
         return outgoing.unique_key
 
     async def send_oneway(self, message: Message[BodyT], *, queue: MessageQueue | None = None) -> None:
-        """Send one message without waiting for an answer: it may be lost without notice.
+        """Send one message without waiting for an answer: it may be lost without notice. It gets no number.
 
         Raises MessageRefused, TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed.
         """
-        pipeline = self._open_pipeline()
+        self._open_pipeline()
         outgoing, span = self._make_ready(encoded(message, self._codec), queue)
-        try:
-            chosen, connection = await pipeline.any_place(message.topic, queue, self._random)
-        except BaseException as error:
-            if span is not None:
-                span.not_sent(error)
-            if self._recorder is not None:
-                self._recorder.not_awaited(message.topic, "not_stored")
-            raise
-        fields = send_fields(self.group, outgoing, chosen)
-        connection.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, outgoing.body)
-        if span is not None:
-            span.sent()
-        if self._recorder is not None:
-            self._recorder.not_awaited(message.topic, "oneway")
+        assert self._core is not None, "a pipeline without connections"
+        await send_oneway(
+            self._core,
+            self.group,
+            outgoing,
+            queue,
+            auto_create_topics=self._auto_create_topics,
+            rng=self._random,
+            span=span,
+            recorder=self._recorder,
+        )
         await anyio.lowlevel.checkpoint()
 
     @overload
@@ -447,22 +462,16 @@ class Producer(Client, Generic[BodyT]):
         ready = encoded(message, self._codec)
         requests = self._requests
         assert self._core is not None and requests is not None, "a pipeline without connections"  # noqa: PT018
-        seconds = self._budget(timeout)
-        deadline = anyio.current_time() + seconds
-        request = requests.open()
-        try:
-            with anyio.move_on_at(deadline):
-                await connect_for_replies(self._core, message.topic)
-            left = max(deadline - anyio.current_time(), 0.0)
-            sent = await self._send(ready, left, queue, own=requests.properties(request, seconds))
-            with anyio.move_on_at(deadline):
-                reply: ReceivedMessage[Any] = await request.wait()
-                if chosen is not None and (error := decode_body(reply, chosen)) is not None:
-                    raise error
-                return reply
-        finally:
-            requests.close(request)
-        raise NoReply(seconds, sent.message_id)
+        reply = await ask(
+            self._core,
+            requests,
+            message.topic,
+            seconds=self._budget(timeout),
+            send=lambda left, own: self._send(ready, left, queue, own=own),
+        )
+        if chosen is not None and (error := decode_body(reply, chosen)) is not None:
+            raise error
+        return reply
 
     async def recall(self, handle: str | None, *, timeout: float | None = None) -> str:
         """Recall a message that waits for its time; `handle` is its `SendResult.recall_handle`. Returns its id.
@@ -472,18 +481,9 @@ class Producer(Client, Generic[BodyT]):
         NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed; ConnectionLost and RequestTimeout if the outcome
         is unknown.
         """
-        if handle is None:
-            raise MessageRefused("no recall handle: only messages that wait for a `delay` or a `deliver_at` have one")
         self._open_pipeline()
         assert self._core is not None, "a pipeline without connections"
-        recalling = None if self._tracer is None else self._tracer.recalling(handle)
-        message_id = ""
-        try:
-            message_id = await recall(self._core, self.group, handle, seconds=self._budget(timeout))
-        finally:
-            if recalling is not None:
-                recalling(bool(message_id))
-        return message_id
+        return await traced_recall(self._core, self._tracer, self.group, handle, seconds=self._budget(timeout))
 
     @property
     def dropped_replies(self) -> int:
@@ -561,6 +561,11 @@ class Producer(Client, Generic[BodyT]):
     def _in_flight(self) -> int:
         waiting = self._accumulator.extra_in_flight if self._accumulator is not None else 0
         return waiting + (self._pipeline.in_flight if self._pipeline is not None else 0)
+
+    def _span(self) -> int:
+        """Sends that brokers must remember so that they know the oldest message in flight when it is sent again."""
+        pipeline = self._pipeline
+        return self._in_flight() + (pipeline.span - pipeline.in_flight if pipeline is not None else 0)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The writable queues of a topic, for `send(..., queue=...)`. Raises TopicNotFound, NameServersUnavailable."""

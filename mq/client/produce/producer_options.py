@@ -34,3 +34,5 @@ class ProducerOptions(TypedDict, total=False):
     on_event: OnEvent | None
     remoting: RemotingSettings | None
     rng: random.Random | None
+    numbered: bool | str
+    first_number: int | None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 
-from mq.client.errors import ClientError, ProducerBusy
+from mq.client.errors import ClientError, NoReply, ProducerBusy
 from mq.client.logs import log
-from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.message import MessageQueue, ReceivedMessage, SendResult
 from mq.client.net.client_core import ClientCore
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -19,7 +20,7 @@ from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.request_reply import PushReplyExt, PushReplyMessageToClient
 from mq.protocol.wire.encoding import encode_response
 
-__all__ = ["OpenRequest", "OpenRequests", "connect_for_replies"]
+__all__ = ["OpenRequest", "OpenRequests", "ask"]
 
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
@@ -104,7 +105,7 @@ class OpenRequests:
         return encode_response(request.opaque, ResponseCode.SUCCESS)
 
 
-async def connect_for_replies(core: ClientCore, topic: str) -> None:
+async def _connect_for_replies(core: ClientCore, topic: str) -> None:
     """Connect to all brokers that may get the reply to a message of `topic`, ignoring failures.
 
     Clients in other languages send replies to any broker group of the cluster.
@@ -117,6 +118,32 @@ async def connect_for_replies(core: ClientCore, topic: str) -> None:
             await core.connect_all([address for address in leaders if address is not None])
     except ClientError as error:
         log.debug("reply_topic_unknown", topic=topic, reason=str(error))
+
+
+async def ask(
+    core: ClientCore,
+    requests: OpenRequests,
+    topic: str,
+    *,
+    seconds: float,
+    send: Callable[[float, Mapping[str, str]], Awaitable[SendResult]],
+) -> ReceivedMessage:
+    """Send a request, and wait for its reply; all within `seconds`.
+
+    `send` gets the seconds that are left and the properties of the request. Raises NoReply, ProducerBusy, and the
+    errors of `send`.
+    """
+    deadline = anyio.current_time() + seconds
+    request = requests.open()
+    try:
+        with anyio.move_on_at(deadline):
+            await _connect_for_replies(core, topic)
+        sent = await send(max(deadline - anyio.current_time(), 0.0), requests.properties(request, seconds))
+        with anyio.move_on_at(deadline):
+            return await request.wait()
+    finally:
+        requests.close(request)
+    raise NoReply(seconds, sent.message_id)
 
 
 def _received(ext: PushReplyExt, body: bytes, arrived_ms: int) -> ReceivedMessage:

@@ -7,12 +7,12 @@ One more task watches the deadlines. So a thousand messages in flight cost a tho
 
 Guarantees. A `SendResult` means stored. An error with `stored == "no"` means certainly not stored, whatever happened in
 between. An attempt with an unknown outcome (a timeout, a lost connection) makes the whole send unknown unless a later
-attempt succeeds, and then the result has `maybe_duplicated` set.
+attempt succeeds, and then the result has `maybe_duplicated` set. A numbered message goes to the same broker group
+again, which stores it once.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from mq.client.errors import (
     ConnectionLost,
     NameServersUnavailable,
     NoRoute,
+    NumberUsed,
     RequestTimeout,
     SendOutcomeUnknown,
     SendRejected,
@@ -39,8 +40,8 @@ from mq.client.logs import log
 from mq.client.message import MessageQueue, SendResult, SendStatus
 from mq.client.net.client_core import AUTO_CREATE_QUEUES_MAX, ClientCore
 from mq.client.net.connection import MAYBE_UNREACHABLE, Answer, Connection
-from mq.client.net.leader_calls import leader_in
 from mq.client.net.routes import TopicRoute
+from mq.client.produce.numbering import is_number_refused, misuse_of
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Send
 from mq.client.send_outcome import UNKNOWN_HERE, Retry, Verdict, judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -138,6 +139,7 @@ class SendPipeline:
         self._auto_create_topics = auto_create_topics
         self._active: dict[int, Send] = {}
         self._numbers = 0
+        self._oldest = 1
         self._parked: dict[str, list[Send]] = {}
         self._stale_routes: set[str] = set()
         self._mending: dict[str, anyio.Event] = {}
@@ -157,6 +159,13 @@ class SendPipeline:
     def last_number(self) -> int:
         """The number of the newest message."""
         return self._numbers
+
+    @property
+    def span(self) -> int:
+        """How many messages were begun since the oldest one in flight, which counts; 0 if none is in flight."""
+        while self._oldest <= self._numbers and self._oldest not in self._active:
+            self._oldest += 1
+        return self._numbers - self._oldest + 1
 
     def is_in_flight(self, last: int) -> bool:
         """Whether a message with the number `last` or a smaller one is in flight."""
@@ -197,20 +206,6 @@ class SendPipeline:
         if route is None or not route.write_queues:
             return None
         return route.write_queues[java_string_hash(message.sharding_key) % len(route.write_queues)]
-
-    async def any_place(
-        self, topic: str, queue: MessageQueue | None, rng: random.Random
-    ) -> tuple[MessageQueue, Connection]:
-        """A queue for a message without an answer, `queue` if there is one, and the connection to its leader.
-
-        Raises TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable.
-        """
-        route = await self._core.route(topic, auto_create=self._auto_create_topics)
-        queues = [queue] if queue else [q for q in route.write_queues if route.leader_address(q.broker_name)]
-        if not queues:
-            raise NoRoute(topic, "no writable queue has a leader")
-        chosen = rng.choice(queues)
-        return chosen, await self._core.connection(leader_in(route, chosen.broker_name))
 
     def abandon(self, number: int) -> None:
         """Abandon a message: no further attempts, no callback. It may still get stored."""
@@ -277,7 +272,12 @@ class SendPipeline:
         if send.fixed_queue is None:
             send.fixed_queue = self.sharding_queue(send.message)
             send.is_sharded = send.fixed_queue is not None
-        if send.fixed_queue is not None:
+        group = send.knowing_group
+        if group is not None:
+            queues = tuple(queue for queue in queues if queue.broker_name == group)
+            if not queues:
+                return NoRoute(route.topic, f"no queue is writable in {group}, which may have stored the message")
+        if send.fixed_queue is not None and group in (None, send.fixed_queue.broker_name):
             connection = self._leader(route, send.fixed_queue)
             return connection if isinstance(connection, ClientError) else (send.fixed_queue, connection)
         turn = self._round_robin.get(route.topic, -1)
@@ -338,6 +338,9 @@ class SendPipeline:
         if verdict.stored == "unknown":
             self._doubt(send, now, BrokerError(answer.code, answer.remark, queue.broker_name))
             return
+        if is_number_refused(send.message, answer.remark):
+            self._fail(send, NumberUsed(answer.remark or "", queue, send.attempts))
+            return
         error = SendRejected(answer.code, answer.remark, queue, send.attempts)
         if answer.code == ResponseCode.INVALID_PARAMETER and (send.fixed_queue is None or send.is_sharded):
             # The topic may have fewer queues than its route said: choose again in the next one.
@@ -357,6 +360,8 @@ class SendPipeline:
 
     def _is_untried(self, send: Send) -> bool:
         """Whether a broker group is left that has not permanently refused the message."""
+        if send.knowing_group is not None:
+            return send.knowing_group not in send.refused_by
         if send.fixed_queue is not None:
             return send.fixed_queue.broker_name not in send.refused_by
         route = self._core.known_route(send.message.topic)
@@ -374,6 +379,9 @@ class SendPipeline:
 
     def _succeed(self, send: Send, queue: MessageQueue, answer: Response) -> None:
         fields = answer.ext
+        if (misuse := misuse_of(send.message, fields)) is not None:
+            self._number_used(send, queue, misuse)
+            return
         try:
             queue_id = int(fields[SENT_QUEUE_ID])
             result = SendResult(
@@ -384,7 +392,7 @@ class SendPipeline:
                 queue_offset=int(fields[SENT_QUEUE_OFFSET]),
                 status=SendStatus(answer.code),
                 attempts=send.attempts,
-                maybe_duplicated=send.unknown_reason is not None,
+                maybe_duplicated=send.unknown_reason is not None and not send.message.is_numbered,
                 recall_handle=fields.get(SENT_RECALL_HANDLE),
                 trace_on=fields.get(SENT_TRACE_ON) != "false",
             )
@@ -395,11 +403,21 @@ class SendPipeline:
             return
         self._finish(send, result)
 
+    def _number_used(self, send: Send, queue: MessageQueue, misuse: str) -> None:
+        """The answer is about messages of somebody else; of a batch, a part may be stored all the same."""
+        error = NumberUsed(misuse, queue, send.attempts)
+        # The first message with a number is the only one: no attempt has stored this one.
+        send.unknown_reason = str(error) if send.message.is_batch else None
+        self._fail(send, error)
+
     def _fail(self, send: Send, error: ClientError) -> None:
         if send.unknown_reason is None:
             self._finish(send, error)
             return
-        unknown = SendOutcomeUnknown(send.unknown_reason, send.queue, send.attempts, message_id=send.message.unique_key)
+        reason = send.unknown_reason
+        if isinstance(error, NumberUsed) and reason != str(error):
+            reason += "; sent again, and the broker does not know any more whether it has stored the message"
+        unknown = SendOutcomeUnknown(reason, send.queue, send.attempts, message_id=send.message.unique_key)
         unknown.__cause__ = error
         self._finish(send, unknown)
 

@@ -14,12 +14,12 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from mq.client.errors import ClientError
+from mq.client.errors import ClientError, MessageRefused
 from mq.client.logs import log
 from mq.client.message import Message, ReceivedMessage, SendResult
 from mq.client.net.client_core import ClientCore
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, make_ready
-from mq.client.produce.recall import delay_properties
+from mq.client.produce.recall import delay_properties, recall
 from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline
 from mq.protocol import properties as props
 from mq.protocol.hashes import UniqKeyGenerator
@@ -39,7 +39,7 @@ from mq.protocol.messages.trace import (
 )
 from mq.protocol.names import TRACE_TOPIC, check_topic
 
-__all__ = ["HandlingTrace", "Tracer", "open_tracer", "trace_topic"]
+__all__ = ["HandlingTrace", "Tracer", "open_tracer", "trace_topic", "traced_recall"]
 
 BATCH_RECORDS = 100
 GATHER_SECONDS = 0.2
@@ -362,3 +362,19 @@ class HandlingTrace:
                     group=self._group,
                 )
             )
+
+
+async def traced_recall(
+    core: ClientCore, tracer: Tracer | None, group: str, handle: str | None, *, seconds: float
+) -> str:
+    """As `recall`, and record the outcome. Raises the errors of `Producer.recall`."""
+    if handle is None:
+        raise MessageRefused("no recall handle: only messages that wait for a `delay` or a `deliver_at` have one")
+    recalling = None if tracer is None else tracer.recalling(handle)
+    message_id = ""
+    try:
+        message_id = await recall(core, group, handle, seconds=seconds)
+    finally:
+        if recalling is not None:
+            recalling(bool(message_id))
+    return message_id

@@ -153,10 +153,10 @@ class TransactionProducer(Producer[BodyT]):
 
         *With a message*: it is stored, invisible, and becomes visible when the block ends, unless an exception ends it.
         The exception propagates. `timeout` limits entering, and also leaving. Entering raises the errors of `send`;
-        then the message stays invisible unless `check` commits it. It is not sent twice, so that each transaction has
-        one message. Leaving raises BrokerError if the broker refuses the commit or the rollback; if it is unreachable,
-        that is logged, `Transaction.confirmed` is False, and `check` is called later. Raises ValueError without a
-        `check`.
+        then the message stays invisible unless `check` commits it. Only a numbered producer sends it twice, so that
+        each transaction has one message. Leaving raises BrokerError if the broker refuses the commit or the rollback;
+        if it is unreachable, that is logged, `Transaction.confirmed` is False, and `check` is called later. Raises
+        ValueError without a `check`.
 
         *Without a message*: all messages and consumer offsets that are added become visible when the block ends, in one
         step; or nothing does, if an exception ends it. They are in one broker group, and together at most as large as
@@ -204,7 +204,8 @@ class TransactionProducer(Producer[BodyT]):
     ) -> AsyncGenerator[Transaction]:
         seconds = self._budget(timeout)
         own = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: self.group}
-        result = await self._send(encoded(message, self._codec), seconds, queue, own=own, retries=0)
+        retries = 0 if self._numbering is None else None  # a numbered one is stored once
+        result = await self._send(encoded(message, self._codec), seconds, queue, own=own, retries=retries)
         transaction = Transaction(message, result)
         if result.status is not SendStatus.OK:
             transaction.rollback()
