@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
+import httpx2
 import pytest
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from faststream import AckPolicy, FastStream, TestApp
 from faststream.exceptions import NackMessage, RejectMessage
 from faststream.specification import AsyncAPI
@@ -24,6 +27,8 @@ from raftmq.faststream import (
     RaftmqRouter,
     TestRaftmqBroker,
 )
+from raftmq.faststream.fastapi import Context
+from raftmq.faststream.fastapi import RaftmqRouter as FastAPIRouter
 from tests.frameworks.pages import examples
 from tests.support.waiting import until
 
@@ -308,7 +313,7 @@ async def test_what_asyncapi_says() -> None:
 
 
 async def test_the_page(namesrv: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    application, tests = examples("faststream.md", namesrv)
+    application, _, tests = examples("faststream.md", namesrv)
     names: dict[str, Any] = {"__name__": "page"}
 
     def run(source: str, name: str) -> None:
@@ -328,3 +333,40 @@ async def test_the_page(namesrv: str, capsys: pytest.CaptureFixture[str], tmp_pa
                 await anyio.sleep(0.01)  # until the handlers have printed it
     run(tests, "tests.py")
     await names["test_bill"]()
+
+
+async def test_the_router_for_fastapi_on_the_page(namesrv: str) -> None:
+    _, source, _ = examples("faststream.md", namesrv)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(source, "faststream.md", "exec", dont_inherit=True), names)
+    app, broker = names["app"], names["router"].broker
+    with anyio.fail_after(SECONDS_MAX):
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://shop") as client,
+        ):
+            assert await broker.ping()
+            assert (await client.get("/shop/prices/apple")).json() is None
+            response = await client.post("/shop/prices/apple", params={"cents": 30})
+            assert (response.status_code, len(response.json())) == (200, 32)
+            await until(lambda: names["prices"] == {"apple": 30})
+            assert (await client.get("/shop/prices/apple")).json() == 30
+            described = (await client.get("/shop/asyncapi.json")).json()
+            assert {each["address"] for each in described["channels"].values()} == {"fruit-prices"}
+    assert not await broker.ping()
+
+
+async def test_a_router_for_fastapi_needs_no_broker_in_tests() -> None:
+    router = FastAPIRouter()
+
+    @router.subscriber("numbers", response_model=Order)
+    async def order(count: int, message: Annotated[Any, Context("message")]) -> dict[str, Any]:
+        return {"fruit": message.headers["fruit"], "count": count, "secret": 1}
+
+    app = FastAPI()
+    app.include_router(router)
+    async with TestRaftmqBroker(router.broker) as tested, app.router.lifespan_context(app):
+        answer = await tested.request({"count": 2}, "numbers", headers={"fruit": "apple"})
+        assert await answer.decode() == {"fruit": "apple", "count": 2}
+        with pytest.raises(RequestValidationError):
+            await tested.publish({"count": "two"}, "numbers", headers={"fruit": "apple"})

@@ -1,6 +1,6 @@
 """FastStream's own tests for brokers, from its repository, with our broker: they are in no distribution of it.
 
-What is left out is what our broker does not have: batches, paths in topics and a router for FastAPI.
+What is left out is what our broker does not have: batches and paths in topics.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REPOSITORY = os.environ.get("FASTSTREAM_REPOSITORY", "https://github.com/ag2ai/f
 FILES = ["tests/__init__.py", "tests/tools.py", "tests/brokers/__init__.py", "tests/brokers/base"]
 LEFT_OUT = "TestRouterInMemory and error_traceback"
 """It leaves the exception of a task to nobody, and AnyIO's plugin for pytest takes that for a failure."""
-PASSED_MIN = 230
+PASSED_MIN = 262
 SECONDS_MAX = 900
 
 CONFTEST = """
@@ -66,6 +66,7 @@ import os
 import pytest
 
 from faststream import BaseMiddleware
+from raftmq.faststream import fastapi
 from raftmq.faststream import RaftmqBroker, RaftmqPublisher, RaftmqRoute, RaftmqRouter, TestRaftmqBroker
 from raftmq.faststream.messages import RaftmqPublishCommand
 from raftmq.faststream.testing import _InMemoryProducer
@@ -73,6 +74,7 @@ from tests.brokers.base.basic import BaseTestcaseConfig
 from tests.brokers.base.codec import CodecTestcase
 from tests.brokers.base.connection import BrokerConnectionTestcase
 from tests.brokers.base.consume import BrokerRealConsumeTestcase
+from tests.brokers.base.fastapi import FastAPILocalTestcase, FastAPITestcase
 from tests.brokers.base.include_router import IncludePublisherTestcase, IncludeSubscriberTestcase
 from tests.brokers.base.middlewares import ExceptionMiddlewareTestcase, MiddlewaresOrderTestcase, MiddlewareTestcase
 from tests.brokers.base.parser import CustomParserTestcase
@@ -145,6 +147,20 @@ class TestRequests(Real, RequestsTestcase):
 class TestRequestsInMemory(Memory, RequestsTestcase):
     def get_middleware(self, **kwargs):
         return Doubling
+
+
+def stream_router(**options):
+    return fastapi.RaftmqRouter(NAMESRV, **options)
+
+
+class TestFastAPI(Real, FastAPITestcase):
+    router_class = staticmethod(stream_router)
+    broker_router_class = RaftmqRouter
+
+
+class TestFastAPIInMemory(Memory, FastAPILocalTestcase):
+    router_class = staticmethod(stream_router)
+    broker_router_class = RaftmqRouter
 
 
 class TestPublishCommand(BasePublishCommandTestcase):
