@@ -106,8 +106,9 @@ class SendResult(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True)
     `message_id` is the message's UNIQ_KEY, the same in every copy; `offset_message_id` identifies the one stored
     record. If an earlier message had its sequence number, both belong to that one. `attempts` counts the requests sent;
     `maybe_duplicated` says that an earlier one of them had an unknown outcome, so the message may be stored more than
-    once with the same `message_id`; never of a message with a sequence number, which raftmq stores once. For a timed message (`delay`, `deliver_at`), `recall_handle` is the argument for
-    `Producer.recall`. `trace_on` is False if the broker is configured not to trace messages; raftmq never is.
+    once with the same `message_id`; never of a message with a sequence number, which raftmq stores once. For a timed
+    message (`delay`, `deliver_at`), `recall_handle` is the argument for `Producer.recall`. `trace_on` is False if the
+    broker is configured not to trace messages; raftmq never is.
     """
 
     message_id: str
