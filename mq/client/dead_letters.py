@@ -27,6 +27,7 @@ _OF_THE_LETTER = frozenset(
         *(props.DEAD_TOPIC, props.DEAD_MESSAGE_ID, props.OMITTED, props.RECONSUME_TIME, props.MAX_RECONSUME_TIMES),
         *(props.DELAY, *props.TIMER_PROPERTIES, props.TRANSACTION_PREPARED, props.POP_CK),
         *(props.CLUSTER, props.MESSAGE_REGION, props.TRACE_ON),
+        *(props.PRODUCER_ID, props.SEQUENCE),  # with them, its topic would take the copy for a repeat
     }
 )
 """What a dead letter says about itself, and what held for one send or one delivery only."""

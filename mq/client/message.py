@@ -223,8 +223,15 @@ class ReceivedMessage(Generic[BodyT]):
 
     @property
     def user_properties(self) -> Mapping[str, str]:
-        """The application's properties, as in `Message.properties`."""
-        return {name: value for name, value in self.record.properties.items() if not props.is_reserved(name)}
+        """The application's properties, as in `Message.properties`, without a sequence number.
+
+        Messages that are made of them are new ones, and no repeats of this one.
+        """
+        own = {name: value for name, value in self.record.properties.items() if not props.is_reserved(name)}
+        if props.SEQUENCE in own:
+            own.pop(props.PRODUCER_ID, None)
+            del own[props.SEQUENCE]
+        return own
 
     @property
     def flag(self) -> int:

@@ -10,10 +10,12 @@ import trio
 import trio.testing
 
 from mq.client import (
+    Admin,
+    DeadLetter,
     Message,
     NumberUsed,
     Producer,
-    PullConsumer,
+    PushConsumer,
     ReceivedMessage,
     SendOutcomeUnknown,
     SendResult,
@@ -256,15 +258,44 @@ def test_a_cancelled_send_leaves_the_next_ones_alone() -> None:
     run(test)
 
 
-def test_consumers_see_numbers_as_properties_and_no_others() -> None:
+def test_a_consumer_can_forward_the_properties_of_a_numbered_message() -> None:
+    """With the numbers, the broker would take the message for a repeat, and not store it."""
+
     async def test(kit: Kit, producer: Producer) -> None:
         await producer.send(Message("Orders", b"one", properties={"colour": "red"}))
-        async with PullConsumer(kit.namesrv, "readers", consume_from="first") as consumer:
-            await consumer.assign(await consumer.queues("Orders"))
-            [message] = [each async for each in await consumer.read_to_end()]
-        assert dict(message.user_properties).keys() == {"colour", "RAFTMQ_PRODUCER", "RAFTMQ_SEQUENCE"}
+        [message] = kit.messages("Orders")
+        assert message.properties["RAFTMQ_PRODUCER"] == "billing"
+        assert message.user_properties == {"colour": "red"}
+        async with Producer(kit.namesrv) as forwarding:
+            await forwarding.send(Message("Orders", message.body, properties=message.user_properties))
+        assert stored(kit) == [b"one", b"one"]
 
     run(test, numbered="billing")
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_dead_letter_of_a_numbered_message_is_requeued_to_its_topic(*, is_batch: bool) -> None:
+    async def test(kit: Kit, producer: Producer) -> None:
+        consumer = PushConsumer(kit.namesrv, group="readers", consume_from="first")
+
+        @consumer.on("Orders", on_error={LookupError: DeadLetter()})
+        async def fail(message: ReceivedMessage) -> None:
+            raise LookupError("no such fruit")
+
+        async with consumer, Admin(kit.namesrv) as admin, trio.open_nursery() as nursery:
+            nursery.start_soon(consumer.run)
+            if is_batch:
+                await producer.send_batch([Message("Orders", b"one")] * 2)
+            else:
+                await producer.send(Message("Orders", b"one"))
+            await kit.advance_until(lambda: kit.dead_letters("readers"))
+            consumer.stop()
+            before = len(stored(kit))
+            await admin.requeue_dead_letter("readers", kit.dead_letters("readers")[0], to_topic=True)
+            await kit.settle()
+            assert len(stored(kit)) == before + 1
+
+    run(test)
 
 
 def test_numbered_sends_without_an_event_loop() -> None:
