@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from mq.client import Admin
+from mq.client import Admin, Message, SendResult
+from mq.client import Producer as SdkProducer
 from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.real_groups import LOST, SETTINGS
@@ -107,4 +109,42 @@ async def test_what_is_sent_twice_to_leaders_that_die_is_there_once(tmp_path: Pa
                 await trio.sleep(0.2)
         found = await stored_bodies(cluster, "Once", QUEUES)
     assert stored - found.keys() == set()
+    assert {body: count for body, count in found.items() if count > 1} == {}
+
+
+@pytest.mark.parametrize("options", [{}, {"linger": 0.01, "batch_bytes": 16384}], ids=["singles", "automatic batches"])
+async def test_numbered_producers_store_each_message_once_while_leaders_die(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """The producers of the SDK, with all that they may have in flight."""
+    rng = random.Random(2)
+    acknowledged: list[bytes] = []
+
+    async def produce(cluster: DevCluster, name: str) -> None:
+        async with SdkProducer(cluster.namesrv, numbered=name, retries=100, timeout=60.0, **options) as producer:
+            for turn in range(100_000):
+                bodies = [f"{name} {turn} {number}".encode() for number in range(500)]
+                outcomes = await producer.send_many(Message("Once", body) for body in bodies)
+                failed = [each for each in outcomes if not isinstance(each, SendResult)]
+                assert not failed, f"{len(failed)}, the first because of {failed[0]} {failed[0].__cause__!r}"
+                acknowledged.extend(bodies)
+                await trio.sleep(0.1)
+
+    async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic("Once", QUEUES)
+        async with trio.open_nursery() as nursery:
+            for number in range(2):
+                nursery.start_soon(produce, cluster, f"p{number}")
+            nursery.start_soon(kill_leaders, cluster, rng)
+            await trio.sleep(SECONDS)
+            await until(lambda: len(acknowledged) >= 2000)
+            nursery.cancel_scope.cancel()
+        await cluster.start_all()
+        await cluster.wait_ready()
+        with trio.move_on_after(60):
+            while not set(acknowledged) <= (await stored_bodies(cluster, "Once", QUEUES)).keys():  # noqa: ASYNC110
+                await trio.sleep(0.2)
+        found = await stored_bodies(cluster, "Once", QUEUES)
+    assert set(acknowledged) - found.keys() == set()
     assert {body: count for body, count in found.items() if count > 1} == {}
