@@ -92,7 +92,7 @@ UNIT_OTHER_FILES += tests/unit/fuzz tests/unit/interop tests/unit/celery
 OPENS_SOCKETS := segment/test_synced_writes segment/test_threaded_writers segment/test_full_disks
 OPENS_SOCKETS += durability/test_restored_logs
 OPENS_SOCKETS += broker/base/test_name_server_registration broker/consume/test_routes store/test_key_index monitoring/test_probe spark/test_bulk_reader
-OPENS_SOCKETS += spark/test_access spark/tables/test_object_directory spark/test_columns spark/test_installed spark/test_outgoing jepsen/test_deployments jepsen/test_disks
+OPENS_SOCKETS += spark/test_access spark/test_demo_iceberg spark/tables/test_object_directory spark/test_columns spark/test_installed spark/test_outgoing jepsen/test_deployments jepsen/test_disks
 OPENS_SOCKETS += jepsen/test_judging jepsen/test_late_sends jepsen/test_leftovers jepsen/test_client_process
 OPENS_SOCKETS += jepsen/test_porcupine jepsen/test_scenarios jepsen/test_serve
 WALKS := paper/test_random_walks paper/test_membership unit/segment/test_crashes unit/segment/test_writer_interleavings
@@ -333,16 +333,16 @@ dist-check: $(INSTALLED)
 measure-client: $(INSTALLED)
 	@$(PY) -m distributions.measured $(ARGS)
 
-# In an environment of its own: pip-tools is needed here and nowhere else. Neither the address of an index nor an
-# option of this machine's pip belongs into the files. Both have the same versions of what both name.
-COMPILE = .venv/lock/bin/pip-compile -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
-    --no-emit-trusted-host --no-emit-find-links --no-emit-options --no-header
-# With the interpreter that .venv is made with.
+# In an environment of its own: uv is needed here and nowhere else, and takes half a minute. Of the index it reads the
+# metadata of packages; pip-tools fetches whole packages for that, hundreds of megabytes. Neither the address of an
+# index nor an option of this machine belongs into the files. Both have the same versions of what both name.
+# With the interpreter that .venv is made with: what is needed depends on its version.
+COMPILE = .venv/lock/bin/uv pip compile -q --python .venv/lock/bin/python --generate-hashes --strip-extras --no-header
 NEW_VENV = python=$$(deploy/find-python.sh) && $$python -m venv
 LOCKED := .:dev,lz4,zstd distributions/server
 ## lock: resolve the lock files again from the pyproject.toml files
 lock:
-	$(NEW_VENV) .venv/lock && .venv/lock/bin/pip install -q pip-tools
+	$(NEW_VENV) .venv/lock && .venv/lock/bin/pip install -q uv
 	.venv/lock/bin/python deploy/requirements.py $(LOCKED) >.venv/lock/requirements.in
 	.venv/lock/bin/python deploy/requirements.py $(LOCKED) distributions/spark >.venv/lock/requirements-spark.in
 	.venv/lock/bin/python deploy/requirements.py $(LOCKED) .:docs >.venv/lock/requirements-docs.in
