@@ -26,19 +26,26 @@ app = typer.Typer(help="Keep tables up to date from topics, with Spark.", no_arg
 
 File = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The pipeline; docs/tables.md has all settings.")]
 Master = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--master", metavar="URL", help="Where Spark runs: local[*], or a cluster, such as spark://HOST:7077 or yarn."
+        "--master",
+        metavar="URL",
+        help="Where Spark runs: local[*], or a cluster, such as spark://HOST:7077, yarn or k8s://https://HOST:6443; "
+        "default: spark.master in the file, else local[*].",
     ),
 ]
-MEMORY = "2g"
-DriverMemory = Annotated[str, typer.Option("--driver-memory", metavar="SIZE", help="Memory of Spark's driver.")]
+DriverMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--driver-memory",
+        metavar="SIZE",
+        help="Memory of Spark's driver; default: spark.driver.memory in the file, else 2g.",
+    ),
+]
 
 
 @app.command("run")
-def run(
-    file: File, master: Master = "local[*]", driver_memory: DriverMemory = MEMORY, as_json: JsonLines = False
-) -> None:
+def run(file: File, master: Master = None, driver_memory: DriverMemory = None, as_json: JsonLines = False) -> None:
     """Write the messages of the topic into the table, each once, as often as the pipeline's trigger says.
 
     Run it again after it was stopped or killed: it continues where the table ends. Exit code 1 if it stopped at an
@@ -48,9 +55,7 @@ def run(
 
 
 @app.command("backfill")
-def backfill(
-    file: File, master: Master = "local[*]", driver_memory: DriverMemory = MEMORY, as_json: JsonLines = False
-) -> None:
+def backfill(file: File, master: Master = None, driver_memory: DriverMemory = None, as_json: JsonLines = False) -> None:
     """Write the messages that are older than the table, each once: for a table that did not begin at the earliest.
 
     Stop the pipeline meanwhile, and run this again if it was killed.
@@ -58,12 +63,14 @@ def backfill(
     _follow("backfill", file, master, driver_memory, as_json)
 
 
-def _follow(command: str, file: Path, master: str, driver_memory: str, as_json: bool) -> None:
+def _follow(command: str, file: Path, master: str | None, driver_memory: str | None, as_json: bool) -> None:
     """Run a command of the driver, and print its progress. Raises CommandFailed."""
     pipeline = _pipeline(file)
+    from spark.tables.submission import master_of
+
     process = start(command, file, pipeline, master, driver_memory)
     if not as_json:
-        print(f"starting Spark on {master} ...", flush=True)
+        print(f"starting Spark on {master_of(pipeline, master)} ...", flush=True)
     failed: dict[str, Any] | None = None
     for told in _lines(process):
         if "error" in told:
@@ -129,9 +136,7 @@ def status(file: File, as_json: Json = False) -> None:
 
 
 @app.command("verify")
-def verify(
-    file: File, master: Master = "local[*]", driver_memory: DriverMemory = MEMORY, as_json: Json = False
-) -> None:
+def verify(file: File, master: Master = None, driver_memory: DriverMemory = None, as_json: Json = False) -> None:
     """Compare the table with the messages that the topic still has: counts and checksums of each queue.
 
     Exit code 1 if they differ; then it names the first rows of each queue that do.
@@ -156,9 +161,7 @@ def verify(
 
 
 @app.command("compact")
-def compact(
-    file: File, master: Master = "local[*]", driver_memory: DriverMemory = MEMORY, as_json: Json = False
-) -> None:
+def compact(file: File, master: Master = None, driver_memory: DriverMemory = None, as_json: Json = False) -> None:
     """Rewrite the small files of a Delta or Iceberg table into large ones, and let old snapshots expire."""
     found = _result("compact", file, master, driver_memory)
     if as_json:
@@ -167,7 +170,7 @@ def compact(
         print(f"{found['rewritten']} files became {found['added']}")
 
 
-def _result(command: str, file: Path, master: str, driver_memory: str) -> dict[str, Any]:
+def _result(command: str, file: Path, master: str | None, driver_memory: str | None) -> dict[str, Any]:
     """What a command of the driver found. Raises CommandFailed if it did not get that far."""
     process = start(command, file, _pipeline(file), master, driver_memory)
     found: dict[str, Any] | None = None
@@ -184,33 +187,30 @@ def _result(command: str, file: Path, master: str, driver_memory: str) -> dict[s
     return found
 
 
-def start(command: str, file: Path, pipeline: Pipeline, master: str, driver_memory: str) -> subprocess.Popen[str]:
-    """Start Spark's driver with one of our programs. Raises CommandFailed if Spark, Java or a package is missing."""
+def start(
+    command: str, file: Path, pipeline: Pipeline, master: str | None, driver_memory: str | None
+) -> subprocess.Popen[str]:
+    """Start Spark's driver with one of our programs. Raises CommandFailed if Spark, Java, a package or what the cluster
+    needs is missing.
+    """
     from spark.access import for_executors
     from spark.installed import missing
-    from spark.tables.installed import SparkMissing, installed_spark, packages_of, settings_of
+    from spark.tables.installed import SparkMissing, installed_spark, packages_of
     from spark.tables.pace import UNTIL_STDIN_CLOSES
+    from spark.tables.submission import MasterRefused, is_local, master_of, submit_arguments
 
+    where = master_of(pipeline, master)
     try:
         packages = packages_of(pipeline, installed_spark())
-    except SparkMissing as error:
+        if reason := missing():
+            raise CommandFailed(reason.replace("raftmq[spark]", "raftmq[tables]"))
+        arguments = submit_arguments(pipeline, where, driver_memory, packages, for_executors(), os.environ)
+    except (MasterRefused, SparkMissing) as error:
         raise CommandFailed(str(error)) from error
-    if reason := missing():
-        raise CommandFailed(reason.replace("raftmq[spark]", "raftmq[tables]"))
-    arguments = ["--master", master, "--driver-memory", driver_memory]
-    if packages:
-        arguments += ["--packages", ",".join(packages)]
-    if master.startswith("local"):
-        arguments += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1"]
-    # Extensions must be known before the session is made.
-    for name, value in settings_of(pipeline).items():
-        arguments += ["--conf", f"{name}={value}"]
-    for name, value in ({} if master.startswith("local") else for_executors()).items():
-        arguments += ["--conf", f"spark.executorEnv.{name}={value}"]
     environment = {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        **({"SPARK_LOCAL_IP": "127.0.0.1"} if master.startswith("local") else {}),
+        **({"SPARK_LOCAL_IP": "127.0.0.1"} if is_local(where) else {}),
         **os.environ,
         "PYSPARK_SUBMIT_ARGS": f"{shlex.join(arguments)} pyspark-shell",
     }

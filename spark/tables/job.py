@@ -30,7 +30,6 @@ from spark.positions import PositionRefused
 from spark.tables.commits import Commit, CommitRefused, check_owner, identity, messages_between, shown_position
 from spark.tables.documents import DocumentRefused
 from spark.tables.frames import Messages
-from spark.tables.installed import settings_of
 from spark.tables.layout import SchemaRefused
 from spark.tables.loop import Loop, Stopped
 from spark.tables.metrics import Metrics, PortUnusable
@@ -39,6 +38,7 @@ from spark.tables.parquet_directory import DirectoryUnusable, Locked, ParquetDir
 from spark.tables.parquet_target import ParquetTarget
 from spark.tables.pipeline import Pipeline, read_pipeline
 from spark.tables.state_directory import StateDirectory
+from spark.tables.submission import session_settings
 from spark.tables.topic import TopicSource
 from spark.tables.upkeep import UpkeepRefused, compact, compare, kept_ranges
 
@@ -82,7 +82,7 @@ def say(**told: Any) -> None:
 def session(pipeline: Pipeline) -> SparkSession:
     """The Spark session, with the data source registered."""
     builder = SparkSession.builder.appName(f"raftmq table {pipeline.name}")
-    for name, value in settings_of(pipeline).items():
+    for name, value in session_settings(pipeline).items():
         builder = builder.config(name, value)
     found: SparkSession = builder.getOrCreate()
     found.sparkContext.setLogLevel("ERROR")

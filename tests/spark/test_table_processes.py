@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 import urllib.request
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +26,7 @@ from spark.tables.pipeline import read_pipeline
 from spark.tables.state_directory import StateDirectory
 from spark.tables.status import table_status
 from tests.spark.stage import Stage
-from tests.spark.table_commands import SECONDS_MAX, TableCommand, is_alive
+from tests.spark.table_commands import ROOT, SECONDS_MAX, TableCommand, is_alive
 
 pytestmark = pytest.mark.nightly
 LOCAL = ("--master", "local[2]", "--driver-memory", "1g")
@@ -188,15 +190,31 @@ def standalone(directory: Path) -> Iterator[str]:
             each.wait(60)
 
 
-def test_a_pipeline_runs_on_a_cluster_of_spark(place: Place, tmp_path: Path) -> None:
+def shipped(directory: Path) -> tuple[str, dict[str, str]]:
+    """This package as a zip file, and an environment whose executors have everything else: settings and variables."""
+    with zipfile.ZipFile(directory / "raftmq.zip", "w") as made:
+        for path in (*(each for name in ("mq", "raftlog", "spark") for each in (ROOT / name).rglob("*.py")),):
+            made.write(path, path.relative_to(ROOT))
+    python = directory / "python"
+    installed = sysconfig.get_path("purelib")  # without what .pth files add, such as this checkout
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{installed}" exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    return ", spark.submit.pyFiles: raftmq.zip", {"PYSPARK_PYTHON": str(python), "PYTHONPATH": ""}
+
+
+@pytest.mark.parametrize("is_shipped", [False, True], ids=["installed", "shipped"])
+def test_a_pipeline_runs_on_a_cluster_of_spark(place: Place, tmp_path: Path, is_shipped: bool) -> None:
     place.send(2 * BATCH)
-    file = place.file(
-        "cluster",
-        "spark: {spark.executor.memory: 512m, spark.driver.host: 127.0.0.1, spark.driver.bindAddress: 127.0.0.1}",
-    )
+    settings, environment = shipped(place.directory) if is_shipped else ("", {})
     with standalone(tmp_path) as url:
-        ran: Any = place.start("run", file, "--master", url, "--driver-memory", "1g", "--json")
+        file = place.file(
+            "cluster",
+            f"spark: {{spark.master: '{url}', spark.executor.memory: 512m, spark.driver.memory: 1g, "
+            f"spark.driver.host: 127.0.0.1, spark.driver.bindAddress: 127.0.0.1{settings}}}",
+        )
+        ran: Any = place.start("run", file, "--json", environment=environment)
         assert ran.ended() == 0, ran.errors()
     assert json.loads(ran.printed[-1])["messages"] == 2 * BATCH
     assert place.ids() == Counter(range(2 * BATCH))
     assert list((tmp_path / "work").glob("app-*/0")), "no executor ran"
+    assert bool(list((tmp_path / "work").glob("app-*/0/raftmq.zip"))) == is_shipped

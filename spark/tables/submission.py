@@ -1,0 +1,132 @@
+"""How Spark is started for a pipeline: the options of spark-submit, checked before Java is. No Spark here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from spark.option_table import nearest
+from spark.tables.installed import settings_of
+from spark.tables.pipeline import Pipeline
+
+LOCAL: Final = "local[*]"
+DRIVER_MEMORY: Final = "2g"
+_MASTERS: Final = re.compile(
+    r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^\s/]+:\d+(,[^\s/]+:\d+)*|yarn|k8s://\S+"
+)
+_LOOPBACK: Final = ("spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1")
+_SHIPPED: Final = {
+    "spark.submit.pyFiles": "--py-files",
+    "spark.archives": "--archives",
+    "spark.files": "--files",
+    "spark.jars": "--jars",
+}
+_OPTIONS: Final = ("spark.master", "spark.driver.memory", *_SHIPPED)
+_IMAGES: Final = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
+_HADOOP: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+
+
+class MasterRefused(Exception):
+    """Spark cannot be started like this: says what is missing, or wrong. Nothing was started."""
+
+
+def is_local(master: str) -> bool:
+    """Whether driver and executors are on this machine."""
+    return master.startswith("local")
+
+
+def master_of(pipeline: Pipeline, given: str | None) -> str:
+    """Where Spark runs: as the command says, else as the file does, else on this machine."""
+    return given or pipeline.spark.get("spark.master", LOCAL)
+
+
+def submit_arguments(
+    pipeline: Pipeline,
+    master: str,
+    driver_memory: str | None,
+    packages: tuple[str, ...],
+    executors: Mapping[str, str],
+    environment: Mapping[str, str],
+) -> list[str]:
+    """The options of spark-submit.
+
+    Args:
+        driver_memory: as the command says; None for what the file says, else `DRIVER_MEMORY`.
+        packages: of Maven.
+        executors: variables that executors of a cluster get.
+        environment: that of this process, in which YARN looks for its settings.
+
+    Raises MasterRefused.
+    """
+    settings = settings_of(pipeline)
+    _check(master, settings, environment)
+    memory = driver_memory or settings.get("spark.driver.memory", DRIVER_MEMORY)
+    arguments = ["--master", master, "--driver-memory", memory]
+    if packages:
+        arguments += ["--packages", ",".join(packages)]
+    for name, option in _SHIPPED.items():
+        if name in settings:
+            arguments += [option, ",".join(_shipped(name, settings[name], pipeline.file.parent))]
+    # Extensions must be known before the session is made.
+    told = [f"{name}={value}" for name, value in settings.items() if name not in _OPTIONS]
+    if is_local(master):
+        told = [*_LOOPBACK, *told]
+    else:
+        told += [f"spark.executorEnv.{name}={value}" for name, value in executors.items()]
+    for each in told:
+        arguments += ["--conf", each]
+    return arguments
+
+
+def session_settings(pipeline: Pipeline) -> dict[str, str]:
+    """The settings that the session gets once more: those that were no options of spark-submit, which has put others in
+    their place.
+    """
+    return {name: value for name, value in settings_of(pipeline).items() if name not in _OPTIONS}
+
+
+def _check(master: str, settings: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    if not _MASTERS.fullmatch(master):
+        raise MasterRefused(
+            f"{master!r} is no master of Spark{nearest(master, ('local', 'yarn'))}: there are local[*], "
+            f"spark://HOST:PORT, yarn and k8s://https://HOST:PORT"
+        )
+    if settings.get("spark.submit.deployMode", "client") != "client":
+        raise MasterRefused(
+            "spark.submit.deployMode must be client: the driver of a pipeline is on the machine on which raftmq table "
+            "runs. To have it in the cluster, run that command there"
+        )
+    if master == "yarn":
+        found = [(name, environment[name]) for name in _HADOOP if environment.get(name)]
+        if not found:
+            raise MasterRefused(
+                "the master yarn needs the variable HADOOP_CONF_DIR or YARN_CONF_DIR: the directory with the "
+                "core-site.xml and yarn-site.xml of the cluster"
+            )
+        if not any((Path(directory) / "yarn-site.xml").is_file() for _, directory in found):
+            raise MasterRefused(
+                f"the master yarn needs the settings of the cluster, and {found[0][0]} is {found[0][1]}, where no "
+                f"yarn-site.xml is"
+            )
+    if master.startswith("k8s://") and not any(name in settings for name in _IMAGES):
+        raise MasterRefused(
+            f"a master of Kubernetes needs an image for its executors, with Spark, Python and raftmq[tables]: set "
+            f"spark: {{{_IMAGES[0]}: ...}}"
+        )
+
+
+def _shipped(name: str, value: str, beside: Path) -> list[str]:
+    """The files of a setting; relative ones are beside the file of the pipeline. Raises MasterRefused."""
+    found: list[str] = []
+    for each in filter(None, (part.strip() for part in value.split(","))):
+        path, mark, alias = each.partition("#")
+        if ":" in path:  # a URL, such as local:/opt/x.zip or hdfs://...
+            found.append(each)
+            continue
+        local = beside / Path(path).expanduser()
+        if not any(character in path for character in "*?[{") and not local.exists():
+            raise MasterRefused(f"{name} names {path}, and {local} is not there")
+        found.append(f"{local}{mark}{alias}")
+    return found
