@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -12,6 +12,8 @@ from spark.option_table import nearest
 
 T = TypeVar("T")
 _MISSING: Final = object()
+_VALUES_MAX: Final = 100_000
+"""A few lines whose aliases name each other would be billions."""
 
 
 class DocumentRefused(Exception):
@@ -109,13 +111,15 @@ def load(text: str, file: str) -> Value:
     if node is None:
         raise DocumentRefused(f"{file}: the file is empty")
     try:
-        return _value(node, file, "")
+        return _value(node, file, "", iter(range(_VALUES_MAX)))
     except RecursionError:
         raise DocumentRefused(f"{file}: values are nested too deeply, or contain themselves") from None
 
 
-def _value(node: yaml.Node, file: str, path: str) -> Value:
+def _value(node: yaml.Node, file: str, path: str, left: Iterator[int]) -> Value:
     line = node.start_mark.line + 1
+    if next(left, None) is None:
+        raise DocumentRefused(f"{file}: the file has more than {_VALUES_MAX:,} values, those of aliases included")
     if isinstance(node, yaml.MappingNode):
         members: dict[str, Value] = {}
         for key, each in node.value:
@@ -126,11 +130,11 @@ def _value(node: yaml.Node, file: str, path: str) -> Value:
             if key.value in members:
                 at = key.start_mark.line + 1
                 raise DocumentRefused(f"{file}:{at}: {inner} is set twice, first in line {members[key.value].line}")
-            found = _value(each, file, inner)
+            found = _value(each, file, inner, left)
             members[key.value] = Value(file, inner, key.start_mark.line + 1, found.data, found.members)
         return Value(file, path, line, {name: each.data for name, each in members.items()}, members)
     if isinstance(node, yaml.SequenceNode):
-        return Value(file, path, line, [_value(each, file, f"{path}[]").data for each in node.value])
+        return Value(file, path, line, [_value(each, file, f"{path}[]", left).data for each in node.value])
     try:
         data = _Scalars("").construct_object(node)
     except (yaml.YAMLError, ValueError) as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
+from mq.protocol.names import NameRefused, check_topic
 from spark.access import CREDENTIALS, TLS, TLS_CA, TLS_CERTIFICATE, TLS_KEY
 from spark.option_table import nearest
 from spark.options import OptionRefused, parse_read_options
@@ -194,7 +195,7 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
     document = Section(load(content, str(path)))
     name = document.take("name", _name, path.stem)
     namesrv = document.take("namesrv", _namesrv)
-    topic = document.take("topic", text)
+    topic = document.take("topic", _topic)
     trigger = document.take("trigger", _trigger, Trigger(None))
     start = document.take("start", _start, "earliest")
     per_commit = document.take("max_messages_per_commit", number(1, _MESSAGES_MAX), MESSAGES_PER_COMMIT)
@@ -363,7 +364,7 @@ def _rows_of_changes(value: Value, decode: Decode) -> Decode:
 def _dead_letters(section: Section | None, topic: str) -> DeadLetters | None:
     if section is None:
         return None
-    target = section.take("topic", text)
+    target = section.take("topic", _topic)
     if target == topic:
         value = section.value("topic")
         assert value is not None
@@ -453,6 +454,15 @@ def _name(value: Any) -> str:
     found = text(value)
     if not _NAME.fullmatch(found):
         raise ValueError("must be 1 to 64 letters, digits, '.', '_' and '-'")
+    return found
+
+
+def _topic(value: Any) -> str:
+    found = text(value)
+    try:
+        check_topic(found)
+    except NameRefused as error:
+        raise ValueError(error.reason.removeprefix(f"the topic name {found!r} ")) from None
     return found
 
 

@@ -86,6 +86,8 @@ REPLACED = [
     ("id: bigint", "ID: string, id: bigint", "differ only in case"),
     ("id: bigint", "_queue_id: bigint", "is the name of a column that the pipeline adds"),
     ("[keys,", "[kys,", "did you mean 'keys'?"),
+    ("topic: Orders\n", "topic: Orders,Returns\n", "p.yaml:3: topic has characters other than letters"),
+    ("topic: OrdersBad", "topic: 'Orders Bad'", "p.yaml:15: dead_letters.topic has characters other than letters"),
     ("topic: OrdersBad", "topic: Orders", "p.yaml:15: dead_letters.topic is the topic that is read"),
     ("readMode: archive", "subscribe: Other", "p.yaml:16: read.subscribe is set by the pipeline itself"),
     ("readMode: archive", "readMde: archive", "did you mean 'readMode'?"),
@@ -135,8 +137,19 @@ def test_settings_that_only_name_credentials_are_taken() -> None:
     assert len(found.spark) == 2
 
 
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 8)}]\n" for number in range(1, 9)
+)
+
+
 @pytest.mark.parametrize(
-    ("text", "said"), [("", "the file is empty"), ("- a\n", "must be a mapping"), ("a: &x [*x]", "")]
+    ("text", "said"),
+    [
+        ("", "the file is empty"),
+        ("- a\n", "must be a mapping"),
+        ("a: &x [*x]", "contain themselves"),
+        (BOMB, "the file has more than 100,000 values"),
+    ],
 )
 def test_other_documents_are_refused(text: str, said: str) -> None:
     assert said in refusal(text)
