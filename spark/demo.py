@@ -1,8 +1,8 @@
 """The Spark demonstration: `make demo-spark`.
 
 Three replicas, half a million lines of text, and a Spark that reads them as they arrive. Meanwhile a follower is
-killed, and later leadership is transferred; at the end everything is counted. Then the topic becomes a table, while a
-follower and Spark's driver are killed.
+killed, and later leadership is transferred; at the end everything is counted. Then the topic becomes a table of Apache
+Iceberg, while a follower and Spark's driver are killed.
 
 The parent sends, kills and reports; name server, replicas and Spark are separate processes.
 """
@@ -35,6 +35,7 @@ from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
 from mq.local_cluster import DevCluster, Ports, ServersFailed
 from mq.protocol.requests.raft_group import GroupCommand
+from spark.demo_iceberg import INSTALLED, IcebergMissing, fetch_iceberg
 from spark.demo_table import UNREADABLE, TableMade, make_table
 from spark.installed import missing
 
@@ -98,14 +99,16 @@ def demo(
         Path | None, typer.Option("--dir", help="Directory for data and logs; default: a temporary directory.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
+    parquet: Annotated[
+        bool, typer.Option("--parquet", help="Write the table as Parquet files, not with Apache Iceberg.")
+    ] = False,
     iceberg: Annotated[
-        Path | None,
+        Path,
         typer.Option(
             metavar="DIRECTORY",
-            help="Write the table with Apache Iceberg, not as Parquet files. There must be a PySpark with a build of "
-            "Iceberg in the directory: pip install --target DIRECTORY --no-deps pyspark==4.1.1",
+            help="The PySpark for which there is a build of Iceberg; it is installed there if it is not.",
         ),
-    ] = None,
+    ] = INSTALLED,
 ) -> None:
     """Let Spark read from three replicas while a follower is killed and leadership moves, and count what arrives. Then
     make a table of the topic, while a follower and Spark's driver are killed, and compare both.
@@ -114,11 +117,6 @@ def demo(
     """
     if reason := missing():
         raise CommandFailed(reason)
-    if iceberg is not None and not (iceberg / "pyspark").is_dir():
-        raise CommandFailed(
-            f"{iceberg} has no PySpark: pip install --target {iceberg} --no-deps 'pyspark==4.1.1' (the one of this "
-            f"environment is newer than all builds of Iceberg)"
-        )
     console = Console()
     base = directory or Path(tempfile.mkdtemp(prefix="raftmq-demo-spark-"))
     base.mkdir(parents=True, exist_ok=True)
@@ -127,7 +125,7 @@ def demo(
     console.print(f"{lines:,} lines from the Python sources in {source_directory()}; data in {base}", soft_wrap=True)
     try:
         with client_errors():
-            run = run_trio(partial(run_demo, lines, base, console, iceberg))
+            run = run_trio(partial(run_demo, lines, base, console, None if parquet else iceberg))
     except ServersFailed as failed:
         raise CommandFailed(str(failed), EXIT_FAILED) from failed
     except KeyboardInterrupt:
@@ -179,12 +177,19 @@ def table_of(run: Run) -> Table:
 
 
 async def run_demo(lines: int, directory: Path, console: Console, iceberg: Path | None = None) -> Run:
-    """The whole demonstration in ``directory``; the table is one of Iceberg with the PySpark in ``iceberg``.
+    """The whole demonstration in ``directory``; the table is one of Iceberg with the PySpark in ``iceberg``. Without
+    it, or if it cannot be fetched, it is Parquet files.
 
     Raises ServersFailed, ClientError, OSError.
     """
     run = Run(lines)
     say = partial(console.print, highlight=False)
+    if iceberg is not None:
+        try:
+            await fetch_iceberg(iceberg, _surroundings(iceberg), say)
+        except IcebergMissing as missing_because:
+            say(f"without Iceberg: {missing_because}. The table becomes Parquet files", style="bold yellow")
+            iceberg = None
     async with (
         DevCluster.open(
             directory / "cluster", ports=Ports.free(3), on_progress=lambda what: say(f"{what} ...")

@@ -23,7 +23,7 @@ SHIPPED = (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".typed")
 ONLY_ON_UNIX = {"crypt", "fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 FOR_TESTS = {"mq/pytest_plugin.py", "raftmq/testing.py"}
 """The client has them to say what to install; pytest imports the first."""
-ONLY_IN_A_CHECKOUT = {"spark/demo.py", "spark/demo_job.py", "spark/demo_table.py"}
+ONLY_IN_A_CHECKOUT = {"spark/demo.py", "spark/demo_iceberg.py", "spark/demo_job.py", "spark/demo_table.py"}
 
 
 def project(name: str) -> dict[str, Any]:
