@@ -22,9 +22,10 @@ from spark.tables.column_types import (
     ddl,
     merged,
 )
+from spark.tables.json_syntax import json_check
 from spark.tables.layout import SchemaRefused
 from spark.tables.pipeline import Decode, Pipeline, Upsert
-from spark.tables.reasons import unknown_fields, why_not_csv, why_not_json, why_not_text
+from spark.tables.reasons import why_not_csv, why_not_json, why_not_text
 from spark.tables.schema_files import Bodies
 
 ROW: Final = "raftmq_row"
@@ -160,8 +161,9 @@ def _value(decode: Decode, wire: Schema) -> Column:
     shape, body = ddl({**wire, _CORRUPT: Primitive("string")}), f.col("body").cast("string")
     if decode.format == "json":
         return f.from_json(body, shape, options)
-    # A quote inside of quotes is written twice, as everywhere but in Spark.
-    return f.from_csv(body, shape, {**options, "sep": decode.separator, "escape": '"'})
+    # A quote inside of quotes is written twice, as everywhere but in Spark; the end of the line is no part of it.
+    line = f.regexp_replace(body, r"\r?\n\z", "")
+    return f.from_csv(line, shape, {**options, "sep": decode.separator, "escape": '"'})
 
 
 def inferred(messages: DataFrame, known: Schema, adds: bool) -> dict[str, ColumnType]:
@@ -222,22 +224,7 @@ def _explain(decode: Decode, schema: Schema, body: Column) -> Column:
 def _syntax_check(decode: Decode, schema: Schema) -> Callable[[bytes], str | None]:
     match decode.format:
         case "json":
-            rejects = decode.new_fields == "dead-letter"
-
-            def check(body: bytes) -> str | None:
-                import msgspec
-
-                try:
-                    found = msgspec.json.decode(body)
-                except (msgspec.DecodeError, ValueError, RecursionError):
-                    return why_not_json(body, {}) or "it is not JSON"
-                if not isinstance(found, dict):
-                    return why_not_json(body, {})
-                if rejects and (unknown := unknown_fields(body, schema)):
-                    return f"it has the field {unknown[0]!r}, which decode.schema does not have"
-                return None
-
-            return check
+            return json_check(decode.new_fields, schema)
         case "csv":
             separator = decode.separator
             return lambda body: why_not_csv(body, schema, separator)

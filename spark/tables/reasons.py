@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import datetime as dt
 import decimal
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from spark.tables.column_types import Array, ColumnType, Map, Primitive, Schema, Struct
+from spark.tables.exact_values import is_time, would_change
 
 SHOWN_MAX: Final = 60
 _INTEGERS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
@@ -40,7 +42,7 @@ def why_not_json(body: bytes, schema: Schema) -> str | None:
     if not isinstance(found, dict):
         return f"it is not a JSON object but {_kind(found)}"
     for name, kind in schema.items():
-        if (reason := _misfit(name, found.get(name), kind)) is not None:
+        if (reason := misfit(name, found.get(name), kind)) is not None:
             return reason.encode(errors="backslashreplace").decode()  # names of a map may have half characters
     return None
 
@@ -64,39 +66,37 @@ def why_not_csv(body: bytes, schema: Schema, separator: str) -> str | None:
     return None
 
 
-def unknown_fields(body: bytes, schema: Mapping[str, object]) -> list[str]:
-    """The names of a JSON object's fields that are no columns."""
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        return []
-    known = {name.lower() for name in schema}
-    return [name for name in found if name.lower() not in known] if isinstance(found, dict) else []
+def misfit(path: str, value: Any, kind: ColumnType, is_of: Callable[[Any, str], bool] | None = None) -> str | None:
+    """Why a value of JSON does not fit a column; None if it does.
 
-
-def _misfit(path: str, value: Any, kind: ColumnType) -> str | None:
+    Args:
+        path: the column, for people.
+        is_of: whether a value is of a primitive type, by its name; None for whether Spark would take it.
+    """
     if value is None:
         return None
     match kind:
         case Array(element):
             if not isinstance(value, list):
                 return _wrong(path, value, kind)
-            return _first(_misfit(f"{path}[{number}]", each, element) for number, each in enumerate(value))
+            return _first(misfit(f"{path}[{number}]", each, element, is_of) for number, each in enumerate(value))
         case Map(_, item):
             if not isinstance(value, dict):
                 return _wrong(path, value, kind)
-            return _first(_misfit(f"{path}.{name}", each, item) for name, each in value.items())
+            return _first(misfit(f"{path}.{name}", each, item, is_of) for name, each in value.items())
         case Struct(fields):
             if not isinstance(value, dict):
                 return _wrong(path, value, kind)
-            return _first(_misfit(f"{path}.{name}", value.get(name), inner) for name, inner in fields)
+            return _first(misfit(f"{path}.{name}", value.get(name), inner, is_of) for name, inner in fields)
         case Primitive(name):
-            return None if _is_of(value, name) else _wrong(path, value, kind)
+            return None if (is_of or _is_of)(value, name) else _wrong(path, value, kind)
 
 
 def _is_of(value: Any, name: str) -> bool:
     if name == "string":
         return True
+    if would_change(value, name):
+        return False
     if name in _INTEGERS:
         bound = 1 << (_INTEGERS[name] - 1)
         return type(value) is int and -bound <= value < bound
@@ -105,13 +105,17 @@ def _is_of(value: Any, name: str) -> bool:
     if name == "boolean":
         return isinstance(value, bool)
     if name in ("date", "timestamp", "timestamp_ntz"):
-        return isinstance(value, str) and _parses(dt.datetime.fromisoformat, value)
-    return isinstance(value, str)
+        return isinstance(value, str) and is_time(value, name)
+    return isinstance(value, str) and _parses(_from_base64, value)
+
+
+def _from_base64(value: str) -> bytes:
+    return base64.b64decode(value, validate=True)
 
 
 def _text_misfit(name: str, value: str, kind: str) -> str | None:
     checks: dict[str, Callable[[str], Any]] = {
-        **dict.fromkeys(_INTEGERS, int),
+        **dict.fromkeys(_INTEGERS, _whole),
         "float": float,
         "double": float,
         "date": dt.date.fromisoformat,
@@ -121,13 +125,20 @@ def _text_misfit(name: str, value: str, kind: str) -> str | None:
     check = checks.get(kind, decimal.Decimal if kind.startswith("decimal") else None)
     if check is not None and not _parses(check, value):
         return f"column {name} is {_shown(value)}, which is no {kind}"
-    if kind in _INTEGERS:
-        bound = 1 << (_INTEGERS[kind] - 1)
-        if not -bound <= int(value) < bound:
-            return f"column {name} is {_shown(value)}, which is no {kind}"
+    is_out = kind in _INTEGERS and not -(1 << (_INTEGERS[kind] - 1)) <= int(value) < 1 << (_INTEGERS[kind] - 1)
+    is_infinite = kind in ("float", "double") and "inf" not in value.lower() and would_change(float(value), kind)
+    is_cut = kind.startswith("decimal") and would_change(value, kind)
+    if is_out or (is_infinite and "nan" not in value.lower()) or is_cut:
+        return f"column {name} is {_shown(value)}, which is no {kind}"
     if kind == "boolean" and value.lower() not in ("true", "false"):
         return f"column {name} is {_shown(value)}, which is no boolean"
     return None
+
+
+def _whole(value: str) -> int:
+    if " " in value or "_" in value:  # which Python takes
+        raise ValueError(value)
+    return int(value)
 
 
 def _parses(parse: Callable[[str], Any], value: str) -> bool:
@@ -143,7 +154,10 @@ def _first(reasons: Any) -> str | None:
 
 
 def _wrong(path: str, value: Any, kind: ColumnType) -> str:
-    return f"column {path} is {_shown(value)}, which is no {kind}"
+    said = f"column {path} is {_shown(value)}, which is no {kind}"
+    if str(kind) == "timestamp" and type(value) is int:
+        said += " but a number, which has no unit: make the column a bigint"
+    return said
 
 
 def _kind(value: Any) -> str:
@@ -154,7 +168,7 @@ def _kind(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     try:
-        shown = json.dumps(value, default=str)
+        shown = str(value) if isinstance(value, decimal.Decimal) else json.dumps(value, default=str)
     except RecursionError:
         return "nested too deeply"
     return shown if len(shown) <= SHOWN_MAX else f"{shown[:SHOWN_MAX]}..."

@@ -1,0 +1,131 @@
+"""Why a JSON body is refused before Spark decodes it: what Spark would read over, or change. Pure; for all bodies."""
+
+from __future__ import annotations
+
+import decimal
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from spark.tables.column_types import Schema
+from spark.tables.exact_values import exact_part, has_decimals, would_change
+from spark.tables.pipeline import NewFields
+from spark.tables.reasons import misfit, why_not_json
+
+_PAIR: Final = b'":'
+"""Once for each name, and text may have it, too; if nothing is between a name and its colon."""
+_SPACED_PAIR: Final = re.compile(rb'"[ \t\r\n]+:')
+
+
+def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str | None]:
+    """A function from a body to None, or to the reason why it is refused.
+
+    Args:
+        schema: the columns of bodies, as far as they are known.
+    """
+    exact = exact_part(schema)
+    # Other numbers may be rounded on the way to this check; these must not be.
+    hook = decimal.Decimal if any(map(has_decimals, exact.values())) else None
+    kept: list[Callable[[bytes], Any]] = []  # made where it is used: it cannot be sent to executors
+    by_lower = {name.lower(): name for name in schema}
+
+    def unknown(found: dict[str, Any]) -> str | None:
+        for name in found:
+            if name in schema:
+                continue
+            if (column := by_lower.get(name.lower())) is not None:
+                return (
+                    f"it has the field {name!r}, and the column is {column!r}: names that differ only in case are one "
+                    f"column"
+                )
+            if new_fields == "dead-letter":
+                return f"it has the field {name!r}, which decode.schema does not have"
+        return None
+
+    def check(body: bytes) -> str | None:
+        import msgspec
+
+        if not kept:
+            kept.append(msgspec.json.Decoder(float_hook=hook).decode)
+        try:
+            found = kept[0](body)
+        except (msgspec.DecodeError, ValueError, RecursionError, decimal.InvalidOperation) as error:
+            return why_not_json(body, {}) or f"it is not JSON: {_why(body, error)}"
+        if not isinstance(found, dict):
+            return why_not_json(body, {})
+        if (name := _twice(body, found)) is not None:
+            return name
+        if new_fields != "ignore" and (reason := unknown(found)) is not None:
+            return reason
+        for name, kind in exact.items():
+            if (value := found.get(name)) is not None and (reason := misfit(name, value, kind, _is_exact)) is not None:
+                return reason
+        return None
+
+    return check
+
+
+def _is_exact(value: Any, name: str) -> bool:
+    return not would_change(value, name)
+
+
+def _why(body: bytes, error: Exception) -> str:
+    """What Python's own parser takes and JSON does not have."""
+    if body.startswith(b"\xef\xbb\xbf"):
+        return "it begins with a byte order mark"
+    try:
+        json.loads(body, parse_constant=_no_constant)
+    except _NoConstant:
+        return "it has NaN or Infinity"
+    except (ValueError, RecursionError):
+        pass
+    return str(error)
+
+
+class _NoConstant(Exception):
+    """NaN or Infinity."""
+
+
+def _no_constant(_: str) -> Any:
+    raise _NoConstant
+
+
+class _Twice(Exception):
+    """A name that an object has twice."""
+
+
+def _twice(body: bytes, found: dict[str, Any]) -> str | None:
+    """A reason if an object has a name twice: of its values all but one would be lost."""
+    with suppress(RecursionError):
+        if body.count(_PAIR) == _names(found) and not _SPACED_PAIR.search(body):
+            return None
+    try:
+        json.loads(body, object_pairs_hook=_object)
+    except _Twice as error:
+        return f"it has the field {error.args[0]!r} twice"
+    except RecursionError:
+        return "it is nested too deeply"
+    return None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise _Twice(name)
+        seen.add(name)
+
+
+def _names(found: dict[str, Any]) -> int:
+    return len(found) + sum(_names_inside(each) for each in found.values() if each.__class__ in _CONTAINERS)
+
+
+def _names_inside(found: Any) -> int:
+    if found.__class__ is dict:
+        return _names(found)
+    return sum(_names_inside(each) for each in found if each.__class__ in _CONTAINERS)
+
+
+_CONTAINERS: Final = (dict, list)

@@ -1,0 +1,110 @@
+"""Odd topics and messages: each message is a row with its own value, or a dead letter with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as f
+
+from spark.tables.decoding import REASON, ROW, decoded
+from spark.tables.layout import SchemaRefused
+from spark.tables.parquet_directory import ParquetDirectory
+from spark.tables.pipeline import parse_pipeline
+from tests.spark.stage import Stage
+from tests.spark.test_tables import EXPLICIT, Case, body
+
+COLUMNS = (
+    'id: bigint, price: "decimal(10,2)", at: timestamp, day: date, f: float, d: double, b: binary, m: "map<string,int>"'
+)
+
+
+@pytest.fixture
+def case(session: Any, stage: Stage, tmp_path: Path) -> Case:
+    return Case(session, stage, tmp_path)
+
+
+def found(session: Any, decode: str, bodies: list[bytes]) -> list[tuple[Any, str | None]]:
+    """The row and the reason of each body."""
+    text = f"namesrv: h:1\ntopic: T\ntable: {{format: parquet, location: /t}}\ndecode: {decode}\n"
+    pipeline = parse_pipeline(text, Path("/p.yaml"))
+    messages = session.createDataFrame(list(enumerate(bodies)), "number int, body binary").repartition(1)
+    row = f.when(f.col(REASON).isNull(), f.col(ROW)).alias(ROW)  # those of others go nowhere
+    rows = decoded(messages, pipeline, pipeline.decode.columns).orderBy("number").select(row, REASON).collect()
+    return [tuple(each) for each in rows]
+
+
+def test_a_value_that_spark_would_change_is_a_dead_letter(session: Any) -> None:
+    bad = [
+        b'{"price": 1.239}',
+        b'{"price": 123456789012}',
+        b'{"at": 1700000000000}',
+        b'{"at": "12:00:00"}',
+        b'{"day": "2026-01-31 and more"}',
+        b'{"day": "99999-01-01"}',
+        b'{"f": 1e300}',
+        b'{"d": 1e999}',
+        b'{"d": NaN}',
+        b'{"m": {"x": 1, "x": 2}}',
+        b'{"id": 1, "id": 2}',
+        b'{"b": "%%"}',
+        b"\xef\xbb\xbf{}",
+        b'{"id": ' + b"[" * 2000,
+    ]
+    good = [b'{"price": 123.450, "at": "2026-01-31T10:00:00Z"}', b'{"d": 1e308, "f": 3e38, "day": "2026-1-5"}']
+    rows = found(session, f"{{format: json, schema: {{{COLUMNS}}}}}", bad + good)
+    assert [reason for _, reason in rows[: len(bad)] if reason is None or "does not fit" in reason] == []
+    assert [reason for _, reason in rows[len(bad) :]] == [None, None]
+    first, second = (row for row, _ in rows[len(bad) :])
+    assert (first.price, str(first["at"])) == (Decimal("123.45"), "2026-01-31 10:00:00")
+    assert (second.d, str(second.day), second.f > 2.9e38) == (1e308, "2026-01-05", True)
+
+
+def test_a_line_with_its_end_is_a_row(session: Any) -> None:
+    lines = [b"1;x", b"2;x\n", b"3;x\r\n", b"4;\n", b"5;x\n\n", b"6;x\n7;y"]
+    rows = found(session, "{format: csv, separator: ';', schema: {id: int, note: string}}", lines)
+    assert [(row.id, row.note) for row, reason in rows if reason is None] == [(1, "x"), (2, "x"), (3, "x"), (4, None)]
+    assert [reason for _, reason in rows[4:]] == ["it has 2 lines, not one"] * 2
+    numbers = found(session, "{format: csv, schema: {id: int, n: int}}", [b"1,2\n", b" 1,2", b"1_0,2", b"+1,2"])
+    assert [reason for _, reason in numbers] == [
+        None,
+        'column id is " 1", which is no int',
+        'column id is "1_0", which is no int',
+        None,
+    ]
+
+
+def test_an_empty_topic_becomes_a_table_without_rows(case: Case) -> None:
+    pipeline = case.pipeline(EXPLICIT)
+    case.run(pipeline)
+    assert ParquetDirectory(case.location).files() == []
+    case.stage.send(case.topic, [body(1)])
+    case.run(pipeline)
+    assert [row.id for row in case.rows()] == [1]
+
+
+def test_inferred_fields_with_odd_names_are_columns_or_refused(case: Case) -> None:
+    names = ["a.b", "with space", "back`tick", "ü", "日本", "select", 'quo"te', "x;y", "a,b", "(p)", "=", "#"]
+    odd = {name: number for number, name in enumerate(names)}
+    case.stage.send(case.topic, [body(1, **odd), b'{"id": 2, "": 5}'])
+    pipeline = case.pipeline("{format: json, schema: inferred}")
+    case.run(pipeline)
+    rows = {row.id: row.asDict() for row in case.rows()}
+    assert {name: rows[1][name] for name in names} == odd
+    assert set(rows) == {1, 2}
+    case.stage.send(case.topic, [b'{"id": 3, "_queue_id": 5}'])
+    with pytest.raises(SchemaRefused, match="messages have a field '_queue_id', and the pipeline adds a column"):
+        case.run(pipeline)
+    assert len(case.rows()) == 2
+
+
+@pytest.mark.nightly
+def test_a_topic_of_a_thousand_queues_is_read_whole(case: Case) -> None:
+    case.topic = case.stage.topic("Wide", 1000)
+    case.stage.send(case.topic, [body(number) for number in range(3000)])
+    pipeline = case.pipeline(EXPLICIT, "max_messages_per_commit: 2000")
+    case.run(pipeline)
+    assert Counter(row.id for row in case.rows()) == Counter(range(3000))
