@@ -252,6 +252,11 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
 
 def spark_reason(error: Exception, what_is_left: str) -> str:
     """The line of a failed Spark job that says why, without Java's stack."""
+    if "JAVA_GATEWAY_EXITED" in str(error):
+        return (
+            f"Spark did not start, and {what_is_left}: a package that cannot be fetched, a setting that Spark "
+            f"refuses, or a cluster that cannot be reached; what Java said is above"
+        )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith((*_OURS, "Caused by:")) and ": " in line]
     said = (ours or lines or ["Spark failed"])[-1 if ours else 0]

@@ -60,6 +60,11 @@ class LakeTarget:
     def _sql_name(self) -> str:
         raise AssertionError("a format has a name of its tables")
 
+    @property
+    def _where(self) -> str:
+        """The table, and where its files are, as far as the pipeline's file says so."""
+        return self._pipeline.table.where
+
     def _exists(self) -> bool:
         raise AssertionError("a format knows whether its table exists")
 
@@ -168,10 +173,10 @@ class LakeTarget:
             if any(each in said for each in _CONFLICTS):
                 raise Overtaken(said.splitlines()[0]) from error
             if any(each in said for each in _DENIED):
-                lines = (line.strip() for line in said.splitlines() if any(each in line for each in _DENIED))
+                line = next(line.strip() for line in said.splitlines() if any(each in line for each in _DENIED))
                 raise DirectoryUnusable(
-                    f"{doing} the table {self._pipeline.table.where} is not allowed: {next(lines)}; nothing of this "
-                    f"commit is in the table"
+                    f"{doing} the table {self._where} is not allowed: {line.removeprefix('Caused by: ')}; nothing of "
+                    f"this commit is in the table"
                 ) from error
             raise
 
@@ -200,6 +205,11 @@ class IcebergTarget(LakeTarget):
     def _sql_name(self) -> str:
         assert self._pipeline.table.name is not None
         return self._pipeline.table.name
+
+    @property
+    def _where(self) -> str:
+        warehouse = self._pipeline.spark.get(f"spark.sql.catalog.{self._sql_name.partition('.')[0]}.warehouse")
+        return self._sql_name + (f" in {warehouse}" if warehouse else "")
 
     def _exists(self) -> bool:
         return bool(self._spark.catalog.tableExists(self._sql_name))
