@@ -33,6 +33,10 @@ from spark.tables.pipeline import Pipeline
 OVERTAKEN_MAX: Final = 5
 FEW: Final = 10
 """So few dead letters never stop a pipeline, whatever their share."""
+RULES: Final = 2
+"""Counts the changes of this program by which other messages became dead letters: a commit that was begun by another
+version numbers its dead letters anew.
+"""
 Range = Mapping[QueueName, tuple[int, int]]
 
 
@@ -358,5 +362,5 @@ class Loop:
 
     def _dead_letter_id(self, commit: Commit, ranges: Range) -> str:
         """The same for a repeated commit; another one if the rules changed by which messages are bad."""
-        rules = repr((self._identity, self._pipeline.decode, commit.schema, ranges))
+        rules = repr((RULES, self._identity, self._pipeline.decode, commit.schema, ranges))
         return f"table-{self._pipeline.name}-{hashlib.sha256(rules.encode()).hexdigest()[:16]}"

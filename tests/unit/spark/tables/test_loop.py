@@ -334,7 +334,8 @@ def test_a_table_that_is_removed_meanwhile_stops_the_pipeline() -> None:
     assert world.rows == []
 
 
-def test_rules_that_change_between_two_tries_lose_no_dead_letter() -> None:
+@pytest.mark.parametrize("by", ["the file", "a new version"])
+def test_rules_that_change_between_two_tries_lose_no_dead_letter(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(ends=dict.fromkeys(QUEUES, 6), per_commit=100)
 
     def die(name: str) -> None:
@@ -346,8 +347,12 @@ def test_rules_that_change_between_two_tries_lose_no_dead_letter() -> None:
         drain(world)
     world.step = lambda _: None
     world.bad = lambda place: place[2] % 2 == 0
-    changed = pipeline("decode: {format: text}\ndead_letters: {topic: Bad, stop_above_percent: 90}")
-    loop = loop_of(world, changed)
+    letters = "dead_letters: {topic: Bad, stop_above_percent: 90}"
+    if by == "the file":
+        loop = loop_of(world, pipeline(f"decode: {{format: text}}\n{letters}"))
+    else:
+        monkeypatch.setattr("spark.tables.loop.RULES", "of the next version")
+        loop = loop_of(world, pipeline(letters))
     loop.open()
     while loop.step():
         pass
