@@ -74,6 +74,12 @@ AFTER_FAILURE: Final = {
 }
 
 
+NOT_STARTED: Final = (
+    "Spark did not start, and {}: a package that cannot be fetched, a setting that Spark refuses, or a cluster that "
+    "cannot be reached; what Java said is above"
+)
+
+
 def say(**told: Any) -> None:
     """One line for the program that started this one."""
     print(json.dumps(told), flush=True)
@@ -240,7 +246,9 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
         say(error=text_of(error), code=1)
         return 1
     except (PySparkException, Py4JError) as error:
-        say(error=text_of(error, spark_reason(error, AFTER_FAILURE[command])), code=1)
+        left = AFTER_FAILURE[command]
+        reason = spark_reason(error, left) if spark is not None else NOT_STARTED.format(left)
+        say(error=text_of(error, reason), code=1)
         return 1
     finally:
         if spark is not None:
@@ -252,11 +260,6 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
 
 def spark_reason(error: Exception, what_is_left: str) -> str:
     """The line of a failed Spark job that says why, without Java's stack."""
-    if "JAVA_GATEWAY_EXITED" in str(error):
-        return (
-            f"Spark did not start, and {what_is_left}: a package that cannot be fetched, a setting that Spark "
-            f"refuses, or a cluster that cannot be reached; what Java said is above"
-        )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith((*_OURS, "Caused by:")) and ": " in line]
     said = (ours or lines or ["Spark failed"])[-1 if ours else 0]

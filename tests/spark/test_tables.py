@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.errors import PySparkException
 
 from spark.tables import job
 from spark.tables.commits import CommitRefused, Overtaken, shown_position
 from spark.tables.decoding import DELETED, REASON, decoded
 from spark.tables.frames import Messages
-from spark.tables.job import REFUSED, STOPPED, main, run, spark_reason, text_of
+from spark.tables.job import REFUSED, STOPPED, main, run, text_of
 from spark.tables.lake_targets import DeltaTarget
 from spark.tables.layout import SchemaRefused
 from spark.tables.loop import Stopped
@@ -293,9 +293,17 @@ def test_a_store_that_refuses_is_named_with_the_remedy() -> None:
         raise Py4JError("io.delta.exceptions.ConcurrentAppendException: Files were added")
 
 
-def test_a_spark_that_does_not_start_is_said_without_its_codes() -> None:
-    error = PySparkRuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.")
-    said = spark_reason(error, "nothing was compared")
+def test_a_spark_that_does_not_start_is_no_failed_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def session(_: Pipeline) -> None:
+        raise Py4JError("An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.")
+
+    monkeypatch.setattr(job, "session", session)
+    file = tmp_path / "p.yaml"
+    file.write_text("namesrv: h:1\ntopic: T\ntable: {format: parquet, location: t}\n")
+    assert main(["verify", str(file)]) == 1
+    said = json.loads(capsys.readouterr().out)["error"]
     assert said.startswith("Spark did not start, and nothing was compared: a package that cannot be fetched")
 
 
