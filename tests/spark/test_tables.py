@@ -293,7 +293,7 @@ def test_a_store_that_refuses_is_named_with_the_remedy() -> None:
         raise Py4JError("io.delta.exceptions.ConcurrentAppendException: Files were added")
 
 
-def test_a_spark_that_does_not_start_is_no_failed_commit(
+def test_a_spark_that_does_not_start_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def session(_: Pipeline) -> None:
