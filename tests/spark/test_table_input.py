@@ -15,7 +15,7 @@ from spark.tables.layout import SchemaRefused
 from spark.tables.parquet_directory import ParquetDirectory
 from spark.tables.pipeline import parse_pipeline
 from tests.spark.stage import Stage
-from tests.spark.test_tables import EXPLICIT, Case, body
+from tests.spark.table_case import EXPLICIT, Case, body
 
 COLUMNS = (
     'id: bigint, price: "decimal(10,2)", at: timestamp, day: date, f: float, d: double, b: binary, m: "map<string,int>"'
