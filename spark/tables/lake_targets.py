@@ -212,6 +212,13 @@ class IcebergTarget(LakeTarget):
         return self._sql_name + (f" in {warehouse}" if warehouse else "")
 
     def _exists(self) -> bool:
+        catalog, *rest = self._sql_name.split(".")
+        setting = f"spark.sql.catalog.{catalog}"
+        if len(rest) > 1 and self._spark.conf.get(setting, None) is None:
+            raise CommitRefused(
+                f"Spark does not know the catalog {catalog} of the table {self._sql_name}: set spark: {{{setting}: "
+                f"org.apache.iceberg.spark.SparkCatalog, {setting}.type: ...}}"
+            )
         return bool(self._spark.catalog.tableExists(self._sql_name))
 
     def _found(self) -> Commit | None:

@@ -142,4 +142,7 @@ def _locks(descriptor: int, how: int) -> bool:
 
 
 def _unusable(error: OSError) -> DirectoryUnusable:
-    return DirectoryUnusable(f"{error.filename}: {error.strerror}; set state to a directory that this user may write")
+    return DirectoryUnusable(
+        f"{error.filename}: {error.strerror}; set state, or for Parquet table.location, to a directory that this user "
+        f"may write"
+    )

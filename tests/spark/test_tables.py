@@ -18,7 +18,7 @@ from spark.tables.commits import CommitRefused, Overtaken, shown_position
 from spark.tables.decoding import DELETED, REASON, decoded
 from spark.tables.frames import Messages
 from spark.tables.job import REFUSED, STOPPED, main, text_of
-from spark.tables.lake_targets import DeltaTarget
+from spark.tables.lake_targets import DeltaTarget, IcebergTarget
 from spark.tables.layout import SchemaRefused
 from spark.tables.loop import Stopped
 from spark.tables.parquet_directory import DirectoryUnusable, Locked, ParquetDirectory
@@ -242,6 +242,15 @@ def test_a_store_that_refuses_is_named_with_the_remedy() -> None:
         raise Py4JError(said)
     with pytest.raises(Overtaken), target._told("writing"):
         raise Py4JError("io.delta.exceptions.ConcurrentAppendException: Files were added")
+
+
+def test_a_catalog_that_spark_does_not_know_is_refused(session: Any) -> None:
+    text = "namesrv: h:1\ntopic: T\ntable: {format: iceberg, name: lake.shop.t}\n"
+    target = IcebergTarget(parse_pipeline(text, Path("/p.yaml")), session)
+    with pytest.raises(
+        CommitRefused, match=r"does not know the catalog lake .*: set spark: \{spark\.sql\.catalog\.lake"
+    ):
+        target.open()
 
 
 def test_a_spark_that_does_not_start_is_reported(
