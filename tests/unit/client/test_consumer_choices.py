@@ -76,6 +76,8 @@ async def test_when_the_replica_dies_the_leader_serves() -> None:
         bodies = fill(cluster, 64)
         consumer.subscribe("T")
         assert [message.body for message in await take(consumer, 64)] == bodies
+        cluster.group.append("T", 0, stored(b"more"))  # ends the pull that is held
+        assert [message.body for message in await take(consumer, 1)] == [b"more"]
         await until(lambda: follower.count(PULL) >= 2)
         await follower.stop()
         leader.suggests = "0"
