@@ -14,7 +14,7 @@ from mq.client import (
     RemotingSettings,
 )
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of, stored, take
+from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, offset_of, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -199,7 +199,7 @@ async def test_ctrl_c_under_asyncio_stores_the_offsets() -> None:
 async def test_leaving_a_broker_that_does_not_answer_takes_seconds_at_most() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 1)
-        async with consumer_of(cluster) as consumer:
+        async with consumer_of(cluster, remoting=IMPATIENT) as consumer:
             consumer.subscribe("T")
             await take(consumer, 1)
             cluster.leader.mute = True

@@ -275,7 +275,9 @@ async def test_filter_that_lets_nothing_through_is_named(caplog: pytest.LogCaptu
                 assert (await anext(aiter(consumer))).body == b"5"
             await until(lambda: "nothing_matches" in caplog.text, seconds=60)
             await anyio.sleep(0.5)  # it is said once
-            async with PullConsumer(cluster.namesrv, "R", consume_from="first", pull=pull) as reader:
+            async with PullConsumer(
+                cluster.namesrv, "R", consume_from="first", pull=pull, remoting=IMPATIENT
+            ) as reader:
                 await reader.assign(await reader.queues("T"), tags="neu")
                 await until(lambda: caplog.text.count("nothing_matches") == 2, seconds=60)
     [event] = [event for event in events if event.kind == "stuck"]
