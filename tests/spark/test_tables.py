@@ -207,7 +207,7 @@ def test_only_what_writes_ends_after_its_commit(tmp_path: Path, monkeypatch: pyt
 
 def test_a_topic_that_vanishes_stops_the_pipeline_at_its_offset(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     case.stage.send(case.topic, [body(number) for number in range(4)])
-    pipeline = case.pipeline(EXPLICIT)
+    pipeline = case.pipeline(EXPLICIT, "read: {readDeadline: 5s}")
     case.run(pipeline)
     last = ParquetDirectory(case.location).last()
     assert last is not None
@@ -220,7 +220,7 @@ def test_a_topic_that_vanishes_stops_the_pipeline_at_its_offset(case: Case, monk
     with monkeypatch.context() as patched:
         patched.setattr(job, "Messages", delete_first)
         with pytest.raises((PySparkException, *STOPPED, *REFUSED)) as caught:
-            case.run(case.pipeline(EXPLICIT, "read: {readDeadline: 5s}"))
+            case.run(pipeline)
     assert shown_position(last.end) in text_of(caught.value)
     with pytest.raises(Stopped, match=r"(?s)Nothing was skipped or committed") as gone:
         case.run(pipeline)
