@@ -17,11 +17,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from mq.inspection.wording import time_of
 from spark.option_table import QueueName
 from spark.positions import Position, parse_position
 from spark.tables.column_types import Schema, merged, parse_schema, written_schema
 from spark.tables.commits import (
     Commit,
+    CommitRefused,
     Overtaken,
     check_owner,
     identity,
@@ -195,10 +197,17 @@ class Loop:
         """Open the table, and create it if there is none: its first commit has no messages, only the position where it
         begins, so that a pipeline that is killed before its second commit begins there again.
 
-        Returns the last commit. Raises CommitRefused if the table belongs to another pipeline.
+        Returns the last commit. Raises CommitRefused if the table belongs to another pipeline, or a new one would begin
+        in the future.
         """
         self._last = self._target.open()
         if self._last is None:
+            start = self._pipeline.start
+            if isinstance(start, int) and start > self._wall_clock_ms():
+                raise CommitRefused(
+                    f"start is {time_of(start)}, which is in the future: the table would begin with the next message, "
+                    f"whenever that comes. For that, set start to latest"
+                )
             position = self._source.beginning()
             columns = self._pipeline.decode.columns
             schema = written_schema(columns)

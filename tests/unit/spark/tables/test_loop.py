@@ -290,6 +290,13 @@ def test_a_schema_that_fits_nothing_stops_before_all_become_dead_letters() -> No
     check(world)
 
 
+def test_a_table_that_would_begin_in_the_future_is_refused() -> None:
+    world = World(ends=dict.fromkeys(QUEUES, 4))
+    with pytest.raises(CommitRefused, match=r"start is 2099-01-01T00:00:00\.000Z, which is in the future"):
+        loop_of(world, pipeline("start: 2099-01-01T00:00:00Z")).open()
+    assert world.commits == []
+
+
 def test_two_pipelines_on_one_table_are_refused() -> None:
     world = World(ends=dict.fromkeys(QUEUES, 4))
     drain(world)
