@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def promote_and_replace(browser: webdriver.Chrome, console: str, ports: Ports) -
         click(browser, By.XPATH, "//form[.//input[@name='action'][@value='promote']]//button")
         wait_until(lambda: "4 voters then, instead of 3" in text_of(browser))
         click(browser, By.XPATH, "//button[.='Promote']")
-        wait_until(lambda: "It has ended." in text_of(browser))
+        wait_until(lambda: re.search(r"It has ended\.|It stopped: ", text_of(browser)))
         return "It stopped: " not in text_of(browser)
 
     wait_until(is_promoted)
