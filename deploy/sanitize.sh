@@ -73,4 +73,4 @@ case $mode in
     both) with_sanitizers "${run_tests[@]}" "${sanitized_tests[@]}" && with_sanitizers "${run_fuzzer[@]}" "$@" ;;
     fuzz) with_sanitizers "${run_fuzzer[@]}" "$@" ;;
     *) with_sanitizers "${run_tests[@]}" "$@" ;;
-esac
+esac || exit 1 # pytest ends with 3, too, when it has failed itself
