@@ -187,6 +187,7 @@ async def test_damaged_queue_file_comes_back_from_the_archive(tmp_path: Path, st
         assert await everything(client) == [body(number) for number in range(COUNT)]
 
 
+@pytest.mark.slow
 async def test_store_in_trouble_costs_only_old_messages(tmp_path: Path, storage: ObjectStorage) -> None:
     given = settings(storage, archive_cache_bytes=0)
     async with running(tmp_path, limits=LIMITS, **given) as broker:

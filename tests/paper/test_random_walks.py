@@ -154,7 +154,7 @@ def test_random_walk(kind: str, seed: int) -> None:
     assert any(index is not None for index in walk.group.answers.values())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(5), pytest.param(5, marks=pytest.mark.slow)])
 def test_random_walk_in_relaxed_mode(seed: int) -> None:
     """Power cuts take what was acknowledged. Nothing committed is lost, though a majority may abstain for good."""
     walk = Walk(seed, CoreConfig(durable_commit=False, inflight_messages_max=4))

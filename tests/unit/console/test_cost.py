@@ -47,6 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
+@pytest.mark.slow
 def test_a_large_cluster_is_looked_through_less_often(asked: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader paid 0.3 s for the progress of 5,000 groups in 8 queues each: more than the hundredth, each 15 s."""
     queues = {MessageQueue("T", "broker-a", number): GroupProgress() for number in range(8)}

@@ -180,6 +180,7 @@ def test_a_class_whose_files_cannot_be_written_is_refused(sandbox: JavaSandbox) 
         sandbox.load(b"// " + b"A" * 253 + b"\nclass A {}", "billing", "Orders")
 
 
+@pytest.mark.slow
 @needs_jdk
 def test_the_virtual_machine_used_last_makes_room_for_another(sandbox: JavaSandbox, loaded: JavaFilter) -> None:
     others = [sandbox.load(java_program("demo.Filter", SOURCE.encode()), str(number), "Orders") for number in range(2)]
