@@ -25,7 +25,7 @@ from mq.filter.programs import CLASS_FILTER, filtered_expression
 from mq.filter.subscription import FilterProgram, Subscription
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
-from mq.protocol.messages.compression import CodecMissing, DecompressionError, inflate
+from mq.protocol.messages.compression import COMPRESSED, CodecMissing, DecompressionError, inflate
 from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pull import PullExt, PullReply
@@ -322,23 +322,30 @@ class Puller:
             raise UnreadableAnswer(f"a pull at {first} goes on at {next_offset}")
         received: list[ReceivedMessage] = []
         nbytes = 0
+        # Runs for every message: what stays the same is looked up once.
+        queue, subscription, nbytes_max = self._queue, self._subscription, self._settings.inflated_bytes_max
+        topic, queue_id = queue.topic, queue.queue_id
+        takes_all = subscription.all_tags
         for record in read_body(decode_records, body):
-            if (record.topic, record.queue_id) != (self._queue.topic, self._queue.queue_id):
+            offset = record.queue_offset
+            if record.queue_id != queue_id or record.topic != topic:
                 raise UnreadableAnswer(f"a message of queue {record.queue_id} of {record.topic}")
-            if not first <= record.queue_offset < next_offset:
-                raise UnreadableAnswer(f"offset {record.queue_offset} is not in [{first}, {next_offset})")
-            first = record.queue_offset + 1
-            if self._subscription.matches_tag(record.properties.get("TAGS")):
-                if nbytes > self._settings.inflated_bytes_max:
-                    return received, record.queue_offset
-                try:
-                    content = self._body(record)
-                except CodecNotInstalled:
-                    if not received:
-                        raise
-                    return received, record.queue_offset
+            if not first <= offset < next_offset:
+                raise UnreadableAnswer(f"offset {offset} is not in [{first}, {next_offset})")
+            first = offset + 1
+            if takes_all or subscription.matches_tag(record.properties.get("TAGS")):
+                if nbytes > nbytes_max:
+                    return received, offset
+                content = record.body
+                if record.sys_flag & COMPRESSED:
+                    try:
+                        content = self._body(record)
+                    except CodecNotInstalled:
+                        if not received:
+                            raise
+                        return received, offset
                 nbytes += len(content)
-                received.append(ReceivedMessage(record, self._queue, content))
+                received.append(ReceivedMessage(record, queue, content))
         return received, next_offset
 
     def _body(self, record: StoredMessage) -> bytes:

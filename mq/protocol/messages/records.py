@@ -115,7 +115,7 @@ class Host(NamedTuple):
     port: int
 
 
-class StoredMessage(msgspec.Struct, frozen=True):
+class StoredMessage(msgspec.Struct, frozen=True, gc=False):
     """A decoded record. The body is as stored: see `mq.protocol.messages.compression`. Times are epoch milliseconds."""
 
     topic: str
