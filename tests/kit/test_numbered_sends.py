@@ -154,10 +154,10 @@ def test_a_half_message_sent_again_is_committed_once() -> None:
 
 def test_a_thousand_messages_in_flight_survive_the_leader_once() -> None:
     async def test(kit: Kit, producer: Producer) -> None:
-        bodies = [b"%05d" % number for number in range(3000)]
+        bodies = [b"%05d" % number for number in range(1500)]
 
         async def lose_leaders() -> None:
-            for _ in range(3):
+            for _ in range(2):
                 await trio.sleep(0.002)
                 lost = await kit.lose_leader()
                 await trio.sleep(0.5)
@@ -179,10 +179,10 @@ def test_many_sends_pass_one_without_an_outcome_only_while_it_is_remembered() ->
 
     async def test(kit: Kit, producer: Producer) -> None:
         kit.faults.outcome_unknown()
-        outcomes = await producer.send_many([Message("Orders", b"%05d" % number) for number in range(4000)])
+        outcomes = await producer.send_many([Message("Orders", b"%05d" % number) for number in range(2200)])
         assert all(isinstance(each, SendResult) for each in outcomes)
         await kit.settle()
-        assert stored(kit) == [b"%05d" % number for number in range(4000)]
+        assert stored(kit) == [b"%05d" % number for number in range(2200)]
 
     run(test)
 

@@ -126,7 +126,7 @@ async def test_a_group_that_certainly_has_not_the_message_is_left() -> None:
 async def test_a_message_waits_for_the_group_that_may_have_it() -> None:
     async with (
         FakeCluster.start(groups=2, topics={"T": 1}) as cluster,
-        producer_of(cluster, numbered=True, timeout=2.0) as producer,
+        producer_of(cluster, numbered=True, timeout=1.0) as producer,
     ):
         for group in cluster.groups.values():
             group.replicas[0].misdeeds = [Misdeed("hang_up", store=True), *[Misdeed("refuse", code=14)] * 1000]
