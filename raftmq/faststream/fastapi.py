@@ -45,8 +45,8 @@ class RaftmqRouter(StreamRouter[Any]):
     `setup_state`.
     """
 
-    broker_class = _broker.RaftmqBroker  # type: ignore[mutable-override]
-    broker: _broker.RaftmqBroker  # type: ignore[mutable-override]
+    broker_class = _broker.RaftmqBroker  # type: ignore[mutable-override, unused-ignore]
+    broker: _broker.RaftmqBroker  # type: ignore[mutable-override, unused-ignore]
 
     def __init__(
         self, namesrv: str | Sequence[str] = "127.0.0.1:9876", *, context: _ContextRepo | None = None, **options: Any
