@@ -29,7 +29,7 @@ from mq.client.consume.policies import OnError
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.consume.subscription import Subscribed, subscription_of
-from mq.client.errors import BodyNotDecoded, ClientError
+from mq.client.errors import BodyNotDecoded, ClientError, TopicNotFound
 from mq.client.events import OnEvent
 from mq.client.filters import Filter
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
@@ -46,6 +46,7 @@ __all__ = ["PullConsumer", "PullConsumerOptions"]
 RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.1
 """How often to look whether the end was reached by messages that no filter lets through."""
+NEW_TOPIC_SECONDS = 1.0
 LATER_SECONDS = 0.2
 """For so long a message behind the end is left in its queue, while other queues are read."""
 
@@ -165,8 +166,19 @@ class PullConsumer(PositionedConsumer[BodyT]):
     # Assignment.
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of a topic. Raises TopicNotFound, NameServersUnavailable."""
-        return list((await self._opened().route(topic, refresh=True)).read_queues)
+        """The readable queues of a topic. Raises TopicNotFound, NameServersUnavailable.
+
+        A topic that a broker has just created, such as that of a group's first dead letter, comes to the name servers a
+        moment later: they are asked again for `NEW_TOPIC_SECONDS`.
+        """
+        until = anyio.current_time() + NEW_TOPIC_SECONDS
+        while True:
+            try:
+                return list((await self._opened().route(topic, refresh=True)).read_queues)
+            except TopicNotFound:
+                if anyio.current_time() >= until:
+                    raise
+            await anyio.sleep(LOOK_SECONDS)
 
     async def assign(self, queues: Iterable[MessageQueue], tags: str | Filter = "*") -> None:
         """Read these queues and no others, and of their messages those that match `tags`, as in

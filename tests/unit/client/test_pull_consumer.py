@@ -27,6 +27,7 @@ pytestmark = pytest.mark.anyio
 
 PULL = 11
 COMMIT = 15
+GET_ROUTE = 105
 Q0, Q1 = (MessageQueue("T", "b-0", number) for number in range(2))
 
 
@@ -167,6 +168,18 @@ async def test_a_commit_that_is_refused_is_an_error() -> None:
         assert refused.value.code == 16
         with pytest.raises(TopicNotFound):
             await consumer.queues("Unknown")
+
+
+async def test_queues_of_a_topic_are_found_when_name_servers_learn_of_it() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, puller_of(cluster) as consumer:
+
+        async def create_later() -> None:
+            await until(lambda: cluster.name_servers[0].count(GET_ROUTE) >= 2)
+            cluster.group.topics["%DLQ%cg"] = 1
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(create_later)
+            assert await consumer.queues("%DLQ%cg") == [MessageQueue("%DLQ%cg", "b-0", 0)]
 
 
 async def test_it_works_only_within_its_block_and_never_joins_the_group() -> None:
