@@ -197,10 +197,10 @@ BROKERS := tests/broker tests/attacks
 .PHONY: .part-processes .part-brokers .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads
 .PHONY: .part-gate .part-simulation .lint .rules
 # As long as each other: of the tests of brokers and of replicas, those that wait most are beside the few quick ones with
-# processes, and those of sends beside those of clients.
+# processes, and those of sends and transactions beside those of clients.
 OF_BROKERS := tests/broker tests/attacks
-OF_CLIENTS := tests/unit/client tests/broker/produce
-OF_PROCESSES := tests/process tests/kit tests/frameworks tests/users tests/unit/replica tests/broker/mirror tests/broker/lite
+OF_CLIENTS := tests/unit/client tests/broker/produce tests/broker/transaction
+OF_PROCESSES := tests/process tests/kit tests/frameworks tests/users tests/unit/replica tests/broker/mirror tests/broker/lite tests/broker/schedule
 .test-brokers:
 	$(call PYTEST,brokers) $(WARM) $(SELECTED) $(OF_BROKERS) \
 	    $(addprefix --ignore=,$(filter tests/broker/%,$(OF_PROCESSES) $(OF_CLIENTS)))
