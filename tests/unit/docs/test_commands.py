@@ -332,8 +332,12 @@ async def topics_and_messages(cli: Commands) -> None:
         text, _ = await cli.printed("trace", found["message_id"])
         return '"sent": [' in text and '"handled": [' in text
 
+    async def is_counted() -> bool:
+        return await cli.printed("topic stats", "T") != ("[]\n", 0)  # a broker counts once per second
+
     await until(is_traced)
     await run("trace", found["message_id"])
+    await until(is_counted)
     for name in ("list", "route", "describe", "stats"):
         await run(f"topic {name}", *([] if name == "list" else ["T"]))
     await run("topic delete", "T2")
