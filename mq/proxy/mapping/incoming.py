@@ -8,7 +8,6 @@ from typing import Any, Final
 from mq.client.message import ReceivedMessage
 from mq.protocol import properties as props
 from mq.protocol.messages.message_types import stored_priority
-from mq.protocol.properties import is_reserved
 from mq.proxy.mapping.names import resource_of
 from mq.proxy.mapping.outgoing import BORN_HOST, TRACE_CONTEXT
 from mq.proxy.mapping.times import duration, timestamp
@@ -62,7 +61,7 @@ def message_of(
         topic=resource_of(topic),
         body=received.raw_body,
         system_properties=told,
-        user_properties={name: value for name, value in properties.items() if not is_reserved(name)},
+        user_properties=received.user_properties,
     )
 
 

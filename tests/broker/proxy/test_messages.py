@@ -10,7 +10,7 @@ import trio.testing
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from mq.client import Admin
+from mq.client import Admin, Message, Producer
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.proxy.grpc import BrokenCall
 from mq.proxy.wire import messaging_pb2 as pb
@@ -67,6 +67,17 @@ def test_a_message_is_sent_received_and_acknowledged() -> None:
         assert (answer.status.code, answer.entries[0].status.code) == (pb.OK, pb.OK)
         await kit.advance(seconds=60)
         await begin(proxy, "billing", "Orders")
+
+    run(test)
+
+
+def test_grpc_consumers_do_not_see_the_number_of_a_message() -> None:
+    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+        await begin(proxy, "billing", "Orders")
+        async with Producer(kit.namesrv, numbered="desk") as producer:
+            await producer.send(Message("Orders", b"one", properties={"color": "red"}))
+        _, [got] = await proxy.receive("billing", "Orders")
+        assert (got.body, dict(got.user_properties)) == (b"one", {"color": "red"})
 
     run(test)
 
