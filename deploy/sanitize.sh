@@ -6,7 +6,7 @@
 #   deploy/sanitize.sh fuzz [ARGUMENTS OF tests.fuzz]  as the first, with a fuzzer that looks for new edges
 #   deploy/sanitize.sh both [ARGUMENTS OF tests.fuzz]  the first, then the fuzzer: compiled once
 #
-# Exit code 3: not possible here.
+# Exit code 3: a tool is missing here. A module that cannot be compiled is a failure, with another code.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=$(command -v "${PY:-.venv/bin/python}")

@@ -3,8 +3,8 @@
 ``python -m mq.compiled raftlog.compiled`` compiles those of one package.
 
 For a checkout: wheels have compiled parts, or were built without. Needs Cython, setuptools, a C compiler and the
-headers of Python. Exit code 0 when the compiled parts are there, 3 when something is missing, or this is no checkout;
-then everything stays as it was.
+headers of Python. Exit code 0 when the compiled parts are there, 1 when they cannot be compiled or written, 3 when
+something is missing, or this is no checkout. Unless it is 0, everything stays as it was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import raftlog.compiled
 from mq.compiled import IS_COMPILED
 from raftlog.compiled.building import compile_package, missing_tool
 
-NOT_COMPILED = 3
+FAILED = 1
+IMPOSSIBLE_HERE = 3
 _PACKAGES = {"mq.compiled": Path(__file__).parent, "raftlog.compiled": Path(raftlog.compiled.__file__).parent}
 
 
@@ -29,11 +30,11 @@ def main(packages: Sequence[str] = ()) -> int:
     checkout = Path(raftlog.compiled.__file__).parents[2]
     if not (checkout / "pyproject.toml").exists():
         print(f"raftmq: {kept}: {checkout} is no checkout; pip compiles when it builds raftmq-server (docs/deploy.md)")
-        return NOT_COMPILED
+        return IMPOSSIBLE_HERE
     missing = missing_tool()
     if missing is not None:
         print(f"raftmq: {kept}: {missing}")
-        return NOT_COMPILED
+        return IMPOSSIBLE_HERE
     try:
         with ThreadPoolExecutor() as pool:
             chosen = {package: _PACKAGES[package] for package in packages or _PACKAGES}
@@ -41,7 +42,7 @@ def main(packages: Sequence[str] = ()) -> int:
             libraries = list(chain.from_iterable(compiled))
     except (RuntimeError, OSError) as error:
         print(f"raftmq: {kept}: {error}", file=sys.stderr)
-        return NOT_COMPILED
+        return FAILED
     print(f"raftmq: compiled {', '.join(path.name for path in libraries)}")
     return 0
 

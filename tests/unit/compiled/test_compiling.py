@@ -26,7 +26,7 @@ def test_without_a_compiler_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: None)
-    assert __main__.main() == __main__.NOT_COMPILED
+    assert __main__.main() == __main__.IMPOSSIBLE_HERE
     assert "there is no C compiler" in capsys.readouterr().out
 
 
@@ -68,7 +68,7 @@ def test_without_the_headers_of_python_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: "/usr/bin/cc")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    assert __main__.main() == __main__.NOT_COMPILED
+    assert __main__.main() == __main__.IMPOSSIBLE_HERE
     assert f"{tmp_path}/Python.h is missing" in capsys.readouterr().out
 
 
@@ -79,7 +79,7 @@ def test_a_failing_compiler_leaves_everything_unchanged(
     monkeypatch.setattr(__main__, "missing_tool", lambda: None)
     monkeypatch.setattr(__main__, "_PACKAGES", {"mq.compiled": tmp_path})
     (tmp_path / "plain_sends.pyx").write_text("this is no Cython")
-    assert __main__.main() == __main__.NOT_COMPILED
+    assert __main__.main() == __main__.FAILED
     assert "could not compile" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["plain_sends.pyx"]
 
@@ -95,7 +95,7 @@ def test_where_nothing_can_be_written_it_says_which_form_stays_in_use(
     monkeypatch.setattr(__main__, "missing_tool", lambda: None)
     monkeypatch.setattr(__main__, "IS_COMPILED", is_compiled)
     monkeypatch.setattr(__main__, "_PACKAGES", {"mq.compiled": tmp_path / "missing"})
-    assert __main__.main() == __main__.NOT_COMPILED
+    assert __main__.main() == __main__.FAILED
     said = capsys.readouterr().err
     assert kept in said
     assert str(tmp_path / "missing") in said
@@ -212,7 +212,7 @@ def test_an_installation_compiles_nothing(
     package = tmp_path / "raftlog" / "compiled"
     package.mkdir(parents=True)
     monkeypatch.setattr(raftlog.compiled, "__file__", str(package / "__init__.py"))
-    assert __main__.main() == __main__.NOT_COMPILED
+    assert __main__.main() == __main__.IMPOSSIBLE_HERE
     assert f"{tmp_path} is no checkout" in capsys.readouterr().out
     assert not list(package.iterdir())
 
