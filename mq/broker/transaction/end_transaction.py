@@ -312,7 +312,7 @@ class Transactions(Service):
             return
         allowed_ms = max(immunity_ms(immunity, self._timeout_ms), self._timeout_ms)
         age_ms = self._wall_clock_ms() - raw.store_timestamp_ms
-        if age_ms > allowed_ms:
+        if age_ms >= allowed_ms:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
                 f"the message is {age_ms} ms old, its transaction was allowed {allowed_ms}: the broker will check back "
