@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
 
@@ -25,6 +25,14 @@ async def until(condition: Callable[[], object], *, seconds: float = 120) -> Non
                 return
             await anyio.sleep(pause)
             pause = min(pause * 1.05, PAUSE_SECONDS_MAX)
+
+
+async def cancelled_when(condition: Callable[[], object], action: Callable[[], Awaitable[object]]) -> None:
+    """Cancel ``action()`` as soon as ``condition()`` is true: after a guessed time, it may not have begun."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(action)
+        await until(condition)
+        tasks.cancel_scope.cancel()
 
 
 def wait_until(condition: Callable[[], object], *, seconds: float = 60) -> None:

@@ -20,7 +20,7 @@ from mq.client import (
 from mq.client.sync import SyncProducer
 from mq.protocol.messages.batch import decode_batch
 from tests.support.producing import SEND, SEND_BATCH, producer_of
-from tests.support.waiting import until
+from tests.support.waiting import cancelled_when, until
 from tests.unit.client import fake_cluster
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
 from tests.unit.client.fake_messages import sent_messages
@@ -266,9 +266,7 @@ async def test_a_cancelled_send_leaves_a_batch_that_is_not_on_the_wire() -> None
         await warm_up(producer)
         await begin_silence(cluster, producer)
         kept = [await producer.submit(Message("T", b"kept"))]
-        with anyio.move_on_after(0.01) as scope:
-            await producer.send(Message("T", b"cancelled"))
-        assert scope.cancelled_caught
+        await cancelled_when(lambda: producer.in_flight == 3, lambda: producer.send(Message("T", b"cancelled")))
         kept.append(await producer.submit(Message("T", b"kept too")))
         assert producer.in_flight == 3
         assert [(await each).queue_offset for each in kept] == [2, 3]
@@ -283,8 +281,7 @@ async def test_a_batch_that_loses_its_only_message_is_not_sent() -> None:
     ):
         await warm_up(producer)
         await begin_silence(cluster, producer)
-        with anyio.move_on_after(0.01):
-            await producer.send(Message("T", b"cancelled"))
+        await cancelled_when(lambda: producer.in_flight == 2, lambda: producer.send(Message("T", b"cancelled")))
         await producer.flush()
         assert cluster.group.bodies("T") == [b"first", b"not answered"]
 

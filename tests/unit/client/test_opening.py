@@ -151,7 +151,7 @@ async def test_closing_waits_for_messages_in_flight() -> None:
 
 async def test_a_closing_producer_takes_no_message() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
-        producer = await producer_of(cluster, attempt_timeout=0.2, retries=1).open()
+        producer = await producer_of(cluster, attempt_timeout=1.0, retries=1).open()
         cluster.leader.misdeeds = [Misdeed("silence")]
         pending = await producer.submit(Message("T", b"x"))
         async with anyio.create_task_group() as tasks:
