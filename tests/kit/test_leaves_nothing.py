@@ -102,7 +102,7 @@ def test_a_closed_kit_is_not_reached() -> None:
 
 def test_a_client_outliving_its_kit_learns_that_it_is_closed() -> None:
     with running_kit() as kit:
-        producer = SyncProducer(kit.namesrv, timeout=0.3).open()
+        producer = SyncProducer(kit.namesrv, timeout=1.0).open()
         producer.send(Message("Orders", b"one"))
     with pytest.raises(ClientError, match="the test kit that it was in is closed"):
         producer.send(Message("Orders", b"two"))

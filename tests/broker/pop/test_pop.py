@@ -25,6 +25,7 @@ from tests.support.popping import (
 )
 from tests.support.running_broker import Client, properties, running
 from tests.support.waiting import until
+from tests.support.waiting_messages import WallClock
 
 pytestmark = pytest.mark.trio
 
@@ -71,15 +72,20 @@ async def test_a_pop_answers_with_receipts_and_hides_the_messages_from_others(tm
         assert len(await popped(client, consumerGroup="H")) == 5
 
 
-async def test_acknowledged_messages_are_done_and_others_return_from_the_retry_topic(tmp_path: Path) -> None:
+async def test_acknowledged_messages_are_done_and_others_return_from_the_retry_topic(
+    tmp_path: Path, clock: WallClock
+) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         await filled(client, 4, i=properties(TAGS="a", KEYS="k", UNIQ_KEY="U"))
         given = await popped(client, invisibleTime=300)
         assert await ack(client, given[0]) == FOUND
         assert (await batch_ack(client, given[1:3])).code == FOUND
+        assert given[3].receipt.pop_time_ms == clock.now_ms
+        clock.now_ms += 299
+        assert await popped(client) == []
+        clock.now_ms += 1
         (last,) = await again(client, invisibleTime=60_000)
-        assert now_ms() >= given[3].receipt.pop_time_ms + 300
         assert last.body == b"3"
         assert last.message.topic == "T"
         assert last.message.reconsume_times == 1
@@ -326,16 +332,20 @@ async def test_in_order_a_queue_waits_until_all_is_acknowledged(tmp_path: Path) 
         assert [each.body for each in await popped(client, **order)] == [b"2", b"3"]
 
 
-async def test_ordered_messages_are_redelivered_from_the_first_unacknowledged_one(tmp_path: Path) -> None:
+async def test_ordered_messages_are_redelivered_from_the_first_unacknowledged_one(
+    tmp_path: Path, clock: WallClock
+) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await filled(client, 3)
         order: dict[str, Any] = {"order": True, "queueId": 0, "invisibleTime": 100}
         one, two, _ = await popped(client, **order)
         assert await ack(client, one) == FOUND
-        waiting = await client.post(POP, pop_ext(**order, pollTime=9000, bornTime=now_ms()))
+        clock.now_ms += 99
+        waiting = await client.post(POP, pop_ext(**order, pollTime=9000, bornTime=clock.now_ms))
+        await client.wait_for(lambda info: info["raftmq.heldPops"] == "1")
+        clock.now_ms += 1
         answer = await client.answer(waiting)
-        assert now_ms() >= one.receipt.pop_time_ms + 100
         back = read_popped(answer)
         assert [each.body for each in back] == [b"1", b"2"]
         assert answer.ext["orderCountInfo"] == "0 0 1;0 qo0%1 1;0 qo0%2 1"
