@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCHES := bench-peers bench-peers-consuming bench-gate bench-steady bench-paced bench-memory bench-curves bench-store
 BENCHES += bench-low-rate bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
 BENCHES += bench-archive bench-filter bench-celery bench-celery-chaos bench-proxy bench-critical-path bench-goals
-.PHONY: help demo demo-spark test test-spark test-all test-nightly ci coverage check interop jepsen docker-image bench $(BENCHES)
+.PHONY: help demo demo-spark test test-spark test-all test-nightly test-speeds ci coverage check interop jepsen docker-image bench $(BENCHES)
 .PHONY: bench-spark bench-spark-kafka docs
 .PHONY: fmt sanitize fuzz sim dist dist-check measure-client lock proto clean
 
@@ -139,6 +139,12 @@ test-nightly: $(INSTALLED)
 	$(PY) -m pytest -m 'nightly or process' $(ARGS)
 	@$(MAKE) --no-print-directory test-spark ARGS='-m nightly tests/spark'
 	@$(MAKE) --no-print-directory sim
+
+# What a test takes for granted about the speed of a machine comes to light here: docs/decisions/0041.
+## test-speeds: the quick tests as on a machine three times as fast, and on one four times as slow; needs gcc
+test-speeds: $(INSTALLED)
+	deploy/at-speed.sh 3 $(MAKE) --no-print-directory test
+	deploy/at-speed.sh 0.25 $(MAKE) --no-print-directory test
 
 IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 .lane-processes:

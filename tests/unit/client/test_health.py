@@ -156,7 +156,9 @@ async def test_lag_counts_unfinished_messages() -> None:
             await take(consumer, 4)
             lag = await consumer.lag()
             assert (len(lag), sum(lag.values())) == (2, 7), "the last one that was taken is not finished"
-        async with PullConsumer(cluster.namesrv, "H", consume_from="first") as reader:
+        async with PullConsumer(
+            cluster.namesrv, "H", consume_from="first", remoting=RemotingSettings(request_seconds=1.0)
+        ) as reader:
             await reader.assign(await reader.queues("T"))
             messages = await reader.poll(3)
             assert sum((await reader.lag()).values()) == 10 - len(messages)

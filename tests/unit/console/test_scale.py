@@ -49,7 +49,8 @@ TOPICS, GROUPS, MEMBERS, QUEUES = 10_000, 5_000, 200, 8
 USERS, POLICIES, SETTINGS = 2_000, 5, 300
 ACCOUNTS, ONLY_OFFSETS, LEASES, SENDERS = 500, 1_000, 64, 1_024
 ADDRESS = "10.0.0.1:10911"
-SECONDS_MAX = 0.3
+SECONDS_MAX = 1.0
+"""Of a processor. The dearest page takes 0.1 s here; a look at each pair of topics takes far longer."""
 BYTES_MAX = 1_000_000
 
 
