@@ -11,6 +11,15 @@ def seconds_to_step(seconds: float, now: float) -> float:
     return left if left >= seconds / 2 else left + seconds
 
 
+def step_after(seconds: float, now: float) -> float:
+    """When ``seconds`` are over, or the nearest whole second if they are one or more: pure.
+
+    What is due at whole seconds is due together.
+    """
+    due_at = now + seconds
+    return due_at if seconds < 1 else float(round(due_at))
+
+
 async def sleep_to_step(seconds: float) -> None:
     """Sleep for about ``seconds``; all that sleep so for as long, or for a multiple of it, wake up together."""
     await trio.sleep(seconds_to_step(seconds, trio.current_time()))

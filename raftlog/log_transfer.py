@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from raftlog.archived_files import ArchivedFiles, OpenArchive
+from raftlog.common_step import sleep_to_step
 from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.log_numbers import LogIndex
@@ -148,7 +149,7 @@ class Offers:
 
     async def _forget(self) -> None:
         while True:
-            await trio.sleep(OFFER_SECONDS_MAX / 4)
+            await sleep_to_step(OFFER_SECONDS_MAX / 4)
             if self._offer is not None and trio.current_time() > self._offer.used_at + OFFER_SECONDS_MAX:
                 self._offer = None
 

@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 import trio
 
+from raftlog.common_step import sleep_to_step
 from raftlog.consensus.types import Beginning, NodeId
 from raftlog.net import frames
 from raftlog.net.frames import RangeReq, RangeResp
@@ -87,7 +88,7 @@ class PrefixRefill:
             StorageFailed: a disk error. A full disk is not one: what was fetched is removed.
         """
         while True:
-            await trio.sleep(self._look_seconds)
+            await sleep_to_step(self._look_seconds)
             room = self._room_bytes()
             leader = self._leader_with_more() if room > 0 else None
             if leader is None:

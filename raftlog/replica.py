@@ -42,6 +42,11 @@ DISK_EASED = 0.02
 decides.
 """
 
+_SPARE_SHARE = 0.25
+"""A turn is taken without any event when a heartbeat interval and this fraction of it are over: where the leader's
+heartbeats arrive in time, a follower needs no timer.
+"""
+
 _LATE_SHARE = 0.25
 """Fraction of a heartbeat interval by which a turn may be late without counting as a stall."""
 
@@ -167,8 +172,8 @@ class Replica:
         self._abstaining = core.abstaining
         self._disk_full = self._paused = False
         # Maximum interval of turns, the start of the last one, and the stalls: the end of each, and its seconds.
-        self._turn_seconds = core.config.heartbeat_seconds
-        self._late_seconds = _LATE_SHARE * self._turn_seconds
+        self._turn_seconds = (1 + _SPARE_SHARE) * core.config.heartbeat_seconds
+        self._late_seconds = _LATE_SHARE * core.config.heartbeat_seconds
         self._turn_at = clock()
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_MAX)
         self._received = ReceivedEntries(core, log, check_body)
@@ -345,8 +350,8 @@ class Replica:
     def begin_turn(self) -> None:
         """A turn of the event loop begins: the sockets are about to be read.
 
-        There is a turn at least every heartbeat interval (`next_deadline`). If one is much later, this process did not
-        run, or was busy, and messages from peers in that time are unread: the core must know.
+        There is a turn at least every 1.25 heartbeat intervals (`next_deadline`). If one is much later, this process did
+        not run, or was busy, and messages from peers in that time are unread: the core must know.
         """
         now = self._clock()
         if now - self._turn_at > self._turn_seconds:

@@ -100,6 +100,7 @@ class Broker:
         self._checkpointer = checkpointer
         self._address = settings.advertise or settings.listen
         self._clock = environment.clock
+        self._flushed_at = self._clock()
         self._on_registration_changed = environment.on_registration_changed
         self._log = environment.log
         self._limited_log = RateLimitedLog(environment.log, environment.wall_clock_ms)
@@ -452,7 +453,7 @@ class Broker:
             *self.services.periodic,
             Periodic(upkeep.announce_again_seconds, self.announce_again),
             Periodic(_STALLED_CHECK_SECONDS, self.close_stalled_requests),
-            Periodic(upkeep.flush_queues_seconds, self.flush_queues, lambda: now_if(self._store.dirty_count)),
+            Periodic(upkeep.flush_queues_seconds, self.flush_queues, lambda: now_if(self._store.is_flush_due)),
             Periodic(self._settings.idle_seconds_max, self.close_idle_connections),
         )
 
@@ -480,8 +481,11 @@ class Broker:
 
     def flush_queues(self) -> None:
         """Write a part of the consume queues to their files, and drop what is gone from the log."""
+        now = self._clock()
+        calls = max(1, round((now - self._flushed_at) / self._limits.upkeep.flush_queues_seconds))
+        self._flushed_at = now
         try:
-            self._store.flush_some()
+            self._store.flush_some(calls=calls)
             self._store.expire_some(PhysicalOffset(self.context.tier.visible_pos))
         except OSError as error:
             # They stay in memory, and the log has everything.

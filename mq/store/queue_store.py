@@ -316,17 +316,23 @@ class QueueStore:
         """Queues with entries in memory only."""
         return len(self._dirty)
 
-    def flush_some(self, limit: int = 200) -> bool:
+    @property
+    def is_flush_due(self) -> bool:
+        """Whether the next `flush_some` would write something, if it stands for one call."""
+        return self._next_due(self._flush_call + 1) is not None
+
+    def flush_some(self, limit: int = 200, calls: int = 1) -> bool:
         """Write to the page cache: queues with a page or more in memory, then those with old entries.
 
-        Called by a timer; its period is the unit of `QueueStoreSettings.flush_age_calls`. Writes ``limit`` queues at
-        most, fewer when files have to be created for them. Returns whether more is due. Raises OSError; entries not
-        written stay in memory.
+        Called by a timer; its period is the unit of `QueueStoreSettings.flush_age_calls`. A timer that has rested while
+        nothing was due says for how many ``calls`` this one stands. Writes ``limit`` queues at most, fewer when files
+        have to be created for them. Returns whether more is due. Raises OSError; entries not written stay in memory.
         """
         assert limit > 0, f"{limit} queues are to be written"
-        self._flush_call += 1
+        assert calls > 0, f"{calls} calls of the timer have passed"
+        self._flush_call += calls
         left = limit
-        while (key := self._next_due()) is not None:
+        while (key := self._next_due(self._flush_call)) is not None:
             if left <= 0:
                 return True
             created = self._files.created_count
@@ -562,11 +568,11 @@ class QueueStore:
             self._note_tail(queue)
         return queue
 
-    def _next_due(self) -> QueueKey | None:
+    def _next_due(self, call: int) -> QueueKey | None:
         for key in self._full:
             return key
         for key, since in self._dirty.items():
-            return key if since <= self._flush_call - self._settings.flush_age_calls else None
+            return key if since <= call - self._settings.flush_age_calls else None
         return None
 
     def _flush(self, key: QueueKey) -> None:

@@ -421,7 +421,7 @@ class Transport:
 
     async def _expire_silent_callers(self) -> None:
         while True:
-            await trio.sleep(HANDSHAKE_SECONDS_MAX / 2)
+            await sleep_to_step(HANDSHAKE_SECONDS_MAX / 2)
             now = trio.current_time()
             for inbound in list(self._unidentified):
                 if now > inbound.accepted_at + HANDSHAKE_SECONDS_MAX:

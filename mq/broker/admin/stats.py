@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, RateOverTime
-from mq.broker.base.periodic_task import Periodic
+from mq.broker.base.periodic_task import AHEAD_SECONDS, Periodic
 from mq.broker.base.steady_wall_clock import local_day
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -23,6 +23,7 @@ from mq.protocol.requests.broker import BrokerStatsData, StatsOver, ViewBrokerSt
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import entry_sizes
 from mq.store.errors import QueueFileDamaged
+from raftlog.common_step import step_after
 
 _QUEUES_AT_ONCE: Final = 250
 """Takes 3 ms if all of these queues have new messages."""
@@ -47,7 +48,7 @@ class Stats(Service):
         self._round: deque[ConsumeQueue] = deque()
         self._ends: dict[tuple[str, int], QueueOffset] = {}
         self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in context.store.queues()}
-        self._looked_at = context.clock()
+        self._looks_at = step_after(self._look_seconds_min, context.clock())
 
     @property
     def now_ms(self) -> int:
@@ -64,7 +65,7 @@ class Stats(Service):
         yield Periodic(SAMPLE_SECONDS, self.sample)
 
     def _looks_next_at(self) -> float:
-        return float("-inf") if self._round else self._looked_at + self._look_seconds_min
+        return float("-inf") if self._round else self._looks_at
 
     def sample(self) -> None:
         """Record the current values; called by a timer."""
@@ -72,12 +73,12 @@ class Stats(Service):
 
     def look_on(self) -> None:
         """Read the ends of the next queues; called by a timer. A new pass begins at its interval when all are read."""
-        if self._round or self._clock() - self._looked_at >= self._look_seconds_min:
+        if self._round or self._clock() >= self._looks_at - AHEAD_SECONDS:
             self._look()
 
     def _look(self) -> None:
         if not self._round:
-            self._looked_at = self._clock()
+            self._looks_at = step_after(self._look_seconds_min, self._clock())
             self._round.extend(self._store.queues())
             self._ends, self._seen = self._seen, {}
         for _ in range(min(_QUEUES_AT_ONCE, len(self._round))):
@@ -85,7 +86,7 @@ class Stats(Service):
 
     def look(self) -> None:
         """Update the figures, unless they are recent, or there are too many queues."""
-        if len(self._store) <= _QUEUES_AT_ONCE and self._clock() - self._looked_at >= self._look_seconds_min:
+        if len(self._store) <= _QUEUES_AT_ONCE and self._clock() >= self._looks_at:
             self._look()
         self.figures.add_up()
 

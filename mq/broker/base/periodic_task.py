@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 import trio
 
-from raftlog.common_step import seconds_to_step
+from raftlog.common_step import seconds_to_step, step_after
 
-_AHEAD_SECONDS: Final = 0.01
+AHEAD_SECONDS: Final = 0.01
 """Actions due this soon run together with those due now."""
 _LOOK_SECONDS: Final = 0.02
 _LOOKS_AT_ONCE: Final = 5
@@ -32,7 +32,7 @@ def now_if(busy: object) -> float:
 
 
 class Periodic(NamedTuple):
-    """An action, called at an interval in seconds.
+    """An action, called at an interval in seconds; one of a second or more is called at whole seconds, with others.
 
     ``rests_until`` says until when, on the clock of the event loop, there is nothing to do for it unless a turn of the
     reactor changes that: infinity if it waits for nothing. It is called often and must be cheap.
@@ -66,8 +66,8 @@ class Schedule:
         return next_at
 
     def run_due(self, now: float) -> None:
-        """Run what is due now or `_AHEAD_SECONDS` later."""
-        soon = now + _AHEAD_SECONDS
+        """Run what is due now or `AHEAD_SECONDS` later."""
+        soon = now + AHEAD_SECONDS
         for number, (_, action, rests_until) in enumerate(self._actions):
             if self._due_at_latest[number] <= soon or (self._due_at[number] <= soon and rests_until() <= soon):
                 self._plan(number, now)
@@ -75,9 +75,9 @@ class Schedule:
 
     def _plan(self, number: int, now: float) -> None:
         seconds, _, rests_until = self._actions[number]
-        rest = seconds_to_step(REST_SECONDS_MAX, now) if rests_until is not never_rests else 0.0
-        self._due_at[number] = now + seconds
-        self._due_at_latest[number] = now + max(seconds, rest)
+        self._due_at[number] = self._due_at_latest[number] = due_at = step_after(seconds, now)
+        if rests_until is not never_rests:
+            self._due_at_latest[number] = max(due_at, now + seconds_to_step(REST_SECONDS_MAX, now))
 
 
 class PeriodicTask:
@@ -86,7 +86,7 @@ class PeriodicTask:
     ``note_delay`` is called with the seconds by which due actions were late, and with the duration of all of them.
 
     Waking a task, and then the reactor, costs several times what most actions do. So one task runs all of them, an
-    action up to `_AHEAD_SECONDS` early if others are due, and ends a turn of the reactor itself.
+    action up to `AHEAD_SECONDS` early if others are due, and ends a turn of the reactor itself.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class PeriodicTask:
                 await trio.sleep_forever()
             now = trio.current_time()
             self._note_delay(now - self._scope.deadline)
-            if self._schedule.next_at() > now + _AHEAD_SECONDS:
+            if self._schedule.next_at() > now + AHEAD_SECONDS:
                 continue  # it only had to look: a turn of the reactor would cost more than that
             self._schedule.run_due(now)
             self._react()

@@ -121,6 +121,24 @@ def test_flush_takes_full_queues_at_once_and_others_when_old(tmp_path: Path) -> 
     assert store.table()["YOUNG"] == [(0, 0, 1, b"")]
 
 
+def test_one_flush_stands_for_the_calls_of_a_timer_that_rested(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    assert not store.is_flush_due
+    store.append_run(run_of("SMALL", 0, 0, 1))
+    assert not store.is_flush_due
+    assert store.flush_some(calls=1) is False
+    assert store.dirty_count == 1
+    assert store.is_flush_due
+    store.append_run(run_of("YOUNG", 0, 0, 1))
+    assert store.flush_some(calls=1) is False
+    assert store.dirty_count == 1
+    store.append_run(run_of("LAST", 0, 0, 1))
+    assert store.flush_some(calls=7) is False
+    assert store.dirty_count == 0
+    store.append_run(run_of("FULL", 0, 0, 5))
+    assert store.is_flush_due
+
+
 def test_flush_stops_at_its_limit_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     for queue_id in range(10):

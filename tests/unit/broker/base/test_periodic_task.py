@@ -169,3 +169,22 @@ def test_a_busy_broker_polls_actions_and_work_waits_at_most_one_interval() -> No
     trio.run(main, clock=clock)
     assert asked < 60, "once a turn would be 200 times"
     assert 0.3 <= ran[0] <= 0.321
+
+
+def test_actions_with_intervals_of_seconds_run_together_at_whole_seconds() -> None:
+    ran = list[tuple[str, float]]()
+    now = 100.3
+    schedule = Schedule(
+        [
+            Periodic(1.0, lambda: ran.append(("each", now))),
+            Periodic(2.0, lambda: ran.append(("second", now))),
+            Periodic(0.02, lambda: ran.append(("resting", now)), lambda: now_if(False)),
+        ],
+        now,
+    )
+    for _ in range(4):
+        now = schedule.next_at() + 0.001
+        schedule.run_due(now)
+    assert [round(at, 3) for name, at in ran if name == "each"] == [101.001, 102.001, 103.001, 104.001]
+    assert [round(at, 3) for name, at in ran if name == "second"] == [102.001, 104.001]
+    assert {round(at, 3) for name, at in ran if name == "resting"} <= {101.001, 102.001, 103.001, 104.001}
