@@ -350,8 +350,8 @@ class Replica:
     def begin_turn(self) -> None:
         """A turn of the event loop begins: the sockets are about to be read.
 
-        There is a turn at least every 1.25 heartbeat intervals (`next_deadline`). If one is much later, this process did
-        not run, or was busy, and messages from peers in that time are unread: the core must know.
+        There is a turn at least every 1.25 heartbeat intervals (`next_deadline`). If one is much later, this process
+        did not run, or was busy, and messages from peers in that time are unread: the core must know.
         """
         now = self._clock()
         if now - self._turn_at > self._turn_seconds:

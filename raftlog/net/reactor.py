@@ -416,7 +416,7 @@ _LATER_SECONDS = 0.1
 
 
 class Deadline:
-    """A timer task whose deadline may be moved without waking it. ``fire()`` does what is due at ``next_deadline()``."""
+    """A timer task whose deadline moves without waking it; ``fire()`` does what is due at ``next_deadline()``."""
 
     def __init__(self, next_deadline: Callable[[], float], fire: Callable[[], None]) -> None:
         self._next_deadline = next_deadline
