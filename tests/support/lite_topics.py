@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+from mq.broker.limits import BrokerLimits
 from mq.broker.state.format_level import LEVEL_NEWEST
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import StoredMessage
 from mq.protocol.properties import LITE_OFFSET, LITE_TOPIC
 from mq.protocol.requests.lite_attributes import BIND_TOPIC
-from tests.support.running_broker import Answer, Client, properties
+from tests.support.running_broker import FAST, Answer, Client, properties, running
 from tests.support.waiting import until
 
 PARENT, GROUP = "Sessions", "agents"
@@ -31,6 +35,17 @@ async def prepared(client: Client, *, queues: int = 2, group: dict[str, str] | N
     assert answer.code == ResponseCode.SUCCESS, answer
     answer = await put_group(client, **(group or {}))
     assert answer.code == ResponseCode.SUCCESS, answer
+
+
+@asynccontextmanager
+async def lite_client(
+    directory: Path, *, group: dict[str, str] | None = None, limits: BrokerLimits = FAST
+) -> AsyncIterator[Client]:
+    """A client of a broker that has the topic and the group of `prepared`."""
+    async with running(directory, limits=limits, group="b-a") as broker:
+        client = await broker.connect()
+        await prepared(client, group=group)
+        yield client
 
 
 async def put_group(client: Client, name: str = GROUP, **attributes: str) -> Answer:

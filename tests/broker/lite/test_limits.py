@@ -11,7 +11,19 @@ import pytest
 from mq.broker.context import wall_clock_ms
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.lite import NotifyUnsubscribeLiteExt
-from tests.support.lite_topics import GROUP, PARENT, control, pop, pop_ext, prepared, put_group, receipt, send, told
+from tests.support.lite_topics import (
+    GROUP,
+    PARENT,
+    control,
+    lite_client,
+    pop,
+    pop_ext,
+    prepared,
+    put_group,
+    receipt,
+    send,
+    told,
+)
 from tests.support.running_broker import Answer, Client, limited, note_brokers, running
 from tests.support.waiting import until
 
@@ -27,9 +39,7 @@ async def controls(client: Client, *entries: Mapping[str, object]) -> Answer:
 
 
 async def test_a_request_with_many_entries_does_not_pass_the_maximum_of_subscriptions(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=limited(lite={"subscriptions_max": 3}), group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path, limits=limited(lite={"subscriptions_max": 3})) as client:
         many: list[dict[str, object]] = [{"clientId": f"C{number}", "liteTopicSet": ["a"]} for number in range(4)]
         assert (await controls(client, *many)).code == QUOTA
         assert (await client.info())["raftmq.liteSubscriptions"] == "0", "nothing has changed"
@@ -42,9 +52,7 @@ async def test_a_request_with_many_entries_does_not_pass_the_maximum_of_subscrip
 
 
 async def test_the_quota_of_a_client_counts_all_entries_of_a_request(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client, group={"lite.sub.client.quota": "2"})
+    async with lite_client(tmp_path, group={"lite.sub.client.quota": "2"}) as client:
         some: list[dict[str, object]] = [{"clientId": "C", "liteTopicSet": [name]} for name in "abc"]
         a, b, c = some
         assert (await controls(client, a, b, c)).code == QUOTA
@@ -52,18 +60,16 @@ async def test_the_quota_of_a_client_counts_all_entries_of_a_request(tmp_path: P
 
 
 async def test_clients_that_read_all_lite_topics_count_as_subscriptions(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=limited(lite={"subscriptions_max": 1}), group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client, group={"lite.sub.wildcard": "true"})
+    async with lite_client(
+        tmp_path, limits=limited(lite={"subscriptions_max": 1}), group={"lite.sub.wildcard": "true"}
+    ) as client:
         assert (await control(client, "COMPLETE_ADD", client_id="C1")).code == ResponseCode.SUCCESS
         assert (await control(client, "COMPLETE_ADD", client_id="C1")).code == ResponseCode.SUCCESS
         assert (await control(client, "COMPLETE_ADD", client_id="C2")).code == QUOTA
 
 
 async def test_a_message_that_would_begin_one_lite_topic_too_many_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=limited(lite={"topics_max": 2}), group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path, limits=limited(lite={"topics_max": 2})) as client:
         for lite in ("a", "b"):
             assert (await send(client, lite, b"1")).code == ResponseCode.SUCCESS
         refused = await send(client, "c", b"1")
@@ -102,9 +108,7 @@ async def test_the_start_offset_of_an_unused_lite_topic_is_not_kept(tmp_path: Pa
         {"type": "TAIL_N", "value": 1},
         {"type": "TIMESTAMP", "value": 0},
     ]
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         for number, option in enumerate(options):
             assert (await control(client, "PARTIAL_ADD", f"a{number}", offsetOption=option)).code == 0
         answer = await client.request(RequestCode.GET_BROKER_LITE_INFO)
@@ -118,9 +122,7 @@ async def test_open_pops_of_a_group_that_is_away_make_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brokers = note_brokers(monkeypatch)
-    async with running(tmp_path, limits=limited(pop={"checkpoints_max": 2}), group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path, limits=limited(pop={"checkpoints_max": 2})) as client:
         await put_group(client, "others")
         abandoned = brokers[0].services.abandoned_pops
         monkeypatch.setattr(abandoned, "_silent_seconds", 0.0)
@@ -164,9 +166,7 @@ async def test_open_pops_of_a_group_that_is_away_make_room_for_others(
 
 async def test_polls_of_a_lite_topic_without_messages_append_nothing_to_the_log(tmp_path: Path) -> None:
     """Elsewhere a consumer of a subject that gets no messages made its log grow for ever."""
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await control(client, "PARTIAL_ADD", "silent")
         before = (await client.info())["raftmq.lastIndex"]
         for number in range(20):
@@ -177,9 +177,7 @@ async def test_polls_of_a_lite_topic_without_messages_append_nothing_to_the_log(
 
 async def test_acknowledgements_while_the_same_client_pops_lose_no_news(tmp_path: Path) -> None:
     """Elsewhere a lite topic that an acknowledgement freed during a pop was left out: its other messages never came."""
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         wanted = sorted((lite, str(number).encode()) for lite in ("a", "b", "c") for number in range(5))
         for lite, body in wanted:
             await send(client, lite, body)

@@ -15,6 +15,7 @@ from tests.support.lite_topics import (
     PARENT,
     ack,
     control,
+    lite_client,
     pop,
     pop_ext,
     prepared,
@@ -30,9 +31,7 @@ pytestmark = pytest.mark.trio
 
 
 async def test_a_client_gets_the_messages_of_its_subscribed_lite_topics(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         for lite, body in (("one", b"1"), ("two", b"2"), ("other", b"-"), ("one", b"3")):
             assert (await send(client, lite, body)).code == ResponseCode.SUCCESS
         assert (await control(client, "PARTIAL_ADD", "one", "two", "none")).code == ResponseCode.SUCCESS
@@ -53,9 +52,7 @@ async def test_a_client_gets_the_messages_of_its_subscribed_lite_topics(tmp_path
 
 
 async def test_an_unacknowledged_pop_blocks_only_its_own_lite_topic(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await control(client, "PARTIAL_ADD", "a", "b")
         await send(client, "a", b"1")
         await send(client, "a", b"2")
@@ -70,9 +67,7 @@ async def test_an_unacknowledged_pop_blocks_only_its_own_lite_topic(tmp_path: Pa
 
 
 async def test_an_unacknowledged_message_is_redelivered_in_place_with_its_attempt_count(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await control(client, "PARTIAL_ADD", "a")
         await send(client, "a", b"1")
         await send(client, "a", b"2")
@@ -85,9 +80,7 @@ async def test_an_unacknowledged_message_is_redelivered_in_place_with_its_attemp
 
 
 async def test_too_many_open_pops_wait_until_expired_ones_are_redelivered(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=limited(pop={"checkpoints_max": 2}), group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path, limits=limited(pop={"checkpoints_max": 2})) as client:
         for lite in ("a", "b", "c"):
             await send(client, lite, lite.encode())
         await control(client, "PARTIAL_ADD", "a", "b", "c")
@@ -110,9 +103,7 @@ async def test_too_many_open_pops_wait_until_expired_ones_are_redelivered(tmp_pa
 
 
 async def test_a_shortened_invisible_time_redelivers_a_message_earlier(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await control(client, "PARTIAL_ADD", "a")
         await send(client, "a", b"1")
         first = await pop(client)
@@ -124,9 +115,7 @@ async def test_a_shortened_invisible_time_redelivers_a_message_earlier(tmp_path:
 
 
 async def test_a_suspended_lite_topic_is_redelivered_in_time_and_uncounted(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await control(client, "PARTIAL_ADD", "a")
         await send(client, "a", b"1")
 
@@ -146,9 +135,7 @@ async def test_a_suspended_lite_topic_is_redelivered_in_time_and_uncounted(tmp_p
 
 
 async def test_one_request_waits_for_all_lite_topics_even_nonexistent_ones(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await control(client, "COMPLETE_ADD", *(f"s{number}" for number in range(50)))
         held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
         await send(client, "s37", b"x")
@@ -156,9 +143,7 @@ async def test_one_request_waits_for_all_lite_topics_even_nonexistent_ones(tmp_p
 
 
 async def test_a_request_with_the_same_attempt_gets_the_same_messages(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await control(client, "PARTIAL_ADD", "a")
         await send(client, "a", b"1")
         assert told(await pop(client, attemptId="x")) == [("a", b"1", 0)]
@@ -240,9 +225,7 @@ async def test_a_client_with_another_connection_hears_there_what_was_taken_from_
 
 
 async def test_clients_share_a_lite_topic_one_at_a_time(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         for name in ("C1", "C2"):
             await control(client, "PARTIAL_ADD", "a", client_id=name)
         await send(client, "a", b"1")
@@ -255,9 +238,7 @@ async def test_clients_share_a_lite_topic_one_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_clients_of_a_wildcard_group_get_all_lite_topics_old_and_new(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client, group={"lite.sub.wildcard": "*"})
+    async with lite_client(tmp_path, group={"lite.sub.wildcard": "*"}) as client:
         await send(client, "old", b"1")
         assert (await control(client, "PARTIAL_ADD", "old")).code == ResponseCode.ILLEGAL_OPERATION
         assert (await control(client, "COMPLETE_ADD")).code == ResponseCode.SUCCESS
@@ -284,9 +265,7 @@ async def test_a_client_says_where_its_group_begins(tmp_path: Path) -> None:
         ({"type": "TIMESTAMP", "value": 0}, every),
         ({"type": "TIMESTAMP", "value": 2**62}, []),
     ]
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         for number, (option, bodies) in enumerate(cases):
             lite = f"a{number}"
             for body in every:
@@ -296,9 +275,7 @@ async def test_a_client_says_where_its_group_begins(tmp_path: Path) -> None:
 
 
 async def test_a_reset_ends_what_was_popped_before(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await control(client, "PARTIAL_ADD", "a")
         await send(client, "a", b"1")
         before = await pop(client)
@@ -355,9 +332,7 @@ async def test_messages_that_no_lite_topic_takes_are_refused(tmp_path: Path) -> 
         {"DELAY": "0", "TRAN_MSG": "false"},
         {"INNER_MULTI_QUEUE_OFFSET": "7", "RAFTMQ_LITE": "0", "INNER_MULTI_DISPATCH": "x"},
     ]
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         for lite, named in refused:
             answer = await send(client, lite, b"-", named=named)
             assert answer.code in (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER), (lite, named)
@@ -368,9 +343,7 @@ async def test_messages_that_no_lite_topic_takes_are_refused(tmp_path: Path) -> 
 
 
 async def test_a_topic_of_another_type_takes_no_messages_of_lite_topics(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await client.create_topic("T")
         answer = await client.send("T", i="__LITE_TOPIC\x01a\x02")
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
@@ -390,18 +363,14 @@ async def test_a_topic_of_another_type_takes_no_messages_of_lite_topics(tmp_path
     ],
 )
 async def test_topics_with_wrong_attributes_are_refused(tmp_path: Path, attributes: dict[str, str]) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         text = ",".join(f"+{name}={value}" for name, value in attributes.items())
         answer = await client.create_topic(PARENT, attributes=text)
         assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
 async def test_a_client_cannot_subscribe_beyond_the_quota_of_its_group(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client, group={"lite.sub.client.quota": "2"})
+    async with lite_client(tmp_path, group={"lite.sub.client.quota": "2"}) as client:
         assert (await control(client, "PARTIAL_ADD", "a", "b")).code == ResponseCode.SUCCESS
         assert (await control(client, "PARTIAL_ADD", "c")).code == ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
         assert (await control(client, "COMPLETE_ADD", "c", "d")).code == ResponseCode.SUCCESS
@@ -409,9 +378,7 @@ async def test_a_client_cannot_subscribe_beyond_the_quota_of_its_group(tmp_path:
 
 
 async def test_a_deleted_topic_takes_its_lite_topics_with_it(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await control(client, "PARTIAL_ADD", "a")
         await send(client, "a", b"1")
         await pop(client)
@@ -426,9 +393,7 @@ async def test_a_deleted_topic_takes_its_lite_topics_with_it(tmp_path: Path) -> 
 
 
 async def test_clients_with_an_unknown_or_otherwise_bound_group_get_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await client.create_topic("T")
         assert (await pop(client, consumerGroup="none")).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
         assert (await pop(client, topic="T")).code == ResponseCode.INVALID_PARAMETER

@@ -10,7 +10,19 @@ import pytest
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.lite import BrokerLiteInfo, LiteClientInfo, LiteGroupInfo, LiteTopicInfo, ParentTopicInfo
 from mq.protocol.wire.json_body import Body
-from tests.support.lite_topics import GROUP, PARENT, ack, control, pop, pop_ext, prepared, put_group, send, told
+from tests.support.lite_topics import (
+    GROUP,
+    PARENT,
+    ack,
+    control,
+    lite_client,
+    pop,
+    pop_ext,
+    prepared,
+    put_group,
+    send,
+    told,
+)
 from tests.support.running_broker import Client, note_brokers, running
 
 pytestmark = pytest.mark.trio
@@ -28,9 +40,7 @@ async def lag_of(client: Client, **fields: object) -> LiteGroupInfo:
 
 
 async def test_the_figures_of_all_lite_topics_and_of_one_parent(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await client.create_topic(PARENT, 2, attributes="+lite.topic.expiration=60")
         await client.create_topic("Other", attributes="+message.type=LITE")
         for lite in ("a", "b", "c"):
@@ -49,9 +59,7 @@ async def test_the_figures_of_all_lite_topics_and_of_one_parent(tmp_path: Path) 
 
 
 async def test_a_lite_topic_and_its_subscribers(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await put_group(client, "all", **{"lite.sub.wildcard": "true"})
         await send(client, "a", b"1")
         await send(client, "a", b"2")
@@ -72,9 +80,7 @@ async def test_a_lite_topic_and_its_subscribers(tmp_path: Path) -> None:
 
 
 async def test_a_client_and_what_it_subscribes_to(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await control(client, "PARTIAL_ADD", "b", "a", "c")
         code, fields = RequestCode.GET_LITE_CLIENT_INFO, {"parentTopic": PARENT, "group": GROUP, "clientId": "C"}
         info = await asked(client, code, LiteClientInfo, **fields)
@@ -87,9 +93,7 @@ async def test_a_client_and_what_it_subscribes_to(tmp_path: Path) -> None:
 
 
 async def test_lag_counts_unacknowledged_messages_and_ranks_lite_topics_by_length_and_age(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         for lite, count in (("read", 1), ("old", 1), ("long", 4), ("short", 2), ("unread", 9)):
             for _ in range(count):
                 await send(client, lite, b"x")
@@ -113,9 +117,7 @@ async def test_lag_counts_unacknowledged_messages_and_ranks_lite_topics_by_lengt
 
 
 async def test_the_lag_in_one_lite_topic(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         for body in (b"1", b"2", b"3"):
             await send(client, "a", body)
             await send(client, "b", body)
@@ -131,9 +133,7 @@ async def test_the_lag_in_one_lite_topic(tmp_path: Path) -> None:
 
 
 async def test_the_lag_of_a_wildcard_group_counts_unread_lite_topics(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client, group={"lite.sub.wildcard": "true"})
+    async with lite_client(tmp_path, group={"lite.sub.wildcard": "true"}) as client:
         await send(client, "a", b"1")
         await send(client, "b", b"2")
         info = await lag_of(client, topK=10)
@@ -188,9 +188,7 @@ async def test_questions_about_what_is_not_there_are_refused(tmp_path: Path) -> 
         (RequestCode.TRIGGER_LITE_DISPATCH, {"group": "none"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
         (RequestCode.TRIGGER_LITE_DISPATCH, {"group": "usual"}, ResponseCode.INVALID_PARAMETER),
     ]
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await prepared(client)
+    async with lite_client(tmp_path) as client:
         await client.create_topic("T")
         body = b'{"groupName":"usual"}'
         await client.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
