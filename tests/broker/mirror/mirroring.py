@@ -14,7 +14,8 @@ from mq.cli.mirror.commands import open_state
 from mq.cli.mirror.copier import Copier
 from mq.cli.mirror.plan import Choice
 from mq.cli.mirror.setup import extend_mirror
-from mq.cli.mirror.state_file import save
+from mq.cli.mirror.state import MirrorState
+from mq.cli.mirror.state_file import load, save
 from mq.client import Admin, PullConsumer, ReceivedMessage
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.waiting import until
@@ -33,6 +34,13 @@ async def two_clusters(directory: Path, **target: object) -> AsyncIterator[tuple
     ):
         await admin.delete_topic("T")
         yield one, two
+
+
+def saved(path: Path) -> MirrorState:
+    """What the mirror with this state file has noted."""
+    state = load(path)
+    assert state is not None, f"{path} is not there"
+    return state
 
 
 def address(admin: ClusterAdmin) -> str:

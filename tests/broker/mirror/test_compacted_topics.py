@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mq.cli.mirror.state_file import load
 from mq.cli.mirror.verification import verify
 from mq.client import Message, Producer, ReceivedMessage, tombstone
-from tests.broker.mirror.mirroring import address, content, copy_all, two_clusters
+from tests.broker.mirror.mirroring import address, content, copy_all, saved, two_clusters
 from tests.support.compaction import shorten_hours
 from tests.support.waiting import until
 
@@ -63,8 +62,7 @@ async def test_a_compacted_topic_is_mirrored_while_both_sides_compact(
             return all(table(messages) == expected for messages in found)
 
         await until(have_all)
-        state = load(path)
-        assert state is not None
+        state = saved(path)
         assert [each.difference for each in await verify(source, target, state.queues)] == [None] * len(state.queues)
 
 

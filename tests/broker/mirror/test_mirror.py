@@ -36,7 +36,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.users import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
-from tests.broker.mirror.mirroring import NOTHING, address, bodies, content, copy_all, two_clusters
+from tests.broker.mirror.mirroring import NOTHING, address, bodies, content, copy_all, saved, two_clusters
 from tests.support.guarded import ADMIN, guarded
 from tests.support.waiting import until
 
@@ -73,8 +73,7 @@ async def test_messages_arrive_with_all_that_they_have(tmp_path: Path) -> None:
         assert (broker, int(stored_ms)) == (original.queue.broker_name, original.record.store_timestamp_ms)
         [config] = (await target.topic_config("Orders")).values()
         assert (config.write_queue_nums, config.attributes) == (2, {"owner": "shop"})
-        state = load(tmp_path / "state")
-        assert state is not None
+        state = saved(tmp_path / "state")
         assert [each.difference for each in await verify(source, target, state.queues)] == [None] * len(state.queues)
 
 
@@ -102,8 +101,7 @@ async def test_every_message_arrives_once_and_in_order_wherever_the_mirror_is_ki
         ours, theirs = await content(address(source), "Orders"), await content(address(target), "Orders")
         assert sum(map(len, ours.values())) == number
         assert bodies(ours) == bodies(theirs)
-        state = load(path)
-        assert state is not None
+        state = saved(path)
         found = await verify(source, target, state.queues)
         assert sum(each.compared for each in found) == number
         assert all(each.difference is None for each in found)
@@ -174,8 +172,7 @@ async def test_offsets_are_moved_and_moved_back(tmp_path: Path) -> None:
         [queue] = await producer.queues("Orders")
         await source.store_offset("billing", queue, 4)
         await copy_all(source, target, path)
-        state = load(path)
-        assert state is not None
+        state = saved(path)
         options = {"groups": NOTHING, "quiet_seconds": 0.1, "producers_run": False}
         tried = await cut_over(source, target, state, path, dry_run=True, **options)  # type: ignore[arg-type]
         assert [(each.offset, each.goal_offset) for each in tried.moved] == [(4, 7)]
@@ -199,8 +196,7 @@ async def test_a_cut_over_is_refused_while_producers_send(tmp_path: Path) -> Non
         await source.create_topic("Orders", 1)
         await producer.send(Message("Orders", b"1"))
         await copy_all(source, target, path)
-        state = load(path)
-        assert state is not None
+        state = saved(path)
 
         async def go_on() -> None:
             while True:
@@ -241,8 +237,7 @@ async def test_a_message_that_the_target_refuses_blocks_its_queue_or_is_listed(t
         await copy_all(source, target, path, on_refused=lambda _, message, __: left_out.append(message.queue_offset))
         assert left_out == [1]
         assert bodies(await content(address(target), "Orders")) == {0: [b"1", b"3"]}
-        state = load(path)
-        assert state is not None
+        state = saved(path)
         [queue] = [each for each in state.queues if each.topic == "Orders"]
         assert (queue.stretches, queue.skipped) == ([(0, 0, 1), (2, 1, 1)], [1])
         [found] = await verify(source, target, [queue])
@@ -256,8 +251,7 @@ async def test_a_difference_is_found(tmp_path: Path) -> None:
         for number in range(5):
             await producer.send(Message("Orders", b"%d" % number))
         await copy_all(source, target, path)
-        state = load(path)
-        assert state is not None
+        state = saved(path)
         [queue] = [each for each in state.queues if each.topic == "Orders"]
         queue.stretches = [(0, 1, 4)]
         [found] = await verify(source, target, [queue])
@@ -271,8 +265,7 @@ async def test_a_topic_recreated_at_the_source_blocks_its_queue(tmp_path: Path) 
         for number in range(5):
             await producer.send(Message("Orders", b"%d" % number))
         await copy_all(source, target, path)
-        state = load(path)
-        assert state is not None
+        state = saved(path)
         [queue] = [each for each in state.queues if each.topic == "Orders"]
         queue.stretches, queue.next_offset = [(0, 0, 5), (5, 5, 95)], 100
         save(path, state)
@@ -328,8 +321,7 @@ async def test_what_the_source_deleted_before_it_was_copied_is_counted(tmp_path:
         with mock.patch.object(source, "pull", without_the_first):
             async with copying(source, target, path) as copier:
                 await until(lambda: copier.behind == 0)
-        state = load(path)
-        assert state is not None
+        state = saved(path)
         [queue] = [each for each in state.queues if each.topic == "Orders"]
         assert (queue.gone, queue.stretches) == ([(3, 6)], [(0, 0, 3), (6, 3, 4)])
         assert bodies(await content(address(target), "Orders")) == {0: [b"0", b"1", b"2", b"6", b"7", b"8", b"9"]}
@@ -450,8 +442,7 @@ async def test_delayed_messages_that_wait_at_the_cut_over_arrive_later(tmp_path:
         await producer.send(Message("Orders", b"now"))
         await producer.send(Message("Orders", b"later", delay=2.0))
         await copy_all(source, target, path)
-        state = load(path)
-        assert state is not None
+        state = saved(path)
         report = await cut_over(
             source, target, state, path, groups=NOTHING, quiet_seconds=0.1, producers_run=False, dry_run=False
         )

@@ -17,12 +17,11 @@ from mq.cli.mirror.clusters import ClusterAdmin, Pulled
 from mq.cli.mirror.commands import _mirror
 from mq.cli.mirror.cut_over import cut_over
 from mq.cli.mirror.plan import Choice
-from mq.cli.mirror.state_file import load
 from mq.cli.mirror.verification import verify
 from mq.client import BrokerError, Message, MessageQueue, NoRoute, Producer
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
-from tests.broker.mirror.mirroring import NOTHING, address, bodies, content, copy_all, two_clusters
+from tests.broker.mirror.mirroring import NOTHING, address, bodies, content, copy_all, saved, two_clusters
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.waiting import until
 
@@ -104,8 +103,7 @@ async def test_a_topic_deleted_at_the_source_does_not_block_the_cut_over(tmp_pat
         await source.store_offset("billing", queue, 1)
         await copy_all(source, target, path)
         await source.delete_topic("Old")
-        state = load(path)
-        assert state is not None
+        state = saved(path)
         with trio.fail_after(30):
             report = await cut_over(
                 source, target, state, path, groups=NOTHING, quiet_seconds=0.1, producers_run=False, dry_run=False
@@ -120,8 +118,7 @@ async def test_a_cut_over_says_what_it_waits_for(tmp_path: Path) -> None:
         await producer.send(Message("Orders", b"1"))
         await copy_all(source, target, path)
         await producer.send(Message("Orders", b"2"))
-        state = load(path)
-        assert state is not None
+        state = saved(path)
         said: list[str] = []
         with mock.patch.object(target, "store", mock.AsyncMock(side_effect=NoRoute("Orders", "no leader"))):
             async with trio.open_nursery() as nursery:
@@ -244,8 +241,7 @@ async def test_a_cut_over_with_running_producers_detects_a_recreated_topic(tmp_p
         await source.create_topic("Orders", 1)
         await send(source, b"0", b"1", b"2")
         await copy_all(source, target, path)
-        state = load(path)
-        assert state is not None
+        state = saved(path)
         [queue] = [MessageQueue("Orders", each.broker, 0) for each in state.queues if each.topic == "Orders"]
         await again.put_consumer_group(SubscriptionGroupConfig("billing"))
         await again.store_offset("billing", queue, 1)
@@ -289,8 +285,7 @@ async def test_a_topic_with_too_few_target_queues_blocks_only_itself(
             assert sum(map(len, (await content(address(target), topic)).values())) == 1
 
         async def change_over() -> None:
-            state = load(path)
-            assert state is not None
+            state = saved(path)
             with trio.fail_after(30):
                 await cut_over(
                     source, target, state, path, groups=NOTHING, quiet_seconds=0.1, producers_run=False, dry_run=False
@@ -316,8 +311,7 @@ async def test_unreadable_source_queues_do_not_block_the_cut_over(tmp_path: Path
             await producer.send(Message("Orders", b"%d" % queue_id), queue=queue)
         with trio.fail_after(30):
             await copy_all(source, target, path)
-            state = load(path)
-            assert state is not None
+            state = saved(path)
             await cut_over(
                 source, target, state, path, groups=NOTHING, quiet_seconds=0.1, producers_run=False, dry_run=False
             )
