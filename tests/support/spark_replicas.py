@@ -129,21 +129,25 @@ class Cluster:
         return Answer(0, "", {}, memoryview(json.dumps(body).encode()))
 
     def reader(self, *ranges: QueueRange, **options: Any) -> TaskReader:
-        wanted: dict[str, Any] = {
-            "namesrv": ("names:1",),
-            "columns": ("queue_id", "queue_offset", "body"),
-            "tags": None,
-            "read_from": "follower",
-            "keep_bad_bodies": False,
-            "on_data_loss": "fail",
-            "fetch_bytes": 1 << 20,
-            "fetch_seconds": 1.0,
-            "deadline_seconds": 30.0,
-            "client_id": "spark",
-            **options,
-        }
         part = LogRange("T", "", "a", ranges, REPLICAS)
-        return TaskReader(part, TaskOptions(**wanted), connect=self.connect, clock=lambda: self.now, sleep=self.sleep)
+        return TaskReader(part, task_options(**options), connect=self.connect, clock=lambda: self.now, sleep=self.sleep)
+
+
+def task_options(**options: Any) -> TaskOptions:
+    """Those of a task that reads from followers and fails on lost messages, unless `options` say otherwise."""
+    wanted: dict[str, Any] = {
+        "namesrv": ("names:1",),
+        "columns": ("queue_id", "queue_offset", "body"),
+        "tags": None,
+        "read_from": "follower",
+        "keep_bad_bodies": False,
+        "on_data_loss": "fail",
+        "fetch_bytes": 1 << 20,
+        "fetch_seconds": 1.0,
+        "deadline_seconds": 30.0,
+        "client_id": "spark",
+    }
+    return TaskOptions(**wanted | options)
 
 
 def rows(reader: TaskReader) -> list[tuple[int, int, bytes]]:

@@ -27,7 +27,7 @@ from spark.errors import DataLoss, ReadFailed
 from spark.plan import LogRange, QueueRange
 from spark.reader import TaskOptions, TaskReader
 from spark.task_reader import task_reader
-from tests.support.spark_replicas import REPLICAS, Cluster, expected, rows, stored
+from tests.support.spark_replicas import REPLICAS, Cluster, expected, rows, stored, task_options
 
 QUEUES = 4
 
@@ -149,21 +149,7 @@ class BulkCluster(Cluster):
         return Line(self, address)
 
     def options(self, **options: Any) -> TaskOptions:
-        wanted: dict[str, Any] = {
-            "namesrv": ("names:1",),
-            "columns": ("queue_id", "queue_offset", "body"),
-            "tags": None,
-            "read_from": "follower",
-            "keep_bad_bodies": False,
-            "on_data_loss": "fail",
-            "fetch_bytes": 1 << 20,
-            "fetch_seconds": 1.0,
-            "deadline_seconds": 30.0,
-            "client_id": "spark",
-            "read_mode": "bulk",
-            **options,
-        }
-        return TaskOptions(**wanted)
+        return task_options(**{"read_mode": "bulk", **options})
 
     def reader(self, *ranges: QueueRange, lease_id: str = "", **options: Any) -> TaskReader:
         part = LogRange("T", "1-1000", "a", ranges, REPLICAS, lease_id, 4096)
