@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mq.local_cluster.ports import is_locked
+
 PREFIX = "rmqf-"
 """Prefix of the mount points of runs."""
 RUN_VARIABLE = "RAFTMQ_JEPSEN_RUN"
@@ -37,14 +39,7 @@ def held(directory: Path) -> Iterator[None]:
 
 def is_held(directory: Path) -> bool:
     """Whether the run of this directory is running."""
-    try:
-        with (directory / _LOCK).open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return is_locked(directory / _LOCK)
 
 
 def mount_points(mounts: Iterable[str]) -> list[Path]:

@@ -15,7 +15,7 @@ import trio
 
 from mq.durable_files import replace_file
 from mq.local_cluster.cluster import WATCH_SECONDS, DevCluster
-from mq.local_cluster.ports import LOCK_FILE
+from mq.local_cluster.ports import LOCK_FILE, is_locked
 from mq.local_cluster.processes import ServersFailed
 
 ANSWER_SECONDS_MAX: Final = 90.0
@@ -48,7 +48,7 @@ async def ask_restart(home: Path, node_id: str) -> None:
     If cancelled, the restart may still happen. Raises ServersFailed, OSError.
     """
     await trio.lowlevel.checkpoint()
-    if not _is_held(home):
+    if not is_locked(home / LOCK_FILE):
         raise ServersFailed(f"no raftmq dev runs in {home}")
     directory = home / _DIRECTORY
     directory.mkdir(exist_ok=True)
@@ -69,7 +69,7 @@ async def _said(home: Path, node_id: str) -> str:
     try:
         with trio.move_on_after(ANSWER_SECONDS_MAX):
             while not answer.exists():
-                if not _is_held(home):
+                if not is_locked(home / LOCK_FILE):
                     raise ServersFailed(f"the raftmq dev in {home} ended meanwhile")
                 await trio.sleep(WATCH_SECONDS / 5)
         return answer.read_text() if answer.exists() else f"no answer within {ANSWER_SECONDS_MAX:g} s"
@@ -105,15 +105,3 @@ async def _restarted(cluster: DevCluster, node_id: str) -> str:
 def _files(home: Path, node_id: str) -> tuple[Path, Path]:
     directory = home / _DIRECTORY
     return directory / node_id, directory / f"{node_id}.answer"
-
-
-def _is_held(home: Path) -> bool:
-    """Whether a process runs a group in this directory."""
-    try:
-        with (home / LOCK_FILE).open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False

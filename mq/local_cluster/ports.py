@@ -82,6 +82,18 @@ def held(directory: Path) -> Iterator[None]:
         yield
 
 
+def is_locked(file: Path) -> bool:
+    """Whether a living process has locked this file, as `held` locks that of a directory. Raises OSError."""
+    try:
+        with file.open("r") as opened:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def check_ports_of_new_directory(
     directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None = None
 ) -> None:
