@@ -7,7 +7,7 @@ replaced by a blank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -149,40 +149,11 @@ TraceRecord = Sent | HandlingBegun | HandlingEnded | TransactionEnded | Recalled
 
 def encode_trace(record: TraceRecord) -> str:
     """One record with its separator. An unknown client host is omitted."""
-    return _FIELD.join([_written(each) for each in _fields(record)]) + _RECORD
-
-
-def _fields(record: TraceRecord) -> tuple[object, ...]:
-    match record:
-        case Sent():
-            sent = (
-                "Pub", record.timestamp_ms, record.region, record.group, record.topic, record.message_id, record.tags,
-                record.keys, record.store_host, record.body_bytes, record.cost_ms, record.kind,
-                record.offset_message_id, record.success,
-            )  # fmt: skip
-            return sent if record.client_host is None else (*sent, record.client_host)
-        case HandlingBegun():
-            begun = (
-                "SubBefore", record.timestamp_ms, record.region, record.group, record.request_id, record.message_id,
-                record.retry_times, record.keys,
-            )  # fmt: skip
-            return begun if record.client_host is None else (*begun, record.client_host)
-        case HandlingEnded():
-            return (
-                "SubAfter", record.request_id, record.message_id, record.cost_ms, record.success, record.keys,
-                record.context_code, record.timestamp_ms, record.group,
-            )  # fmt: skip
-        case TransactionEnded():
-            return (
-                "EndTransaction", record.timestamp_ms, record.region, record.group, record.topic, record.message_id,
-                record.tags, record.keys, record.store_host, record.kind, record.transaction_id, record.state,
-                record.from_check,
-            )  # fmt: skip
-        case Recalled():
-            return (
-                "Recall", record.timestamp_ms, record.region, record.group, record.topic, record.message_id,
-                record.success,
-            )  # fmt: skip
+    names = record.__struct_fields__
+    values = [getattr(record, name) for name in names]
+    if names[-1] == "client_host" and values[-1] is None:
+        values.pop()
+    return _FIELD.join([_FORMATS[type(record)][0], *map(_written, values)]) + _RECORD
 
 
 def decode_trace(text: str) -> tuple[list[TraceRecord], int]:
@@ -201,75 +172,17 @@ def decode_trace(text: str) -> tuple[list[TraceRecord], int]:
 
 
 def _record(fields: list[str]) -> TraceRecord:
-    """Raises ValueError and IndexError for an invalid record."""
-    match fields[0]:
-        case "Pub":
-            # Old clients have no offset message id.
-            at = 12 if len(fields) == 13 else 13
-            return Sent(
-                timestamp_ms=int(fields[1]),
-                region=_text(fields[2]),
-                group=_text(fields[3]) or "",
-                topic=_text(fields[4]) or "",
-                message_id=_text(fields[5]) or "",
-                tags=_text(fields[6]),
-                keys=_text(fields[7]),
-                store_host=_text(fields[8]),
-                body_bytes=int(fields[9]),
-                cost_ms=int(fields[10]),
-                kind=int(fields[11]),
-                offset_message_id=None if at == 12 else _text(fields[12]),
-                success=_boolean(fields[at]),
-                client_host=_text(fields[14]) if len(fields) > 14 else None,
-            )
-        case "SubBefore":
-            return HandlingBegun(
-                timestamp_ms=int(fields[1]),
-                region=_text(fields[2]),
-                group=_text(fields[3]) or "",
-                request_id=_text(fields[4]) or "",
-                message_id=_text(fields[5]) or "",
-                retry_times=int(fields[6]),
-                keys=_text(fields[7]),
-                client_host=_text(fields[8]) if len(fields) > 8 else None,
-            )
-        case "SubAfter":
-            return HandlingEnded(
-                request_id=_text(fields[1]) or "",
-                message_id=_text(fields[2]) or "",
-                cost_ms=int(fields[3]),
-                success=_boolean(fields[4]),
-                keys=_text(fields[5]),
-                context_code=int(fields[6]) if len(fields) > 6 else ContextCode.SUCCESS,
-                timestamp_ms=int(fields[7]) if len(fields) > 7 else 0,
-                group=(_text(fields[8]) or "") if len(fields) > 8 else "",
-            )
-        case "EndTransaction":
-            return TransactionEnded(
-                timestamp_ms=int(fields[1]),
-                region=_text(fields[2]),
-                group=_text(fields[3]) or "",
-                topic=_text(fields[4]) or "",
-                message_id=_text(fields[5]) or "",
-                tags=_text(fields[6]),
-                keys=_text(fields[7]),
-                store_host=_text(fields[8]),
-                kind=int(fields[9]),
-                transaction_id=_text(fields[10]),
-                state=_text(fields[11]) or "UNKNOW",
-                from_check=_boolean(fields[12]),
-            )
-        case "Recall":
-            return Recalled(
-                timestamp_ms=int(fields[1]),
-                region=_text(fields[2]),
-                group=_text(fields[3]) or "",
-                topic=_text(fields[4]) or "",
-                message_id=_text(fields[5]) or "",
-                success=_boolean(fields[6]),
-            )
-        case other:
-            raise ValueError(f"no kind of trace record: {other[:40]!r}")
+    """Raises ValueError for an invalid record."""
+    kind = _KINDS.get(fields[0])
+    if kind is None:
+        raise ValueError(f"no kind of trace record: {fields[0][:40]!r}")
+    (word, least), names, texts = _FORMATS[kind], kind.__struct_fields__, fields[1:]
+    if kind is Sent and len(texts) == least:
+        texts.insert(names.index("offset_message_id"), _NULL)  # old clients have none
+    if len(texts) < least:
+        raise ValueError(f"a trace record {word} has {len(texts)} fields, it needs {least}")
+    values = {name: _READ.get(name, _text)(text) for name, text in zip(names, texts, strict=False)}
+    return msgspec.convert(values, kind)
 
 
 def _written(value: object) -> str:
@@ -285,8 +198,30 @@ def _text(field: str) -> str | None:
     return None if field == _NULL else field
 
 
+def _required_text(field: str) -> str:
+    return _text(field) or ""
+
+
 def _boolean(field: str) -> bool:
     return field.lower() == "true"
+
+
+_FORMATS: Final[dict[type[TraceRecord], tuple[str, int]]] = {
+    Sent: ("Pub", 12),
+    HandlingBegun: ("SubBefore", 7),
+    HandlingEnded: ("SubAfter", 5),
+    TransactionEnded: ("EndTransaction", 12),
+    Recalled: ("Recall", 6),
+}
+"""The word by which records of a kind begin, and how many fields all clients write; the order is that of the class."""
+_KINDS: Final = {word: kind for kind, (word, _) in _FORMATS.items()}
+_READ: Final[dict[str, Callable[[str], object]]] = {
+    **dict.fromkeys(("timestamp_ms", "body_bytes", "cost_ms", "kind", "retry_times", "context_code"), int),
+    **dict.fromkeys(("group", "topic", "message_id", "request_id"), _required_text),
+    **dict.fromkeys(("success", "from_check"), _boolean),
+    "state": lambda field: _text(field) or "UNKNOW",
+}
+"""How a field is read; all others are optional texts."""
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
