@@ -50,6 +50,7 @@ from mq.store.checkpoint import Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.opening import refuse_newer_formats
 from mq.store.queue_floors import forget_gap, has_gap
+from mq.store.queue_store import QueueStore
 from mq.tls import Certificate
 from raftlog import (
     CoreConfig,
@@ -372,63 +373,66 @@ class _Host:
             log=log,
         )
 
-        def attach(replica: Replica) -> None:
-            try:
-                broker.attach(replica)
-            except OSError as error:
-                text = f"{error.filename or settings.data_dir}: {error.strerror}"
-                raise StartRefused(text, may_pass=True) from error
-            if settings.has_tiers and has_gap(str(settings.data_dir)):
-                noted = run.segment_log.notes.get(QUEUES_FROM)
-                replica.remember(QUEUES_FROM, noted, partial(forget_gap, str(settings.data_dir)))
-            listener = _bound_listener(reactor, settings.listen_address, broker)
-            undo.callback(lambda: log.info("stopped", last_index=run.segment_log.last_index))
-            undo.callback(checkpoint_last, broker, log)
-            undo.callback(broker.close_connections)
-            undo.callback(listener.close)
-            undo.callback(self._closed)
-            reactor.serve_together(broker.services.sends.receive)
-            self._broker, self._reactor = broker, reactor
-            self.started = True
-            self._on_broker(broker)
-            if machine.owns_process:
-                freeze_startup_objects()
-            log.info(
-                "started",
-                listen=settings.listen,
-                data_dir=str(settings.data_dir),
-                durability=settings.durability,
-                compiled=ALL_COMPILED,
-                last_index=run.segment_log.last_index,
-                applied_index=replica.applied_index,
-            )
-
-        async def timers() -> None:
-            async with trio.open_nursery() as nursery:
-                refreshed = [each for each in (self.access, self.certificate) if each is not None]
-                actions = [
-                    *broker.periodic(),
-                    *(Periodic(self.limits.upkeep.refresh_files_seconds, each.refresh) for each in refreshed),
-                ]
-                periodic = PeriodicTask(actions, reactor.end_turn, broker.note_delay)
-                reactor.before_waiting(periodic.refresh)
-                for task in (periodic.run, *broker.tasks()):
-                    nursery.start_soon(task)
-                nursery.start_soon(checkpoint_forever, settings.checkpoint_seconds, opened.queues, broker, log)
-
         return Hosted(
             application=broker,
             applied_index=opened.checkpoint.applied_index,
-            attach=attach,
+            attach=partial(self._begin, broker, run),
             end_turn=broker.end_turn,
             snapshot=broker.snapshot,
             refill_bytes=lambda: broker.services.retention.refill_bytes(),
             archived=lambda: metadata.archived.known_at(settings.archive_url),
             note_for_copies=lambda: broker.services.retention.note_for_copies(),
             open_archive=partial(open_archive_to_join, settings, self.limits) if settings.archive_url else None,
-            tasks=(registrar.run, timers),
+            tasks=(registrar.run, partial(self._run_timers, broker, reactor, opened.queues)),
             check_body=check_entry,
         )
+
+    def _begin(self, broker: Broker, run: Run, replica: Replica) -> None:
+        """Serve clients. Raises StartRefused."""
+        settings, log, undo = self.settings, self._log, run.undo
+        try:
+            broker.attach(replica)
+        except OSError as error:
+            text = f"{error.filename or settings.data_dir}: {error.strerror}"
+            raise StartRefused(text, may_pass=True) from error
+        if settings.has_tiers and has_gap(str(settings.data_dir)):
+            noted = run.segment_log.notes.get(QUEUES_FROM)
+            replica.remember(QUEUES_FROM, noted, partial(forget_gap, str(settings.data_dir)))
+        listener = _bound_listener(run.reactor, settings.listen_address, broker)
+        undo.callback(lambda: log.info("stopped", last_index=run.segment_log.last_index))
+        undo.callback(checkpoint_last, broker, log)
+        undo.callback(broker.close_connections)
+        undo.callback(listener.close)
+        undo.callback(self._closed)
+        run.reactor.serve_together(broker.services.sends.receive)
+        self._broker, self._reactor = broker, run.reactor
+        self.started = True
+        self._on_broker(broker)
+        if this_machine().owns_process:
+            freeze_startup_objects()
+        log.info(
+            "started",
+            listen=settings.listen,
+            data_dir=str(settings.data_dir),
+            durability=settings.durability,
+            compiled=ALL_COMPILED,
+            last_index=run.segment_log.last_index,
+            applied_index=replica.applied_index,
+        )
+
+    async def _run_timers(self, broker: Broker, reactor: Reactor, queues: QueueStore) -> None:
+        """Run what the broker does again and again, until cancelled."""
+        refreshed = [each for each in (self.access, self.certificate) if each is not None]
+        actions = [
+            *broker.periodic(),
+            *(Periodic(self.limits.upkeep.refresh_files_seconds, each.refresh) for each in refreshed),
+        ]
+        periodic = PeriodicTask(actions, reactor.end_turn, broker.note_delay)
+        async with trio.open_nursery() as nursery:
+            reactor.before_waiting(periodic.refresh)
+            for task in (periodic.run, *broker.tasks()):
+                nursery.start_soon(task)
+            nursery.start_soon(checkpoint_forever, self.settings.checkpoint_seconds, queues, broker, self._log)
 
     def _closed(self) -> None:
         self._broker = self._reactor = None
