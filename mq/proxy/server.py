@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -62,37 +63,14 @@ async def serve(
     certificate, tls = _tls(configuration, log)
     listeners = await trio.open_tcp_listeners(configuration.listen_port, host=configuration.listen_host)
     host, port = listeners[0].socket.getsockname()[:2]
-    clients = Clients(random.Random())
     counters = GrpcCounters()
-    services: list[ServiceTable] = []
-
-    def answer_broker(request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater) -> bytes | None:
-        return services[0].answer_broker(request, body, answer_later) if services else None
-
+    signed = None if remoting.credentials is None else _allowed_times(configuration)
     log.info("listening", host=host, port=port)
     try:
         async with (
-            Brokers.open(
-                parse_addresses(configuration.namesrv),
-                log,
-                client_id=new_client_id(),
-                producer_groups=clients.transaction_topics,
-                members=clients.members,
-                on_server_request=answer_broker,
-                settings=remoting,
-            ) as brokers,
+            open_table(configuration.namesrv, remoting, draining, log, signed=signed) as (table, brokers),
             trio.open_nursery() as nursery,
         ):
-            table = ServiceTable(
-                brokers,
-                clients,
-                nursery,
-                draining,
-                wall_clock_ms,
-                log,
-                signed=None if remoting.credentials is None else _allowed_times(configuration),
-            )
-            services.append(table)
             if (metrics_address := configuration.metrics_address) is not None:
                 # Without metrics, their libraries need no memory.
                 from mq.monitoring.http import Monitoring, open_metrics_listeners
@@ -103,8 +81,6 @@ async def serve(
                 if scraped := await open_metrics_listeners(metrics_address, log, is_required=is_required):
                     monitoring = Monitoring(lambda: collect(table, counters, valid_until), _ready(brokers, draining))
                     nursery.start_soon(monitoring.serve, scraped)
-            nursery.start_soon(brokers.stay_connected)
-            nursery.start_soon(table.run)
             if certificate is not None:
                 nursery.start_soon(_look_at_files, certificate)
             serving = partial(
@@ -131,6 +107,50 @@ async def serve(
             nursery.cancel_scope.cancel()
     finally:
         log.info("stopped", host=host, port=port)
+
+
+@asynccontextmanager
+async def open_table(
+    namesrv: str,
+    remoting: RemotingSettings,
+    draining: trio.Event,
+    log: Log,
+    *,
+    signed: AllowedTimes | None,
+    rng: random.Random | None = None,
+    client_id: str | None = None,
+    clock_ms: Callable[[], int] = wall_clock_ms,
+) -> AsyncIterator[tuple[ServiceTable, Brokers]]:
+    """What answers calls, connected to the brokers of these name servers until the block ends.
+
+    Args:
+        signed: the times that signatures may have; None if calls need no signature.
+        client_id: how brokers call this proxy; by default a new id.
+    """
+    clients = Clients(random.Random() if rng is None else rng)
+    tables: list[ServiceTable] = []
+
+    def answer_broker(request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater) -> bytes | None:
+        return tables[0].answer_broker(request, body, answer_later) if tables else None
+
+    async with (
+        Brokers.open(
+            parse_addresses(namesrv),
+            log,
+            client_id=new_client_id() if client_id is None else client_id,
+            producer_groups=clients.transaction_topics,
+            members=clients.members,
+            on_server_request=answer_broker,
+            settings=remoting,
+        ) as brokers,
+        trio.open_nursery() as nursery,
+    ):
+        table = ServiceTable(brokers, clients, nursery, draining, clock_ms, log, signed=signed)
+        tables.append(table)
+        nursery.start_soon(brokers.stay_connected)
+        nursery.start_soon(table.run)
+        yield table, brokers
+        nursery.cancel_scope.cancel()
 
 
 def _tls(configuration: ProxyConfiguration, log: Log) -> tuple[Certificate | None, TlsContext | None]:

@@ -13,15 +13,11 @@ import structlog
 import trio
 from google.protobuf.message import Message
 
-from mq.client.net.client_core import RemotingSettings, parse_addresses
-from mq.client.net.connection import AnswerLater
+from mq.client.net.client_core import RemotingSettings
 from mq.client.net.credentials import Credentials
-from mq.protocol.incoming.headers import UnknownRequest
-from mq.protocol.wire.request import Request
-from mq.proxy.brokers import Brokers
-from mq.proxy.clients import Clients
 from mq.proxy.grpc import BrokenCall
 from mq.proxy.mapping.authorization import AllowedTimes
+from mq.proxy.server import open_table
 from mq.proxy.service_table import SERVICE, ServiceTable
 from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit
@@ -206,36 +202,15 @@ async def open_proxy(
     def wall_clock_ms() -> int:
         return int(kit.now().timestamp() * 1000)
 
-    clients, draining = Clients(random.Random(1)), trio.Event()
-    tables: list[ServiceTable] = []
-
-    def answer_broker(request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater) -> bytes | None:
-        return tables[0].answer_broker(request, body, answer_later)
-
-    log = structlog.get_logger("proxy")
-    async with (
-        Brokers.open(
-            parse_addresses(kit.namesrv),
-            log,
-            client_id="proxy-1",
-            producer_groups=clients.transaction_topics,
-            members=clients.members,
-            on_server_request=answer_broker,
-            settings=RemotingSettings(credentials=credentials, tls=None),
-        ) as brokers,
-        trio.open_nursery() as nursery,
-    ):
-        table = ServiceTable(
-            brokers,
-            clients,
-            nursery,
-            draining,
-            wall_clock_ms,
-            log,
-            signed=None if credentials is None else AllowedTimes(300_000, utc_offsets_ms),
-        )
-        tables.append(table)
-        nursery.start_soon(brokers.stay_connected)
-        nursery.start_soon(table.run)
+    draining = trio.Event()
+    async with open_table(
+        kit.namesrv,
+        RemotingSettings(credentials=credentials, tls=None),
+        draining,
+        structlog.get_logger("proxy"),
+        signed=None if credentials is None else AllowedTimes(300_000, utc_offsets_ms),
+        rng=random.Random(1),
+        client_id="proxy-1",
+        clock_ms=wall_clock_ms,
+    ) as (table, _):
         yield InMemoryProxy(table, draining)
-        nursery.cancel_scope.cancel()
