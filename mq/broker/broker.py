@@ -39,13 +39,13 @@ from mq.protocol.messages.records import RecordError
 from mq.protocol.names import NameRefused
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.protocol.requests.registration import RegisterBrokerBody
-from mq.store.annotation import split_annotation
+from mq.store.annotation import built_commands, split_annotation
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import scan_runs
 from mq.store.errors import AnnotationDamaged, RunRefused
 from mq.store.opening import QueueCatchUp
 from mq.store.queue_store import QueueStore
-from mq.store.sequenced import SequencedRecord, scan_sequenced
+from mq.store.sequenced import SequencedRun, runs_of_records, scan_sequenced
 from raftlog import (
     CommittedEntry,
     EntryKind,
@@ -385,9 +385,9 @@ class Broker:
             # skipped.
             self._limited_log.warning("annotation_damaged", index=entry.index, error=str(error))
             commands, sequenced = self._derive(entry, b"")
-        if sequenced and self._catch_up is None:
-            for record in sequenced:
-                self._metadata.sequences.note(*record)
+        if self._catch_up is None:
+            for run in sequenced:
+                self._metadata.sequences.note_run(run)
         for decoded in commands:
             if self._catch_up is not None:
                 # The metadata is ahead of the queues; only the effect on queues is still missing.
@@ -420,19 +420,21 @@ class Broker:
         self._environment.set_level(level)
         self._log.info("format_level_raised", format_level=level)
 
-    def _derive(self, entry: CommittedEntry, annotation: bytes) -> tuple[list[Command], list[SequencedRecord]]:
+    def _derive(self, entry: CommittedEntry, annotation: bytes) -> tuple[list[Command], list[SequencedRun]]:
         """Add the entry's records to the queues; returns its commands, and its records with sequence numbers."""
         commands: list[bytes] = []
-        sequenced: list[SequencedRecord] = []
+        sequenced: list[SequencedRun] = []
         if annotation:
-            built = self.appender.runs_of(entry.index, annotation)
-            commands, sequenced, runs = split_annotation(annotation, entry.body)
+            built = self.appender.built(entry.index, annotation)
             if built is None:
+                commands, records, runs = split_annotation(annotation, entry.body)
                 self._store.append_shipped(runs)
+                sequenced = runs_of_records(records)
             else:
-                self._store.append_built(built)
+                commands, sequenced = built_commands(annotation, entry.body), built.sequenced
+                self._store.append_built(built.runs)
         else:
-            sequenced = scan_sequenced(entry.body)
+            sequenced = runs_of_records(scan_sequenced(entry.body))
             scanned, commands = scan_runs(entry.body, PhysicalOffset(entry.pos + HEADER_BYTES))
             for run in scanned:
                 self._store.append_run(run)

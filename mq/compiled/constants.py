@@ -21,8 +21,10 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, PREFIX_BYTES
 from mq.protocol.messages import records
 from mq.protocol.messages.batch import BATCHED_BYTES_MIN, BATCHED_HEAD
+from mq.protocol.messages.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX
 from mq.protocol.requests.send import SendExt
 from mq.protocol.wire.encoding import ONEWAY_FLAG, RESPONSE_FLAG
+from mq.store.annotation import HAS_LAST, SEQUENCED_ROW
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.net.reactor import RECEIVE_BYTES
 
@@ -155,6 +157,10 @@ def _limits() -> Iterator[tuple[str, int]]:
     yield "SENDERS_MAX", SENDERS_MAX
     yield "KEY_BYTES", BLOCK_BYTES
     yield "LENGTHS_MARK_BYTES", len(LENGTHS_MARK)
+    yield "PRODUCER_ID_LENGTH_MAX", PRODUCER_ID_LENGTH_MAX
+    yield "SEQUENCE_MAX", SEQUENCE_MAX
+    yield "SEQUENCED_ROW_BYTES", SEQUENCED_ROW.size
+    yield "SEQUENCED_HAS_LAST", HAS_LAST
 
 
 if __name__ == "__main__":

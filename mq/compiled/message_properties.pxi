@@ -1,9 +1,10 @@
-"""Unique key and tags in the encoded properties of a message; the reference is `mq.protocol.properties.value_of`.
+"""Unique key, tags and sequence number in the encoded properties of a message; the reference is
+`mq.protocol.properties.value_of`.
 
 Properties are encoded as ``NAME\x01VALUE\x02...``.
 """
 
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
 
 
@@ -13,6 +14,11 @@ cdef struct KeyAndTags:
     uint32_t key_size
     uint32_t tags_at
     uint32_t tags_size
+    bint has_number
+    int64_t number
+    uint32_t producers  # how many producer ids there are; the last one:
+    uint32_t producer_at
+    uint32_t producer_size
 
 
 cdef bint starts_with(const uint8_t *at, const uint8_t *end, const char *wanted, uint32_t size) noexcept nogil:
@@ -20,11 +26,12 @@ cdef bint starts_with(const uint8_t *at, const uint8_t *end, const char *wanted,
 
 
 cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *found) noexcept nogil:
-    """Find unique key and tags; false for properties that are not plain.
+    """Find unique key, tags and sequence number; false for properties that are not plain.
 
     Not plain: no unique key, one that is not alphanumeric, a second one (the last one counts), or a name that asks for
     more; each anywhere in the text, at the beginning of a property or within one. Of several tags, as when a batch has
-    those of its messages, too, the last ones count. ``begin[size - 1]`` is `VALUE_END`.
+    those of its messages, too, the last ones count. A sequence number must be valid, and have one producer id.
+    ``begin[size - 1]`` is `VALUE_END`.
     """
     cdef const uint8_t *at = begin
     cdef const uint8_t *end = begin + size
@@ -33,6 +40,8 @@ cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *fou
     found.key_size = 0
     found.tags_at = 0
     found.tags_size = 0
+    found.has_number = False
+    found.producers = 0
     while at < end:
         byte = at[0]
         # Capital letters or an underscore begin all of these names; at other characters there is nothing to compare.
@@ -77,10 +86,26 @@ cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *fou
             if starts_with(at, end, b"POP_CK\x01", 7):
                 return False
         elif byte == b'R':
-            if starts_with(at, end, b"RAFTMQ_S", 8):
+            if starts_with(at, end, b"RAFTMQ_SEQUENCE\x01", 16):
+                if found.has_number or (at != begin and (at - 1)[0] != VALUE_END):
+                    return False
+                at += 16
+                if not read_sequence_number(&at, &found.number):
+                    return False
+                found.has_number = True
+            elif starts_with(at, end, b"RAFTMQ_S", 8):
                 return False
+            elif starts_with(at, end, b"RAFTMQ_PRODUCER\x01", 16) and (at == begin or (at - 1)[0] == VALUE_END):
+                value = at + 16
+                found.producers += 1
+                found.producer_at = <uint32_t>(value - begin)
+                while value[0] != VALUE_END:
+                    value += 1
+                found.producer_size = <uint32_t>(value - begin) - found.producer_at
         elif byte == b'_':
             if starts_with(at, end, b"_SYS_MSG_PRIORITY_\x01", 19):
                 return False
         at += 1
+    if found.has_number and (found.producers != 1 or not 1 <= found.producer_size <= PRODUCER_ID_LENGTH_MAX):
+        return False
     return found.key_size > 0

@@ -36,16 +36,20 @@ cdef struct Request:
     uint32_t count
     int32_t opaque
     bint oneway
+    bint is_batch
+    int32_t run  # where its producer is among those of the block; -1 without sequence numbers
+    int64_t number  # of its first message
 
 include "compiled_from.pxi"  # COMPILED_FROM
 include "big_endian.pxi"  # put32, put64, get32, get64
 include "crc32.pxi"  # crc32
 include "json_values.pxi"  # Text, read_string, read_integer, unescape
 include "send_header.pxi"  # SendHeader, read_send_header
+include "send_replies.pxi"  # _ReplyTemplate, write_decimal
+include "sequence_numbers.pxi"  # read_sequence_number, write_mark, Numbers, _NumberedRuns, add_sequenced
 include "message_properties.pxi"  # KeyAndTags, find_key_and_tags
 include "batched_messages.pxi"  # BatchedMessage, read_batched_message, write_shared_properties
 include "signatures.pxi"  # SignatureCheck
-include "send_replies.pxi"  # _ReplyTemplate
 
 cdef class PlainSends
 
@@ -80,6 +84,7 @@ cdef class PlainSends:
     # What the batch adds to each of its messages.
     cdef uint8_t *shared
     cdef SignatureCheck signature_check
+    cdef _NumberedRuns numbered
     # The topic that was seen last: the next message nearly always has the same one.
     cdef const uint8_t *topic_at
     cdef uint32_t topic_size
@@ -106,6 +111,8 @@ cdef class PlainSends:
         bytes suffix not None,
         bytes store_host not None,
         reply_parts,
+        bytes numbered_batch not None,
+        open_numbers,
         int64_t body_bytes_max,
         Py_ssize_t block_bytes_max,
         bytes broker_name not None,
@@ -119,7 +126,8 @@ cdef class PlainSends:
         self.tag_codes = tag_codes
         self.suffix = suffix
         self.store_host = store_host
-        self.template = _ReplyTemplate(reply_parts, store_host)
+        self.template = _ReplyTemplate(reply_parts, numbered_batch, store_host)
+        self.numbered = _NumberedRuns(open_numbers)
         self.give_back = give_back
         self.built_messages = 0
         self.block_bytes_max = min(block_bytes_max, <Py_ssize_t>BLOCK_BYTES_MAX)
@@ -137,6 +145,7 @@ cdef class PlainSends:
         self.tail_numbers = {}
         self.tails = None
         self.queue_count = 0
+        self.numbered.begin()
 
     cdef Py_ssize_t _fill(
         self, Filled *filled, const uint8_t *data, Py_ssize_t size, int64_t nbytes_max, const char *host, key_of
@@ -196,6 +205,9 @@ cdef class PlainSends:
         block.records = PyBytes_FromStringAndSize(<char *>self.records, filled.nbytes)
         block.tails = self.block_tails
         block.template = self.template
+        if self.numbered.numbers is not None:
+            self.numbered.finish(self.requests, filled.requests)
+            block.numbers, block.producers = self.numbered.numbers, self.numbered.names
         return block
 
     cdef bint _find_topic(self, SendHeader *header) except -1:
@@ -248,12 +260,15 @@ cdef class PlainSends:
     ) except -1:
         """Add a request's messages to the block; false, and the block is as before, if it is not plain."""
         cdef Py_ssize_t count
+        cdef Numbers numbers
+        cdef bint is_batch = header.code == SEND_BATCH_MESSAGE or header.is_batch
+        numbers.run = -1
         if key_of is not None and not self.signature_check.is_allowed(key_of, header, body, body_bytes):
             return False
-        if header.code == SEND_BATCH_MESSAGE or header.is_batch:
-            count = self._add_batch(filled, header, body, body_bytes)
+        if is_batch:
+            count = self._add_batch(filled, header, body, body_bytes, &numbers)
         else:
-            count = self._add_message(filled, header, body, body_bytes)
+            count = self._add_message(filled, header, body, body_bytes, &numbers)
         cdef Request *request = &self.requests[filled.requests]
         if count == 0:
             return False
@@ -261,12 +276,28 @@ cdef class PlainSends:
         request.count = <uint32_t>count
         request.opaque = <int32_t>header.opaque
         request.oneway = header.request_flag == ONEWAY_FLAG
+        request.is_batch = is_batch
+        request.run = numbers.run
+        if numbers.run >= 0:
+            request.number = numbers.first
+            self.numbered.add(&numbers, count)
         filled.requests += 1
         filled.messages += count
         return True
 
+    cdef bint _admit(
+        self, SendHeader *header, const uint8_t *name, uint32_t size, int64_t first, Numbers *numbers
+    ) except -1:
+        """Whether a send with this first number is plain.
+
+        It is certainly new then, its sender wants an answer, and it goes to no topic of consumers' copies.
+        """
+        if header.request_flag == ONEWAY_FLAG or header.topic.at[0] == b'%':
+            return False
+        return self.numbered.admit(name, size, first, numbers)
+
     cdef Py_ssize_t _add_message(
-        self, Filled *filled, SendHeader *header, const uint8_t *body, Py_ssize_t body_bytes
+        self, Filled *filled, SendHeader *header, const uint8_t *body, Py_ssize_t body_bytes, Numbers *numbers
     ) except -1:
         """Write the record of a single message and return 1; 0 if it is not plain."""
         cdef Py_ssize_t suffix_bytes = PyBytes_GET_SIZE(self.suffix)
@@ -286,6 +317,10 @@ cdef class PlainSends:
             return 0
         if text_bytes + suffix_bytes > SENT_PROPERTIES_BYTES_MAX:
             return 0
+        if found.has_number and not self._admit(
+            header, text + found.producer_at, found.producer_size, found.number, numbers
+        ):
+            return 0
         cdef int64_t tag_code = self._tag_code(text + found.tags_at, found.tags_size)
         cdef int queue = self._queue(header.queue_id)
         if queue < 0:
@@ -301,11 +336,13 @@ cdef class PlainSends:
         return 1
 
     cdef Py_ssize_t _add_batch(
-        self, Filled *filled, SendHeader *header, const uint8_t *body, Py_ssize_t body_bytes
+        self, Filled *filled, SendHeader *header, const uint8_t *body, Py_ssize_t body_bytes, Numbers *numbers
     ) except -1:
         """Write the records of a batch and return how many; 0 if it is not plain."""
-        cdef Py_ssize_t suffix_bytes = PyBytes_GET_SIZE(self.suffix)
-        cdef int64_t shared_bytes = write_shared_properties(header.properties, self.shared)
+        cdef Py_ssize_t suffix_bytes = PyBytes_GET_SIZE(self.suffix), more_bytes = suffix_bytes, mark_bytes = 0
+        cdef uint8_t[MARK_BYTES_MAX] mark
+        cdef BatchNumbers given
+        cdef int64_t shared_bytes = write_shared_properties(header.properties, self.shared, &given)
         cdef Py_ssize_t records_end_max = min(self.block_bytes_max, filled.nbytes + self.body_bytes_max)
         cdef Py_ssize_t at = 0, used = filled.nbytes, count = 0, own_bytes, text_at, text_bytes, n
         cdef int queue
@@ -315,15 +352,24 @@ cdef class PlainSends:
         cdef Send *send
         if shared_bytes < 0 or body_bytes == 0:  # an empty one would leave its queue in the block, without an entry
             return 0
+        if given.is_numbered:
+            count = count_batched(body, body_bytes)
+            if count == 0 or given.first > SEQUENCE_MAX - (count - 1):
+                return 0
+            if not self._admit(header, given.name, given.name_size, given.first, numbers):
+                return 0
+            mark_bytes = write_mark(mark, given.name, given.name_size, given.first, count)
+            more_bytes += mark_bytes
+            count = 0
         while at < body_bytes:
             if filled.messages + count == BLOCK_MESSAGES_MAX:
                 return 0
             if not read_batched_message(body + at, body_bytes - at, &message):
                 return 0
             own_bytes = message.properties_bytes
-            # Properties grow by a separator, those of the batch, and the suffix.
+            # Properties grow by a separator, those of the batch, the suffix, and the first ones by the numbers.
             text_at = used + FIXED_BYTES + message.body_bytes + self.topic_size
-            if text_at + own_bytes + 1 + shared_bytes + suffix_bytes > records_end_max:
+            if text_at + own_bytes + 1 + shared_bytes + more_bytes > records_end_max:
                 return 0
             text = self.records + text_at
             memcpy(text, message.properties, own_bytes)
@@ -332,19 +378,24 @@ cdef class PlainSends:
                 own_bytes += 1
             memcpy(text + own_bytes, self.shared, shared_bytes)
             text_bytes = own_bytes + shared_bytes
-            if text_bytes + suffix_bytes > SENT_PROPERTIES_BYTES_MAX:
+            if text_bytes + more_bytes > SENT_PROPERTIES_BYTES_MAX:
                 return 0
             # The key must be the message's own; a tag may be that of the batch.
             if not find_key_and_tags(text, <uint32_t>text_bytes, &found) or found.key_at >= own_bytes:
                 return 0
+            if found.has_number:
+                return 0
             memcpy(text + text_bytes, PyBytes_AS_STRING(self.suffix), suffix_bytes)
+            if mark_bytes:
+                memcpy(text + text_bytes + suffix_bytes, mark, mark_bytes)
             send = &self.sends[filled.messages + count]
             send.tag_code = self._tag_code(text + found.tags_at, found.tags_size)
             send.key_size = found.key_size
             send.key_at = <uint32_t>(text + found.key_at - self.records)
             self._write_record(
-                used, send, header, message.flag, message.body, message.body_bytes, text_bytes + suffix_bytes
+                used, send, header, message.flag, message.body, message.body_bytes, text_bytes + more_bytes
             )
+            more_bytes, mark_bytes = suffix_bytes, 0
             used += send.size
             count += 1
             at += message.size

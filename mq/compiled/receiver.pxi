@@ -33,6 +33,8 @@ cdef class CompiledReceiver:
         writable, tag_codes, suffix, body_bytes_max: see `SentMessages`.
         store_host: the broker's address as records store it, 8 bytes.
         reply_parts: the six parts of the reply's header around its five fields.
+        numbered_batch: what the reply to a numbered batch has behind the fourth field.
+        open_numbers: makes the `BlockNumbers` of a block.
         block_bytes_max, broker_name, is_signed, receive_into: see `ReceiverSettings`.
         give_back: called with a client, its requests and why they are not stored.
     """

@@ -21,6 +21,8 @@ cdef class SendBlock:
     cdef readonly Py_ssize_t sender_count
     cdef Py_ssize_t count  # of messages
     cdef bytes records
+    cdef object numbers  # `BlockNumbers`; None without sequence numbers
+    cdef list producers  # the ids, encoded
     cdef list tails
     cdef Send *sends
     cdef Request *requests
@@ -37,8 +39,11 @@ cdef class SendBlock:
 
     def give_back(self, outcome):
         """See `PendingItem`."""
+        waiting = [] if self.numbers is None else self.numbers.end()
         for sender, frames, _ in self.senders:
             self.engine.give_back(sender, frames, outcome)
+        if self.numbers is not None:
+            self.numbers.serve(waiting)
 
     cdef int _add_to_queues(self, draft, int64_t position, int64_t *next_offsets) except -1:
         """Add the queue entries of all messages; writes the queue offset of the first message in each queue."""
@@ -81,6 +86,9 @@ cdef class SendBlock:
         cdef int32_t[QUEUES_MAX] queue_ids
         for n in range(queues):
             queue_ids[n] = self.tails[n].queue_id
+        if self.numbers is not None:
+            draft.on_outcome(self.numbers.on_outcome)
+            add_sequenced(draft, self.requests, self.request_count, self.sends, self.producers, position, store_ms)
         self._add_to_queues(draft, position, next_offsets)
         cdef Py_ssize_t replies_bytes_max = self.template.bytes_max(
             self.requests, self.request_count, self.sends, self.count

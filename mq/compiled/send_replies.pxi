@@ -15,7 +15,7 @@ cdef uint8_t *_copy(uint8_t *to, bytes text) noexcept:
     return to + PyBytes_GET_SIZE(text)
 
 
-cdef uint8_t *_write_decimal(uint8_t *to, int64_t value) noexcept nogil:
+cdef uint8_t *write_decimal(uint8_t *to, int64_t value) noexcept nogil:
     cdef uint8_t[DECIMAL_BYTES_MAX] digits
     cdef int count = 0
     cdef uint64_t rest = <uint64_t>value
@@ -50,9 +50,10 @@ cdef class _ReplyTemplate:
 
     cdef bytes before_offsets, before_queue_id, before_queue_offset, before_keys, before_opaque, end
     cdef bytes next_offset
+    cdef bytes numbered_batch  # a further field, behind the keys
     cdef Py_ssize_t parts_bytes
 
-    def __init__(self, parts, bytes store_host not None):
+    def __init__(self, parts, bytes numbered_batch not None, bytes store_host not None):
         (
             self.before_offsets,
             self.before_queue_id,
@@ -63,7 +64,8 @@ cdef class _ReplyTemplate:
         ) = parts
         assert len(store_host) * 2 == HOST_HEX_BYTES, f"a store host of {len(store_host)} bytes"
         self.next_offset = b"," + store_host.hex().upper().encode()
-        self.parts_bytes = sum(len(part) for part in parts)
+        self.numbered_batch = numbered_batch
+        self.parts_bytes = sum(len(part) for part in parts) + len(numbered_batch)
 
     cdef Py_ssize_t bytes_max(
         self, const Request *requests, Py_ssize_t request_count, const Send *sends, Py_ssize_t count
@@ -96,16 +98,18 @@ cdef class _ReplyTemplate:
                 to = _copy(to, self.next_offset)
             to = _write_hex16(to, <uint64_t>(position + sends[n].record_at))
         to = _copy(to, self.before_queue_id)
-        to = _copy(_write_decimal(to, queue_id), self.before_queue_offset)
-        to = _copy(_write_decimal(to, queue_offset), self.before_keys)
+        to = _copy(write_decimal(to, queue_id), self.before_queue_offset)
+        to = _copy(write_decimal(to, queue_offset), self.before_keys)
         for n in range(request.count):
             if n:
                 to[0] = b','
                 to += 1
             memcpy(to, records + sends[n].key_at, sends[n].key_size)
             to += sends[n].key_size
+        if request.is_batch and request.run >= 0:
+            to = _copy(to, self.numbered_batch)
         to = _copy(to, self.before_opaque)
-        to = _copy(_write_decimal(to, request.opaque), self.end)
+        to = _copy(write_decimal(to, request.opaque), self.end)
         put32(begin, <uint32_t>(to - begin - 4))
         put32(begin + 4, <uint32_t>(to - begin - PREFIX_BYTES))
         return to

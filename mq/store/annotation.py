@@ -28,9 +28,9 @@ RUN_HEAD = Struct(">BiqI")
 SEQUENCED_FORMAT = 2
 _SEQUENCED_HEAD = Struct(">BI")
 """The format, and the size of the rows in bytes."""
-_SEQUENCED_ROW = Struct(">Hqqq")
+SEQUENCED_ROW = Struct(">Hqqq")
 """Size of the producer id, which follows; first sequence number, physical offset, store time."""
-_HAS_LAST = 0x8000
+HAS_LAST = 0x8000
 """Added to the size of the producer id if the last sequence number follows it, because it differs from the first."""
 _LAST_NUMBER = Struct(">q")
 
@@ -46,10 +46,12 @@ Span = tuple[int, int]
 """Position of a command in the body of its entry, and its size in bytes."""
 
 
-def join_annotation(runs: bytes, sequenced: Sequence[SequencedRecord], commands: Sequence[Span]) -> bytes:
-    """The annotation of an entry with these runs (from `encode_runs`), sequenced records and commands."""
-    if sequenced:
-        runs = join_sequenced(sequenced, runs)
+def join_annotation(runs: bytes, rows: Sequence[bytes], commands: Sequence[Span]) -> bytes:
+    """The annotation of an entry with these runs (from `encode_runs`), rows of sequenced records (from
+    `sequenced_row`) and commands.
+    """
+    if rows:
+        runs = _join_rows(rows, runs)
     return join_commands(commands, runs) if commands else runs
 
 
@@ -116,20 +118,28 @@ def decode_runs(annotation: bytes) -> list[QueueRun]:
 
 def join_sequenced(rows: Iterable[SequencedRecord], runs: bytes) -> bytes:
     """The annotation of an entry with these records; ``runs`` is the annotation without them."""
-    packed: list[bytes] = []
-    for producer, first, last, physical_offset, store_ms in rows:
-        name = producer.encode()
-        if first == last:
-            packed += (_SEQUENCED_ROW.pack(len(name), first, physical_offset, store_ms), name)
-        else:
-            packed += (
-                _SEQUENCED_ROW.pack(len(name) | _HAS_LAST, first, physical_offset, store_ms),
-                name,
-                _LAST_NUMBER.pack(last),
-            )
-    encoded = b"".join(packed)
+    return _join_rows([sequenced_row(row) for row in rows], runs)
+
+
+def sequenced_row(row: SequencedRecord) -> bytes:
+    """The row of a sequenced record in an annotation."""
+    producer, first, last, physical_offset, store_ms = row
+    name = producer.encode()
+    if first == last:
+        return SEQUENCED_ROW.pack(len(name), first, physical_offset, store_ms) + name
+    return SEQUENCED_ROW.pack(len(name) | HAS_LAST, first, physical_offset, store_ms) + name + _LAST_NUMBER.pack(last)
+
+
+def _join_rows(rows: Sequence[bytes], runs: bytes) -> bytes:
+    encoded = b"".join(rows)
     assert runs[0] == ANNOTATION_FORMAT, f"an annotation of format {runs[0]} is joined to sequence numbers"
     return b"".join((_SEQUENCED_HEAD.pack(SEQUENCED_FORMAT, len(encoded)), encoded, runs[1:]))
+
+
+def built_commands(annotation: bytes, body: bytes | memoryview) -> list[bytes]:
+    """The commands in the body of an entry, as `split_annotation`, whose other sections are not looked at."""
+    assert annotation, f"an entry of {len(body)} bytes was built without an annotation"
+    return split_commands(annotation, body)[0] if annotation[:1] == _COMMANDS_START else []
 
 
 def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:
@@ -141,17 +151,17 @@ def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:
     at, end = _SEQUENCED_HEAD.size, _SEQUENCED_HEAD.size + nbytes
     rows: list[SequencedRecord] = []
     while at < end <= size:
-        name_start = at + _SEQUENCED_ROW.size
+        name_start = at + SEQUENCED_ROW.size
         if name_start > end:
             break
-        name_bytes, first, physical_offset, store_ms = _SEQUENCED_ROW.unpack_from(annotation, at)
-        at = name_start + (name_bytes & ~_HAS_LAST)
+        name_bytes, first, physical_offset, store_ms = SEQUENCED_ROW.unpack_from(annotation, at)
+        at = name_start + (name_bytes & ~HAS_LAST)
         try:
             producer = annotation[name_start:at].decode()
         except UnicodeDecodeError as error:
             raise AnnotationDamaged("a producer id is not UTF-8", name_start, size) from error
         last = first
-        if name_bytes & _HAS_LAST:
+        if name_bytes & HAS_LAST:
             if at + _LAST_NUMBER.size > end:
                 break
             (last,) = _LAST_NUMBER.unpack_from(annotation, at)

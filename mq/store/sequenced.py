@@ -6,6 +6,7 @@ a message. The first record of a batch with numbers represents all of the batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from mq.protocol import properties as props
@@ -22,6 +23,39 @@ class SequencedRecord(NamedTuple):
     last: int
     physical_offset: PhysicalOffset
     store_ms: int
+
+
+class SequencedRun(NamedTuple):
+    """Consecutive sequenced records of an entry from one producer, a row of each list for each."""
+
+    producer: str
+    firsts: list[int]
+    lasts: list[int]
+    positions: list[int]
+    store_ms: int
+
+
+def join_runs(runs: Iterable[SequencedRun]) -> list[SequencedRun]:
+    """The same records in runs that are as long as possible. It may lengthen the lists of the given runs."""
+    joined: list[SequencedRun] = []
+    for run in runs:
+        count = len(run.firsts)
+        assert count == len(run.lasts) == len(run.positions), f"{count} first numbers of {run.producer} are no rows"
+        if joined and (last := joined[-1]).producer == run.producer and last.store_ms == run.store_ms:
+            last.firsts.extend(run.firsts)
+            last.lasts.extend(run.lasts)
+            last.positions.extend(run.positions)
+        else:
+            joined.append(run)
+    return joined
+
+
+def runs_of_records(records: Iterable[SequencedRecord]) -> list[SequencedRun]:
+    """The runs of these records, in their order."""
+    return join_runs(
+        SequencedRun(producer, [first], [last], [position], store_ms)
+        for producer, first, last, position, store_ms in records
+    )
 
 
 def sequenced_record(properties: bytes, physical_offset: PhysicalOffset, store_ms: int) -> SequencedRecord | None:

@@ -13,6 +13,7 @@ from tests.support.send_paths import batched, frame, properties
 
 _TOKENS: Final = [
     *(b"UNIQ_KEY", b"TAGS", b"KEYS", b"WAIT", b"DELAY", b"TIMER_DELAY_MS", b"TRAN_MSG", b"POP_CK", b"a", b"extFields"),
+    *(b"RAFTMQ_SEQUENCE", b"RAFTMQ_PRODUCER", b"RAFTMQ_SEQUENCE\\u00011\\u0002", b"RAFTMQ_COPIED"),
     *(b"\x01", b"\x02", b'"', b"\\u0001", b"\\", b"{", b"}", b":", b",", b"null", b"true", b"-1", b"007", b"1e3"),
     *(number.to_bytes(4, "big", signed=True) for number in (0, 1, -1, 2**31 - 1, -(2**31), 255, 65536, 0x01000000)),
     *(b"9" * 22, b"\xff", b"\xc3\xa9", b"\x80", CUT),
@@ -55,7 +56,17 @@ def first_inputs(target: str) -> list[bytes]:
     """What the fuzzer begins with when it has no corpus."""
     if target == "sends":
         batch = b"".join(batched(b"body", f"UNIQ_KEY\x01K{n}\x02TAGS\x01t{n}\x02") for n in range(3))
-        return [frame(), frame() * 3, frame(batch, m="true"), frame(batch, header={"code": 320}, m="true")]
+        numbers = properties(RAFTMQ_PRODUCER="p", RAFTMQ_SEQUENCE="7")
+        single = frame(i=properties(UNIQ_KEY="A") + numbers)
+        return [
+            single,
+            single * 2,
+            frame(batch, m="true", i=numbers),
+            frame(),
+            frame() * 3,
+            frame(batch, m="true"),
+            frame(batch, header={"code": 320}, m="true"),
+        ]
     common = {"topic": "T", "queue_id": 1, "body": b"body", "queue_offset": 7, "born_timestamp_ms": 1}
     common |= {"store_timestamp_ms": 2, "properties": "UNIQ_KEY\x01A\x02"}
     inputs = []

@@ -10,7 +10,7 @@ NAMES = st.sampled_from(["UNIQ_KEY", "TAGS", "WAIT", "KEYS", "DELAY", "TIMER_DEL
 PROPERTIES = st.one_of(
     st.lists(
         st.tuples(
-            NAMES | st.sampled_from(["XTAGS", "MY_UNIQ_KEY", "RAFTMQ_SEQ", "a"]),
+            NAMES | st.sampled_from(["XTAGS", "MY_UNIQ_KEY", "RAFTMQ_SEQ", "RAFTMQ_SEQUENCE", "RAFTMQ_PRODUCER", "a"]),
             st.text('Ab0\x00\x01\x02_é"\\/\n', max_size=6),
         )
     ).map(lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs)),

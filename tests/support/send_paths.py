@@ -14,10 +14,13 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from mq.broker.access.control import AccessControl
+from mq.broker.limits import StateLimits
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
+from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.send import Sends
 from mq.broker.produce.send_receiver import PythonReceiver, send_receiver
+from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.queue_offsets import QueueTail, TopicName
 from mq.protocol.errors import FrameError
@@ -113,6 +116,7 @@ class Broker:
         is_signed: bool = False,
         receive_into: Any = None,
     ) -> None:
+        self.form = form
         self.log = Log()
         self.appender = Appender(
             log=self.log,
@@ -127,6 +131,7 @@ class Broker:
         self.appender.open()
         self.elsewhere = Elsewhere()
         placement: Any = self.elsewhere
+        self.sequences = ProducerSequences()
         self.tails = {
             name: [QueueTail(TopicName(name), n, QueueOffset(7 * n)) for n in range(TOPICS[name])] for name in TOPICS
         }
@@ -136,11 +141,15 @@ class Broker:
             settings__cluster="C",
             settings__group="broker-a",
             settings__auto_create_topics=False,
+            settings__segment_bytes=1 << 20,
             metadata__topics={
                 name: SimpleNamespace(write_queues=count, attributes={}) for name, count in TOPICS.items()
             },
             metadata__deleted_topics__rows={},
+            metadata__sequences=self.sequences,
+            metadata__limits=StateLimits(),
             appender=self.appender,
+            replica__log=self.log,
             queue_offsets=None,
             store_host=HOST,
             environment__access=True if is_signed else None,
@@ -149,10 +158,11 @@ class Broker:
             rng=random.Random(1),
             wall_clock_ms=lambda: NOW_MS,
         )
+        self.dedup = Dedup(context)
         self.sends = Sends(
             context,
             placement=placement,
-            dedup=placement,
+            dedup=self.dedup,
             retries=placement,
             make_receiver=self._make_receiver(FORMS[form]),
         )
@@ -202,10 +212,18 @@ class Broker:
             pass
         number = len(self.log.framed)
         framed = [(position, body, annotation) for position, body, annotation in self.log.framed]
-        runs = [self.appender.runs_of(n + 1, framed[n][2]) or [] for n in range(number)]
-        named = [[(tail.topic, tail.queue_id, *rest) for tail, *rest in each] for each in runs]
+        built = [self.appender.built(n + 1, framed[n][2]) for n in range(number)]
+        self.dedup.check_invariants()
+        named = [[(tail.topic, tail.queue_id, *rest) for tail, *rest in each.runs] for each in built if each]
+        numbered = [run for each in built if each for run in each.sequenced]
+        for run in numbered:
+            self.sequences.note_run(run)
         self.appender.committed(number)
-        return [framed, named, self.ends(), self.appender.pending_bytes, self.appender.messages]
+        self.dedup.check_invariants()
+        return [
+            *(framed, named, numbered, self.ends(), self.appender.pending_bytes, self.appender.messages),
+            self.sequences.capture()(),
+        ]
 
     def ends(self) -> dict[tuple[str, int], int]:
         return {(each.topic, each.queue_id): each.next_offset for tails in self.tails.values() for each in tails}
@@ -232,6 +250,7 @@ def compare(chunks: Sequence[bytes]) -> Broker:
     """Give all forms the same chunks, from two clients in turns; returns the compiled one."""
     brokers = [Broker(form=form) for form in FORMS]
     seen: list[list[object]] = []
+    served_again: list[list[object]] = []
     for broker in brokers:
         clients = [Connection(HOST), Connection(b"\x0a\x00\x00\x02\x00\x00\x12\x34")]
         closed: dict[int, object] = defaultdict(lambda: None)
@@ -244,9 +263,14 @@ def compare(chunks: Sequence[bytes]) -> Broker:
                     closed[number % 2] = result
         stored = broker.commit()
         seen.append([results, stored, broker.refused, broker.others, broker.elsewhere.taken])
+        # What waits for a send of a block is served after the whole entry, for a send by itself after its answer.
+        again = [client.served_again if broker.form != "handler" else None for client in clients]
+        served_again.append([again, [sorted(client.served_again) for client in clients]])
         seen[-1].append([client.received for client in clients])
     for form, other in zip(FORMS, seen, strict=True):
         assert other == seen[0], f"{form} and compiled"
+    assert served_again[0] == served_again[1]
+    assert served_again[0][1] == served_again[2][1]
     return brokers[0]
 
 

@@ -118,12 +118,19 @@ class BatchSends:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"properties are not UTF-8: {error}") from error
 
     def queued(self, call: Call[SendRequest], tail: QueueTail) -> QueuedSend:
-        """The messages of a batch without sequence numbers, each with a unique key. Raises RequestRefused, also if one
-        may have a priority: then `Sends` chooses the queue.
+        """The messages of a batch, each with a unique key; with `QueuedSend.numbers`, if they are numbered, as if none
+        was stored before. Raises RequestRefused, also if one may have a priority, when `Sends` chooses the queue, and
+        for copies.
         """
         if _PRIORITY in call.body:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a message may have a priority")
-        batch, _, _ = self._checked(call, tail, None)
+        batch, _, numbers = self._checked(call, tail, None)
+        if numbers is not None:
+            if is_copied(call.request.ext.properties):
+                raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the messages are copies")
+            _keep_new(batch, numbers, (), is_copy=False)
+            self._check_bytes(batch.nbytes, batch.messages)
+            batch.numbers = numbers
         return batch
 
     def _checked(

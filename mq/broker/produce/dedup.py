@@ -4,6 +4,10 @@ Theory of operation. `mq.broker.state.producer_sequences` knows the committed nu
 is answered from there. Only the leader knows the numbers in flight: a repeat of one waits for the outcome and is then
 served again. A new leader has applied everything that was ever committed before it accepts messages, and what is not
 committed then never will be. So a leader stores a sequence number only if the log does not have it.
+`mq.broker.produce.sends_in_flight` has what is in flight.
+
+A number above all that are stored or in flight is certainly new. So most numbered sends are plain ones, see
+`mq.broker.produce.send_receiver`; the others are handled here.
 
 A batch has a range of numbers and enters the log in one entry or not at all. If only some of its numbers are in the
 log, as after a repeat that is split into other batches, the missing ones are stored.
@@ -11,18 +15,20 @@ log, as after a repeat that is split into other batches, the missing ones are st
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, cast
-
-import msgspec
+from collections.abc import Iterator, Mapping, Sequence
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Service
+from mq.broker.produce.sends_in_flight import (
+    WAITING_MAX,
+    BlockNumbers,
+    InFlight,
+    InFlightSend,
+    InFlightSends,
+    RunInFlight,
+)
 from mq.broker.state.producer_sequences import Stored
 from mq.broker.write_path.pending import NO_PLACE, SendRequest
 from mq.protocol import properties as props
@@ -33,126 +39,14 @@ from mq.protocol.messages.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX
 from mq.protocol.names import SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 from mq.protocol.numbers import NO_OFFSET, PhysicalOffset
 from mq.protocol.requests.send import SENT_ALREADY_STORED
-from mq.protocol.wire.encoding import ONEWAY_FLAG, SendReplyTemplate
+from mq.protocol.wire.encoding import SendReplyTemplate
 from raftlog import SegmentError
 from raftlog.segment import EntryGone
 
-_WAITING_MAX = 16
-"""Repeats that wait for the outcome of one message."""
 _PLACES_MAX = 1024
 """Messages of a batch whose places are looked up for a repeat: their records have to be read and parsed."""
 _READ_BYTES = 256 * 1024
 """Bytes of the log read at once for this."""
-_WAITING_BYTES = 1024
-"""Memory of a waiting request without its body; counts towards the pending bytes."""
-
-
-class InFlightSends:
-    """Sends in flight, for each producer in the order of their numbers; those of one producer do not overlap."""
-
-    def __init__(self) -> None:
-        self._flights: dict[str, list[InFlightSend]] = {}
-
-    def overlapping(self, numbers: SequenceRange) -> InFlightSend | None:
-        """A send that contains some of these numbers; None if there is none."""
-        flights = self._flights.get(numbers.producer, [])
-        at = bisect_right(flights, numbers.last, key=_first_number) - 1
-        return flights[at] if at >= 0 and flights[at].numbers.last >= numbers.first else None
-
-    def add(self, flight: InFlightSend) -> None:
-        """Add a send that overlaps no other one."""
-        flights = self._flights.setdefault(flight.numbers.producer, [])
-        at = bisect_left(flights, flight.numbers.first, key=_first_number)
-        before, behind = flights[at - 1 : at], flights[at : at + 1]
-        assert not before or before[0].numbers.last < flight.numbers.first, f"{flight.numbers} and {before[0].numbers}"
-        assert not behind or flight.numbers.last < behind[0].numbers.first, f"{flight.numbers} and {behind[0].numbers}"
-        flights.insert(at, flight)
-
-    def remove(self, flight: InFlightSend) -> None:
-        """Remove it if it is there."""
-        flights = self._flights.get(flight.numbers.producer, [])
-        at = bisect_left(flights, flight.numbers.first, key=_first_number)
-        if at < len(flights) and flights[at] is flight:
-            del flights[at]
-            if not flights:
-                del self._flights[flight.numbers.producer]
-
-    @property
-    def producers(self) -> int:
-        """How many producers have sends in flight."""
-        return len(self._flights)
-
-    def check_invariants(self) -> None:
-        """Assert that the sends of each producer are in order, and that few requests wait for one; for tests."""
-        for producer, flights in self._flights.items():
-            assert flights, f"producer {producer} is listed without sends in flight"
-            for before, behind in pairwise(flights):
-                assert before.numbers.last < behind.numbers.first, (
-                    f"{before.numbers} and {behind.numbers} are in flight"
-                )
-            most = max(len(flight.waiting) for flight in flights)
-            assert most <= _WAITING_MAX, f"{most} requests wait for one send of {producer}; maximum: {_WAITING_MAX}"
-
-
-class InFlightSend:
-    """The sender of messages in flight: forwards the outcome to the original sender and to those of repeats.
-
-    Attributes:
-        numbers: of all messages of the send.
-        stored: those that were stored before; the others are in flight.
-        call: the first request, changed to want an answer and to have this sender.
-    """
-
-    __slots__ = ("_first", "_flights", "_release", "call", "host", "numbers", "stored", "waiting")
-
-    def __init__(
-        self,
-        flights: InFlightSends,
-        release: Callable[[int], None],
-        numbers: SequenceRange,
-        stored: Sequence[Stored],
-        first: Call[SendRequest],
-    ) -> None:
-        self._flights = flights
-        self._release = release
-        self._first = first
-        self.numbers = numbers
-        self.stored = stored
-        request = first.request
-        self.host = first.connection.host
-        oneway = request.flag & ONEWAY_FLAG
-        answered = msgspec.structs.replace(request, flag=request.flag & ~ONEWAY_FLAG) if oneway else request
-        self.call = Call(cast("ClientConnection", self), answered, first.body, first.serialization)
-        self.waiting: list[Call[SendRequest]] = []
-        flights.add(self)
-
-    def send(self, data: bytes) -> None:
-        """The outcome is known; ``data`` is the answer."""
-        waiting = self.end()
-        self._first.answer(data)
-        _serve(waiting)
-
-    def answer(self, request: Any, reply: bytes) -> None:
-        """As `send`, which checks whether the client wants an answer."""
-        self.send(reply)
-
-    def close(self, reason: str) -> None:
-        """The outcome is unknown."""
-        for call in (self._first, *self.end()):
-            call.connection.close(reason)
-
-    def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
-        """The message was certainly not stored: the current leader serves the request."""
-        _serve([self._first, *self.end()])
-
-    def end(self) -> list[Call[SendRequest]]:
-        """The send is complete; returns the requests that waited for it."""
-        self._flights.remove(self)
-        waiting = self.waiting
-        if waiting:
-            self.waiting = []
-            self._release(sum(map(_waiting_bytes, waiting)))
-        return waiting
 
 
 class Dedup(Service):
@@ -188,6 +82,14 @@ class Dedup(Service):
             count = self._flights.producers
             assert not count, f"{count} producers have numbered sends in flight, and nothing is pending"
 
+    def numbers_of_block(self) -> BlockNumbers:
+        """The numbered sends of a new block."""
+        return BlockNumbers(self._open_run)
+
+    def _open_run(self, producer: str) -> RunInFlight:
+        last = max(self._sequences.highest(producer), self._flights.highest(producer))
+        return RunInFlight(self._flights, self._reserve, producer, last)
+
     def admit(self, call: Call[SendRequest], properties: dict[str, str]) -> InFlightSend | None:
         """Admit a message with a sequence number. Returns None for a repeat, which is answered or waits.
 
@@ -199,7 +101,7 @@ class Dedup(Service):
         if stored is None:
             return None
         if not stored:
-            return InFlightSend(self._flights, self._release, numbers, (), call)
+            return InFlightSend(self._flights, self._reserve, numbers, (), call)
         [one] = stored
         if one.position is None:
             raise self._forgotten(numbers)
@@ -219,7 +121,7 @@ class Dedup(Service):
         if stored is None:
             return None
         if sum(one.last - one.first + 1 for one in stored) < numbers.message_count:
-            return InFlightSend(self._flights, self._release, numbers, stored, call)
+            return InFlightSend(self._flights, self._reserve, numbers, stored, call)
         answer = self._batch_answer(call, numbers, stored, unique_keys)
         self._repeated(call, answer)
         return None
@@ -246,18 +148,18 @@ class Dedup(Service):
             f"remembers the last {self._window} sends of a producer",
         )
 
-    def _wait(self, flight: InFlightSend, call: Call[SendRequest]) -> None:
-        if len(flight.waiting) >= _WAITING_MAX:
+    def _wait(self, found: InFlight, call: Call[SendRequest]) -> None:
+        flight, first = found
+        if not flight.wait(first, call):
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
-                f"[REJECTREQUEST]system busy, {_WAITING_MAX} resends of {flight.numbers} wait for the outcome",
+                f"[REJECTREQUEST]system busy, {WAITING_MAX} resends of message {first} of producer "
+                f"{flight.producer!r} wait for the outcome",
             )
-        flight.waiting.append(call)
-        self._appender.pending_bytes += _waiting_bytes(call)
 
-    def _release(self, nbytes: int) -> None:
-        self._appender.pending_bytes -= nbytes
-        assert self._appender.pending_bytes >= 0, f"{self._appender.pending_bytes} are pending without {nbytes}"
+    def _reserve(self, nbytes: int) -> None:
+        self._appender.pending_bytes += nbytes
+        assert self._appender.pending_bytes >= 0, f"{self._appender.pending_bytes} are pending without {-nbytes}"
 
     def _answer(
         self, call: Call[SendRequest], properties: Mapping[str, str], numbers: SequenceRange, stored: Stored
@@ -370,16 +272,3 @@ def _check_topic(request: SendRequest, numbers: SequenceRange, topic: str) -> No
             ResponseCode.MESSAGE_ILLEGAL,
             f"{numbers} is in topic {topic}: a sequence number is used for one message only, whatever its topic",
         )
-
-
-def _first_number(flight: InFlightSend) -> int:
-    return flight.numbers.first
-
-
-def _serve(waiting: list[Call[SendRequest]]) -> None:
-    for call in waiting:
-        call.dispatch()
-
-
-def _waiting_bytes(call: Call[SendRequest]) -> int:
-    return _WAITING_BYTES + len(call.body)

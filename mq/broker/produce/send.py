@@ -19,8 +19,8 @@ from mq.broker.produce.compacted_topics import CompactedTopics
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.placement import Placement
 from mq.broker.produce.retry import Retries
-from mq.broker.produce.send_receiver import ReceiverSettings, SendReceiver, send_receiver
-from mq.broker.produce.sent_messages import SentMessages, asks_for_more
+from mq.broker.produce.send_receiver import OpenNumbers, ReceiverSettings, SendReceiver, send_receiver
+from mq.broker.produce.sent_messages import SentMessages, asks_for_more, numbers_in
 from mq.broker.schedule.placement import wanted_priority
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
@@ -54,7 +54,9 @@ class Sends(Service):
         placement: Placement,
         dedup: Dedup,
         retries: Retries,
-        make_receiver: Callable[[SentMessages, BatchSends, ReceiverSettings], SendReceiver] = send_receiver,
+        make_receiver: Callable[
+            [SentMessages, BatchSends, ReceiverSettings, OpenNumbers], SendReceiver
+        ] = send_receiver,
     ) -> None:
         self._settings = context.settings
         self._uncommitted_bytes_max = context.settings.uncommitted_bytes_max
@@ -63,6 +65,7 @@ class Sends(Service):
         self._tails = context.queue_offsets
         self._placement = placement
         self._retries = retries
+        self._dedup = dedup
         self.compacted = CompactedTopics(context.metadata, context.appender)
         self._rng = context.rng
         self._wall_clock_ms = context.wall_clock_ms
@@ -88,7 +91,7 @@ class Sends(Service):
             receive_into=context.environment.receive_into,
         )
         self._serves_here = False
-        self.receiver = make_receiver(self._messages, self._batches, settings)
+        self.receiver = make_receiver(self._messages, self._batches, settings, dedup.numbers_of_block)
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -186,10 +189,24 @@ class Sends(Service):
         if ext.batch:
             self._batches.add(call, tails[queue_id])
             return
-        if asks_for_more(text):
+        if asks_for_more(ext):
             self._placement.add(call, props.decode(text), ext.topic, queue_id)
             return
+        if numbers_in(ext) is not None:
+            self._add_numbered(call, tails[queue_id])
+            return
         appender.add(SendBlock(self._messages.queued(call, tails[queue_id])))
+
+    def _add_numbered(self, call: Call[SendRequest], tail: QueueTail) -> None:
+        flight = self._dedup.admit(call, props.decode(call.request.ext.properties))
+        if flight is None:
+            return
+        try:
+            send = self._messages.queued(flight.call, tail, numbers=flight.numbers)
+        except RequestRefused:
+            flight.end()
+            raise
+        self._appender.add(SendBlock(send))
 
     def queue_of(self, call: Call[SendRequest]) -> QueueTail | None:
         """The queue of a message that another service stores. Raises RequestRefused.

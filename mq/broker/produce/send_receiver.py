@@ -20,13 +20,14 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.batch import BatchSends
-from mq.broker.produce.sent_messages import SentMessages
+from mq.broker.produce.sends_in_flight import BlockNumbers
+from mq.broker.produce.sent_messages import SentMessages, numbers_in
 from mq.broker.write_path.entry_builder import PendingItem
 from mq.broker.write_path.send_block import QueuedSend, SendBlock, give_back_frames
 from mq.compiled import CompiledReceiver
 from mq.protocol.incoming.chunks import requests_of
 from mq.protocol.messages.records import IPV4_HOST_BYTES
-from mq.protocol.requests.send import SendBatchMessage, SendMessageV2
+from mq.protocol.requests.send import SENT_ALREADY_STORED, SendBatchMessage, SendMessageV2
 from mq.protocol.wire.encoding import SendReplyTemplate
 from raftlog import Ready
 from raftlog.net.reactor import EPOLLIN, EVENTS_MAX, RECEIVE_BYTES
@@ -46,6 +47,8 @@ ReceiveInto = Callable[[int, memoryview], int]
 """Receives from a descriptor into a buffer, without waiting; returns the number of bytes, 0 at the end of the stream.
 Raises BlockingIOError if there is nothing; another OSError if the connection is broken.
 """
+OpenNumbers = Callable[[], BlockNumbers]
+"""Makes the numbered sends of a new block, see `Dedup.numbers_of_block`."""
 Unserved = list[tuple[int, ClientConnection, bytes]]
 """What is left of a received chunk: descriptor, client, and the bytes from the first request on that is no plain
 send."""
@@ -114,9 +117,12 @@ class PythonReceiver:
 
     compiled_messages = 0
 
-    def __init__(self, messages: SentMessages, batches: BatchSends, settings: ReceiverSettings) -> None:
+    def __init__(
+        self, messages: SentMessages, batches: BatchSends, settings: ReceiverSettings, open_numbers: OpenNumbers
+    ) -> None:
         self._messages = messages
         self._batches = batches
+        self._open_numbers = open_numbers
         self._is_signed = settings.is_signed
         self._block_bytes_max = settings.block_bytes_max
         self._receive_into = settings.receive_into
@@ -141,7 +147,7 @@ class PythonReceiver:
                 chosen.append((descriptor, sender))
         if not chosen:
             return [], [], ready
-        blocks = _Blocks(room, self._block_bytes_max)
+        blocks = _Blocks(room, self._block_bytes_max, self._open_numbers)
         unserved: Unserved = []
         received_bytes = 0
         for descriptor, sender in chosen:
@@ -172,7 +178,7 @@ class PythonReceiver:
 
     def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]:
         """See `SendReceiver`."""
-        blocks = _Blocks(room, self._block_bytes_max)
+        blocks = _Blocks(room, self._block_bytes_max, self._open_numbers)
         taken = self._take(sender, chunk, blocks)
         if taken == len(chunk) and sender.descriptor >= 0:
             self._producing[sender.descriptor] = sender
@@ -203,7 +209,7 @@ class PythonReceiver:
                 if request.ext.batch or isinstance(request, SendBatchMessage):
                     send = self._batches.queued(call, tail)
                 else:
-                    send = self._messages.queued(call, tail, needs_key=True)
+                    send = self._messages.queued(call, tail, needs_key=True, numbers=numbers_in(request.ext))
             except RequestRefused:
                 break  # `Sends` says why
             if not blocks.add(send):
@@ -215,49 +221,68 @@ class PythonReceiver:
 class _Blocks:
     """The blocks of one call; the last one is being filled."""
 
-    def __init__(self, room: int, block_bytes_max: int) -> None:
+    def __init__(self, room: int, block_bytes_max: int, open_numbers: OpenNumbers) -> None:
         self._block_bytes_max = block_bytes_max
+        self._open_numbers = open_numbers
         self._open: list[QueuedSend] = []
+        self._numbers: BlockNumbers | None = None
         self._nbytes = self._messages = 0
         self._full: list[PendingItem] = []
         self.room = room
 
     def add(self, send: QueuedSend) -> bool:
-        """Add a request; false if it fits no block, or there is no ``room`` left."""
+        """Add a request; false if it fits no block, if its numbers may be known, or there is no ``room`` left."""
         nbytes, messages = send.nbytes, len(send.messages)
         if nbytes > self._block_bytes_max or messages > BLOCK_MESSAGES_MAX or self.room < 0:
             return False
+        if self._nbytes + nbytes > self._block_bytes_max or self._messages + messages > BLOCK_MESSAGES_MAX:
+            self._end_block()
+        assert messages > 0, f"a request of {nbytes} bytes without messages"
+        if send.numbers is not None:
+            if self._numbers is None:
+                self._numbers = self._open_numbers()
+            producer, first, last = send.numbers
+            run = self._numbers.run_of(producer)
+            if first <= run.last:
+                return False
+            run.add(first, last, len(self._open))
+        self._open.append(send)
         self._nbytes += nbytes
         self._messages += messages
-        if self._nbytes > self._block_bytes_max or self._messages > BLOCK_MESSAGES_MAX:
-            self._full.append(SendBlock(*self._open))
-            self._open, self._nbytes, self._messages = [], nbytes, messages
-        assert messages > 0, f"a request of {nbytes} bytes without messages"
-        self._open.append(send)
         self.room -= nbytes
         return True
+
+    def _end_block(self) -> None:
+        if self._numbers is not None:
+            self._numbers.begin()
+        self._full.append(SendBlock(*self._open, numbered=self._numbers))
+        self._open, self._numbers, self._nbytes, self._messages = [], None, 0, 0
 
     def finish(self) -> list[PendingItem]:
         """All of them; called once."""
         if self._open:
-            self._full.append(SendBlock(*self._open))
+            self._end_block()
         return self._full
 
 
-def send_receiver(messages: SentMessages, batches: BatchSends, settings: ReceiverSettings) -> SendReceiver:
+def send_receiver(
+    messages: SentMessages, batches: BatchSends, settings: ReceiverSettings, open_numbers: OpenNumbers
+) -> SendReceiver:
     """The receiver of a broker: the compiled one where it is there, for brokers with an IPv4 address."""
     if CompiledReceiver is None or len(settings.store_host) != IPV4_HOST_BYTES:
-        return PythonReceiver(messages, batches, settings)
+        return PythonReceiver(messages, batches, settings, open_numbers)
     return CompiledReceiver(
         writable=messages.writable,
         tag_codes=messages.tag_codes,
         suffix=messages.suffix,
         store_host=settings.store_host,
         reply_parts=SendReplyTemplate(settings.store_host).parts,
+        numbered_batch=f'","{SENT_ALREADY_STORED}":"0'.encode(),
         body_bytes_max=messages.body_bytes_max,
         block_bytes_max=settings.block_bytes_max,
         broker_name=settings.broker_name.encode(),
         is_signed=settings.is_signed,
         give_back=give_back_frames,
+        open_numbers=open_numbers,
         receive_into=settings.receive_into,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
+from mq.broker.produce.dedup import numbers_of
 from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.internal_messages import check_sent_bytes
 from mq.broker.write_path.pending import SendRequest
@@ -15,18 +16,32 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.messages.message_types import PRIORITY_MARK
 from mq.protocol.messages.records import tag_code_of
-from mq.protocol.messages.sequencing import SEQUENCE_MARK
+from mq.protocol.messages.sequencing import SEQUENCE_MARK, SequenceRange
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from mq.protocol.requests.send import SendExt
+from mq.protocol.wire.encoding import ONEWAY_FLAG
 
-_ASK_FOR_MORE = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", SEQUENCE_MARK.decode(), "LITE_TOPIC\x01"
+_COPIES_IN = RETRY_PREFIX, DEAD_LETTER_PREFIX
+"""Messages to these topics are consumers' copies of received messages, with all their properties."""
+_NUMBERED = SEQUENCE_MARK.decode()
+_ASK_FOR_MORE = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", "LITE_TOPIC\x01"
 _NOT_PLAIN = *_ASK_FOR_MORE, RECEIPT, PRIORITY_MARK
 
 
-def asks_for_more(text: str) -> bool:
+def asks_for_more(ext: SendExt) -> bool:
     """Whether the properties of a message may ask for more than being stored, by a quick check: a delay, a time, a
-    transaction, a sequence number, a lite topic.
+    transaction, a lite topic; or whether it may be a copy of a numbered message.
     """
-    return any(mark in text for mark in _ASK_FOR_MORE)
+    text = ext.properties
+    return any(mark in text for mark in _ASK_FOR_MORE) or (_NUMBERED in text and ext.topic.startswith(_COPIES_IN))
+
+
+def numbers_in(ext: SendExt) -> SequenceRange | None:
+    """The sequence number of a message; None without one. Raises RequestRefused if it is invalid."""
+    if _NUMBERED not in ext.properties:
+        return None
+    properties = props.decode(ext.properties)
+    return numbers_of(properties) if props.SEQUENCE in properties else None
 
 
 class SentMessages:
@@ -51,7 +66,7 @@ class SentMessages:
         """The queue of a plain send; None if it has to be handled by `Sends`.
 
         A send is *plain* if its topic is known to be writable and has the queue, and its properties ask for nothing but
-        being stored, and for no priority.
+        being stored, perhaps once only, and for no priority. One with sequence numbers that wants no answer is not.
         """
         ext = call.request.ext
         tails = self.writable.get(ext.topic)
@@ -61,12 +76,22 @@ class SentMessages:
         for mark in _NOT_PLAIN:
             if mark in text:
                 return None
+        if _NUMBERED in text and (call.request.flag & ONEWAY_FLAG or ext.topic.startswith(_COPIES_IN)):
+            return None
         return tails[ext.queue_id]
 
-    def queued(self, call: Call[SendRequest], tail: QueueTail, *, needs_key: bool = False) -> QueuedSend:
+    def queued(
+        self,
+        call: Call[SendRequest],
+        tail: QueueTail,
+        *,
+        needs_key: bool = False,
+        numbers: SequenceRange | None = None,
+    ) -> QueuedSend:
         """The message of a request that is not a batch and asks for nothing but being stored.
 
-        A message without a unique key gets one; with ``needs_key`` it is refused. Raises RequestRefused.
+        A message without a unique key gets one; with ``needs_key`` it is refused. ``numbers`` is its sequence number,
+        and new. Raises RequestRefused.
         """
         ext, body = call.request.ext, call.body
         text = ext.properties
@@ -96,10 +121,12 @@ class SentMessages:
                 ResponseCode.MESSAGE_ILLEGAL, f"body of {body_bytes} bytes; maximum: {self.body_bytes_max}"
             )
         if len(properties) > props.SENT_PROPERTIES_BYTES_MAX:
-            if not ext.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            if not ext.topic.startswith(_COPIES_IN):
                 check_sent_bytes(len(properties))
             # A consumer's copy of a received message: it is stored in any case.
             properties = props.fitted(props.decode(properties.decode()))
             code = tag_code_of(properties)
         size = tail.fixed_bytes + body_bytes + len(properties)
-        return QueuedSend(call, tail, [QueuedMessage(size, ext.flag, body, properties, code)], size, unique_key)
+        return QueuedSend(
+            call, tail, [QueuedMessage(size, ext.flag, body, properties, code)], size, unique_key, numbers=numbers
+        )

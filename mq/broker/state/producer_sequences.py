@@ -20,7 +20,9 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
+from operator import lt, sub
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -29,6 +31,7 @@ from mq.broker.limits import DEFAULT, StateLimits
 from mq.broker.state.table import SnapshotDamaged, TableCommand
 from mq.protocol.messages.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange
 from mq.protocol.numbers import PhysicalOffset
+from mq.store.sequenced import SequencedRun
 
 _NONE = -1
 _INT: Final = "q"
@@ -84,6 +87,15 @@ class _Window:
         self.extras = extras
         self.stored_from = stored_from
 
+    @staticmethod
+    def empty(epoch: int, store_ms: int) -> _Window:
+        return _Window(epoch, _NONE, store_ms, array(_INT), array(_INT), array(_UINT), _NONE + 1)
+
+    @property
+    def last(self) -> int:
+        """The highest number."""
+        return self.firsts[-1] + self.extras[-1] if self.firsts else self.floor
+
     def copy(self, epoch: int) -> _Window:
         firsts, positions, extras = self.firsts[:], self.positions[:], self.extras[:]
         return _Window(epoch, self.floor, self.latest_ms, firsts, positions, extras, self.stored_from)
@@ -112,6 +124,12 @@ class _Window:
         self.firsts.insert(at, first)
         self.positions.insert(at, position)
         self.extras.insert(at, last - first)
+
+    def extend(self, firsts: Sequence[int], lasts: Sequence[int], positions: Sequence[int]) -> None:
+        """Add ranges above all others, ascending."""
+        self.firsts.extend(firsts)
+        self.positions.extend(positions)
+        self.extras.extend(map(sub, lasts, firsts))
 
     def drop(self, count: int) -> None:
         for first, extra in zip(self.firsts[:count], self.extras[:count], strict=True):
@@ -153,23 +171,56 @@ class ProducerSequences:
         window = self._windows.get(numbers.producer)
         return [] if window is None else window.find(numbers.first, numbers.last)
 
+    def highest(self, producer: str) -> int:
+        """The highest number of this producer that is known to be stored; -1 without any."""
+        window = self._windows.get(producer)
+        return _NONE if window is None else window.last
+
+    def note_run(self, run: SequencedRun) -> None:
+        """`note` for each of these records. All at once if they ascend, are new, and nothing has to be trimmed."""
+        producer, firsts, lasts, positions, store_ms = run
+        count = len(firsts)
+        assert count == len(lasts) == len(positions), f"{count} ranges of {producer} at {len(positions)} places"
+        if (
+            count == 1
+            or firsts[0] <= self.highest(producer)
+            or self.count + count > self._ranges_max
+            or not all(map(lt, lasts, islice(firsts, 1, None)))
+        ):
+            for first, last, position in zip(firsts, lasts, positions, strict=True):
+                self.note(producer, first, last, PhysicalOffset(position), store_ms)
+            return
+        window = self._windows.get(producer)
+        if window is None:
+            window = self._windows[producer] = _Window.empty(self._epoch, store_ms)
+        elif window.epoch != self._epoch:
+            window = self._windows[producer] = window.copy(self._epoch)
+        window.extend(firsts, lasts, positions)
+        window.latest_ms = store_ms
+        self.count += count
+        self._moved(producer, window)
+
     def note(self, producer: str, first: int, last: int, physical_offset: PhysicalOffset, store_ms: int) -> None:
         """The messages with these numbers were committed, beginning with the record at that offset."""
         window = self._windows.get(producer)
         if window is None:
-            empty = array(_INT), array(_INT), array(_UINT)
-            window = self._windows[producer] = _Window(self._epoch, _NONE, store_ms, *empty, _NONE + 1)
-        elif window.find(first, last) != []:  # a copy: only new messages are stored otherwise
+            window = self._windows[producer] = _Window.empty(self._epoch, store_ms)
+        elif first <= window.last and window.find(first, last) != []:  # a copy: only new messages are stored otherwise
             return
         if window.epoch != self._epoch:
             window = self._windows[producer] = window.copy(self._epoch)
         window.insert(first, last, physical_offset)
         window.latest_ms = store_ms
         self.count += 1
+        self._moved(producer, window)
+
+    def _moved(self, producer: str, window: _Window) -> None:
+        """A producer has new ranges: it is the latest one, and old ranges are dropped."""
         self._windows.move_to_end(producer)
-        if len(window.firsts) > self._window_max:
-            window.drop(1)
-            self.count -= 1
+        excess = len(window.firsts) - self._window_max
+        if excess > 0:
+            window.drop(excess)
+            self.count -= excess
         if len(window.firsts) > self._narrow:
             self._wide[producer] = None
             self._wide.move_to_end(producer)

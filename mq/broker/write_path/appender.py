@@ -254,13 +254,13 @@ class Appender:
                 expected = answered if messages <= 2 * answered else 0
                 self._gathering.round_answered(self._clock(), expected, self.waiting_senders)
 
-    def runs_of(self, index: int, annotation: bytes) -> list[BuiltRun] | None:
-        """The runs of an entry that is being applied, if this appender built it and has not answered it yet."""
+    def built(self, index: int, annotation: bytes) -> Entry | None:
+        """The entry that is being applied, if this appender built it and has not answered it yet."""
         waiting = self._committing
         if waiting:
             number = index - waiting[0].index
             if 0 <= number < len(waiting) and (entry := waiting[number]).annotation is annotation:
-                return entry.runs
+                return entry
         return None
 
     def outcome_unknown(self, first_index: int) -> None:

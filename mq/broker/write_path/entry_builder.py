@@ -35,10 +35,10 @@ from mq.protocol.messages.records import (
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
 from mq.protocol.properties import PROPERTIES_BYTES_MAX
 from mq.protocol.wire.encoding import SendReplyTemplate
-from mq.store.annotation import ANNOTATION_START, RUN_HEAD, Span, join_annotation
+from mq.store.annotation import ANNOTATION_START, RUN_HEAD, Span, join_annotation, sequenced_row
 from mq.store.built_runs import BuiltRun
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES
-from mq.store.sequenced import SequencedRecord
+from mq.store.sequenced import SequencedRecord, SequencedRun, join_runs
 
 _PROPERTIES_LENGTHS = [struct.pack(">h", length) for length in range(PROPERTIES_BYTES_MAX + 1)]
 """The packed length, by length of the properties: twice as fast as packing it for each message."""
@@ -94,10 +94,11 @@ class Entry:
         replies: replies by connection, to be sent when it is committed.
         callbacks: callbacks with the places of messages and commands, to be called when it is committed.
         framed: callbacks to be called when it is framed.
-        annotation, runs: its additions to queues, encoded for other replicas, and as objects for this one.
+        annotation: its additions to queues and its sequenced records, encoded for other replicas.
+        runs, sequenced: the same as objects for this one.
     """
 
-    __slots__ = ("annotation", "callbacks", "framed", "index", "messages", "nbytes", "replies", "runs")
+    __slots__ = ("annotation", "callbacks", "framed", "index", "messages", "nbytes", "replies", "runs", "sequenced")
 
     def __init__(self, nbytes: int) -> None:
         self.index = 0
@@ -108,6 +109,7 @@ class Entry:
         self.framed: list[Callable[[], None]] = []
         self.annotation = b""
         self.runs: list[BuiltRun] = []
+        self.sequenced: list[SequencedRun] = []
 
 
 class EntryDraft:
@@ -126,7 +128,7 @@ class EntryDraft:
         "_last_replies",
         "_last_sender",
         "_records",
-        "_sequenced",
+        "_rows",
         "_store_flag",
         "_store_host",
         "_touched",
@@ -145,7 +147,7 @@ class EntryDraft:
         self._records: list[bytes] = []
         self._touched: list[QueueTail] = []
         self._commands: list[Span] = []
-        self._sequenced: list[SequencedRecord] = []
+        self._rows: list[bytes] = []
         self._last_sender: ClientConnection | None = None
         self._last_replies: list[bytes] = []
 
@@ -239,7 +241,19 @@ class EntryDraft:
 
     def add_sequenced(self, numbered: SequencedRecord) -> None:
         """Note a record whose messages have sequence numbers."""
-        self._sequenced.append(numbered)
+        producer, first, last, position, store_ms = numbered
+        self.add_sequenced_runs(
+            sequenced_row(numbered), [SequencedRun(producer, [first], [last], [position], store_ms)]
+        )
+
+    def add_sequenced_runs(self, rows: bytes, runs: list[SequencedRun]) -> None:
+        """Note several such records, behind all that were noted before. ``rows`` are the rows of the annotation."""
+        self._rows.append(rows)
+        self.entry.sequenced += [SequencedRun(*run) for run in runs]
+
+    def on_outcome(self, callback: OnOutcome) -> None:
+        """Call this with the outcome of the entry, after the replies that were added to it are sent."""
+        self.entry.callbacks.append((callback, Stored(FIRST_OFFSET, self.position)))
 
     def reply(self, connection: ClientConnection, frames: bytes) -> None:
         """Send one or more replies to a client when the entry is committed, behind those that it got before."""
@@ -264,7 +278,8 @@ class EntryDraft:
             shipped += (pack_run(len(name), tail.queue_id, first_offset, count), name, entries)
             entry.runs.append((tail, first_offset, count, entries))
             tail.run = None
-        annotation = entry.annotation = join_annotation(b"".join(shipped), self._sequenced, self._commands)
+        annotation = entry.annotation = join_annotation(b"".join(shipped), self._rows, self._commands)
+        entry.sequenced = join_runs(entry.sequenced)
         return b"".join(self._records), annotation
 
 

@@ -6,14 +6,14 @@ same sends both add the same records, queue entries and replies to an entry.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS, EntryDraft, QueuedMessage
-from mq.broker.write_path.outcome import LeadershipLost, Refused, give_back
+from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, give_back
 from mq.broker.write_path.pending import NO_PLACE, SendRequest
 from mq.broker.write_path.queue_offsets import QueueTail
 from mq.protocol.incoming.chunks import decode_chunk
@@ -24,13 +24,27 @@ from mq.protocol.wire.encoding import ONEWAY_FLAG
 from mq.store.sequenced import SequencedRecord
 
 
+class NumberedSends(Protocol):
+    """The sends of a block that have sequence numbers, in flight; see `mq.broker.produce.sends_in_flight`."""
+
+    def end(self) -> list[Call[Any]]:
+        """The outcome is known; returns the requests that waited for it."""
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """The outcome of the block's entry; ends them."""
+
+    def serve(self, waiting: list[Call[Any]]) -> None:
+        """Serve what `end` has returned: the block is not stored, and its senders know."""
+
+
 class QueuedSend(msgspec.Struct, gc=False):
     """A request to send, whose messages are valid and go to one queue.
 
     Attributes:
         nbytes: bytes of all its records.
         unique_keys: of all messages in the request, joined by commas.
-        parts: the messages that start a range of sequence numbers, with that range; None without numbers.
+        numbers: the sequence numbers of a plain send.
+        parts: the messages of a batch that start a range of sequence numbers, with that range; None without numbers.
         already_stored: how many messages of a numbered batch are left out, because the log has them.
     """
 
@@ -41,6 +55,7 @@ class QueuedSend(msgspec.Struct, gc=False):
     unique_keys: bytes
     parts: list[tuple[int, SequenceRange]] | None = None
     already_stored: int = 0
+    numbers: SequenceRange | None = None
 
     def build(self, draft: EntryDraft) -> bytes | None:
         """Add its messages; returns the reply, None if the client wants none."""
@@ -53,6 +68,8 @@ class QueuedSend(msgspec.Struct, gc=False):
             born = born_ms if message.born_ms is None else message.born_ms
             draft.add_message(tail, message, sys_flag, born, host, reconsume_times)
         if self.parts is None and len(self.messages) == 1:
+            if self.numbers is not None:
+                draft.add_sequenced(SequencedRecord(*self.numbers, position, draft.store_ms))
             if request.flag & ONEWAY_FLAG:
                 return None
             return draft.reply_template.render(
@@ -61,7 +78,7 @@ class QueuedSend(msgspec.Struct, gc=False):
         return self._finish_batch(draft, first, position)
 
     def _finish_batch(self, draft: EntryDraft, first: QueueOffset, position: PhysicalOffset) -> bytes | None:
-        """The same for several messages, or numbered ones; the first one has these offsets."""
+        """The same for several messages, or a numbered batch; the first one has these offsets."""
         call = self.call
         places = [position]
         for message in self.messages[:-1]:
@@ -81,12 +98,13 @@ class QueuedSend(msgspec.Struct, gc=False):
 
 
 class SendBlock:
-    """Sends that are stored in one entry, in this order; see `PendingItem`."""
+    """Sends that are stored in one entry, in this order; see `PendingItem`. ``numbered`` are those with numbers."""
 
-    __slots__ = ("nbytes", "request_count", "requests", "sender_count")
+    __slots__ = ("_numbered", "nbytes", "request_count", "requests", "sender_count")
 
-    def __init__(self, *requests: QueuedSend) -> None:
+    def __init__(self, *requests: QueuedSend, numbered: NumberedSends | None = None) -> None:
         self.requests = requests
+        self._numbered = numbered
         self.request_count = len(requests)
         self.nbytes = self.sender_count = 0
         last_sender: ClientConnection | None = None
@@ -98,6 +116,8 @@ class SendBlock:
 
     def build(self, draft: EntryDraft) -> None:
         """See `PendingItem`."""
+        if self._numbered is not None:
+            draft.on_outcome(self._numbered.on_outcome)
         sender: ClientConnection | None = None
         replies: list[bytes] = []
         for request in self.requests:
@@ -113,8 +133,11 @@ class SendBlock:
 
     def give_back(self, outcome: Refused | LeadershipLost) -> None:
         """See `PendingItem`."""
+        waiting = [] if self._numbered is None else self._numbered.end()
         for request in self.requests:
             give_back(request.call, outcome)
+        if self._numbered is not None:
+            self._numbered.serve(waiting)
 
 
 def give_back_frames(sender: ClientConnection, frames: bytes, outcome: Refused | LeadershipLost) -> None:

@@ -226,9 +226,10 @@ class AppenderMachine(RuleBasedStateMachine):
     def look_at_runs(self, index: int, body: bytes) -> None:
         """What is applied here is what the others read in the annotation."""
         annotation = self.log.annotations[index]
-        assert self.appender.runs_of(index, bytes(bytearray(annotation)) or b"-") is None, "another entry's annotation"
-        runs = self.appender.runs_of(index, annotation)
-        assert runs is not None
+        assert self.appender.built(index, bytes(bytearray(annotation)) or b"-") is None, "another entry's annotation"
+        built = self.appender.built(index, annotation)
+        assert built is not None
+        runs = built.runs
         commands = [record.body for record in decode_records(body) if record.topic == META_TOPIC]
         if commands:
             shipped, annotation = split_commands(annotation, body)

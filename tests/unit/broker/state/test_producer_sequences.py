@@ -19,7 +19,7 @@ from mq.protocol.messages.sequencing import SEQUENCE_MAX, SequenceRange, range_p
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.annotation import ANNOTATION_START, join_sequenced, split_sequenced
 from mq.store.errors import AnnotationDamaged
-from mq.store.sequenced import SequencedRecord, scan_sequenced
+from mq.store.sequenced import SequencedRecord, runs_of_records, scan_sequenced
 
 HOST = encode_host("10.0.0.1", 10911)
 DAY_MS = 24 * 3600 * 1000
@@ -108,6 +108,32 @@ def position(sequences: ProducerSequences, producer: str, number: int) -> int | 
     if one.position is None:
         raise LookupError("stored, and nobody knows where")
     return one.position
+
+
+RUNS = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.lists(RANGES, min_size=1, max_size=9), st.booleans(), st.integers(0, 5)),
+    max_size=20,
+)
+
+
+@given(RUNS)
+def test_a_run_changes_the_table_as_its_records_do(given: list[tuple[str, list[tuple[int, int]], bool, int]]) -> None:
+    by_run, one_by_one = ProducerSequences(SMALL), ProducerSequences(SMALL)
+    for at, (producer, ranges, ascending, gap) in enumerate(given):
+        if ascending:  # as nearly all are: above everything that is known
+            low = by_run.highest(producer) + 1 + gap
+            ranges = [(low + 10 * n, low + 10 * n + last - first) for n, (first, last) in enumerate(ranges)]
+        records = [
+            SequencedRecord(producer, first, last, PhysicalOffset(100 * at + n), at)
+            for n, (first, last) in enumerate(ranges)
+        ]
+        for record in records:
+            one_by_one.note(*record)
+        for run in runs_of_records(records):
+            by_run.note_run(run)
+        assert by_run.capture()() == one_by_one.capture()()
+        assert (by_run.count, list(by_run._wide)) == (one_by_one.count, list(one_by_one._wide))
+        by_run.check_invariants()
 
 
 @pytest.mark.slow
