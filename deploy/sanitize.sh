@@ -43,6 +43,7 @@ tar -c --exclude=__pycache__ mq raftlog tests pyproject.toml | tar -x -C "$copy"
 run_tests=(-m pytest -q --capture=sys -p no:cacheprovider)
 run_fuzzer=(-m tests.fuzz --findings "$PWD/fuzz-findings")
 sanitized_tests=(tests/unit/compiled/test_checked_records.py tests/unit/broker/produce/test_plain_sends.py
+    tests/unit/broker/produce/test_plain_numbers.py
     tests/unit/broker/produce/test_ready_senders.py tests/unit/replica/test_flush.py
     tests/unit/segment/test_append_queue.py tests/unit/broker/bulk/test_selection.py)
 if [ "$mode" = threads ]; then
