@@ -1,4 +1,4 @@
-"""Integers in network byte order, at addresses of any alignment: as `struct` packs and unpacks ``>H``, ``>I`` and ``>Q``."""
+"""Integers in network byte order, at addresses of any alignment: as `struct` packs ``>H``, ``>I`` and ``>Q``."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
