@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import structlog
 import trio
 
 from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, RequestTimeout
@@ -19,8 +18,8 @@ from mq.inspection.dead_letters import read_letters
 from mq.inspection.looking import LookingAdmin
 from mq.inspection.survey import survey
 from mq.protocol.codes import RequestCode
-from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import HOSTILE, Browser, count_requests, ended, run
+from mq.testing import SyncKit
+from tests.support.console_browser import HOSTILE, Browser, count_requests, ended, quiet_kit, run
 from tests.support.waiting import until
 
 PAGES = (
@@ -43,11 +42,8 @@ PAGES = (
 @pytest.fixture(scope="module")
 def kit() -> Iterator[SyncKit]:
     """Brokers with the topic Orders of one queue, ten messages in it, which are dead letters of the group mail, too."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with running_kit() as running:
-        trio.run(fill, running.namesrv)
+    with quiet_kit(fill) as running:
         yield running
-    structlog.reset_defaults()
 
 
 async def fill(namesrv: str) -> None:

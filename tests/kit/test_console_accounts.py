@@ -7,13 +7,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from mq.client.net.client_core import RemotingSettings
 from mq.client.net.credentials import Credentials
-from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import HOSTILE, Answer, Browser
+from mq.testing import SyncKit
+from tests.support.console_browser import HOSTILE, Answer, Browser, quiet_kit
 from tests.support.console_browser import run as run_console
 from tests.support.waiting import until
 
@@ -36,12 +35,10 @@ accounts:
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncKit]:
     """A broker with accounts."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     path = tmp_path_factory.mktemp("accounts") / "plain_acl.yml"
     path.write_text(ACCOUNTS)
-    with running_kit(acl_file=path) as running:
+    with quiet_kit(acl_file=path) as running:
         yield running
-    structlog.reset_defaults()
 
 
 def run(

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import structlog
 import trio
 
 from mq.client import Admin
 from mq.inspection.cluster import ask_brokers
 from mq.inspection.looking import LookingAdmin
 from mq.inspection.survey import survey
-from mq.testing import SyncKit, running_kit
+from mq.testing import SyncKit
+from tests.support.console_browser import quiet_kit
 
 MINUTE = {"brokers": 30, "survey": 2, "progress": 1}
 """What an open overview asks for in a minute: counted in tests/unit/console/test_cost.py."""
@@ -24,10 +24,8 @@ OF_A_CORE = 0.01
 @pytest.fixture(scope="module")
 def kit() -> Iterator[SyncKit]:
     """A broker with a few topics."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with running_kit() as running:
+    with quiet_kit() as running:
         yield running
-    structlog.reset_defaults()
 
 
 def test_an_open_overview_costs_a_leader_little(kit: SyncKit) -> None:

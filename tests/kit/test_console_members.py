@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import structlog
 
-from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import HOSTILE, Browser, ended, run
+from mq.testing import SyncKit
+from tests.support.console_browser import HOSTILE, Browser, ended, quiet_kit, run
 
 
 @pytest.fixture
 def kit() -> Iterator[SyncKit]:
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with running_kit(replicas=3) as running:
+    with quiet_kit(replicas=3) as running:
         yield running
-    structlog.reset_defaults()
 
 
 FORM = {"name": "broker-a", "address": "", "replaced": "", "voter": ""}

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-import structlog
 import trio
 
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
@@ -16,19 +15,16 @@ from mq.console import tails, watch
 from mq.console.tails import Followed, TailLimits, Tails
 from mq.inspection.cluster import GroupStatus
 from mq.protocol.codes import RequestCode
-from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import HOSTILE, Browser, count_requests, run
+from mq.testing import SyncKit
+from tests.support.console_browser import HOSTILE, Browser, count_requests, quiet_kit, run
 from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
 def kit() -> Iterator[SyncKit]:
     """Brokers with the topic Orders of two queues, and one that was traced until the group mail gave it up."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with running_kit() as running:
-        trio.run(fill, running.namesrv)
+    with quiet_kit(fill) as running:
         yield running
-    structlog.reset_defaults()
 
 
 async def fill(namesrv: str) -> None:

@@ -6,22 +6,17 @@ import re
 from collections.abc import Iterator
 
 import pytest
-import structlog
-import trio
 
 from mq.client import Admin, Message, Producer, PullConsumer
-from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import Answer, Browser, run
+from mq.testing import SyncKit
+from tests.support.console_browser import Answer, Browser, quiet_kit, run
 
 
 @pytest.fixture(scope="module")
 def kit() -> Iterator[SyncKit]:
     """Brokers with five messages in one queue, of which two groups have consumed three; one of these was deleted."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with running_kit() as running:
-        trio.run(fill, running.namesrv)
+    with quiet_kit(fill) as running:
         yield running
-    structlog.reset_defaults()
 
 
 async def fill(namesrv: str) -> None:

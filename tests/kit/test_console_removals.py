@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import structlog
 import trio
 
 from mq.client import Admin
 from mq.client.sync import SyncAdmin, SyncPushConsumer
-from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import HOSTILE, Browser, run
+from mq.testing import SyncKit
+from tests.support.console_browser import HOSTILE, Browser, quiet_kit, run
 
 
 @pytest.fixture
 def kit() -> Iterator[SyncKit]:
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with running_kit() as running:
+    with quiet_kit() as running:
         yield running
-    structlog.reset_defaults()
 
 
 def test_a_member_is_removed_after_a_page_that_says_what_that_means(kit: SyncKit) -> None:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-import structlog
 import trio
 
 from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage
@@ -19,8 +18,8 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.names import dead_letter_topic
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.topics import TopicConfig
-from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import Browser, count_requests, run
+from mq.testing import SyncKit
+from tests.support.console_browser import Browser, count_requests, quiet_kit, run
 from tests.support.waiting import until
 
 TOPICS, GROUPS, QUEUES, MEMBERS = 400, 130, 4, 3
@@ -60,11 +59,8 @@ MOST = {
 @pytest.fixture(scope="module")
 def kit() -> Iterator[SyncKit]:
     """A broker with many topics, and consumer groups that all read one topic and have dead letters."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with running_kit() as running:
-        trio.run(fill, running.namesrv)
+    with quiet_kit(fill) as running:
         yield running
-    structlog.reset_defaults()
 
 
 async def fill(namesrv: str) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import structlog
 import trio
 
 from mq.broker.admin.pending import STEP_ENTRIES
@@ -22,21 +21,19 @@ from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pending import KINDS, SHOWN_MAX
 from mq.store.consume_queue import ConsumeQueue
 from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import HOSTILE, Browser, count_requests, run
+from tests.support.console_browser import HOSTILE, Browser, count_requests, quiet_kit, run
 from tests.support.waiting import until, wait_until
 
 
 @pytest.fixture(scope="module")
 def kit() -> Iterator[SyncKit]:
     """Brokers with 3 timed messages, one of a delay level, a transaction given up, an open one, and a schedule."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with running_kit(transaction_timeout_seconds=5, transaction_checks_max=1) as running:
+    with quiet_kit(transaction_timeout_seconds=5, transaction_checks_max=1) as running:
         trio.run(transaction, running.namesrv, "lost")
         wait_until(lambda: [each.kind for each in running.pending("Orders")] == ["transaction"])
         running.advance_until(lambda: not running.pending("Orders"), timeout=120)
         trio.run(fill, running.namesrv)
         yield running
-    structlog.reset_defaults()
 
 
 async def transaction(namesrv: str, key: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -21,7 +21,7 @@ from mq.console.app import Console
 from mq.console.settings import ConsoleSettings
 from mq.console.tails import DEFAULT, TailLimits
 from mq.console.users import Users
-from mq.testing import SyncKit
+from mq.testing import SyncKit, running_kit
 from tests.support.waiting import until
 
 HOST = "127.0.0.1:8090"
@@ -152,6 +152,17 @@ class Browser:
             self.cookies[name] = rest.partition(";")[0]
         text = b"".join(each.get("body", b"") for each in messages[1:]).decode()
         return Answer(begin["status"], found, text)
+
+
+@contextmanager
+def quiet_kit(fill: Callable[[str], Awaitable[None]] | None = None, **settings: Any) -> Iterator[SyncKit]:
+    """Brokers that log nothing, and what `fill` puts into them, given the address of their name server."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with running_kit(**settings) as kit:
+        if fill is not None:
+            trio.run(fill, kit.namesrv)
+        yield kit
+    structlog.reset_defaults()
 
 
 @asynccontextmanager
