@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.archive.__main__ import ARCHIVE, CASES
-from benchmarks.figures import Figure
-from benchmarks.store_load import Plan
 from jepsen.deployments.object_storage import ENVIRONMENT
+from tests.support.benchmark_cases import values as case_values
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.trio]
 
@@ -24,32 +23,29 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def values(case: str, directory: Path) -> dict[str, float]:
-    plan: Plan = ARCHIVE.parse_arguments(["--quick", "--limit", "240"])
-    figures: list[Figure] = []
-    await CASES[case](plan, directory, figures.append)
-    return {figure.name: figure.value for figure in figures}
+    return await case_values(CASES[case], ARCHIVE.parse_arguments(["--quick", "--limit", "240"]), directory)
 
 
-async def test_archiving(tmp_path: Path) -> None:
+async def test_the_archiving_case_archives_what_is_sent(tmp_path: Path) -> None:
     found = await values("archiving", tmp_path)
     assert found["waited to be archived"] > 0
     assert found["sends that failed"] == 0
 
 
-async def test_cold(tmp_path: Path) -> None:
+async def test_the_cold_case_reads_from_the_store(tmp_path: Path) -> None:
     found = await values("cold", tmp_path)
     assert found["read"] > 0
     assert found["consumed"] > 0
     assert found["requests to the store"] > 0
 
 
-async def test_hot(tmp_path: Path) -> None:
+async def test_the_hot_case_delivers_every_message(tmp_path: Path) -> None:
     found = await values("hot", tmp_path)
     assert found["not acknowledged, or not delivered"] == 0
     assert found["requests to the store"] > 0
 
 
-async def test_join(tmp_path: Path) -> None:
+async def test_the_join_case_fills_a_replica_from_the_archive(tmp_path: Path) -> None:
     found = await values("join", tmp_path)
     assert 0 < found["of them from the archive"] <= 100
     assert found["from the leader alone"] > 0

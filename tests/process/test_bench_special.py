@@ -10,31 +10,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks import delays_transactions_pop
-from benchmarks.figures import Figure
 from benchmarks.lateness import measure_lateness
-from benchmarks.sizes import TEST_MIN
-from benchmarks.store_load import Measure, Plan
+from benchmarks.store_load import Plan
+from tests.support.benchmark_cases import tiny_plan, values
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 
 @pytest.fixture
 def plan() -> Plan:
-    """Short windows, few messages."""
-    plan = delays_transactions_pop.SPECIAL.parse_arguments(["--quick", "--limit", "120"])
-    plan.sizes = TEST_MIN
-    plan.windows, plan.seconds, plan.warmup = 1, 1.0, 0.3
-    return plan
-
-
-async def values(measure: Measure, plan: Plan, directory: Path) -> dict[str, float]:
-    figures: list[Figure] = []
-    await measure(plan, directory, figures.append)
-    return {figure.name: figure.value for figure in figures}
+    return tiny_plan(delays_transactions_pop.SPECIAL, 1.0)
 
 
 @pytest.mark.nightly
-async def test_lateness(plan: Plan, tmp_path: Path) -> None:
+async def test_no_delayed_message_comes_early_or_is_lost(plan: Plan, tmp_path: Path) -> None:
     found = await values(measure_lateness, plan, tmp_path)
     assert found["messages of level 1, 1,000 a second"] == 1000
     assert found["early"] == 0
@@ -42,13 +31,13 @@ async def test_lateness(plan: Plan, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-async def test_transactions(plan: Plan, tmp_path: Path) -> None:
+async def test_transactions_have_a_rate_and_a_cost(plan: Plan, tmp_path: Path) -> None:
     found = await values(delays_transactions_pop.measure_transactions, plan, tmp_path)
     assert found["transactions/s, 64 calls in flight"] > 0
     assert found["cost of a transaction in plain sends"] > 0
 
 
-async def test_timers(plan: Plan, tmp_path: Path) -> None:
+async def test_no_timer_is_lost_when_its_broker_is_killed(plan: Plan, tmp_path: Path) -> None:
     found = await values(delays_transactions_pop.measure_timers, plan, tmp_path)
     assert found["pending timers"] >= 1000
     assert found["pending timers lost in the kill"] == 0
@@ -56,6 +45,6 @@ async def test_timers(plan: Plan, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-async def test_pop(plan: Plan, tmp_path: Path) -> None:
+async def test_pops_have_a_rate(plan: Plan, tmp_path: Path) -> None:
     found = await values(delays_transactions_pop.measure_pop, plan, tmp_path)
     assert found["messages/s popped and acknowledged"] > 0

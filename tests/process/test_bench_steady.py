@@ -7,20 +7,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks import steady
-from benchmarks.figures import Figure
 from benchmarks.sizes import TEST_MIN
+from tests.support.benchmark_cases import values
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.mark.nightly
 @pytest.mark.trio
-async def test_pipelined(tmp_path: Path) -> None:
+async def test_a_steady_load_has_rates_and_costs_of_each_replica(tmp_path: Path) -> None:
     plan = steady.STEADY.parse_arguments(["--quick"])
     plan.sizes = TEST_MIN
-    figures: list[Figure] = []
-    await steady.measure_pipelined(plan, tmp_path, figures.append)
-    found = {figure.name: figure.value for figure in figures}
+    found = await values(steady.measure_pipelined, plan, tmp_path)
     assert found["messages/s, steady"] >= found["messages/s, steady, slowest window"] > 0
     assert found["CPU of the leader itself, steady"] > found["CPU of a follower itself, steady"] > 0
     assert found["CPU of a replica's child processes, steady"] >= 0

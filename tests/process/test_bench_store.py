@@ -10,32 +10,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks import latency, store, store_follower, store_reads
-from benchmarks.figures import Figure
-from benchmarks.sizes import TEST_MIN
-from benchmarks.store_load import Measure, Plan
+from benchmarks.store_load import Plan
+from tests.support.benchmark_cases import tiny_plan, values
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
-
-TINY = ["--quick", "--limit", "120"]
 
 
 @pytest.fixture
 def plan() -> Plan:
-    """Short windows, few messages."""
-    plan = store.STORE.parse_arguments(TINY)
-    plan.sizes = TEST_MIN
-    plan.windows, plan.seconds, plan.warmup = 1, 0.3, 0.3
-    return plan
-
-
-async def values(measure: Measure, plan: Plan, directory: Path) -> dict[str, float]:
-    figures: list[Figure] = []
-    await measure(plan, directory, figures.append)
-    return {figure.name: figure.value for figure in figures}
+    return tiny_plan(store.STORE, 0.3)
 
 
 @pytest.mark.trio
-async def test_backlog(plan: Plan, tmp_path: Path) -> None:
+async def test_a_backlog_is_read_from_one_and_from_many_queues(plan: Plan, tmp_path: Path) -> None:
     found = await values(store_reads.measure_backlog, plan, tmp_path)
     assert found["messages/s of 1 KiB, 1 queue"] > 0
     assert found["messages/s of 1 KiB, 8 queues"] > 0
@@ -43,13 +30,13 @@ async def test_backlog(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.trio
-async def test_random(plan: Plan, tmp_path: Path) -> None:
+async def test_random_reads_have_a_rate(plan: Plan, tmp_path: Path) -> None:
     assert (await values(store_reads.measure_random, plan, tmp_path))["reads/s of 4 KiB"] > 0
 
 
 @pytest.mark.nightly
 @pytest.mark.trio
-async def test_follower(plan: Plan, tmp_path: Path) -> None:
+async def test_a_producer_continues_while_a_follower_is_read(plan: Plan, tmp_path: Path) -> None:
     found = await values(store_follower.measure_follower, plan, tmp_path)
     assert found["old messages"] >= 0.01
     assert found["messages/s produced with a reader, all cores shared"] > 0
@@ -59,7 +46,7 @@ async def test_follower(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.trio
-async def test_latency(plan: Plan, tmp_path: Path) -> None:
+async def test_latencies_of_sends_are_ordered(plan: Plan, tmp_path: Path) -> None:
     found = await values(latency.measure_latency, plan, tmp_path)
     assert found["send to acknowledgement, p50"] > 0
     assert 0 < found["send to callback, p50"] <= found["send to callback, p99"] <= found["send to callback, longest"]
