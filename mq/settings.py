@@ -67,9 +67,15 @@ class ProcessSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What `_sources` says."""
+        return tuple(cls._sources(init_settings, env_settings))
+
+    @classmethod
+    def _sources(
+        cls, flags: PydanticBaseSettingsSource, environment: PydanticBaseSettingsSource
+    ) -> list[PydanticBaseSettingsSource]:
         """Flags before the environment, which may use former names too."""
-        former = InitSettingsSource(settings_cls, init_kwargs=cls._former_environment(init_settings()))
-        return init_settings, env_settings, former
+        return [flags, environment, InitSettingsSource(cls, init_kwargs=cls._former_environment(flags()))]
 
     @classmethod
     def _former_environment(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,18 +102,10 @@ class ProcessSettings(BaseSettings):
             model_config = SettingsConfigDict(toml_file=config)
 
             @classmethod
-            def settings_customise_sources(
-                cls,
-                settings_cls: type[BaseSettings],
-                init_settings: PydanticBaseSettingsSource,
-                env_settings: PydanticBaseSettingsSource,
-                dotenv_settings: PydanticBaseSettingsSource,
-                file_secret_settings: PydanticBaseSettingsSource,
-            ) -> tuple[PydanticBaseSettingsSource, ...]:
-                own = super().settings_customise_sources(
-                    settings_cls, init_settings, env_settings, dotenv_settings, file_secret_settings
-                )
-                return *own, TomlConfigSettingsSource(settings_cls)
+            def _sources(
+                cls, flags: PydanticBaseSettingsSource, environment: PydanticBaseSettingsSource
+            ) -> list[PydanticBaseSettingsSource]:
+                return [*super()._sources(flags, environment), TomlConfigSettingsSource(cls)]
 
         loaded: Self = FromFile(**given)
         return loaded

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import anyio.abc
 import structlog
 import trio
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+from pydantic_settings import PydanticBaseSettingsSource
 
 from mq.broker.broker import Broker
 from mq.broker.context import BrokerContext
@@ -57,15 +57,11 @@ class _OwnSettings:
     """Settings of a kit do not come from the environment of the tests."""
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
+    def _sources(
+        cls, flags: PydanticBaseSettingsSource, environment: PydanticBaseSettingsSource
+    ) -> list[PydanticBaseSettingsSource]:
+        del environment
+        return [flags]
 
 
 class _BrokerSettings(_OwnSettings, BrokerSettings):
