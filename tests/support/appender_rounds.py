@@ -1,11 +1,30 @@
-"""Appender rounds controlled by a test."""
+"""An appender without other parts, and rounds controlled by a test."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from mq.broker.state.commands import decode_command
 from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.appender import Appender, Log
 from mq.broker.write_path.outcome import OnOutcome, Stored
+from mq.protocol.messages.records import encode_host
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.wire.encoding import SendReplyTemplate
+
+HOST = encode_host("127.0.0.1", 10911)
+
+
+def lone_appender(log: Log, *, host: bytes = HOST, **given: Any) -> Appender:
+    """A real appender of a leader without other parts; `given` are its arguments."""
+    chosen: dict[str, Any] = {
+        "entry_bytes_max": 100_000,
+        "rounds_in_flight": 1,
+        "wall_clock_ms": lambda: 1_700_000_000_000,
+        "disk_used": lambda: 0.5,
+        "uncommitted_bytes_max": 2**20,
+    }
+    return Appender(log=log, store_host=host, reply_template=SendReplyTemplate(host), **chosen | given)
 
 
 class Rounds:

@@ -21,7 +21,6 @@ from mq.broker.schedule.recall import Recalls
 from mq.broker.schedule.timers import Timers
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import QueueOffsets
@@ -33,10 +32,10 @@ from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.properties import fitted
 from mq.protocol.requests.send import RecallExt, RecallMessage
-from mq.protocol.wire.encoding import SendReplyTemplate
 from mq.store.dispatch import QUEUE_ENTRY, scan_runs
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from raftlog import Refusal
+from tests.support.appender_rounds import lone_appender
 from tests.support.broker_contexts import context_of
 from tests.support.running_broker import broker_settings
 
@@ -164,14 +163,12 @@ class TimerMachine(RuleBasedStateMachine):
 
     def lead(self) -> None:
         """A replica leads that has applied what is committed, and knows nothing else."""
-        self.appender = Appender(
-            log=self.log,
-            store_host=HOST,
-            reply_template=SendReplyTemplate(HOST),
+        self.appender = lone_appender(
+            self.log,
+            host=HOST,
             entry_bytes_max=2048,
             rounds_in_flight=3,
             wall_clock_ms=self.wall_clock_ms,
-            disk_used=lambda: 0.5,
             uncommitted_bytes_max=2**24,
         )
         self.tails = QueueOffsets(self.metadata, self.store.max_offset)

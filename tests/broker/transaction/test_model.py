@@ -29,7 +29,6 @@ from mq.broker.transaction.check_back import CheckBacks
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
 from mq.broker.transaction.staged_sets import StagedSets
-from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import QueueOffsets
@@ -42,9 +41,10 @@ from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.clients import HeartbeatData, ProducerData
 from mq.protocol.requests.transactions import CheckTransactionState
-from mq.protocol.wire.encoding import SendReplyTemplate, encode_request
+from mq.protocol.wire.encoding import encode_request
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY
 from raftlog import Refusal
+from tests.support.appender_rounds import lone_appender
 from tests.support.broker_contexts import context_of
 from tests.support.model_log import HOST, Log
 from tests.support.running_broker import broker_settings
@@ -128,15 +128,12 @@ class Leader:
 
     def __init__(self, machine: TransactionsMachine, metadata: Metadata) -> None:
         self.metadata = metadata
-        self.appender = Appender(
-            log=machine.log,
-            store_host=HOST,
-            reply_template=SendReplyTemplate(HOST),
+        self.appender = lone_appender(
+            machine.log,
             entry_bytes_max=1500,
             rounds_in_flight=2,
             wall_clock_ms=machine.wall_clock_ms,
             disk_used=lambda: 0.95,
-            uncommitted_bytes_max=2**20,
         )
         self.tails = QueueOffsets(metadata, lambda topic, queue_id: QueueOffset(machine.ends.get((topic, queue_id), 0)))
         context = context_of(

@@ -22,11 +22,12 @@ from mq.protocol.incoming.chunks import decode_chunk
 from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.records import decode_records, encode_host
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.wire.encoding import SendReplyTemplate, encode_request
+from mq.protocol.wire.encoding import encode_request
 from mq.store.annotation import encode_runs, split_commands
 from mq.store.built_runs import BuiltRun
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY_BYTES, QueueRun
 from raftlog import Refusal
+from tests.support.appender_rounds import lone_appender
 from tests.support.running_broker import send_ext
 
 HOST = encode_host("127.0.0.1", 10911)
@@ -91,15 +92,11 @@ class AppenderMachine(RuleBasedStateMachine):
         self.log = Log()
         self.now = 0.0
         self.turns_asked = 0
-        self.appender = Appender(
-            log=self.log,
-            store_host=HOST,
-            reply_template=SendReplyTemplate(HOST),
+        self.appender = lone_appender(
+            self.log,
             entry_bytes_max=600,
             rounds_in_flight=2,
-            wall_clock_ms=lambda: 1_700_000_000_000,
             disk_used=lambda: 0.95,
-            uncommitted_bytes_max=2**20,
             clock=lambda: self.now,
             turn_within=self.ask_turn,
         )
@@ -287,15 +284,8 @@ TestAppender = AppenderMachine.TestCase
 def answered_round(messages_of_each: int) -> tuple[Appender, list[float], Callable[..., None]]:
     """An appender whose first round, of 8 senders, took 3 ms and is answered; turns that it asks for; adds sends."""
     log, asked, now = Log(), list[float](), [0.0]
-    appender = Appender(
-        log=log,
-        store_host=HOST,
-        reply_template=SendReplyTemplate(HOST),
-        entry_bytes_max=100_000,
-        rounds_in_flight=1,
-        wall_clock_ms=lambda: 1_700_000_000_000,
-        disk_used=lambda: 0.5,
-        uncommitted_bytes_max=2**20,
+    appender = lone_appender(
+        log,
         clock=lambda: now[0],
         turn_within=asked.append,
     )
@@ -339,15 +329,8 @@ def test_a_round_waits_for_no_sender_of_many_messages() -> None:
 
 def test_what_follows_an_entry_is_framed_in_the_same_round() -> None:
     log = Log()
-    appender = Appender(
-        log=log,
-        store_host=HOST,
-        reply_template=SendReplyTemplate(HOST),
-        entry_bytes_max=100_000,
-        rounds_in_flight=1,
-        wall_clock_ms=lambda: 1_700_000_000_000,
-        disk_used=lambda: 0.5,
-        uncommitted_bytes_max=2**20,
+    appender = lone_appender(
+        log,
     )
     appender.open()
     tail = QueueTail(TopicName("T"), 3, QueueOffset(7))

@@ -30,11 +30,12 @@ from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.messages.records import encode_host, tag_code_of
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.wire.encoding import SendReplyTemplate, encode_request
+from mq.protocol.wire.encoding import encode_request
 from mq.store.annotation import COMMANDS_FORMAT, SEQUENCED_FORMAT, decode_runs, split_commands, split_sequenced
 from mq.store.dispatch import scan_runs
 from mq.store.sequenced import SequencedRecord, scan_sequenced
 from raftlog import Refusal
+from tests.support.appender_rounds import lone_appender
 from tests.support.broker_contexts import context_of
 from tests.support.running_broker import broker_settings, send_ext
 
@@ -83,12 +84,9 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
         metadata.apply(PutTopic(config=TopicConfig(name=name, read_queues=2, write_queues=2), timestamp_ms=1))
     times = itertools.count(1_700_000_000_000)
     log, store_host = Entry(), encode_host("127.0.0.1", 10911)
-    appender = Appender(
-        log=log,
-        store_host=store_host,
-        reply_template=SendReplyTemplate(store_host),
+    appender = lone_appender(
+        log,
         entry_bytes_max=4096,
-        rounds_in_flight=1,
         wall_clock_ms=lambda: next(times),
         disk_used=lambda: 0.0,
         uncommitted_bytes_max=2**26,

@@ -12,8 +12,8 @@ from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.messages.records import encode_host
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.wire.encoding import SendReplyTemplate
 from raftlog import Refusal
+from tests.support.appender_rounds import lone_appender
 
 HOST = encode_host("127.0.0.1", 10911)
 
@@ -32,15 +32,10 @@ class Log:
 
 def busy() -> Appender:
     """Two rounds in flight, and a command that waits for the next one."""
-    appender = Appender(
-        log=Log(),
-        store_host=HOST,
-        reply_template=SendReplyTemplate(HOST),
+    appender = lone_appender(
+        Log(),
         entry_bytes_max=600,
         rounds_in_flight=2,
-        wall_clock_ms=lambda: 1_700_000_000_000,
-        disk_used=lambda: 0.5,
-        uncommitted_bytes_max=2**20,
     )
     appender.open()
     for _ in range(2):
