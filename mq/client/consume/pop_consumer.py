@@ -471,23 +471,15 @@ class PopConsumer(Consumer[BodyT]):
                     await anyio.sleep(self._removal.pause_seconds)
                     continue
                 refresh = response.code in _NOT_NOW
-                left_out: list[LeftOut] = []
-                if response.code == ResponseCode.SUCCESS:
-                    # Only now: the pop may have been held for longer than the invisible time.
-                    hidden_until = anyio.current_time() + self.invisible
-                    messages = self._read_popped(broker_name, response, body, hidden_until, left_out)
-                    messages = self._subscribed(messages)
-                    deliverable = self._deliverable(messages, left_out)
-                    if self._renewals is not None:
-                        self._renewals.hold(deliverable)
-                    self._inbox.put(deliverable)
+                is_success = response.code == ResponseCode.SUCCESS
+                left_out = self._deliver_popped(broker_name, response, body) if is_success else []
                 if refresh:
                     self._wait_goes_on(wait, f"code {response.code}: {response.remark}", broker_name)
                 elif left_out:
                     self._wait_goes_on(wait, str(left_out[0].error), broker_name)
-                elif response.code == ResponseCode.SUCCESS or response.code in _NOTHING:
+                elif is_success or response.code in _NOTHING:
                     wait.is_over()
-                if response.code == ResponseCode.SUCCESS:
+                if is_success:
                     continue
                 if response.code == ResponseCode.TOPIC_NOT_EXIST:
                     raise TopicNotFound(self.topic)
@@ -514,6 +506,18 @@ class PopConsumer(Consumer[BodyT]):
                 self._wait_goes_on(wait, str(error), broker_name)
                 refresh = True
                 await anyio.sleep(RETRY_SECONDS)
+
+    def _deliver_popped(self, broker_name: str, response: Response, body: memoryview) -> list[LeftOut]:
+        """Returns the messages that cannot be delivered. Raises UnreadableAnswer."""
+        left_out: list[LeftOut] = []
+        # Only now: the pop may have been held for longer than the invisible time.
+        hidden_until = anyio.current_time() + self.invisible
+        messages = self._subscribed(self._read_popped(broker_name, response, body, hidden_until, left_out))
+        deliverable = self._deliverable(messages, left_out)
+        if self._renewals is not None:
+            self._renewals.hold(deliverable)
+        self._inbox.put(deliverable)
+        return left_out
 
     async def _before_pop(self, broker_name: str) -> None:
         """Called before each pop. Raises ClientError."""
