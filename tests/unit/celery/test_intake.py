@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, cast
 from unittest import mock
 
@@ -190,14 +191,21 @@ def intake_of(broker: OneQueue, delivered: list[Delivery], prefetch: int) -> Int
     return intake
 
 
+@asynccontextmanager
+async def running(intake: Intake) -> AsyncIterator[Intake]:
+    """Runs an intake that consumes from the queue q."""
+    await intake.consume("q")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        yield intake
+        nursery.cancel_scope.cancel()
+
+
 async def test_messages_of_a_single_queue_arrive_by_held_pops(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
-    intake = intake_of(broker, delivered, prefetch=2)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         for offset in range(3):
             await trio.sleep(1)
             broker.waiting.append(letter(offset))
@@ -205,7 +213,6 @@ async def test_messages_of_a_single_queue_arrive_by_held_pops(
             assert len(delivered) == offset + 1
             intake.deliveries.acknowledge(delivered[-1].tag)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert broker.acknowledged == [0, 1, 2]
     # The first one finds out that there is nothing yet. One for one message is held while the first is at work.
     assert broker.requests[:3] == ["pop 2", "held pop 2", "held pop 1"]
@@ -240,10 +247,7 @@ async def test_the_event_loop_stands_back_before_it_asks_for_the_next_message(
 async def test_a_held_pop_hands_over_before_its_task_runs_again(autojump_clock: trio.testing.MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.until_task_runs = 0.5
-    intake = intake_of(broker, delivered, prefetch=3)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=3)):
         await trio.sleep(1)
         foreign = popped_message(1, 1000)
         foreign.body = b"not of kombu"
@@ -252,7 +256,6 @@ async def test_a_held_pop_hands_over_before_its_task_runs_again(autojump_clock: 
         assert [offset_of(each) for each in delivered] == [0, 2]
         assert broker.acknowledged == []
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert [offset_of(each) for each in delivered] == [0, 2]
     assert broker.acknowledged == [1], "the foreign message was not settled, or another one was"
 
@@ -260,29 +263,21 @@ async def test_a_held_pop_hands_over_before_its_task_runs_again(autojump_clock: 
 async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: trio.testing.MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(offset) for offset in range(3)]
-    intake = intake_of(broker, delivered, prefetch=2)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         await trio.sleep(60)
         assert [len(delivered), len(broker.waiting)] == [2, 1]
         intake.deliveries.acknowledge(delivered[0].tag)
         await trio.sleep(1)
         assert [len(delivered), len(broker.waiting)] == [3, 0]
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_closed_channel_takes_no_message_by_a_held_pop(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
-    intake = intake_of(broker, delivered, prefetch=2)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         await trio.sleep(1)
         assert broker.requests[-1] == "held pop 2"
-        nursery.cancel_scope.cancel()
     await intake.close()
     assert [line.lost is not None for line in broker.lines] == [True]
 
@@ -291,15 +286,11 @@ async def test_a_held_pop_of_a_cancelled_consumer_gives_the_message_back(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
-    intake = intake_of(broker, delivered, prefetch=2)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         await trio.sleep(1)
         intake.cancel("q")
         broker.waiting.append(letter(0))
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert broker.given_back == [0]
     assert delivered == []
 
@@ -320,16 +311,12 @@ async def test_with_a_second_queue_pops_are_not_held(autojump_clock: trio.testin
 async def test_a_line_that_is_lost_is_opened_again(autojump_clock: trio.testing.MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.refresh = mock.AsyncMock()  # type: ignore[attr-defined]
-    intake = intake_of(broker, delivered, prefetch=2)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=2)):
         await trio.sleep(1)
         broker.lines[0].close("the leader was killed")
         await trio.sleep(1)
         broker.waiting.append(letter(0))
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert len(delivered) == 1
     assert len(broker.lines) == 2
 
@@ -354,14 +341,10 @@ async def test_an_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidd
     """Tasks that were done ran again because no broker had answered for 10 s."""
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0)]
-    intake = intake_of(broker, delivered, prefetch=2)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         await trio.sleep(1)
         intake.deliveries.acknowledge(delivered[0].tag)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert broker.acknowledge_seconds == 60.0
 
 
@@ -370,17 +353,13 @@ async def test_messages_that_are_done_in_short_succession_are_acknowledged_in_on
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0), letter(1), letter(2)]
-    intake = intake_of(broker, delivered, prefetch=3)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=3)) as intake:
         await trio.sleep(1)
         for delivery in delivered:
             intake.deliveries.acknowledge(delivery.tag)
             await trio.sleep(0.01)
         assert broker.acknowledged == []
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert broker.acknowledged == [0, 1, 2]
     assert broker.acknowledge_requests == 1
 
@@ -391,10 +370,7 @@ async def test_a_message_that_comes_does_not_send_the_acknowledgements_before_it
     """Each of one task after the other was a request, which the broker stored before the next task."""
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0)]
-    intake = intake_of(broker, delivered, prefetch=1)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=1)) as intake:
         await trio.sleep(1)
         for number in range(1, 4):
             intake.deliveries.acknowledge(delivered[-1].tag)
@@ -403,7 +379,6 @@ async def test_a_message_that_comes_does_not_send_the_acknowledgements_before_it
         assert len(delivered) == 4
         assert broker.acknowledged == []
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert broker.acknowledged == [0, 1, 2]
     assert broker.acknowledge_requests == 1
 
@@ -414,14 +389,10 @@ async def test_a_channel_that_is_closed_sends_what_is_not_acknowledged_yet(
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting, broker.answer_seconds = [letter(0)], 0.5
-    intake = intake_of(broker, delivered, prefetch=2)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         await trio.sleep(1)
         intake.deliveries.acknowledge(delivered[0].tag)
         await trio.sleep(seconds)
-        nursery.cancel_scope.cancel()
     assert broker.acknowledged == []
     await intake.close()
     assert broker.acknowledged == [0]
