@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from itertools import count, takewhile
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -156,21 +156,24 @@ def test_power_cut_at_each_step_of_the_first_opening(seed: int) -> None:
     assert step > 5
 
 
+def open_through_power_cuts(home: LogHome, rng: random.Random) -> tuple[SegmentLog, int]:
+    """Open the log; the power is cut after one more operation each time. Returns the number of cuts as well."""
+    for cuts in count():
+        home.disk.cut_power_after(cuts)
+        try:
+            return home.open(), cuts
+        except PowerCut:
+            home.disk.crash(rng)
+    raise AssertionError
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_power_cut_at_each_step_of_opening(seed: int) -> None:
     """Making a log and recovering one, cut off again and again."""
     home = LogHome(segment_bytes=1024)
     rng = random.Random(seed)
-    step = 0
-    while True:
-        home.disk.cut_power_after(step)
-        try:
-            log = home.open()
-            break
-        except PowerCut:
-            home.disk.crash(rng)
-            step += 1
-    assert step > 5
+    _, cuts = open_through_power_cuts(home, rng)
+    assert cuts > 5
     home.disk.crash(rng)
     log = home.open()
     home.put(log, *[b"x" * 400] * 5)
@@ -180,15 +183,7 @@ def test_power_cut_at_each_step_of_opening(seed: int) -> None:
     with pytest.raises(PowerCut):
         home.submit(log)
     home.disk.crash(rng)
-    step = 0
-    while True:
-        home.disk.cut_power_after(step)
-        try:
-            log = home.open()
-            break
-        except PowerCut:
-            home.disk.crash(rng)
-            step += 1
+    log, _ = open_through_power_cuts(home, rng)
     assert all_bodies(log)[:5] == bodies
 
 

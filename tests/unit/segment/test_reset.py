@@ -236,24 +236,13 @@ def test_log_that_caught_up_meanwhile_is_kept(home: LogHome, leader: LogHome) ->
     assert home.disk.listdir(f"{DIRECTORY}/reset") == []
 
 
-def test_damaged_log_is_replaced_and_abstains_if_it_knew_of_more(home: LogHome, leader: LogHome) -> None:
-    source = leader.opened[0]
-    log = fill(home, 95)
-    log.set_note("damaged", b"")
-    home.submit(log)
-    home.close_all()
-    manifest = manifest_of(source, committed=60)
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
-    pull(staging, source)
-    staging.finish()
-    log = assert_replaced(home, source, manifest)
-    assert log.notes.get("abstaining") == b"1"
-
-
-def test_damaged_log_is_replaced_and_abstains_if_it_had_acknowledged_more(home: LogHome, leader: LogHome) -> None:
+@pytest.mark.parametrize("committed", [1000, 40])
+def test_damaged_log_is_replaced_and_abstains_if_it_had_acknowledged_more(
+    home: LogHome, leader: LogHome, committed: int
+) -> None:
     """What it acknowledged last counts, whatever it had heard of commits: nobody may be elected without it."""
     source = leader.opened[0]
-    log = fill(home, 95, committed=40)
+    log = fill(home, 95, committed=committed)
     log.set_note("damaged", b"")
     home.submit(log)
     home.close_all()
