@@ -38,6 +38,14 @@ async def members(client: Client, group: str = "G") -> list[str]:
     return list(ConsumerList.decode(answer.body).consumer_ids)
 
 
+async def two_members(first: Client, second: Client) -> None:
+    """The clients C1 and C2 are members of G; the topic T has a queue with 20 messages."""
+    await first.create_topic("T", 1)
+    await first.fill(20)
+    await first.heartbeat("C1", "G")
+    await second.heartbeat("C2", "G")
+
+
 async def unregister(client: Client, client_id: str, group: str = "G") -> Answer:
     return await client.request(RequestCode.UNREGISTER_CLIENT, {"clientID": client_id, "consumerGroup": group})
 
@@ -111,11 +119,7 @@ async def test_an_operator_moves_the_offset_of_an_offline_group_back(tmp_path: P
 async def test_a_late_commit_moves_no_offset_back_and_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         owner, late, nobody = [await broker.connect() for _ in range(3)]
-        await owner.create_topic("T", 1)
-        for _ in range(20):
-            await owner.send()
-        for client, client_id in ((owner, "C1"), (late, "C2")):
-            await client.heartbeat(client_id, "G")
+        await two_members(owner, late)
         await late.pull(offset=0)
         assert (await update(late, 5)).code == ResponseCode.SUCCESS
         await owner.pull(offset=5)
@@ -136,11 +140,7 @@ async def test_a_new_owner_that_wants_to_go_forward_only_moves_nothing_back(tmp_
     """It asked where to begin just before the former owner committed its last messages."""
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         former, new = await broker.connect(), await broker.connect()
-        await new.create_topic("T", 1)
-        for _ in range(20):
-            await new.send()
-        await former.heartbeat("C1", "G")
-        await new.heartbeat("C2", "G")
+        await two_members(former, new)
         assert (await update(former, 5)).code == ResponseCode.SUCCESS
         begin = await new.committed()
         assert begin == 5
@@ -155,11 +155,7 @@ async def test_a_new_owner_that_wants_to_go_forward_only_moves_nothing_back(tmp_
 async def test_a_new_owner_ends_what_the_former_one_may_commit(tmp_path: Path) -> None:
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         former, new = await broker.connect(), await broker.connect()
-        await new.create_topic("T", 1)
-        for _ in range(20):
-            await new.send()
-        await former.heartbeat("C1", "G")
-        await new.heartbeat("C2", "G")
+        await two_members(former, new)
         await former.pull(offset=0)
         assert (await update(former, 10)).code == ResponseCode.SUCCESS
         await former.pull(offset=3)  # it has gone back, and loses the queue before it commits
@@ -173,11 +169,7 @@ async def test_a_consumer_that_seeks_back_and_commits_goes_on_there(tmp_path: Pa
     """As a lite pull consumer of Java's, whose commits are one-way."""
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         client, other = await broker.connect(), await broker.connect()
-        await client.create_topic("T", 1)
-        for _ in range(20):
-            await client.send()
-        await client.heartbeat("C1", "G")
-        await other.heartbeat("C2", "G")
+        await two_members(client, other)
 
         async def commit(sender: Client, offset: int) -> None:
             await sender.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(offset), oneway=oneway)
