@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 from spark.option_table import OPTIONS, AtTime, AtTimes, Bound, QueueName, Use, nearest
@@ -132,28 +132,7 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
         starting=_bound(given, "starting", "earliest" if is_batch else "latest"),
         ending=_bound(given, "ending", "latest"),
         no_message_at_time=given["startingOffsetsByTimestampStrategy"],
-        fail_on_data_loss=given["failOnDataLoss"],
-        columns=given["columns"],
-        tags=given["tags"],
-        read_from=given["readFrom"],
-        on_bad_body=given["onBadBody"],
-        min_partitions=given["minPartitions"],
-        max_records_per_partition=given["maxRecordsPerPartition"],
-        max_bytes_per_partition=given["maxBytesPerPartition"],
-        push_filters=given["pushFilters"],
-        read_mode=given["readMode"],
-        archive_endpoint_url=given["archiveEndpointUrl"],
-        on_archive_failure=given["onArchiveFailure"],
-        read_consistency=given["readConsistency"],
-        max_offsets_per_trigger=given["maxOffsetsPerTrigger"],
-        max_bytes_per_trigger=given["maxBytesPerTrigger"],
-        min_offsets_per_trigger=given["minOffsetsPerTrigger"],
-        max_trigger_delay_ms=given["maxTriggerDelay"],
-        fetch_bytes=given["fetchBytes"],
-        fetch_timeout_ms=given["fetchTimeout"],
-        read_deadline_ms=given["readDeadline"],
-        client_id=given["clientId"],
-        commit_to_group=given["commitToGroup"],
+        **_same_name(given, ReadOptions),
     )
 
 
@@ -176,16 +155,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     given = _parse(options, "sink")
     if (given["txnAppId"] is None) != (given["txnVersion"] is None):
         raise OptionRefused("options txnAppId and txnVersion are needed together")
-    return WriteOptions(
-        namesrv=_required(given, "namesrv"),
-        topic=given["topic"],
-        compression=given["compression"],
-        txn_app_id=given["txnAppId"],
-        txn_version=given["txnVersion"],
-        max_in_flight_bytes=given["maxInFlightBytes"],
-        write_deadline_ms=given["writeDeadline"],
-        client_id=given["clientId"],
-    )
+    return WriteOptions(namesrv=_required(given, "namesrv"), **_same_name(given, WriteOptions))
 
 
 def _parse(options: Mapping[str, str], use: Use) -> _Given:
@@ -209,6 +179,17 @@ def _parse(options: Mapping[str, str], use: Use) -> _Given:
         # Spark passes names in lower case: errors show them as in the documentation.
         given.spelled[option.name] = option.name if spelling.lower() == option.name.lower() else spelling
     return given
+
+
+def _same_name(given: _Given, kind: type[ReadOptions | WriteOptions]) -> dict[str, Any]:
+    """Optional values, for the fields that have the name of their option; those of times end with `_ms`."""
+    values: dict[str, Any] = {}
+    for each in fields(kind):
+        first, *others = each.name.removesuffix("_ms").split("_")
+        name = first + "".join(map(str.capitalize, others))
+        if name.lower() in _BY_NAME and name != "namesrv":
+            values[each.name] = given[name]
+    return values
 
 
 def _required(given: _Given, name: str) -> Any:
