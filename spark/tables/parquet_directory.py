@@ -238,6 +238,11 @@ class ParquetDirectory:
         self._lock = descriptor
 
 
+def directory_url(path: Path) -> str:
+    """A local directory for Spark, whose default may be another file system; Spark takes each character as it is."""
+    return f"file://{path}"
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 from pyspark.sql import functions as f
 
 from spark.tables.column_types import Schema, parse_schema, quoted
 from spark.tables.commits import Commit
 from spark.tables.frames import Messages, partitioned
 from spark.tables.layout import added_columns, table_columns
-from spark.tables.parquet_directory import ParquetDirectory
+from spark.tables.parquet_directory import DirectoryUnusable, ParquetDirectory, directory_url
 from spark.tables.pipeline import Pipeline
 
 
@@ -57,9 +59,21 @@ class ParquetTarget:
             writer = rows.write.mode("error")
             if unit is not None:
                 writer = writer.partitionBy(unit)
-            writer.parquet(staged.as_uri())
+            writer.parquet(directory_url(staged))
+        self._check_rows(staged, commit.messages - commit.dead)
         self._directory.commit(commit, staged)
         self._last = commit
+
+    def _check_rows(self, staged: Path, wanted: int) -> None:
+        """Raises DirectoryUnusable unless the files of all tasks are here: an executor on another machine writes into
+        that one's directory of this path, and nobody says that this one has nothing.
+        """
+        found = sum(pyarrow.parquet.read_metadata(each).num_rows for each in staged.rglob("*.parquet"))
+        if found != wanted:
+            raise DirectoryUnusable(
+                f"{staged} has {found} of the {wanted} rows that tasks wrote: nothing of this commit is in the table. "
+                f"On a cluster, {self._directory.root} must be the same directory on all machines, such as one of NFS"
+            )
 
     def close(self) -> None:
         """Release the lock."""

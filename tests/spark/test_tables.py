@@ -39,6 +39,36 @@ def case(session: Any, stage: Stage, tmp_path: Path) -> Case:
     return Case(session, stage, tmp_path)
 
 
+def test_a_table_in_a_directory_with_a_space_has_its_rows(case: Case, session: Any) -> None:
+    case.location = case.location.parent / "a b%20c"
+    case.stage.send(case.topic, [body(number) for number in range(20)])
+    pipeline = case.pipeline(EXPLICIT)
+    case.run(pipeline)
+    assert [row.id for row in session.read.parquet(f"file://{case.location}").orderBy("id").collect()] == list(
+        range(20)
+    )
+    last = ParquetDirectory(case.location).last()
+    assert last is not None
+    assert all(each["equal"] for each in compare(session, pipeline, last, kept_ranges(pipeline, last)))
+
+
+def test_rows_that_executors_wrote_elsewhere_are_not_committed(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.stage.send(case.topic, [body(number) for number in range(20)])
+    pipeline = case.pipeline(EXPLICIT)
+    with monkeypatch.context() as patched:
+        # As if executors were on another machine, whose directory of this name is another one.
+        patched.setattr("spark.tables.parquet_target.directory_url", lambda _: f"file://{tmp_path}/elsewhere")
+        with pytest.raises(DirectoryUnusable, match=r"has 0 of the 20 rows that tasks wrote: nothing of this commit"):
+            case.run(pipeline)
+    last = ParquetDirectory(case.location).last()
+    assert last is not None
+    assert last.number == 0
+    case.run(pipeline)
+    assert Counter(row.id for row in case.rows()) == Counter(range(20))
+
+
 def test_each_message_is_a_row_or_a_dead_letter_with_its_reason(case: Case) -> None:
     bad = [b"no json", b'{"id": "x"}', b'{"id": 1} {"id": 2}', b"[1]", b"\xff"]
     case.stage.send(case.topic, [body(number) for number in range(20)] + bad)
