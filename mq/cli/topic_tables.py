@@ -197,7 +197,7 @@ def start(
     from spark.installed import missing
     from spark.tables.installed import SparkMissing, installed_spark, packages_of
     from spark.tables.pace import UNTIL_STDIN_CLOSES
-    from spark.tables.submission import MasterRefused, is_local, master_of, submit_arguments
+    from spark.tables.submission import MasterRefused, is_local, master_of, python_of, submit_arguments
 
     where = master_of(pipeline, master)
     try:
@@ -208,10 +208,10 @@ def start(
     except (MasterRefused, SparkMissing) as error:
         raise CommandFailed(str(error)) from error
     environment = {
-        "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if is_local(where) else {}),
         **os.environ,
+        "PYSPARK_PYTHON": python_of(pipeline, os.environ),
         "PYSPARK_SUBMIT_ARGS": f"{shlex.join(arguments)} pyspark-shell",
     }
     process = subprocess.Popen(

@@ -7,9 +7,13 @@ when its standard input does: whoever started it has gone, or gives up the curre
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +23,7 @@ from typing import Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.files import SparkFiles
 from pyspark.sql import SparkSession
 
 from mq.credentials import CredentialsInvalid
@@ -37,8 +42,9 @@ from spark.tables.pace import UNTIL_STDIN_CLOSES, Stop, StopSignal, end_with_inp
 from spark.tables.parquet_directory import DirectoryUnusable, Locked, ParquetDirectory
 from spark.tables.parquet_target import ParquetTarget
 from spark.tables.pipeline import Pipeline, read_pipeline
+from spark.tables.shipped_code import is_in_archive, pack, stand_in
 from spark.tables.state_directory import StateDirectory
-from spark.tables.submission import session_settings
+from spark.tables.submission import is_local, session_settings
 from spark.tables.topic import TopicSource
 from spark.tables.upkeep import UpkeepRefused, compact, compare, kept_ranges
 
@@ -86,16 +92,37 @@ def say(**told: Any) -> None:
 
 
 def session(pipeline: Pipeline) -> SparkSession:
-    """The Spark session, with the data source registered."""
+    """The Spark session, with the data source registered; executors of a cluster get the code of it."""
     builder = SparkSession.builder.appName(f"raftmq table {pipeline.name}")
     for name, value in session_settings(pipeline).items():
         builder = builder.config(name, value)
-    found: SparkSession = builder.getOrCreate()
+    with _where_python_is(os.environ.get("PYSPARK_PYTHON", sys.executable)):
+        found: SparkSession = builder.getOrCreate()
     found.sparkContext.setLogLevel("ERROR")
+    if not is_local(found.sparkContext.master):
+        # In Spark's own directory, which is removed at the end also if this process is killed.
+        found.sparkContext.addPyFile(str(pack(Path(SparkFiles.getRootDirectory()) / "shipped")))
     from spark.source import RaftmqDataSource
 
     found.dataSource.register(RaftmqDataSource)
     return found
+
+
+@contextmanager
+def _where_python_is(python: str) -> Iterator[None]:
+    """Be in a directory that has this interpreter, in which Java is started."""
+    here = Path.cwd()
+    if not is_in_archive(python, here):
+        yield
+        return
+    directory = tempfile.mkdtemp(prefix="raftmq-table-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    stand_in(python, Path(directory))
+    os.chdir(directory)
+    try:
+        yield
+    finally:
+        os.chdir(here)
 
 
 def target_of(pipeline: Pipeline, spark: SparkSession, step: Callable[[str], None]) -> Any:
@@ -226,10 +253,17 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
     command, file = arguments
     writes = command in ("run", "backfill")
     stop = StopSignal()
-    for number in (signal.SIGTERM, signal.SIGINT) if writes else ():  # the others end at once, and harm nothing
-        signal.signal(number, stop.ask)
     state: StateDirectory | None = None
     spark: SparkSession | None = None
+
+    def ask(*_: object) -> None:
+        if spark is None:  # a cluster may never answer
+            print("Spark has not started yet: nothing was read or written", file=sys.stderr, flush=True)
+            os._exit(0)
+        stop.ask()
+
+    for number in (signal.SIGTERM, signal.SIGINT) if writes else ():  # the others end at once, and harm nothing
+        signal.signal(number, ask)
     try:
         pipeline = read_pipeline(Path(file))
         state = StateDirectory(pipeline.state)

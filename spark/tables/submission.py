@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,8 @@ _SHIPPED: Final = {
     "spark.files": "--files",
     "spark.jars": "--jars",
 }
-_OPTIONS: Final = ("spark.master", "spark.driver.memory", *_SHIPPED)
+_PYTHON: Final = "spark.pyspark.python"
+_OPTIONS: Final = ("spark.master", "spark.driver.memory", _PYTHON, *_SHIPPED)
 _IMAGES: Final = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
 _HADOOP: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
@@ -40,6 +42,11 @@ def is_local(master: str) -> bool:
 def master_of(pipeline: Pipeline, given: str | None) -> str:
     """Where Spark runs: as the command says, else as the file does, else on this machine."""
     return given or pipeline.spark.get("spark.master", LOCAL)
+
+
+def python_of(pipeline: Pipeline, environment: Mapping[str, str]) -> str:
+    """The interpreter of tasks: as the file says, else as the environment does, else that of this process."""
+    return pipeline.spark.get(_PYTHON) or environment.get("PYSPARK_PYTHON") or sys.executable
 
 
 def submit_arguments(
@@ -68,7 +75,7 @@ def submit_arguments(
         arguments += ["--packages", ",".join(packages)]
     for name, option in _SHIPPED.items():
         if name in settings:
-            arguments += [option, ",".join(_shipped(name, settings[name], pipeline.file.parent))]
+            arguments += [option, ",".join(_shipped(name, settings[name], pipeline.file.parent.absolute()))]
     # Extensions must be known before the session is made.
     told = [f"{name}={value}" for name, value in settings.items() if name not in _OPTIONS]
     if is_local(master):

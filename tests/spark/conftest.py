@@ -13,6 +13,7 @@ import pytest
 from spark.installed import missing
 from tests.spark.spark_faults import may_be_tried_again
 from tests.spark.stage import Stage
+from tests.spark.table_commands import Place
 from tests.support.object_storage import ENVIRONMENT
 
 MISSING = missing()
@@ -119,3 +120,11 @@ class Query:
 @pytest.fixture
 def query(session: Any, tmp_path: Path) -> Query:
     return Query(session, tmp_path)
+
+
+@pytest.fixture
+def place(stage: Stage, tmp_path: Path) -> Iterator[Place]:
+    made = Place(stage, tmp_path)
+    yield made
+    for each in made.commands:
+        each.close()

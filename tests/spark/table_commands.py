@@ -1,4 +1,4 @@
-"""`raftmq table` as a process: what it prints, whom it started, and how it ends."""
+"""`raftmq table` as a process: what it prints, whom it started, and how it ends; and a place where it works."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ import os
 import queue
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow.parquet
+
+from spark.tables.state_directory import StateDirectory
+from tests.spark.stage import Stage
+
 ROOT: Final = Path(__file__).parents[2]
+BATCH: Final = 1000
 SECONDS_MAX: Final = 300
 
 
@@ -83,3 +91,55 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+class Place:
+    """A topic, and a directory with pipelines that write the same table."""
+
+    def __init__(self, stage: Stage, directory: Path) -> None:
+        self._stage = stage
+        self.topic = stage.topic("Orders", 2)
+        self.directory = directory
+        self.commands: list[TableCommand] = []
+        self._sent = 0
+
+    def send(self, count: int) -> None:
+        self._stage.send(self.topic, [b'{"id": %d}' % (self._sent + number) for number in range(count)])
+        self._sent += count
+
+    def file(self, name: str, more: str) -> Path:
+        path = self.directory / f"{name}.yaml"
+        path.write_text(
+            f"name: t\nnamesrv: {self._stage.namesrv}\ntopic: {self.topic}\nmax_messages_per_commit: {BATCH}\n"
+            f"decode: {{format: json, schema: {{id: bigint}}}}\ntable: {{format: parquet, location: table}}\n{more}\n"
+        )
+        return path
+
+    def start(self, *arguments: str | Path, environment: dict[str, str] | None = None) -> TableCommand:
+        started = TableCommand(self.directory / "errors.log", *arguments, environment=environment)
+        self.commands.append(started)
+        return started
+
+    def ids(self) -> Counter[int]:
+        """How often each message is a row."""
+        files = [path for path in (self.directory / "table").rglob("*.parquet") if "_raftmq" not in path.parts]
+        return Counter(number for path in files for number in pyarrow.parquet.read_table(path)["id"].to_pylist())
+
+    def is_running(self) -> bool:
+        return StateDirectory(self.directory / "table" / "_raftmq").is_running()
+
+
+def wait_until(is_so: Callable[[], object], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def bare_python(path: Path) -> Path:
+    """Write an interpreter that has what is installed, but not this package, as executors do; returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    installed = sysconfig.get_path("purelib")  # without what .pth files add, such as this checkout
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{installed}" exec {sys.executable} -S "$@"\n')
+    path.chmod(0o755)
+    return path

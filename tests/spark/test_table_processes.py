@@ -8,73 +8,24 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import time
 import urllib.request
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import pyspark
 import pytest
 
 from spark.tables.pipeline import read_pipeline
-from spark.tables.state_directory import StateDirectory
+from spark.tables.shipped_code import NAME
 from spark.tables.status import table_status
-from tests.spark.stage import Stage
-from tests.spark.table_commands import ROOT, SECONDS_MAX, TableCommand, is_alive
+from tests.spark.table_commands import BATCH, SECONDS_MAX, Place, bare_python, is_alive, wait_until
 
 pytestmark = pytest.mark.nightly
 LOCAL = ("--master", "local[2]", "--driver-memory", "1g")
-BATCH = 1000
-
-
-class Place:
-    """A topic, and a directory with pipelines that write the same table."""
-
-    def __init__(self, stage: Stage, directory: Path) -> None:
-        self._stage = stage
-        self.topic = stage.topic("Orders", 2)
-        self.directory = directory
-        self.commands: list[TableCommand] = []
-        self._sent = 0
-
-    def send(self, count: int) -> None:
-        self._stage.send(self.topic, [b'{"id": %d}' % (self._sent + number) for number in range(count)])
-        self._sent += count
-
-    def file(self, name: str, more: str) -> Path:
-        path = self.directory / f"{name}.yaml"
-        path.write_text(
-            f"name: t\nnamesrv: {self._stage.namesrv}\ntopic: {self.topic}\nmax_messages_per_commit: {BATCH}\n"
-            f"decode: {{format: json, schema: {{id: bigint}}}}\ntable: {{format: parquet, location: table}}\n{more}\n"
-        )
-        return path
-
-    def start(self, *arguments: str | Path, environment: dict[str, str] | None = None) -> TableCommand:
-        started = TableCommand(self.directory / "errors.log", *arguments, environment=environment)
-        self.commands.append(started)
-        return started
-
-    def ids(self) -> Counter[int]:
-        """How often each message is a row."""
-        files = [path for path in (self.directory / "table").rglob("*.parquet") if "_raftmq" not in path.parts]
-        return Counter(number for path in files for number in pyarrow.parquet.read_table(path)["id"].to_pylist())
-
-    def is_running(self) -> bool:
-        return StateDirectory(self.directory / "table" / "_raftmq").is_running()
-
-
-@pytest.fixture
-def place(stage: Stage, tmp_path: Path) -> Iterator[Place]:
-    made = Place(stage, tmp_path)
-    yield made
-    for each in made.commands:
-        each.close()
 
 
 def free_port() -> int:
@@ -82,13 +33,6 @@ def free_port() -> int:
         bound.bind(("127.0.0.1", 0))
         port: int = bound.getsockname()[1]
         return port
-
-
-def wait_until(is_so: Callable[[], object], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def scraped(port: int) -> dict[str, float]:
@@ -140,6 +84,24 @@ def test_a_signal_lets_the_commit_end_that_is_being_made(place: Place) -> None:
     assert place.ids() == Counter(range(6 * BATCH))
 
 
+def test_a_signal_ends_a_start_that_a_cluster_does_not_answer(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(SECONDS_MAX)
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        (place.directory / "yarn-site.xml").write_text(
+            "<configuration><property><name>yarn.resourcemanager.address</name>"
+            f"<value>{address}</value></property></configuration>"
+        )
+        environment = {"HADOOP_CONF_DIR": str(place.directory)}
+        started = place.start("run", place.file("yarn", "spark: {spark.master: yarn}"), environment=environment)
+        with silent.accept()[0]:
+            driver = started.driver()
+            started.process.send_signal(signal.SIGINT)
+            assert started.ended() == 0, started.errors()
+    assert "Spark has not started yet: nothing was read or written" in started.errors()
+    wait_until(lambda: not is_alive(driver) and not place.is_running(), 60, "the driver goes on")
+
+
 def test_a_driver_whose_command_is_killed_ends_and_releases_the_table(place: Place) -> None:
     place.send(6 * BATCH)
     file = place.file("once", "trigger: once")
@@ -158,8 +120,8 @@ def test_a_driver_whose_command_is_killed_ends_and_releases_the_table(place: Pla
 
 
 @contextmanager
-def standalone(directory: Path) -> Iterator[str]:
-    """A master and a worker of Spark on this machine; the URL of the master."""
+def standalone(directory: Path, *worker: str) -> Iterator[str]:
+    """A master and a worker of Spark on this machine, the latter started by a program; the URL of the master."""
     port = free_port()
     url = f"spark://127.0.0.1:{port}"
     home = Path(pyspark.__file__).parent
@@ -171,16 +133,17 @@ def standalone(directory: Path) -> Iterator[str]:
         "SPARK_WORKER_DIR": str(directory / "work"),
     }
     deploy = "org.apache.spark.deploy"
+    run = str(home / "bin" / "spark-class")
+    options = ["--cores", "2", "--memory", "1g", "--webui-port", "0"]
     programs = [
-        [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
-        [f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--cores", "2", "--memory", "1g", "--webui-port", "0", url],
+        [run, f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
+        [*worker, run, f"{deploy}.worker.Worker", "--host", "127.0.0.1", *options, url],
     ]
     started: list[subprocess.Popen[bytes]] = []
     try:
         with (directory / "spark.log").open("ab") as log:
             for program in programs:
-                command = [str(home / "bin" / "spark-class"), *program]
-                started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=directory))
+                started.append(subprocess.Popen(program, env=environment, stdout=log, stderr=log, cwd=directory))
         text = (directory / "spark.log").read_text
         wait_until(lambda: "Successfully registered with master" in text(), SECONDS_MAX, "no worker of Spark")
         yield url
@@ -190,31 +153,39 @@ def standalone(directory: Path) -> Iterator[str]:
             each.wait(60)
 
 
-def shipped(directory: Path) -> tuple[str, dict[str, str]]:
-    """This package as a zip file, and an environment whose executors have everything else: settings and variables."""
-    with zipfile.ZipFile(directory / "raftmq.zip", "w") as made:
-        for path in (*(each for name in ("mq", "raftlog", "spark") for each in (ROOT / name).rglob("*.py")),):
-            made.write(path, path.relative_to(ROOT))
-    python = directory / "python"
-    installed = sysconfig.get_path("purelib")  # without what .pth files add, such as this checkout
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{installed}" exec {sys.executable} -S "$@"\n')
-    python.chmod(0o755)
-    return ", spark.submit.pyFiles: raftmq.zip", {"PYSPARK_PYTHON": str(python), "PYTHONPATH": ""}
+def on_cluster(place: Place, url: str) -> Path:
+    """A pipeline whose executors have an interpreter without this package."""
+    python = bare_python(place.directory / "python")
+    return place.file(
+        "cluster",
+        f"spark: {{spark.master: '{url}', spark.executor.memory: 512m, spark.driver.memory: 1g, "
+        f"spark.driver.host: 127.0.0.1, spark.driver.bindAddress: 127.0.0.1, spark.pyspark.python: '{python}'}}",
+    )
 
 
-@pytest.mark.parametrize("is_shipped", [False, True], ids=["installed", "shipped"])
-def test_a_pipeline_runs_on_a_cluster_of_spark(place: Place, tmp_path: Path, is_shipped: bool) -> None:
+def test_a_pipeline_runs_on_a_cluster_of_spark(place: Place, tmp_path: Path) -> None:
     place.send(2 * BATCH)
-    settings, environment = shipped(place.directory) if is_shipped else ("", {})
     with standalone(tmp_path) as url:
-        file = place.file(
-            "cluster",
-            f"spark: {{spark.master: '{url}', spark.executor.memory: 512m, spark.driver.memory: 1g, "
-            f"spark.driver.host: 127.0.0.1, spark.driver.bindAddress: 127.0.0.1{settings}}}",
-        )
-        ran: Any = place.start("run", file, "--json", environment=environment)
+        ran: Any = place.start("run", on_cluster(place, url), "--json", environment={"PYTHONPATH": ""})
         assert ran.ended() == 0, ran.errors()
     assert json.loads(ran.printed[-1])["messages"] == 2 * BATCH
     assert place.ids() == Counter(range(2 * BATCH))
-    assert list((tmp_path / "work").glob("app-*/0")), "no executor ran"
-    assert bool(list((tmp_path / "work").glob("app-*/0/raftmq.zip"))) == is_shipped
+    assert list((tmp_path / "work").glob(f"app-*/0/{NAME}")), "no executor got the code"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a process a directory of its own")
+def test_a_directory_that_executors_do_not_share_gets_no_commit(place: Place, tmp_path: Path) -> None:
+    place.send(BATCH)
+    table = place.directory / "table"
+    table.mkdir()
+    with standalone(
+        tmp_path, "unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(table)
+    ) as url:
+        file = on_cluster(place, url)
+        apart = place.start("run", file, environment={"PYTHONPATH": ""})
+        assert apart.ended() == 1, apart.errors()
+        assert f"has 0 of the {BATCH} rows that tasks wrote: nothing of this commit is in the table" in apart.errors()
+    assert place.ids() == Counter()
+    together = place.start("run", file, *LOCAL)
+    assert together.ended() == 0, together.errors()
+    assert place.ids() == Counter(range(BATCH))

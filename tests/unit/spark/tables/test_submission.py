@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from spark.tables.pipeline import parse_pipeline
-from spark.tables.submission import MasterRefused, master_of, session_settings, submit_arguments
+from spark.tables.submission import MasterRefused, master_of, python_of, session_settings, submit_arguments
 
 CLUSTER = "spark://a:7077,b:7077"
 
@@ -69,6 +70,22 @@ def test_files_beside_the_pipeline_are_shipped_to_executors(tmp_path: Path) -> N
 def test_options_of_the_command_come_before_the_file(tmp_path: Path) -> None:
     found = arguments(tmp_path, "spark.master: yarn, spark.driver.memory: 3g", "local[2]", "1g")
     assert found[:4] == ["--master", "local[2]", "--driver-memory", "1g"]
+
+
+def test_files_of_a_relative_pipeline_are_named_absolutely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "env.tar.gz").touch()
+    monkeypatch.chdir(tmp_path)  # Java may be started in another directory
+    assert f"{tmp_path}/env.tar.gz#env" in arguments(Path(), "spark.archives: env.tar.gz#env", CLUSTER)
+
+
+def test_the_interpreter_of_tasks_is_found_in_the_file_first(tmp_path: Path) -> None:
+    text = "namesrv: h:1\ntopic: T\ntable: {format: parquet, location: t}\n"
+    plain = parse_pipeline(text, tmp_path / "p.yaml")
+    named = parse_pipeline(f"{text}spark: {{spark.pyspark.python: ./env/bin/python}}\n", tmp_path / "p.yaml")
+    environment = {"PYSPARK_PYTHON": "python3.11"}
+    assert python_of(plain, {}) == sys.executable
+    assert python_of(plain, environment) == "python3.11"
+    assert python_of(named, environment) == "./env/bin/python"
 
 
 def test_yarn_needs_the_settings_of_its_cluster(tmp_path: Path) -> None:

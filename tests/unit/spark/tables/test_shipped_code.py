@@ -1,0 +1,41 @@
+"""The Python of tasks on a cluster: the packed code runs by itself, and a relative interpreter is found here, too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from spark.tables.shipped_code import is_in_archive, pack, stand_in
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import spark.access, spark.filters, spark.tables.commits, mq.credentials, raftlog.segment.checksum
+print({module.__file__.startswith(sys.argv[1]) for module in (spark, mq, raftlog)})
+"""
+
+
+def test_packed_code_is_imported_where_nothing_else_has_it(tmp_path: Path) -> None:
+    packed = pack(tmp_path / "shipped")
+    isolated = [sys.executable, "-I", "-S", "-c"]  # without this checkout, and without what is installed
+    installed = f"import sys; sys.path.append({sysconfig.get_path('purelib')!r})\n"
+    done = subprocess.run([*isolated, installed + PROGRAM, packed], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("{True}\n", "")
+
+
+def test_only_a_relative_path_that_is_not_here_is_in_an_archive(tmp_path: Path) -> None:
+    assert is_in_archive("./env/bin/python", tmp_path)
+    assert not is_in_archive("python3", tmp_path)  # found by PATH
+    assert not is_in_archive("/opt/env/bin/python", tmp_path)
+    assert not is_in_archive("../env/bin/python", tmp_path)
+    stand_in("./env/bin/python", tmp_path)
+    assert not is_in_archive("./env/bin/python", tmp_path)
+
+
+def test_the_stand_in_runs_the_interpreter_of_this_process(tmp_path: Path) -> None:
+    stand_in("env/bin/python", tmp_path)
+    program = ["env/bin/python", "-c", "import sys; print(sys.prefix, *sys.argv[1:])", "a b"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{sys.prefix} a b\n"
