@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark import StorageLevel
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -103,10 +106,11 @@ class Messages:
         )
 
     def close(self) -> None:
-        """Let Spark forget what it kept."""
-        self.frame.unpersist()
-        if self._is_kept:
-            self._source.unpersist()
+        """Let Spark forget what it kept; one that has stopped keeps nothing, and who used it says why."""
+        with suppress(Py4JError, PySparkException):
+            self.frame.unpersist()
+            if self._is_kept:
+                self._source.unpersist()
 
 
 def _source(spark: SparkSession, pipeline: Pipeline, ranges: Range) -> DataFrame:

@@ -52,6 +52,16 @@ def test_a_table_in_a_directory_with_a_space_has_its_rows(case: Case, session: A
     assert all(each["equal"] for each in compare(session, pipeline, last, kept_ranges(pipeline, last)))
 
 
+def test_closing_a_batch_of_a_stopped_spark_raises_nothing() -> None:
+    class Frame:
+        def unpersist(self) -> None:
+            raise Py4JError("An error occurred while calling o295.unpersist")
+
+    batch: Any = object.__new__(Messages)
+    batch.frame, batch._is_kept = Frame(), False
+    batch.close()
+
+
 def test_rows_that_executors_wrote_elsewhere_are_not_committed(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_pipeline_continues_after_its_application_failed_and_its_driver_died(
     yarn.kill(MASTER)
     assert first.ended() == 1, first.errors()
     assert "The table has the messages before" in first.errors()
+    assert "unpersist" not in first.errors(), "the reason is hidden by what came after it"
     assert yarn.came_to("App", "FAILED") == 1
 
     second = start(place, yarn, "run", file)
