@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import anyio
 import anyio.abc
+import pytest
+
+from mq.client import Admin, ClientError, Message, PopConsumer, Producer, PullConsumer, RemotingSettings
 
 
 @asynccontextmanager
@@ -43,3 +48,28 @@ def black_hole() -> Iterator[str]:
             with contextlib.suppress(BlockingIOError):
                 filler.connect(listener.getsockname())
         yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def failures_at(address: str, remoting: RemotingSettings) -> list[ClientError]:
+    """The errors of calls of each kind of client that are told that a name server is at `address`."""
+    errors: list[ClientError] = []
+    async with (
+        Producer(address, remoting=remoting, timeout=0.6) as producer,
+        Admin(address, remoting=remoting) as admin,
+        PullConsumer(address, "G", remoting=remoting, timeout=0.6) as reader,
+    ):
+        calls: list[Callable[[], Any]] = [
+            partial(producer.send, Message("T", b"x")),
+            partial(producer.send_oneway, Message("T", b"x")),
+            partial(producer.request, Message("T", b"x"), timeout=0.6),
+            partial(producer.queues, "T"),
+            admin.topics,
+            admin.cluster_info,
+            partial(reader.queues, "T"),
+            PopConsumer(address, "G", "T", remoting=remoting).open,
+        ]
+        for call in calls:
+            with anyio.fail_after(10), pytest.raises(ClientError) as raised:
+                await call()
+            errors.append(raised.value)
+    return errors

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import anyio
@@ -16,18 +15,15 @@ import trio
 from mq.client import (
     Admin,
     BrokerError,
-    ClientError,
     Message,
     NameServersUnavailable,
-    PopConsumer,
     Producer,
-    PullConsumer,
     RemotingSettings,
 )
 from mq.monitoring.families import Families
 from mq.monitoring.http import Monitoring, open_listeners
 from tests.unit.client.fake_cluster import FakeCluster
-from tests.unit.client.strange_servers import black_hole
+from tests.unit.client.strange_servers import black_hole, failures_at
 
 pytestmark = pytest.mark.anyio
 QUICK = RemotingSettings(connect_seconds=0.3, request_seconds=0.3, silence_seconds=0.1)
@@ -46,38 +42,15 @@ def unresolved(monkeypatch: pytest.MonkeyPatch) -> str:
     return "nowhere.test:9876"
 
 
-async def failures_at(address: str) -> list[ClientError]:
-    """The errors of calls of each kind of client that are told that a name server is at `address`."""
-    errors: list[ClientError] = []
-    async with (
-        Producer(address, remoting=QUICK, timeout=0.6) as producer,
-        Admin(address, remoting=QUICK) as admin,
-        PullConsumer(address, "G", remoting=QUICK, timeout=0.6) as reader,
-    ):
-        calls: list[Callable[[], Any]] = [
-            functools.partial(producer.send, Message("T", b"x")),
-            functools.partial(producer.send_oneway, Message("T", b"x")),
-            functools.partial(producer.request, Message("T", b"x"), timeout=0.6),
-            admin.topics,
-            functools.partial(reader.queues, "T"),
-            PopConsumer(address, "G", "T", remoting=QUICK).open,
-        ]
-        for call in calls:
-            with anyio.fail_after(10), pytest.raises(ClientError) as raised:
-                await call()
-            errors.append(raised.value)
-    return errors
-
-
 async def test_a_name_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in await failures_at(unresolved(monkeypatch)):
+    for error in await failures_at(unresolved(monkeypatch), QUICK):
         assert "nowhere.test:9876: the name does not resolve (Name or service not known); is it spelled" in str(error)
         assert error.stored == "no"
 
 
 async def test_a_black_hole_is_an_error_in_time() -> None:
     with black_hole() as address:
-        for error in await failures_at(address):
+        for error in await failures_at(address, QUICK):
             assert "is the address right, and does a firewall drop packets?" in str(error)
             assert address in str(error)
             assert error.stored == "no"
@@ -85,7 +58,7 @@ async def test_a_black_hole_is_an_error_in_time() -> None:
 
 async def test_a_broker_is_not_accepted_as_a_name_server() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
-        for error in await failures_at(cluster.leader.address):
+        for error in await failures_at(cluster.leader.address, QUICK):
             assert isinstance(error, NameServersUnavailable | BrokerError)
             assert "is it a broker's address?" in str(error)
 
@@ -136,7 +109,7 @@ def metrics_port() -> Iterator[str]:
 
 async def test_metrics_port_is_named_as_http() -> None:
     with metrics_port() as address:
-        for error in await failures_at(address):
+        for error in await failures_at(address, QUICK):
             assert f"{address}: " in str(error)
             assert "it speaks HTTP, as a metrics port does; check host:port" in str(error)
             assert error.stored == "no"
