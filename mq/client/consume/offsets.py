@@ -262,7 +262,8 @@ class GroupOffsets:
                 reasons[queue] = str(error)
             self._stored.pop(queue, None)
 
-        with anyio.move_on_after(seconds, shield=True):
+        # The calls end in time by themselves, and then say why.
+        with anyio.move_on_after(seconds + 1.0, shield=True):
             async with anyio.create_task_group() as tasks:
                 for queue, offset in list(owed.items()):
                     tasks.start_soon(store, queue, offset)

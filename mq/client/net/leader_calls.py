@@ -93,12 +93,13 @@ async def call_leader(
     retried after its timeout, else all the remaining time. `busy_codes` are further answers to this request that mean
     "busy".
 
-    Raises the error of the last attempt: BrokerError, NoRoute, TopicNotFound and the errors of `ClientCore.route` and
-    `Connection.call`; its `stored` says whether that attempt may have been executed. If cancelled, it makes no further
-    attempt.
+    Raises the error of the last attempt that did not just run out of time on its way to a leader: BrokerError, NoRoute,
+    TopicNotFound and the errors of `ClientCore.route` and `Connection.call`; its `stored` says whether that attempt may
+    have been executed. If cancelled, it makes no further attempt.
     """
     deadline = anyio.current_time() + seconds
     refresh = False
+    failure: ClientError | None = None
     while True:
         try:
             connection = None if refresh else _connected_leader(core, topic, broker_name)
@@ -106,7 +107,9 @@ async def call_leader(
                 with anyio.move_on_at(deadline):
                     connection = await core.connection(await leader_address(core, topic, broker_name, refresh=refresh))
             if connection is None:
-                raise NoRoute(topic, f"the leader of broker group {broker_name} was not reached within {seconds:g} s")
+                # The time is over; why it was not enough is known from the attempt before.
+                reason = f"the leader of broker group {broker_name} was not reached within {seconds:g} s"
+                raise failure or NoRoute(topic, reason)
             left = max(deadline - anyio.current_time(), 0.001)
             timeout = min(left, core.settings.request_seconds) if repeat is Repeat.ALWAYS else left
             return await connection.call(code, ext, body, timeout=timeout)
@@ -114,6 +117,7 @@ async def call_leader(
             is_last = anyio.current_time() + PAUSE_SECONDS >= deadline
             if is_last or not _may_follow(error, repeat, busy_codes, known=core.known_route(topic) is not None):
                 raise
+            failure = error
             log.info("leader_asked_again", topic=topic, broker_name=broker_name, code=code, reason=str(error))
         await anyio.sleep(PAUSE_SECONDS)
         refresh = True

@@ -181,6 +181,16 @@ async def test_one_attempt_is_one_attempt(autojump_clock: trio.testing.MockClock
 
 
 @pytest.mark.trio
+async def test_an_attempt_that_reaches_nobody_keeps_the_former_failure(autojump_clock: trio.testing.MockClock) -> None:
+    brokers = Brokers(busy(), leads=OLD)
+    brokers.silent = {OLD}
+    begun = trio.current_time()
+    with pytest.raises(BrokerError, match="not now"):
+        await ask(brokers, Repeat.ALWAYS, seconds=2.0)
+    assert trio.current_time() - begun == pytest.approx(2.0)
+
+
+@pytest.mark.trio
 async def test_attempts_end_with_the_time_and_the_last_failure(autojump_clock: trio.testing.MockClock) -> None:
     begun = trio.current_time()
     with pytest.raises(NoRoute, match="group b has no leader"):
