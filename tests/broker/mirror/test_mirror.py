@@ -39,6 +39,7 @@ from mq.protocol.requests.users import AclInfo, PolicyEntryInfo, PolicyInfo, Use
 from tests.broker.mirror.mirroring import NOTHING, address, bodies, content, copy_all, saved, two_clusters
 from tests.support.guarded import ADMIN, guarded
 from tests.support.waiting import until
+from tests.support.waiting_messages import WallClock
 
 pytestmark = pytest.mark.trio
 
@@ -435,12 +436,12 @@ async def registered(admin: ClusterAdmin) -> bool:
         return False
 
 
-async def test_delayed_messages_that_wait_at_the_cut_over_arrive_later(tmp_path: Path) -> None:
+async def test_delayed_messages_that_wait_at_the_cut_over_arrive_later(tmp_path: Path, clock: WallClock) -> None:
     path = tmp_path / "state"
     async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
         await source.create_topic("Orders", 1)
         await producer.send(Message("Orders", b"now"))
-        await producer.send(Message("Orders", b"later", delay=2.0))
+        await producer.send(Message("Orders", b"later", delay=600.0))
         await copy_all(source, target, path)
         state = saved(path)
         report = await cut_over(
@@ -456,6 +457,7 @@ async def test_delayed_messages_that_wait_at_the_cut_over_arrive_later(tmp_path:
         async def is_delivered() -> bool:
             return len((await content(address(source), "Orders"))[0]) == 2
 
+        clock.now_ms += 600_000
         await until(is_delivered)
         await copy_all(source, target, path)
         assert bodies(await content(address(target), "Orders")) == {0: [b"now", b"sent to the target", b"later"]}

@@ -176,7 +176,8 @@ async def test_the_number_of_checks_outlives_a_restart(tmp_path: Path) -> None:
         client = await broker.connect()
         await send_half(client)
         await grows(client, "transactionChecksUnanswerable")
-    async with running(tmp_path, **slow) as broker:
+    # Time for the producer to be there before it is asked.
+    async with running(tmp_path, **slow | {"transaction_check_seconds": 1.0}) as broker:
         producer = await broker.connect()
         await produce(producer)
         _, body = await producer.question()
