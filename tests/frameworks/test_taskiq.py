@@ -170,7 +170,7 @@ async def test_a_worker_with_all_places_taken_leaves_the_tasks_to_others(namesrv
 
 
 async def test_a_task_that_runs_longer_than_the_visibility_is_executed_once(namesrv: str, topic: str) -> None:
-    one, other = broker_of(namesrv, topic, visibility=0.5), broker_of(namesrv, topic, visibility=0.5)
+    one, other = broker_of(namesrv, topic, visibility=1.0), broker_of(namesrv, topic, visibility=1.0)
     executed: list[int] = []
     ended: list[int] = []
 
@@ -178,7 +178,7 @@ async def test_a_task_that_runs_longer_than_the_visibility_is_executed_once(name
         @broker.task(task_name=f"{topic}-slow")
         async def slow(number: int) -> None:
             executed.append(number)
-            await anyio.sleep(1.6 if number == 0 else 0)  # three times the visibility
+            await anyio.sleep(2.1 if number == 0 else 0)  # twice the visibility
             ended.append(number)
 
         return slow
@@ -215,7 +215,7 @@ async def test_a_task_is_acknowledged_after_execution_and_otherwise_redelivered(
 async def test_a_task_that_no_worker_acknowledges_becomes_a_dead_letter(
     namesrv: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker = broker_of(namesrv, topic, max_attempts=2, visibility=0.2)
+    broker = broker_of(namesrv, topic, max_attempts=2)
     attempts: list[int] = []
 
     @broker.task(ack_type="manual")
