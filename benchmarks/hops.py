@@ -40,7 +40,7 @@ from mq.local_cluster import HOST, Ports
 BODY_BYTES: Final = 1024
 FEW, MANY = 1, 33
 """Messages in a chunk, whose walks are compared."""
-WARM_UP, ATTEMPTS = 5, 7
+WARM_UP, ATTEMPTS = 5, 30
 _OURS: Final = (f"{ROOT}/mq/", f"{ROOT}/raftlog/")
 _COMPREHENSIONS: Final = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 

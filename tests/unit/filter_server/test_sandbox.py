@@ -158,7 +158,8 @@ def test_a_large_message_asks_for_more_room(sandbox: Sandbox) -> None:
         (module("(i32.const 1)", allocate="(i32.const 0)"), "gave no room"),
         (module("(i32.const 1)", allocate="(i32.const -5)"), "its memory ends before"),
         (module("(i32.const 1)", allocate="(unreachable)"), "gave up"),
-        (module("(i32.const 1)", allocate=f"{ENDLESS} (unreachable)"), "more instructions"),
+        # Which limit it meets first depends on the machine.
+        (module("(i32.const 1)", allocate=f"{ENDLESS} (unreachable)"), "more instructions|took longer"),
         (module("(i32.const 1)", more=f"(func $s {ENDLESS}) (start $s)"), "cannot be started"),
         (module("(i32.const 1)", pages=10_000), "exceeds memory limits"),
         (module("(i32.const 1)", more="(table 1000000 funcref)"), "cannot be started"),
