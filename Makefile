@@ -69,7 +69,7 @@ QUICK_START := JDK_JAVA_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' PYTHO
 test-spark:
 	@if deploy/check-java.sh; then \
 	    $(MAKE) --no-print-directory $(SPARK_INSTALLED) && \
-	    $(SPARK_ENV) $(QUICK_START) $(call PART_PYTEST,spark) -W default $(or $(ARGS),-m "not nightly" tests/spark); \
+	    $(SPARK_ENV) $(QUICK_START) $(call PYTEST,spark) -W default $(or $(ARGS),-m "not nightly" tests/spark); \
 	else echo 'raftmq: the tests with Spark are left out'; fi
 
 # Four lanes side by side on two processors, since tests with sockets and processes wait much of the time; always the
@@ -120,8 +120,8 @@ fuzz: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh fuzz $(ARGS)
 
 # Four lanes side by side. Real processes wait for each other much of the time, and so do brokers in one process and
-# Spark; what only computes gets the time of processors that these leave (docs/decisions/0029). One to three failures of
-# a part are run again, and told: docs/decisions/0041.
+# Spark; what only computes gets the time of processors that these leave (docs/decisions/0029). Each test runs once:
+# docs/decisions/0041.
 LANES := .lane-processes .lane-brokers .lane-in-process .lane-simulation
 ## test-all: all tests, with Java those of Spark too; 25 minutes on two processors
 test-all: $(INSTALLED)
@@ -161,9 +161,6 @@ IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 PART := @deploy/part.sh
 # Parts run side by side: each has a cache of its own.
 PYTEST = $(PY) -m pytest -o cache_dir=.pytest_cache/$(1)
-# What parts with sockets and processes run: the one place that knows of a second run (docs/decisions/0041). To end that,
-# write `PART_PYTEST = $(PYTEST)`, and delete the script.
-PART_PYTEST = env PY=$(PY) deploy/pytest-twice.sh $(1)
 # Processes of this project are forked, not started (tests/support/warm_processes.py), but by night.
 WARM := --warm-processes
 # Each part lists what costs most, so that whoever wants it to be cheaper knows where to begin.
@@ -174,15 +171,15 @@ IN_BOTH_FORMS := tests/broker/produce tests/broker/write_path tests/broker/net t
 IN_BOTH_FORMS += tests/unit/store/test_dispatch.py tests/unit/segment/test_threaded_writers.py tests/unit/compiled/test_checked_records.py
 IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/broker/net/test_bad_frames.py
 .part-processes:
-	$(PART) processes $(call PART_PYTEST,processes) $(IN_CI) tests/process
+	$(PART) processes $(call PYTEST,processes) $(IN_CI) tests/process
 BROKERS := tests/broker tests/attacks
 .part-brokers:
-	$(PART) brokers $(call PART_PYTEST,brokers) $(IN_CI) $(BROKERS)
+	$(PART) brokers $(call PYTEST,brokers) $(IN_CI) $(BROKERS)
 .part-in-process:
-	$(PART) in-process $(call PART_PYTEST,in-process) $(IN_CI) $(CHECKED) \
+	$(PART) in-process $(call PYTEST,in-process) $(IN_CI) $(CHECKED) \
 	    $(addprefix --ignore=,$(BROKERS) tests/process tests/simulation tests/spark)
 .part-python-forms:
-	$(PART) python-forms env RAFTMQ_PURE_PYTHON=1 $(call PART_PYTEST,python-forms) $(IN_CI) $(IN_BOTH_FORMS)
+	$(PART) python-forms env RAFTMQ_PURE_PYTHON=1 $(call PYTEST,python-forms) $(IN_CI) $(IN_BOTH_FORMS)
 .part-spark:
 	@if ! deploy/check-java.sh || $(MAKE) --no-print-directory $(SPARK_INSTALLED); then \
 	    deploy/part.sh spark $(MAKE) --no-print-directory test-spark ARGS=; \
@@ -195,7 +192,7 @@ BROKERS := tests/broker tests/attacks
 	$(PART) --last --unless-3 sanitize-threads env PY=$(PY) deploy/sanitize.sh threads
 .part-gate:
 	$(PART) --last --unless-3 gate $(PY) -m benchmarks.gate
-# Failed seeds fail again, so there is no second run. What `make test` has of them is part of what runs here.
+# What `make test` has of them is part of what runs here.
 .part-simulation:
 	$(PART) --last simulation $(call PYTEST,simulation) $(IN_CI) -k 'not quickly' tests/simulation
 
