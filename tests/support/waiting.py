@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import anyio
 
@@ -27,7 +28,7 @@ async def until(condition: Callable[[], object], *, seconds: float = 120) -> Non
             pause = min(pause * 1.05, PAUSE_SECONDS_MAX)
 
 
-async def cancelled_when(condition: Callable[[], object], action: Callable[[], Awaitable[object]]) -> None:
+async def cancelled_when(condition: Callable[[], object], action: Callable[[], Coroutine[Any, Any, object]]) -> None:
     """Cancel ``action()`` as soon as ``condition()`` is true: after a guessed time, it may not have begun."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(action)
