@@ -123,12 +123,11 @@ def test_flush_takes_full_queues_at_once_and_others_when_old(tmp_path: Path) -> 
 
 def test_one_flush_stands_for_the_calls_of_a_timer_that_rested(tmp_path: Path) -> None:
     store = new_store(tmp_path)
-    assert not store.is_flush_due
+    assert (store.dirty_count, store.is_flush_due) == (0, False)
     store.append_run(run_of("SMALL", 0, 0, 1))
-    assert not store.is_flush_due
+    assert (store.dirty_count, store.is_flush_due) == (1, False)
     assert store.flush_some(calls=1) is False
-    assert store.dirty_count == 1
-    assert store.is_flush_due
+    assert (store.dirty_count, store.is_flush_due) == (1, True)
     store.append_run(run_of("YOUNG", 0, 0, 1))
     assert store.flush_some(calls=1) is False
     assert store.dirty_count == 1
