@@ -7,7 +7,6 @@ body leaves 1 when divided by 3.
 from __future__ import annotations
 
 import random
-import sys
 from typing import ClassVar, Final
 
 import trio
@@ -16,12 +15,11 @@ import wasmtime
 from checkers.filtered import passes_filter
 from jepsen.deployments.cluster import Cluster
 from jepsen.recorder import Recorder
+from jepsen.workloads.own_servers import OwnServers
 from jepsen.workloads.queue import QueueWorkload
 from mq.client import PushConsumer, WasmFilter
-from mq.local_cluster import HOST, Ports
 
 FILTER_SERVERS: Final = ("f0", "f1")
-REST_SECONDS = 0.02
 MODULE: Final = """
 (module
   (memory (export "memory") 3)
@@ -53,7 +51,7 @@ class FilteredWorkload(QueueWorkload):
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
-        self._ports = dict(zip(FILTER_SERVERS, Ports.free(1).all, strict=False))
+        self._servers = OwnServers(cluster, FILTER_SERVERS)
         self._filter = WasmFilter(bytes(wasmtime.wat2wasm(MODULE)))
         self._wanted: set[tuple[str, int]] = set()
 
@@ -81,22 +79,4 @@ class FilteredWorkload(QueueWorkload):
     async def _run_filter_server(self, name: str, node: str) -> None:
         """Beside a broker, until cancelled; again and again."""
         host, port = self.cluster.network.clients_reach(node)
-        # Its log goes to where it says that it listens.
-        command = ["sh", "-c", 'exec "$@" 2>&1', name, sys.executable, "-m", "mq.cli", "filter-server"]
-        command += ["--namesrv", self.cluster.namesrv, "--broker", f"{host}:{port}"]
-        command += ["--listen", f"{HOST}:{self._ports[name]}", "--set", "metrics_listen=off", "--until-stdin-closes"]
-        while True:
-            process = await self.cluster.start_client(name, command)
-            assert process.stdout is not None, "started with a pipe"
-            try:
-                with self.cluster.log_file(name).open("ab") as log:
-                    async for data in process.stdout:
-                        log.write(data)
-                        if b'"listening"' in data:
-                            self.cluster.client_joined(name)
-            finally:
-                if process.stdin is not None:
-                    with trio.CancelScope(shield=True):
-                        await process.stdin.aclose()
-            await process.wait()
-            await trio.sleep(REST_SECONDS)
+        await self._servers.run(name, "filter-server", "--namesrv", self.cluster.namesrv, "--broker", f"{host}:{port}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import random
 import signal
-import sys
 from typing import ClassVar, Final
 
 import trio
@@ -20,8 +19,8 @@ from jepsen.clients.grpc import CallFailed, GrpcConnection, open_grpc
 from jepsen.deployments.cluster import GROUP, Cluster
 from jepsen.recorder import Recorder
 from jepsen.values import body_of, new_value, properties_of, tag_of, unique_key_of, value_of
+from jepsen.workloads.own_servers import REST_SECONDS, OwnServers
 from jepsen.workloads.workload import SIZES, Workload
-from mq.local_cluster import HOST, Ports
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.requests.receipts import NORMAL
 from mq.proxy.mapping.handles import Handle
@@ -39,7 +38,6 @@ RENEWED_CHANCE = 0.2
 POLL_SECONDS: Final = 5
 CALL_SECONDS: Final = 8.0
 SEND_SECONDS: Final = (2.0, 5.0)
-REST_SECONDS = 0.02
 HANDLE_SECONDS_MAX = 0.1
 FORGET_CHANCE = 0.02
 GIVE_BACK_CHANCE = 0.02
@@ -60,8 +58,7 @@ class GrpcWorkload(Workload):
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
-        self._ports = dict(zip(PROXIES, Ports.free(1).all, strict=False))
-        self._listening = {name: trio.Event() for name in PROXIES}
+        self._servers = OwnServers(cluster, PROXIES)
         self._done: set[str] = set()
         """Values whose acknowledgement may have taken effect."""
         self._clients = itertools.count(1)
@@ -74,9 +71,10 @@ class GrpcWorkload(Workload):
 
     async def consume(self) -> None:
         """Run the proxies, and all consumers."""
+        command = ("proxy", "--namesrv", self.cluster.namesrv, "--set", "drain_seconds=2")
         async with trio.open_nursery() as nursery:
             for name in PROXIES:
-                nursery.start_soon(self._run_proxy, name)
+                nursery.start_soon(self._servers.run, name, *command)
             nursery.start_soon(self._upgrade, random.Random(self.rng.random()))
             for _ in range(CONSUMERS):
                 nursery.start_soon(self._consume, random.Random(self.rng.random()))
@@ -87,46 +85,12 @@ class GrpcWorkload(Workload):
 
     # -- proxies -----------------------------------------------------------------------------------------------------
 
-    async def _run_proxy(self, name: str) -> None:
-        # Its log goes to where it says that it listens.
-        command = [
-            "sh",
-            "-c",
-            'exec "$@" 2>&1',
-            name,
-            sys.executable,
-            "-m",
-            "mq.cli",
-            "proxy",
-            "--namesrv",
-            self.cluster.namesrv,
-        ]
-        command += ["--listen", f"{HOST}:{self._ports[name]}", "--set", "metrics_listen=off"]
-        command += ["--set", "drain_seconds=2", "--until-stdin-closes"]
-        while True:
-            process = await self.cluster.start_client(name, command)
-            assert process.stdout is not None, "started with a pipe"
-            try:
-                with self.cluster.log_file(name).open("ab") as log:
-                    async for data in process.stdout:
-                        log.write(data)
-                        if b'"listening"' in data:
-                            self.cluster.client_joined(name)
-                            self._listening[name].set()
-            finally:
-                if process.stdin is not None:
-                    with trio.CancelScope(shield=True):
-                        await process.stdin.aclose()
-            self._listening[name] = trio.Event()
-            await process.wait()
-            await trio.sleep(REST_SECONDS)
-
     async def _upgrade(self, rng: random.Random) -> None:
         """Stop one proxy after the other while the run has faults."""
         while not self.stopping.is_set():
             await trio.sleep(rng.uniform(*UPGRADE_SECONDS))
             name = rng.choice(PROXIES)
-            if self._listening[name].is_set() and not self.stopping.is_set():
+            if self._servers.listening[name].is_set() and not self.stopping.is_set():
                 self.cluster.send_signal(name, signal.SIGTERM)
 
     # -- producers ---------------------------------------------------------------------------------------------------
@@ -135,9 +99,9 @@ class GrpcWorkload(Workload):
         worker = Worker(self.recorder)
         while not self.stopping.is_set():
             name = rng.choice(PROXIES)
-            await self._listening[name].wait()
+            await self._servers.listening[name].wait()
             try:
-                async with open_grpc(self._ports[name], f"producer-{next(self._clients)}") as proxy:
+                async with open_grpc(self._servers.ports[name], f"producer-{next(self._clients)}") as proxy:
                     for _ in range(rng.randrange(*CALLS_PER_CONNECTION)):
                         if proxy.is_lost or self.stopping.is_set():
                             break
@@ -182,9 +146,9 @@ class GrpcWorkload(Workload):
         worker = Worker(self.recorder)
         while True:
             name = rng.choice(PROXIES)
-            await self._listening[name].wait()
+            await self._servers.listening[name].wait()
             try:
-                async with open_grpc(self._ports[name], f"consumer-{next(self._clients)}") as proxy:
+                async with open_grpc(self._servers.ports[name], f"consumer-{next(self._clients)}") as proxy:
                     for _ in range(rng.randrange(*CALLS_PER_CONNECTION)):
                         if proxy.is_lost:
                             break
