@@ -147,8 +147,8 @@ async def open_table(
     ):
         table = ServiceTable(brokers, clients, nursery, draining, clock_ms, log, signed=signed)
         tables.append(table)
-        nursery.start_soon(brokers.stay_connected)
-        nursery.start_soon(table.run)
+        for task in (brokers.stay_connected, table.run):  # calls may come before these run
+            nursery.start_soon(task)
         yield table, brokers
         nursery.cancel_scope.cancel()
 
