@@ -46,7 +46,7 @@ cdef Py_ssize_t write_mark(
     to = write_decimal(to + 17, first)
     if count > 1:
         to[0] = b'-'
-        to = write_decimal(to + 1, first + count - 1)
+        to = write_decimal(to + 1, first + (count - 1))
     to[0] = VALUE_END
     return to + 1 - begin
 
@@ -108,7 +108,7 @@ cdef class _NumberedRuns:
 
     cdef void add(self, Numbers *numbers, Py_ssize_t count) noexcept:
         """Note a request that was admitted, of so many messages."""
-        self.highest[numbers.run] = numbers.first + count - 1
+        self.highest[numbers.run] = numbers.first + (count - 1)
 
     cdef int finish(self, const Request *requests, Py_ssize_t count) except -1:
         """The block is full: the numbers of its requests are in flight from now on."""
@@ -118,7 +118,7 @@ cdef class _NumberedRuns:
             run = requests[n].run
             if run >= 0:
                 (<list>self.firsts[run]).append(requests[n].number)
-                (<list>self.lasts[run]).append(requests[n].number + requests[n].count - 1)
+                (<list>self.lasts[run]).append(requests[n].number + (requests[n].count - 1))
                 (<list>self.turns[run]).append(n)
         self.numbers.begin()
         return 0
@@ -143,7 +143,7 @@ cdef int add_sequenced(
         if run < 0:
             continue
         name = names[run]
-        at, last = position + sends[requests[n].first].record_at, requests[n].number + requests[n].count - 1
+        at, last = position + sends[requests[n].first].record_at, requests[n].number + (requests[n].count - 1)
         put16(to, PyBytes_GET_SIZE(name) | (SEQUENCED_HAS_LAST if last != requests[n].number else 0))
         put64(to + 2, <uint64_t>requests[n].number)
         put64(to + 10, <uint64_t>at)

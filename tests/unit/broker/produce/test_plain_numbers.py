@@ -186,3 +186,12 @@ def test_followers_learn_the_number_of_each_send() -> None:
             ("q", 0, 0),
         ], form
         assert shipped == scan_sequenced(body)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_highest_numbers_of_all_are_stored(form: str) -> None:
+    broker, client = Broker(form=form), Connection(HOST)
+    broker.receive(client, numbered(SEQUENCE_MAX) + batch(SEQUENCE_MAX - 1, 2, "q") + batch(SEQUENCE_MAX, 1, "r"))
+    broker.commit()
+    assert stored(broker) == [b"p:%d" % SEQUENCE_MAX, b"0", b"1", b"0"]
+    assert [broker.sequences.highest(producer) for producer in "pqr"] == [SEQUENCE_MAX] * 3
