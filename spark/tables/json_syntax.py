@@ -7,12 +7,14 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from spark.tables.column_types import Schema
 from spark.tables.exact_values import exact_part, has_decimals, would_change
-from spark.tables.pipeline import NewFields
 from spark.tables.reasons import misfit, why_not_json
+
+if TYPE_CHECKING:  # executors import this module, and need no YAML
+    from spark.tables.pipeline import NewFields
 
 _PAIR: Final = b'":'
 """Once for each name, and text may have it, too; if nothing is between a name and its colon."""

@@ -137,9 +137,11 @@ def wait_until(is_so: Callable[[], object], seconds: float, what: str) -> None:
 
 
 def bare_python(path: Path) -> Path:
-    """Write an interpreter that has what is installed, but not this package, as executors do; returns its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    installed = sysconfig.get_path("purelib")  # without what .pth files add, such as this checkout
-    path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{installed}" exec {sys.executable} -S "$@"\n')
+    """Write an interpreter that has what executors need, but not this package; returns its path."""
+    packages = path.parent / "packages"
+    packages.mkdir(parents=True)
+    for name in ("pyspark", "py4j", "numpy", "numpy.libs", "pandas", "pyarrow", "dateutil", "pytz", "six.py", "tzdata"):
+        (packages / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} -S "$@"\n')
     path.chmod(0o755)
     return path

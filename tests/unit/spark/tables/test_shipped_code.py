@@ -25,6 +25,16 @@ def test_packed_code_is_imported_where_nothing_else_has_it(tmp_path: Path) -> No
     assert (done.stdout, done.stderr) == ("{True}\n", "")
 
 
+def test_tasks_import_nothing_that_only_the_driver_has() -> None:
+    absent = ("anyio", "boto3", "cbor2", "cryptography", "msgspec", "rich", "trio", "yaml")
+    modules = ("bulk_reader", "task_reader", "writer", "tables.json_syntax", "tables.reasons", "tables.arrow_rows")
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent}));" + "".join(
+        f"import spark.{each};" for each in modules
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_only_a_relative_path_that_is_not_here_is_in_an_archive(tmp_path: Path) -> None:
     assert is_in_archive("./env/bin/python", tmp_path)
     assert not is_in_archive("python3", tmp_path)  # found by PATH
