@@ -212,10 +212,10 @@ def _rows(bodies: Bodies) -> Any:
 
 
 def _explain(decode: Decode, schema: Schema, body: Column) -> Column:
-    separator = decode.separator
+    is_json, separator = decode.format == "json", decode.separator  # executors get these, and no module of `decode`
 
     def explain(found: bytes) -> str:
-        reason = why_not_json(found, schema) if decode.format == "json" else why_not_csv(found, schema, separator)
+        reason = why_not_json(found, schema) if is_json else why_not_csv(found, schema, separator)
         return reason or _NO_REASON
 
     return _on_bodies(explain)(body)

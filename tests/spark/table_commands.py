@@ -140,7 +140,19 @@ def bare_python(path: Path) -> Path:
     """Write an interpreter that has what executors need, but not this package; returns its path."""
     packages = path.parent / "packages"
     packages.mkdir(parents=True)
-    for name in ("pyspark", "py4j", "numpy", "numpy.libs", "pandas", "pyarrow", "dateutil", "pytz", "six.py", "tzdata"):
+    for name in (
+        "msgspec",
+        "pyspark",
+        "py4j",
+        "numpy",
+        "numpy.libs",
+        "pandas",
+        "pyarrow",
+        "dateutil",
+        "pytz",
+        "six.py",
+        "tzdata",
+    ):
         (packages / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
     path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} -S "$@"\n')
     path.chmod(0o755)

@@ -26,7 +26,7 @@ def test_packed_code_is_imported_where_nothing_else_has_it(tmp_path: Path) -> No
 
 
 def test_tasks_import_nothing_that_only_the_driver_has() -> None:
-    absent = ("anyio", "boto3", "cbor2", "cryptography", "msgspec", "rich", "trio", "yaml")
+    absent = ("anyio", "boto3", "cbor2", "cryptography", "rich", "trio", "yaml")
     modules = ("bulk_reader", "task_reader", "writer", "tables.json_syntax", "tables.reasons", "tables.arrow_rows")
     program = f"import sys; sys.modules.update(dict.fromkeys({absent}));" + "".join(
         f"import spark.{each};" for each in modules
