@@ -39,7 +39,7 @@ from mq.protocol.messages.records import RecordError
 from mq.protocol.names import NameRefused
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.protocol.requests.registration import RegisterBrokerBody
-from mq.store.annotation import built_commands, split_annotation
+from mq.store.annotation import COMMANDS_START, split_annotation, split_commands
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import scan_runs
 from mq.store.errors import AnnotationDamaged, RunRefused
@@ -431,7 +431,9 @@ class Broker:
                 self._store.append_shipped(runs)
                 sequenced = runs_of_records(records)
             else:
-                commands, sequenced = built_commands(annotation, entry.body), built.sequenced
+                if annotation.startswith(COMMANDS_START):
+                    commands, _ = split_commands(annotation, entry.body)
+                sequenced = built.sequenced
                 self._store.append_built(built.runs)
         else:
             sequenced = runs_of_records(scan_sequenced(entry.body))

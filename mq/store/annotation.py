@@ -40,7 +40,8 @@ _COMMANDS_HEAD = Struct(">BI")
 _COMMANDS_ROW = Struct(">II")
 
 _SEQUENCED_START = bytes((SEQUENCED_FORMAT,))
-_COMMANDS_START = bytes((COMMANDS_FORMAT,))
+COMMANDS_START = bytes((COMMANDS_FORMAT,))
+"""How an annotation with commands begins."""
 
 Span = tuple[int, int]
 """Position of a command in the body of its entry, and its size in bytes."""
@@ -62,7 +63,7 @@ def split_annotation(annotation: bytes, body: bytes | memoryview) -> tuple[list[
     """
     commands: list[bytes] = []
     sequenced: list[SequencedRecord] = []
-    if annotation[:1] == _COMMANDS_START:
+    if annotation[:1] == COMMANDS_START:
         commands, annotation = split_commands(annotation, body)
     if annotation[:1] == _SEQUENCED_START:
         sequenced, annotation = split_sequenced(annotation)
@@ -134,12 +135,6 @@ def _join_rows(rows: Sequence[bytes], runs: bytes) -> bytes:
     encoded = b"".join(rows)
     assert runs[0] == ANNOTATION_FORMAT, f"an annotation of format {runs[0]} is joined to sequence numbers"
     return b"".join((_SEQUENCED_HEAD.pack(SEQUENCED_FORMAT, len(encoded)), encoded, runs[1:]))
-
-
-def built_commands(annotation: bytes, body: bytes | memoryview) -> list[bytes]:
-    """The commands in the body of an entry, as `split_annotation`, whose other sections are not looked at."""
-    assert annotation, f"an entry of {len(body)} bytes was built without an annotation"
-    return split_commands(annotation, body)[0] if annotation[:1] == _COMMANDS_START else []
 
 
 def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:

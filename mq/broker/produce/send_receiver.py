@@ -21,7 +21,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.batch import BatchSends
 from mq.broker.produce.sends_in_flight import BlockNumbers
-from mq.broker.produce.sent_messages import SentMessages, numbers_in
+from mq.broker.produce.sent_messages import NUMBERED, SentMessages, numbers_in
 from mq.broker.write_path.entry_builder import PendingItem
 from mq.broker.write_path.send_block import QueuedSend, SendBlock, give_back_frames
 from mq.compiled import CompiledReceiver
@@ -209,7 +209,8 @@ class PythonReceiver:
                 if request.ext.batch or isinstance(request, SendBatchMessage):
                     send = self._batches.queued(call, tail)
                 else:
-                    send = self._messages.queued(call, tail, needs_key=True, numbers=numbers_in(request.ext))
+                    numbers = numbers_in(request.ext) if NUMBERED in request.ext.properties else None
+                    send = self._messages.queued(call, tail, needs_key=True, numbers=numbers)
             except RequestRefused:
                 break  # `Sends` says why
             if not blocks.add(send):

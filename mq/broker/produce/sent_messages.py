@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.dedup import numbers_of
@@ -23,7 +25,8 @@ from mq.protocol.wire.encoding import ONEWAY_FLAG
 
 _COPIES_IN = RETRY_PREFIX, DEAD_LETTER_PREFIX
 """Messages to these topics are consumers' copies of received messages, with all their properties."""
-_NUMBERED = SEQUENCE_MARK.decode()
+NUMBERED: Final = SEQUENCE_MARK.decode()
+"""What is in the properties of each message with a sequence number, and perhaps in those of others."""
 _ASK_FOR_MORE = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", "LITE_TOPIC\x01"
 _NOT_PLAIN = *_ASK_FOR_MORE, RECEIPT, PRIORITY_MARK
 
@@ -33,12 +36,12 @@ def asks_for_more(ext: SendExt) -> bool:
     transaction, a lite topic; or whether it may be a copy of a numbered message.
     """
     text = ext.properties
-    return any(mark in text for mark in _ASK_FOR_MORE) or (_NUMBERED in text and ext.topic.startswith(_COPIES_IN))
+    return any(mark in text for mark in _ASK_FOR_MORE) or (NUMBERED in text and ext.topic.startswith(_COPIES_IN))
 
 
 def numbers_in(ext: SendExt) -> SequenceRange | None:
     """The sequence number of a message; None without one. Raises RequestRefused if it is invalid."""
-    if _NUMBERED not in ext.properties:
+    if NUMBERED not in ext.properties:
         return None
     properties = props.decode(ext.properties)
     return numbers_of(properties) if props.SEQUENCE in properties else None
@@ -76,7 +79,7 @@ class SentMessages:
         for mark in _NOT_PLAIN:
             if mark in text:
                 return None
-        if _NUMBERED in text and (call.request.flag & ONEWAY_FLAG or ext.topic.startswith(_COPIES_IN)):
+        if NUMBERED in text and (call.request.flag & ONEWAY_FLAG or ext.topic.startswith(_COPIES_IN)):
             return None
         return tails[ext.queue_id]
 

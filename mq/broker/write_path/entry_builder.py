@@ -279,7 +279,8 @@ class EntryDraft:
             entry.runs.append((tail, first_offset, count, entries))
             tail.run = None
         annotation = entry.annotation = join_annotation(b"".join(shipped), self._rows, self._commands)
-        entry.sequenced = join_runs(entry.sequenced)
+        if len(entry.sequenced) > 1:
+            entry.sequenced = join_runs(entry.sequenced)
         return b"".join(self._records), annotation
 
 
