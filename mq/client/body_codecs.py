@@ -199,7 +199,9 @@ def encode_body(codec: BodyCodec[T], value: T) -> bytes:
 
 
 def encoded(message: Message[T], codec: BodyCodec[T] | None) -> Message[bytes]:
-    """The message with its body as bytes. Raises MessageRefused."""
+    """The message with its body as bytes. Raises MessageRefused, also for what is no message."""
+    if not isinstance(message, Message):
+        raise MessageRefused(f"pass a Message(topic, body), not {type(message).__name__}")
     if codec is None:
         return cast("Message[bytes]", message)
     given = cast("Message[Any]", message)

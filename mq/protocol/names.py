@@ -192,6 +192,8 @@ def fitted_topic(name: str) -> str:
 def _check(kind: str, name: str, length_max: int) -> None:
     if not name:
         raise NameRefused(f"the {kind} has no name")
+    if not isinstance(name, str):
+        raise NameRefused(f"the {kind} name must be a str, not {type(name).__name__}")
     if len(name) > length_max:
         raise NameRefused(f"the {kind} name {name[:40]}... has {len(name)} characters; maximum: {length_max}")
     if _ALLOWED.fullmatch(name) is None:

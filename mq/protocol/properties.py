@@ -307,8 +307,10 @@ def is_reserved(name: str) -> bool:
 
 
 def check_user_properties(properties: Mapping[str, str]) -> None:
-    """Raises PropertyRefused for a reserved name, an empty name or value, or a separator in either."""
+    """Raises PropertyRefused for a reserved name, an empty name or value, a separator in either, or what is no text."""
     for name, value in properties.items():
+        if not isinstance(name, str):
+            raise PropertyRefused(name, f"has a name of type {type(name).__name__}; pass a str")
         if is_reserved(name):
             raise PropertyRefused(name, "is reserved")
         if not isinstance(value, str):

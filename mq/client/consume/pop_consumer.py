@@ -22,7 +22,7 @@ from mq.client.body_codecs import BodyCodec
 from mq.client.consume.consumer import Consumer
 from mq.client.consume.policies import OnError
 from mq.client.consume.pop_options import INVISIBLE_SECONDS_MAX, check_pop_options, popping_heartbeat
-from mq.client.consume.popped_messages import AckBatch, Inbox, PoppedMessage, batch_ack, read_popped
+from mq.client.consume.popped_messages import AckBatch, Inbox, PoppedMessage, batch_ack, check_popped, read_popped
 from mq.client.consume.removal import Removal
 from mq.client.consume.renewals import Renewals
 from mq.client.consume.subscription import subscription_of
@@ -276,6 +276,7 @@ class PopConsumer(Consumer[BodyT]):
         If its invisible time was over before, it is redelivered all the same. With `ordered`, the next message of its
         queue may be delivered from this call on. If cancelled, it may be acknowledged.
         """
+        check_popped(message)
         if self._renewals is not None:
             await self._renewals.release(message)
         self._opened()
@@ -315,6 +316,7 @@ class PopConsumer(Consumer[BodyT]):
         await self._return(message, seconds, suspend=True)
 
     async def _return(self, message: PoppedMessage[Any], delay: float, *, suspend: bool) -> None:
+        check_popped(message)
         if not 0 <= delay <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"a delay of {delay} seconds; allowed: 0 to {INVISIBLE_SECONDS_MAX}")
         if self._renewals is not None:
@@ -336,6 +338,7 @@ class PopConsumer(Consumer[BodyT]):
         """
         if self._ordered:
             raise ValueError("extend is for consumers without order: choose an invisible time that covers the handling")
+        check_popped(message)
         if not 0.001 <= seconds <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"seconds is {seconds}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
         async with nullcontext() if self._renewals is None else self._renewals.paused(message):

@@ -55,6 +55,12 @@ class PoppedMessage(ReceivedMessage[BodyT]):
         """In ordered consumption: messages of its queue popped with it, which wait until it is done."""
 
 
+def check_popped(message: PoppedMessage[Any]) -> None:
+    """Raises TypeError for what no pop consumer has received: it has no receipt."""
+    if not isinstance(message, PoppedMessage):
+        raise TypeError(f"pass a message that this PopConsumer has received, not {message!r}")
+
+
 class AckBatch:
     """Acknowledgements sent together."""
 

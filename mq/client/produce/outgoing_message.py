@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -62,6 +62,8 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
 
 _checked_topics: set[str] = set()
 
+_FLAG_END = 1 << 31
+
 
 def check_codec(codec: Codec | None) -> None:
     """Raises CodecNotInstalled if the library for ``codec`` is not installed, ValueError if there is no such codec."""
@@ -97,6 +99,8 @@ def make_ready(
     body, sys_flag = message.body, 0
     if not isinstance(body, bytes):
         raise MessageRefused(f"the body must be bytes, not {type(body).__name__}")
+    if type(message.flag) is not int or not -_FLAG_END <= message.flag < _FLAG_END:
+        raise MessageRefused(f"a flag is a whole number of 32 bits, not {message.flag!r}")
     if not (body or message.keys) or len(body) > BODY_BYTES_MAX:
         raise MessageRefused(
             f"the body has {len(body)} bytes; 1 to {BODY_BYTES_MAX} are allowed, and 0 if the message has keys"
@@ -225,7 +229,8 @@ def _encode_properties(message: Message, unique_key: str) -> str:
                 raise MessageRefused(f"a message has one tag; {message.tags!r} is a filter for several tags")
             own[props.TAGS] = message.tags
         if message.keys:
-            if isinstance(message.keys, str) or any(not key or str(key).split() != [key] for key in message.keys):
+            is_list = isinstance(message.keys, Collection) and not isinstance(message.keys, str)
+            if not is_list or any(not key or str(key).split() != [key] for key in message.keys):
                 raise MessageRefused(f"keys must be words without white space, in a list: {message.keys!r}")
             own[props.KEYS] = " ".join(message.keys)
         if message.sharding_key is not None:

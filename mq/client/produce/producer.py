@@ -375,12 +375,12 @@ class Producer(Client, Generic[BodyT]):
         Raises MessageRefused and ClientClosed; all other errors are raised where the handle is awaited.
         """
         pipeline = self._open_pipeline()
-        ready = encoded(message, self._codec)
+        seconds, ready = self._budget(timeout), encoded(message, self._codec)
         await self._wait_room(pipeline)
         outgoing, span = self._make_ready(ready, queue)
         pending = Pending(outgoing.unique_key)
         done = self._done([ready], outgoing, pending.settle, span)
-        self._start(pipeline, ready, outgoing, done, self._budget(timeout), queue)
+        self._start(pipeline, ready, outgoing, done, seconds, queue)
         return pending
 
     def send_nowait(
@@ -399,10 +399,10 @@ class Producer(Client, Generic[BodyT]):
         pipeline = self._open_pipeline()
         if not self._limit.has_room:
             raise ProducerBusy(self._in_flight_max)
-        ready = encoded(message, self._codec)
+        seconds, ready = self._budget(timeout), encoded(message, self._codec)
         outgoing, span = self._make_ready(ready, queue)
         done = self._done([ready], outgoing, on_done, span)
-        self._start(pipeline, ready, outgoing, done, self._budget(timeout), queue)
+        self._start(pipeline, ready, outgoing, done, seconds, queue)
         return outgoing.unique_key
 
     async def send_oneway(self, message: Message[BodyT], *, queue: MessageQueue | None = None) -> None:
@@ -509,16 +509,16 @@ class Producer(Client, Generic[BodyT]):
         offset is -1. Raises the errors of `send`, which apply to all of them.
         """
         pipeline = self._open_pipeline()
-        ready = [encoded(message, self._codec) for message in messages]
+        seconds, ready = self._budget(timeout), [encoded(message, self._codec) for message in messages]
         await self._wait_room(pipeline)
         try:
             outgoing, span = self._preparation.batch(ready, queue, properties)
-        except MessageRefused:
+        except BaseException:
             self._limit.let_in()  # this one takes no room
             raise
         pending = Pending(outgoing.unique_key)
         done = self._done(ready, outgoing, pending.settle, span)
-        abandon = self._start_alone(pipeline, outgoing, done, self._budget(timeout), queue)
+        abandon = self._start_alone(pipeline, outgoing, done, seconds, queue)
         together = await self._outcome(abandon, pending, span, outgoing.topic, len(messages))
         return split_result(together, len(messages))
 

@@ -30,8 +30,9 @@ def delay_properties(message: Message) -> dict[str, str]:
     if len(given) > 1:
         raise MessageRefused(f"set only one of {' and '.join(given)}")
     if message.delay_level is not None:
-        if not 1 <= message.delay_level <= LEVELS_MAX:
-            raise MessageRefused(f"delay level {message.delay_level} is not in 1 to {LEVELS_MAX}")
+        level = message.delay_level
+        if not (isinstance(level, int) and 1 <= level <= LEVELS_MAX):
+            raise MessageRefused(f"delay level {level!r} is not a whole number from 1 to {LEVELS_MAX}")
         return {props.DELAY: str(message.delay_level)}
     if message.delay is not None:
         if not isinstance(message.delay, int | float):

@@ -135,6 +135,13 @@ def test_tags_are_one_text() -> None:
         ({"sharding_key": 7}, "a sharding key is a text, not 7"),
         ({"delay": dt.timedelta(seconds=1)}, "a number of seconds, not datetime.timedelta"),
         ({"properties": {"a": 1}}, "property 'a' has a value of type int; pass a str"),
+        ({"properties": {1: "a"}}, "property 1 has a name of type int; pass a str"),
+        ({"topic": b"T"}, "the topic name must be a str, not bytes"),
+        ({"keys": iter(["order-1"])}, "in a list: <"),
+        ({"keys": 7}, "in a list: 7"),
+        ({"flag": "1"}, "a flag is a whole number of 32 bits, not '1'"),
+        ({"flag": 2**31}, "a flag is a whole number of 32 bits, not 2147483648"),
+        ({"delay_level": 1.5}, "delay level 1.5 is not a whole number from 1 to 64"),
     ],
 )
 def test_an_invalid_message_is_refused(fields: dict[str, Any], said: str) -> None:
@@ -142,6 +149,34 @@ def test_an_invalid_message_is_refused(fields: dict[str, Any], said: str) -> Non
     with pytest.raises(MessageRefused) as refused:
         make_ready(message, unique_key="U", born_timestamp_ms=1, compress=None, compress_bytes_min=0)
     assert said in str(refused.value)
+
+
+@pytest.mark.anyio
+async def test_what_is_no_message_is_refused() -> None:
+    text: Any = "T"
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        for send in (producer.send, producer.submit, producer.send_oneway):
+            with pytest.raises(MessageRefused, match=r"pass a Message\(topic, body\), not str"):
+                await send(text)
+        outcomes = await producer.send_many([Message("T", b"x"), text, Message("T", b"y")])
+        assert [isinstance(outcome, MessageRefused) for outcome in outcomes] == [False, True, False]
+        assert cluster.group.bodies("T") == [b"x", b"y"]
+
+
+@pytest.mark.anyio
+async def test_a_message_of_another_consumer_kind_cannot_be_acknowledged() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        Producer(cluster.namesrv) as producer,
+        PullConsumer(cluster.namesrv, "G", consume_from="first") as pulling,
+        PopConsumer(cluster.namesrv, "P", "T", consume_from="first") as popping,
+    ):
+        await producer.send(Message("T", b"x"))
+        await pulling.assign(await pulling.queues("T"))
+        pulled: Any = (await pulling.poll(timeout=5))[0]
+        for call in (popping.ack, popping.nack, partial(popping.suspend, seconds=1), partial(popping.extend, seconds=1)):
+            with pytest.raises(TypeError, match="pass a message that this PopConsumer has received, not <ReceivedM"):
+                await call(pulled)
 
 
 @pytest.mark.anyio

@@ -395,6 +395,32 @@ async def test_a_message_that_is_refused_leaves_its_room_to_the_next() -> None:
             await producer.send(Message("T", b"y"))
 
 
+@pytest.mark.parametrize("kind", ["submit", "batch of a wrong queue", "batch with a wrong time"])
+async def test_a_wrong_call_leaves_its_room_to_the_next(kind: str) -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        producer_of(cluster, in_flight_max=1, timeout=1, compress=None) as producer,
+        anyio.create_task_group() as tasks,
+    ):
+        cluster.leader.misdeeds = [Misdeed("silence")]
+        producer.send_nowait(Message("T", b"x"), lambda outcome: None)
+        not_a_queue: Any = 1
+
+        async def wrong() -> None:
+            with pytest.raises((ValueError, AttributeError)):
+                if kind == "submit":
+                    await producer.submit(Message("T", b"x"), timeout=-1)
+                elif kind == "batch of a wrong queue":
+                    await producer.send_batch([Message("T", b"x")], queue=not_a_queue)
+                else:
+                    await producer.send_batch([Message("T", b"x")], timeout=-1)
+
+        tasks.start_soon(wrong)
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(20):
+            await producer.send(Message("T", b"y"))
+
+
 async def test_oneway_messages_arrive_without_answers() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         await producer.send_oneway(Message("T", b"x"))
