@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime as dt
+import inspect
 import os
 import threading
 import time
@@ -178,7 +179,7 @@ class Kit(_Inspection):
         deadline = anyio.current_time() + timeout
         while True:
             await self.settle()
-            if condition():
+            if _holds(condition):
                 return
             if hops >= HOPS_MAX or anyio.current_time() > deadline:
                 raise self._still_false(began, hops)
@@ -238,7 +239,7 @@ class SyncKit(_Inspection):
         deadline = time.monotonic() + timeout
         while True:
             self.settle()
-            if condition():
+            if _holds(condition):
                 return
             if hops >= HOPS_MAX or time.monotonic() > deadline:
                 raise self._still_false(began, hops)
@@ -357,6 +358,15 @@ def _close_at_exit() -> None:
     for each in list(_running):
         each.warn_if_open()
         each.close()
+
+
+def _holds(condition: Callable[[], object]) -> bool:
+    """Whether the condition is true. Raises TypeError for a coroutine function, whose result always is."""
+    result = condition()
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(f"the condition is a plain function (def or lambda), not {condition!r}")
+    return bool(result)
 
 
 def _seconds(days: float, hours: float, minutes: float, seconds: float, milliseconds: float) -> float:

@@ -43,6 +43,21 @@ def test_asyncio_gets_a_dead_letter_after_16_retries() -> None:
     asyncio.run(main())
 
 
+def test_a_condition_is_no_coroutine_function() -> None:
+    async def never() -> bool:
+        return False
+
+    with running_kit() as kit, pytest.raises(TypeError, match=r"plain function \(def or lambda\), not <function"):
+        kit.advance_until(never)
+
+    async def main() -> None:
+        async with open_kit() as kit:
+            with pytest.raises(TypeError, match="plain function"):
+                await kit.advance_until(never)
+
+    asyncio.run(main())
+
+
 def test_asyncio_waits_for_40_days_and_for_a_check() -> None:
     async def main() -> None:
         asked: list[str] = []

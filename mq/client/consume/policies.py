@@ -78,7 +78,9 @@ None for the usual retry.
 
 def check_policies(on_error: OnError | None) -> OnError:
     """The mapping, or an empty one. Raises TypeError for what is no policy."""
-    given: Mapping[Any, Any] = on_error or {}
+    given: Mapping[Any, Any] = {} if on_error is None else on_error
+    if not isinstance(given, Mapping):
+        raise TypeError(f"on_error has policies by exception, as {{Exception: Skip()}}, and is not {on_error!r}")
     for kind, choice in given.items():
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise TypeError(f"on_error: {kind!r} is no class of exceptions")

@@ -128,6 +128,8 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
         its messages by exception, see `mq.client.consume.policies`; what it does not name is looked up in that of the
         consumer. `codec` decodes the bodies, by default that of the consumer; a message whose body it cannot decode
         fails with BodyNotDecoded, without its handler, and without others of its batch.
+
+        A topic has one handler: ValueError is raised for a second one.
         """
         self._check_process()
         if timeout is not None:
@@ -141,6 +143,12 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
 
         def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
             check_handler(handler)
+            before = self._subscribed.get(topic)
+            if before is not None and before.handler is not None:
+                raise ValueError(
+                    f"topic {topic} has a handler already, which would get no more messages: name the tags of both in "
+                    f"one handler, as 'a || b', and look at message.tags; or call unsubscribe({topic!r}) first"
+                )
             self._subscribe(topic, tags, handler, batch, timeout, policies, codec)
             return handler
 

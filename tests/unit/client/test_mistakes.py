@@ -23,6 +23,7 @@ from mq.client import (
     ReceivedMessage,
     RequestTimeout,
     SendRejected,
+    Skip,
     SubscriptionError,
     sql,
 )
@@ -68,6 +69,30 @@ def test_handlers_are_coroutine_functions() -> None:
     with pytest.raises(TypeError, match=r'@consumer.on\("Orders"\)'):
         consumer.on(plain)
     assert repr(consumer) == "<PushConsumer G of A, B at 127.0.0.1:9, closed>"
+
+
+def test_a_topic_has_one_handler() -> None:
+    async def first(message: ReceivedMessage) -> None: ...
+
+    async def second(message: ReceivedMessage) -> None: ...
+
+    consumer = PushConsumer(NAMESRV, "G")
+    consumer.on("A", "new")(first)
+    with pytest.raises(ValueError, match=r"topic A has a handler already.*as 'a \|\| b'.*unsubscribe\('A'\) first"):
+        consumer.on("A", "paid")(second)
+    consumer.on("B", "paid")(second)
+    consumer.unsubscribe("A")
+    consumer.on("A", "new || paid")(second)
+    threaded = SyncPushConsumer(NAMESRV, "G")
+    threaded.on("A")(print)
+    with pytest.raises(ValueError, match="topic A has a handler already"):
+        threaded.on("A")(print)
+
+
+@pytest.mark.parametrize("wrong", [Skip, Skip(), [Skip], 5, ()])
+def test_policies_are_a_mapping(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"on_error has policies by exception, as \{Exception: Skip\(\)\}, and is not"):
+        PushConsumer(NAMESRV, "G", on_error=wrong)
 
 
 def test_threads_take_no_coroutine_functions() -> None:
