@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mq.client.consume.pop_options import INVISIBLE_SECONDS_MAX
 from mq.client.net.client_core import RemotingSettings
-from mq.client.net.credentials import Credentials
+from mq.client.net.credentials import Credentials, CredentialsInvalid
 
 __all__ = ["DEFAULT_PORT", "Address", "address_of"]
 
@@ -43,8 +43,10 @@ class Address:
     redeliveries_max: int | None = None
 
     def remoting(self) -> RemotingSettings:
-        """For all clients. Raises CredentialsInvalid, OSError for a certificate that cannot be read."""
+        """For all clients. Raises CredentialsInvalid, also for certificates that cannot be used."""
         given: dict[str, Any] = {}
+        if self.secret_key is not None and self.access_key is None:
+            raise CredentialsInvalid("the broker URL has a secret key without an access key: raftmq://KEY:SECRET@host")
         if self.access_key is not None:
             given["credentials"] = Credentials(self.access_key, self.secret_key or "")
         if self.tls is not None:
@@ -88,9 +90,14 @@ def _tls_options(given: object) -> dict[str, Any]:
 
 
 def _context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=options.get("ca_certs"))
-    if certificate := options.get("certfile"):
-        context.load_cert_chain(certificate, options.get("keyfile"))
+    try:
+        context = ssl.create_default_context(cafile=options.get("ca_certs"))
+        if certificate := options.get("certfile"):
+            context.load_cert_chain(certificate, options.get("keyfile"))
+    except (OSError, ValueError) as error:
+        # kombu takes an OSError for a lost connection, and a worker would try again for ever.
+        files = ", ".join(f"{name} {options[name]}" for name in ("ca_certs", "certfile", "keyfile") if name in options)
+        raise CredentialsInvalid(f"{files}: {getattr(error, 'strerror', None) or error}") from error
     if options.get("check_hostname") is False or options.get("cert_reqs") == ssl.CERT_NONE:
         context.check_hostname = False
     if (wanted := options.get("cert_reqs")) is not None:

@@ -7,6 +7,7 @@ import pytest
 
 import raftmq.celery  # noqa: F401 - makes the URLs known
 from mq.celery.address import Address, address_of
+from mq.client.net.credentials import CredentialsInvalid
 
 
 def address(url: str, *, tls: bool = False, **options: object) -> Address:
@@ -47,6 +48,17 @@ def test_tls_with_files() -> None:
     assert dict(address("raftmq://host?ssl_ca_certs=/etc/ca.pem").tls or ()) == {"ca_certs": "/etc/ca.pem"}
     with pytest.raises(ValueError, match="unknown options for TLS: version"):
         address("raftmq://host?ssl_version=3")
+
+
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
+def test_a_certificate_that_cannot_be_read_is_named(option: str) -> None:
+    with pytest.raises(CredentialsInvalid, match=f"{option.removeprefix('ssl_')} /missing.pem: No such file"):
+        address(f"raftmqs://host?{option}=/missing.pem", tls=True).remoting()
+
+
+def test_a_secret_key_needs_an_access_key() -> None:
+    with pytest.raises(CredentialsInvalid, match="a secret key without an access key: raftmq://KEY:SECRET@host"):
+        address("raftmq://:s3cret-of-orders@host").remoting()
 
 
 @pytest.mark.parametrize("value", [0, -1, "soon"])
