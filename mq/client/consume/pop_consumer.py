@@ -276,6 +276,7 @@ class PopConsumer(Consumer[BodyT]):
         If its invisible time was over before, it is redelivered all the same. With `ordered`, the next message of its
         queue may be delivered from this call on. If cancelled, it may be acknowledged.
         """
+        self._check_process()
         check_popped(message)
         if self._renewals is not None:
             await self._renewals.release(message)
@@ -316,6 +317,7 @@ class PopConsumer(Consumer[BodyT]):
         await self._return(message, seconds, suspend=True)
 
     async def _return(self, message: PoppedMessage[Any], delay: float, *, suspend: bool) -> None:
+        self._check_process()
         check_popped(message)
         if not 0 <= delay <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"a delay of {delay} seconds; allowed: 0 to {INVISIBLE_SECONDS_MAX}")
@@ -338,6 +340,7 @@ class PopConsumer(Consumer[BodyT]):
         """
         if self._ordered:
             raise ValueError("extend is for consumers without order: choose an invisible time that covers the handling")
+        self._check_process()
         check_popped(message)
         if not 0.001 <= seconds <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"seconds is {seconds}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
