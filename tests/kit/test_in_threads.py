@@ -43,7 +43,7 @@ def test_asyncio_gets_a_dead_letter_after_16_retries() -> None:
     asyncio.run(main())
 
 
-def test_a_condition_is_no_coroutine_function() -> None:
+def test_the_kit_refuses_coroutine_functions_as_conditions() -> None:
     async def never() -> bool:
         return False
 

@@ -177,7 +177,7 @@ def test_an_invalid_message_is_refused(fields: dict[str, Any], said: str) -> Non
 
 
 @pytest.mark.anyio
-async def test_what_is_no_message_is_refused() -> None:
+async def test_a_producer_refuses_what_is_not_a_message() -> None:
     text: Any = "T"
     async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
         for send in (producer.send, producer.submit, producer.send_oneway):
@@ -199,7 +199,12 @@ async def test_a_message_of_another_consumer_kind_cannot_be_acknowledged() -> No
         await producer.send(Message("T", b"x"))
         await pulling.assign(await pulling.queues("T"))
         pulled: Any = (await pulling.poll(timeout=5))[0]
-        for call in (popping.ack, popping.nack, partial(popping.suspend, seconds=1), partial(popping.extend, seconds=1)):
+        for call in (
+            popping.ack,
+            popping.nack,
+            partial(popping.suspend, seconds=1),
+            partial(popping.extend, seconds=1),
+        ):
             with pytest.raises(TypeError, match="pass a message that this PopConsumer has received, not <ReceivedM"):
                 await call(pulled)
 
