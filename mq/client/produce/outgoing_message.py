@@ -229,8 +229,9 @@ def _encode_properties(message: Message, unique_key: str) -> str:
                 raise MessageRefused(f"a message has one tag; {message.tags!r} is a filter for several tags")
             own[props.TAGS] = message.tags
         if message.keys:
-            is_list = isinstance(message.keys, Collection) and not isinstance(message.keys, str)
-            if not is_list or any(not key or str(key).split() != [key] for key in message.keys):
+            keys: Any = message.keys
+            is_list = isinstance(keys, Collection) and not isinstance(keys, str)
+            if not is_list or any(not key or str(key).split() != [key] for key in keys):
                 raise MessageRefused(f"keys must be words without white space, in a list: {message.keys!r}")
             own[props.KEYS] = " ".join(message.keys)
         if message.sharding_key is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from typing import Any
 
 from mq.client.errors import BrokerError, MessageRefused, NotRecalled
 from mq.client.message import Message
@@ -30,7 +31,7 @@ def delay_properties(message: Message) -> dict[str, str]:
     if len(given) > 1:
         raise MessageRefused(f"set only one of {' and '.join(given)}")
     if message.delay_level is not None:
-        level = message.delay_level
+        level: Any = message.delay_level
         if not (isinstance(level, int) and 1 <= level <= LEVELS_MAX):
             raise MessageRefused(f"delay level {level!r} is not a whole number from 1 to {LEVELS_MAX}")
         return {props.DELAY: str(message.delay_level)}
