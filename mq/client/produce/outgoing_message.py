@@ -99,7 +99,7 @@ def make_ready(
     body, sys_flag = message.body, 0
     if not isinstance(body, bytes):
         raise MessageRefused(f"the body must be bytes, not {type(body).__name__}")
-    if type(message.flag) is not int or not -_FLAG_END <= message.flag < _FLAG_END:
+    if not isinstance(message.flag, int) or not -_FLAG_END <= message.flag < _FLAG_END:
         raise MessageRefused(f"a flag is a whole number of 32 bits, not {message.flag!r}")
     if not (body or message.keys) or len(body) > BODY_BYTES_MAX:
         raise MessageRefused(
