@@ -99,8 +99,9 @@ def make_ready(
     body, sys_flag = message.body, 0
     if not isinstance(body, bytes):
         raise MessageRefused(f"the body must be bytes, not {type(body).__name__}")
-    if not isinstance(message.flag, int) or not -_FLAG_END <= message.flag < _FLAG_END:
-        raise MessageRefused(f"a flag is a whole number of 32 bits, not {message.flag!r}")
+    flag: Any = message.flag
+    if not isinstance(flag, int) or not -_FLAG_END <= flag < _FLAG_END:
+        raise MessageRefused(f"a flag is a whole number of 32 bits, not {flag!r}")
     if not (body or message.keys) or len(body) > BODY_BYTES_MAX:
         raise MessageRefused(
             f"the body has {len(body)} bytes; 1 to {BODY_BYTES_MAX} are allowed, and 0 if the message has keys"
