@@ -98,7 +98,7 @@ class Admin(Client):
         self._pings_first = ping
         self._on_event = check_on_event(on_event)
         self._name_servers = parse_addresses(namesrv)
-        self._remoting_settings = remoting
+        self._take_settings(remoting)
         self._core: ClientCore | None = None
 
     @asynccontextmanager

@@ -95,7 +95,7 @@ class Consumer(Client, Generic[BodyT]):
         self.client_id = ""
         """Its id at the brokers; a new one each time it is opened."""
         self._name_servers = parse_addresses(namesrv)
-        self._remoting_settings = remoting
+        self._take_settings(remoting)
         self._rng = rng
         self._made_in = os.getpid()
         self._trace_topic = trace_topic(trace)
@@ -257,9 +257,12 @@ class Consumer(Client, Generic[BodyT]):
         """Store a received message in the group's dead letter topic, with the reason, and wait until that is done.
 
         This does not acknowledge it: a handler returns afterwards, others acknowledge the delivery. Raises
-        NotADeadLetter if no broker took it within 5 s.
+        NotADeadLetter if no broker took it within 5 s, TypeError for what is no received message.
         """
         core = self._opened()
+        given: Any = message
+        if not isinstance(given, ReceivedMessage):
+            raise TypeError(f"pass a message that this consumer has received, not {given!r}")
         text = failure_text(reason) if isinstance(reason, BaseException) else props.safe_value(reason)
         taken = await give_back(core, self.group, message, max_reconsume_times=None, failure=text, is_dead=True)
         if not taken:

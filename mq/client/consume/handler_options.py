@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 
 from mq.client.application_code import is_async
@@ -28,15 +29,34 @@ def check_order(ordered: object) -> tuple[bool, bool]:
     return bool(ordered), ordered == "key"
 
 
-def check_handler(handler: Callable[..., Awaitable[None]]) -> None:
-    """Raises TypeError for a plain function: it would do its work, fail when awaited, and be retried for ever."""
+def check_handler(handler: Callable[..., Awaitable[None]], *arguments: str) -> None:
+    """Raises TypeError for a plain function: it would do its work, fail when awaited, and be retried for ever.
+
+    So would a function that cannot be called with ``arguments``, which are their names for the error.
+    """
     if not is_async(handler):
         raise TypeError(
             f"a handler is a coroutine function (async def), not {handler!r}; SyncPushConsumer takes plain functions"
         )
+    _check_arguments("a handler", handler, arguments)
 
 
-def check_plain(kind: str, function: object) -> None:
-    """Raises TypeError for a coroutine function: called in a thread it would do nothing, and count as successful."""
+def check_plain(kind: str, function: Callable[..., object], *arguments: str) -> None:
+    """Raises TypeError for a coroutine function: called in a thread it would do nothing, and count as successful.
+
+    ``arguments`` as in `check_handler`.
+    """
     if is_async(function) or not callable(function):
         raise TypeError(f"{kind} of a synchronous client is a plain function (def), not {function!r}")
+    _check_arguments(kind, function, arguments)
+
+
+def _check_arguments(kind: str, function: Callable[..., object], arguments: tuple[str, ...]) -> None:
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)  # a wrapper may add arguments
+    except ValueError:  # not known, as of some functions in C
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise TypeError(f"{kind} is called with ({', '.join(arguments)}), and {function!r} is not: {error}") from None

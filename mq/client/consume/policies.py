@@ -53,6 +53,9 @@ class RetryLater(HandlingPolicy):
         super().__init__(reason)
         self.seconds = seconds
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.seconds:g}{f', {self.reason!r}' if self.reason else ''})"
+
     def __reduce__(self) -> tuple[type[RetryLater], tuple[float, str]]:
         return type(self), (self.seconds, self.reason)
 

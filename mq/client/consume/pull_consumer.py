@@ -185,12 +185,15 @@ class PullConsumer(PositionedConsumer[BodyT]):
         `PushConsumer.subscribe`.
 
         A queue that is already read with the same `tags` continues; any other begins at the group's stored offset.
-        Raises SubscriptionError, TopicNotFound, and ClientError if a queue's leader does not answer in time; then
-        nothing has changed.
+        Raises SubscriptionError, TopicNotFound, TypeError for what is no queue, and ClientError if a queue's leader
+        does not answer in time; then nothing has changed.
         """
         self._opened()
         wanted = set(queues)
         for queue in wanted:
+            given: Any = queue
+            if not isinstance(given, MessageQueue):
+                raise TypeError(f"assign takes queues, such as those of `await consumer.queues(topic)`, not {given!r}")
             check_topic(queue.topic)
         subscribed = {
             topic: Subscribed(subscription_of(topic, tags), int(time.time() * 1000), handler=None, batch=None)

@@ -503,7 +503,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         self._handlers.refuse_second_run()
         check_seconds("drain_timeout", drain_timeout)
         if handler is not None:
-            check_handler(handler)
+            check_handler(handler, "message")
         if not signals:
             await self._handlers.run(handler)
             return

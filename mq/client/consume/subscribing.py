@@ -142,7 +142,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
             raise TypeError('pass the topic: @consumer.on("Orders")')
 
         def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            check_handler(handler)
+            check_handler(handler, "message" if batch is None else "messages")
             before = self._subscribed.get(topic)
             if before is not None and before.handler is not None:
                 raise ValueError(
@@ -161,7 +161,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
         with `batch` it gets the list. The first one is the outermost. It applies from the next messages on.
         """
         self._check_process()
-        check_handler(middleware)
+        check_handler(middleware, "message", "call_next")
         self._handlers.middleware.append(middleware)
         return middleware
 

@@ -60,6 +60,13 @@ class Client:
     _host: _Host | None = None
     _block: _Host | None = None
 
+    def _take_settings(self, remoting: RemotingSettings | None) -> None:
+        """Raises TypeError for what are no settings."""
+        given: Any = remoting
+        if given is not None and not isinstance(given, RemotingSettings):
+            raise TypeError(f"remoting is a RemotingSettings, not {given!r}")
+        self._remoting_settings = remoting
+
     @property
     def _limits(self) -> ClientLimits:
         return DEFAULT if self._remoting_settings is None else self._remoting_settings.limits

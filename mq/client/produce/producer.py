@@ -141,7 +141,7 @@ class Producer(Client, Generic[BodyT]):
         self._compress_bytes_min = compress_bytes_min
         self._auto_create_topics = auto_create_topics
         self._name_servers = parse_addresses(namesrv)
-        self._remoting_settings = remoting
+        self._take_settings(remoting)
         self._rng = rng
         self._made_in = os.getpid()
         self._core: ClientCore | None = None

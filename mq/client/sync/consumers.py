@@ -193,7 +193,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         self._check_process()
 
         def register(handler: Callable[[Any], None]) -> Callable[[Any], None]:
-            check_plain("a handler", handler)
+            check_plain("a handler", handler, "message" if batch is None else "messages")
             subscribe = cast("Callable[..., Any]", self._client.on)
             decorate = functools.partial(subscribe, topic, tags, batch=batch, on_error=on_error, codec=codec)
             self._call_now(lambda: decorate()(self._in_thread(handler)))
@@ -204,7 +204,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
     def use(self, middleware: SyncMiddlewareT) -> SyncMiddlewareT:
         """As `PushConsumer.use`, for plain functions: `def f(message, call_next)`, in the thread of the handler."""
         self._check_process()
-        check_plain("middleware", middleware)
+        check_plain("middleware", middleware, "message", "call_next")
         self._middleware.append(middleware)
         return middleware
 
@@ -218,7 +218,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         """As `PushConsumer.run`, for a plain function; `stop`, from any thread, waits for running handlers."""
         check_seconds("drain_timeout", drain_timeout)
         if handler is not None:
-            check_plain("a handler", handler)
+            check_plain("a handler", handler, "message")
         called = None if handler is None else self._in_thread(handler)
         with self._draining_on_signals(drain_timeout) if signals else contextlib.nullcontext():
             self._call(self._client.run, called)

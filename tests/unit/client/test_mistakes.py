@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from mq.client import (
     PushConsumer,
     ReceivedMessage,
     RequestTimeout,
+    RetryLater,
     SendRejected,
     Skip,
     SubscriptionError,
@@ -69,6 +70,48 @@ def test_handlers_are_coroutine_functions() -> None:
     with pytest.raises(TypeError, match=r'@consumer.on\("Orders"\)'):
         consumer.on(plain)
     assert repr(consumer) == "<PushConsumer G of A, B at 127.0.0.1:9, closed>"
+
+
+def test_functions_that_no_message_can_be_given_to_are_refused() -> None:
+    async def nothing() -> None: ...
+
+    async def two(message: ReceivedMessage, more: int) -> None: ...
+
+    async def with_default(message: ReceivedMessage, more: int = 0) -> None: ...
+
+    handlers: list[Any] = [nothing, two]
+    for handler in handlers:
+        with pytest.raises(TypeError, match=r"is called with \(message\), and .* is not"):
+            PushConsumer(NAMESRV, "G").on("A")(handler)
+        with pytest.raises(TypeError, match=r"is called with \(messages\), and .* is not"):
+            PushConsumer(NAMESRV, "G").on("A", batch=8)(handler)
+    PushConsumer(NAMESRV, "G").on("A")(with_default)
+
+    @wraps(two)
+    async def given_more(*arguments: Any) -> None:
+        await two(*arguments, 1)
+
+    PushConsumer(NAMESRV, "G").on("A")(given_more)
+    PushConsumer(NAMESRV, "G").use(two)
+    with pytest.raises(TypeError, match=r"is called with \(message, call_next\), and .* is not"):
+        PushConsumer(NAMESRV, "G").use(handlers[0])
+    plain: Any = lambda: None  # noqa: E731
+    with pytest.raises(TypeError, match=r"is called with \(message\), and .* is not"):
+        SyncPushConsumer(NAMESRV, "G").on("A")(plain)
+
+
+def test_settings_of_another_type_are_refused_where_they_are_given() -> None:
+    wrong: Any = {"request_seconds": 1}
+    for make in (Admin, Producer):
+        with pytest.raises(TypeError, match=r"remoting is a RemotingSettings, not \{"):
+            make(NAMESRV, remoting=wrong)
+    with pytest.raises(TypeError, match=r"remoting is a RemotingSettings, not \{"):
+        PushConsumer(NAMESRV, "G", remoting=wrong)
+
+
+def test_a_retry_shows_its_seconds() -> None:
+    assert repr(RetryLater(1.5)) == "RetryLater(1.5)"
+    assert repr(RetryLater(30, "busy")) == "RetryLater(30, 'busy')"
 
 
 def test_a_topic_has_one_handler() -> None:
@@ -199,6 +242,11 @@ async def test_a_message_of_another_consumer_kind_cannot_be_acknowledged() -> No
         await producer.send(Message("T", b"x"))
         await pulling.assign(await pulling.queues("T"))
         pulled: Any = (await pulling.poll(timeout=5))[0]
+        wrong: Any = "T"
+        with pytest.raises(TypeError, match=r"assign takes queues, .* not 'T'"):
+            await pulling.assign(wrong)
+        with pytest.raises(TypeError, match="pass a message that this consumer has received, not 'T'"):
+            await pulling.dead_letter(wrong, "bad")
         for call in (
             popping.ack,
             popping.nack,
