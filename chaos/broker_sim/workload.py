@@ -266,7 +266,10 @@ class Workload:
             again = sent.unknown > (told is None)
             is_stored = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
             if told is not None and isinstance(answer, Answer):
-                queue = queue_name(sent.topic, answer.ext["queueId"])
+                queue_id = answer.ext["queueId"]
+                if int(answer.ext["queueOffset"]) < 0:  # of what the log dropped only the position is known
+                    queue_id = str(self.ledger.at_position[told[1]].record.queue_id)
+                queue = queue_name(sent.topic, queue_id)
                 worker.ok(name, k=queue, v=value, o=told[0], pos=told[1], again=again)
             elif sent.unknown or is_stored:
                 worker.info(name, str(answer), v=value, again=again)

@@ -229,11 +229,14 @@ class Broker:
         self._partial_requests.close_stalled(self._clock())
 
     def close_idle_connections(self) -> None:
-        """Close connections that were silent since the last call, unless they hold a pull or belong to a replica."""
+        """Close connections that were silent since the last call, unless they belong to a replica.
+
+        One that holds a pull, or held one at the last call, is not silent: its client has just got the answer.
+        """
         for connection in list(self._connections):
             if not connection.heard and not connection.held_pulls and not connection.trusted:
                 connection.close("idle")
-            connection.heard = False
+            connection.heard = connection.held_pulls > 0
 
     def close_connections(self) -> None:
         """Close every client connection."""
