@@ -38,8 +38,10 @@ POLL_SECONDS = 0.05
 _END_POLL_SECONDS = 0.005
 _ASK_SECONDS_MAX = 5.0
 
-_KILLED_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
-"""The kernel counts the thread that starts a process as its parent: it must live as long as the process is needed."""
+_KILLED_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" -eq "$0" ] && exec "$@"')
+"""Followed by the parent's process id and a command. If the parent was killed before the kernel was told, nothing
+starts. The kernel counts the thread that starts a process as its parent: it must live as long as the process is needed.
+"""
 
 
 class ServersFailed(Exception):
@@ -119,7 +121,7 @@ class Processes:
         self.logs.mkdir(parents=True, exist_ok=True)
         with self.log_path(name).open("ab") as log:
             process = subprocess.Popen(
-                command if input_pipe else [*_KILLED_WITH_PARENT, *command],
+                command if input_pipe else [*_KILLED_WITH_PARENT, str(os.getpid()), *command],
                 stdin=subprocess.PIPE if input_pipe else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,12 +105,20 @@ def test_what_a_server_started_is_killed_with_its_session(processes: Processes) 
     wait_until(lambda: state_of(child) in ("", "Z"))
 
 
-def test_children_are_killed_when_their_parent_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("starts_late", [False, True])
+def test_children_are_killed_when_their_parent_is(tmp_path: Path, starts_late: bool) -> None:
+    slow = tmp_path / "bin" / "setpriv"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\nsleep 0.3\nexec {shutil.which("setpriv")} "$@"\n')
+    slow.chmod(0o755)
+    path = f"{slow.parent}:{os.environ['PATH']}" if starts_late else os.environ["PATH"]
     code = (
         "import sys, time; from pathlib import Path; from mq.local_cluster import Processes; "
         "print(Processes(Path(sys.argv[1])).start('server', ['sleep', '100']), flush=True); time.sleep(100)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE) as parent:
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    environment = os.environ | {"PATH": path}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         os.kill(child, 0)
