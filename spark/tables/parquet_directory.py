@@ -16,6 +16,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -239,8 +240,13 @@ class ParquetDirectory:
 
 
 def directory_url(path: Path) -> str:
-    """A local directory for Spark, whose default may be another file system; Spark takes each character as it is."""
+    """A local directory for Spark to write, whose default may be another file system; no character is special."""
     return f"file://{path}"
+
+
+def directory_pattern(path: Path) -> str:
+    """The same directory for Spark's readers, which take paths for patterns."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", directory_url(path))
 
 
 def _sync(path: Path) -> None:

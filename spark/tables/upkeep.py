@@ -13,7 +13,7 @@ from spark.tables.column_types import parse_schema, quoted
 from spark.tables.commits import Commit
 from spark.tables.frames import Messages
 from spark.tables.loop import Range
-from spark.tables.parquet_directory import OWN, directory_url
+from spark.tables.parquet_directory import OWN, directory_pattern
 from spark.tables.pipeline import Pipeline
 from spark.tables.topic import TopicSource
 
@@ -36,7 +36,7 @@ def table_rows(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
         return object_rows(spark, pipeline)
     if table.format == "parquet":
         reader = spark.read.option("mergeSchema", "true").option("pathGlobFilter", "*.parquet")
-        return reader.parquet(directory_url(Path(str(table.location))))
+        return reader.parquet(directory_pattern(Path(str(table.location))))
     if table.format == "iceberg":
         return spark.table(str(table.name))
     return spark.read.format("delta").load(str(table.location))

@@ -33,7 +33,7 @@ class Case:
     def pipeline(self, decode: str, more: str = "") -> Pipeline:
         text = (
             f"name: t\nnamesrv: {self.stage.namesrv}\ntopic: {self.topic}\ndecode: {decode}\n"
-            f"table: {{format: parquet, location: {self.location}}}\n"
+            f'table: {{format: parquet, location: "{self.location}"}}\n'
             f"dead_letters: {{topic: {self.dead}, stop_above_percent: 80}}\n{more}\n"
         )
         return parse_pipeline(text, Path("/p.yaml"))

@@ -21,7 +21,7 @@ from spark.tables.job import REFUSED, STOPPED, main, text_of
 from spark.tables.lake_targets import DeltaTarget, IcebergTarget
 from spark.tables.layout import SchemaRefused
 from spark.tables.loop import Stopped
-from spark.tables.parquet_directory import DirectoryUnusable, Locked, ParquetDirectory
+from spark.tables.parquet_directory import DirectoryUnusable, Locked, ParquetDirectory, directory_pattern
 from spark.tables.pipeline import Pipeline, parse_pipeline
 from spark.tables.state_directory import StateDirectory
 from spark.tables.status import table_status
@@ -39,12 +39,13 @@ def case(session: Any, stage: Stage, tmp_path: Path) -> Case:
     return Case(session, stage, tmp_path)
 
 
-def test_a_table_in_a_directory_with_a_space_has_its_rows(case: Case, session: Any) -> None:
-    case.location = case.location.parent / "a b%20c"
+@pytest.mark.parametrize("name", ["a b%20c", "t[1]{x,y}"])
+def test_a_table_in_a_directory_with_special_characters_has_its_rows(case: Case, session: Any, name: str) -> None:
+    case.location = case.location.parent / name
     case.stage.send(case.topic, [body(number) for number in range(20)])
     pipeline = case.pipeline(EXPLICIT)
     case.run(pipeline)
-    assert [row.id for row in session.read.parquet(f"file://{case.location}").orderBy("id").collect()] == list(
+    assert [row.id for row in session.read.parquet(directory_pattern(case.location)).orderBy("id").collect()] == list(
         range(20)
     )
     last = ParquetDirectory(case.location).last()
