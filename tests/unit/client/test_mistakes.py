@@ -72,6 +72,14 @@ def test_handlers_are_coroutine_functions() -> None:
     assert repr(consumer) == "<PushConsumer G of A, B at 127.0.0.1:9, closed>"
 
 
+def given_more_than_a_message(function: Any) -> Any:
+    @wraps(function)
+    async def wrapper(*arguments: Any) -> None:
+        await function(*arguments, 1)
+
+    return wrapper
+
+
 def test_functions_that_no_message_can_be_given_to_are_refused() -> None:
     async def nothing() -> None: ...
 
@@ -80,19 +88,16 @@ def test_functions_that_no_message_can_be_given_to_are_refused() -> None:
     async def with_default(message: ReceivedMessage, more: int = 0) -> None: ...
 
     handlers: list[Any] = [nothing, two]
+    middleware: Any = two
+    wrapped: Any = given_more_than_a_message(two)
     for handler in handlers:
         with pytest.raises(TypeError, match=r"is called with \(message\), and .* is not"):
             PushConsumer(NAMESRV, "G").on("A")(handler)
         with pytest.raises(TypeError, match=r"is called with \(messages\), and .* is not"):
             PushConsumer(NAMESRV, "G").on("A", batch=8)(handler)
     PushConsumer(NAMESRV, "G").on("A")(with_default)
-
-    @wraps(two)
-    async def given_more(*arguments: Any) -> None:
-        await two(*arguments, 1)
-
-    PushConsumer(NAMESRV, "G").on("A")(given_more)
-    PushConsumer(NAMESRV, "G").use(two)
+    PushConsumer(NAMESRV, "G").on("A")(wrapped)
+    PushConsumer(NAMESRV, "G").use(middleware)
     with pytest.raises(TypeError, match=r"is called with \(message, call_next\), and .* is not"):
         PushConsumer(NAMESRV, "G").use(handlers[0])
     plain: Any = lambda: None  # noqa: E731
