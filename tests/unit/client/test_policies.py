@@ -77,7 +77,7 @@ async def test_policy_raised_in_a_task_group_counts(caplog: pytest.LogCaptureFix
     ("leaves", "wanted"),
     [
         ([Skip("a")], "Skip('a')"),
-        ([RetryLater(5), ExceptionGroup("inner", [RetryLater(5), RetryLater(5)])], "RetryLater('')"),
+        ([RetryLater(5), ExceptionGroup("inner", [RetryLater(5), RetryLater(5)])], "RetryLater(5)"),
         ([RetryLater(5), RetryLater(6)], "None"),
         ([Skip(), DeadLetter()], "None"),
         ([Skip(), ValueError("a failure")], "None"),
