@@ -52,6 +52,7 @@ from mq.broker.consume.offset_corrections import OffsetCorrections
 from mq.broker.consume.offsets import Offsets
 from mq.broker.consume.pull import Pulls
 from mq.broker.consume.queue_locks import QueueLockService
+from mq.broker.consume.queue_repair import QueueRepair
 from mq.broker.consume.rebalance import Rebalance
 from mq.broker.consume.routes import Queues, Routes
 from mq.broker.consume.subscription_refresh import SubscriptionRefresh
@@ -74,7 +75,6 @@ from mq.broker.produce.retry import Retries
 from mq.broker.produce.send import Sends
 from mq.broker.query.by_key import KeyQueries
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
-from mq.broker.query.consume_queue_repair import QueueRepair
 from mq.broker.query.many_queues import ManyQueues
 from mq.broker.query.topic_use import TopicUseQueries
 from mq.broker.quota.gate import QuotaGate
