@@ -51,7 +51,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--warmup", type=float, default=0.5, help="seconds before the first window of a load")
     parser.add_argument("--first-warmup", type=float, default=5.0, help="seconds of load before the first one")
     parser.add_argument("--jvm-warmup", type=float, default=60.0, help="the same for servers in Java")
-    parser.add_argument("--limit", type=float, default=870.0, help="seconds; no round begins that would take longer")
+    parser.add_argument("--limit", type=float, default=3000.0, help="seconds; no round begins that would take longer")
     parser.add_argument("--after", type=Path, metavar="RESULTS", help="count the rounds of this earlier run, too")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks/peers.md as it is")
@@ -109,7 +109,7 @@ def run(
         with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=directory) as place:
             run_trio(partial(measure, ready, Path(place)))
     except KeyboardInterrupt:
-        sys.exit("bench: interrupted; nothing was written")
+        sys.exit("bench: interrupted; the page stays as it is, and only complete rounds are in benchmarks/results")
 
 
 def main() -> None:
@@ -120,15 +120,23 @@ def main() -> None:
     except (OSError, ValueError) as error:
         sys.exit(f"bench: {error}")
     prepares = partial(prepare, outcome=outcome)
-    run(plan.peer, plan.dir, outcome.left_out, prepares, partial(measure, plan=plan, outcome=outcome, say=say))
+    kept = (lambda _: None) if plan.no_write else keep
+    rounds = partial(measure, plan=plan, outcome=outcome, say=say, keep=kept)
+    run(plan.peer, plan.dir, outcome.left_out, prepares, rounds)
     if not plan.no_write:
         write(list(PEERS.values()), outcome, plan)
 
 
-def write(peers: Sequence[Peer], outcome: Outcome, plan: Plan) -> None:
-    """Put a run into docs/benchmarks/peers.md and benchmarks/results/."""
+def keep(outcome: Outcome) -> RunRecord:
+    """Write the results so far to benchmarks/results/, where ``--after`` can continue."""
     record = RunRecord("peers")
     record.keep(**asdict(outcome))
+    return record
+
+
+def write(peers: Sequence[Peer], outcome: Outcome, plan: Plan) -> None:
+    """Put a run into docs/benchmarks/peers.md and benchmarks/results/."""
+    record = keep(outcome)
     (ROOT / "docs" / PICTURE).write_text(draw(peers, outcome.measured))
     text = section(peers, outcome, plan, **record.about)
     record.publish(text, (BEGIN, END))

@@ -56,8 +56,13 @@ class Outcome:
     rounds: int = 0
 
 
-async def measure(peers: Sequence[Peer], directory: Path, *, plan: Plan, outcome: Outcome, say: Say) -> None:
-    """All rounds that the time allows. Failures are recorded, and the others continue."""
+async def measure(
+    peers: Sequence[Peer], directory: Path, *, plan: Plan, outcome: Outcome, say: Say, keep: Callable[[Outcome], object]
+) -> None:
+    """All rounds that the time allows. Failures are recorded, and the others continue.
+
+    ``keep`` gets the outcome after each round: three take most of an hour, and an interrupted run can be continued.
+    """
     began = trio.current_time()
     for done in range(plan.rounds):
         spent = trio.current_time() - began
@@ -78,6 +83,7 @@ async def measure(peers: Sequence[Peer], directory: Path, *, plan: Plan, outcome
             finally:
                 shutil.rmtree(place)
         outcome.rounds += 1
+        keep(outcome)
 
 
 async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured, say: Say) -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from dataclasses import asdict
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
+import trio
 
 from benchmarks.load.generators import share_out
 from benchmarks.load.job import Job
 from benchmarks.load.report import Report
 from benchmarks.peers.__main__ import PEERS, parse_arguments
 from benchmarks.peers.page import section
+from benchmarks.peers.peer import Target
 from benchmarks.peers.picture import COLOURS, draw
 from benchmarks.peers.samples import LOADS, Measured, Sample, samples_of
-from benchmarks.peers.turns import Outcome
+from benchmarks.peers.turns import Outcome, measure
 from benchmarks.report import earlier_run
+from mq.local_cluster import ServersFailed
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -56,10 +62,25 @@ def test_a_page_names_what_failed_and_what_was_left_out() -> None:
     assert text.count("| nats | majority") == 1
     assert "- nats: 64x1: the server closed the connection" in text
     assert "- etcd: etcd is not installed" in text
-    assert "The time limit of 870 s ended the run before 2 rounds were complete." in text
+    assert "The time limit of 3000 s ended the run before 2 rounds were complete." in text
     assert "300; 200 without files" in text
     assert "Other processes used 0.02 cores meanwhile (0.02 to 0.02)." in text
     assert "busy" not in text
+
+
+def test_complete_rounds_are_kept_when_a_run_is_interrupted(tmp_path: Path) -> None:
+    turns, kept = count(1), list[int]()
+
+    def open_servers(directory: Path) -> AbstractAsyncContextManager[Target]:
+        if next(turns) > 2:
+            raise KeyboardInterrupt
+        raise ServersFailed("they do not start")
+
+    peer = replace(PEERS["nats"], open=open_servers)
+    run = partial(measure, [peer], tmp_path, plan=parse_arguments(["--rounds", "3"]), say=print)
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(partial(run, outcome=Outcome({"nats": Measured("1")}), keep=lambda each: kept.append(each.rounds)))
+    assert kept == [1, 2]
 
 
 def test_a_run_continues_an_earlier_one(tmp_path: Path) -> None:
