@@ -142,6 +142,7 @@ class Reactor:
 
     def before_waiting(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` after some turns, before the reactor lets other tasks run and waits for them and for events.
+        It also runs after a turn of another task in which something was ready.
 
         For what has to look at the result of turns, but not of each of them.
         """
@@ -156,7 +157,10 @@ class Reactor:
 
         An uncaught exception of a handler is raised here, and no turn follows: see `run`.
         """
-        self._turn(self._epoll.poll(0, EVENTS_MAX))
+        ready = self._epoll.poll(0, EVENTS_MAX)
+        self._turn(ready)
+        if ready:  # `run` does not wake up any more for what is served, and nobody else would look at the result
+            self._look_at_turns()
 
     def serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]]) -> None:
         """Call ``serve`` with all that is ready in a turn, before any handler of it.
@@ -221,8 +225,7 @@ class Reactor:
         epoll_fd = self._epoll.fileno()
         lingering = self._lingering
         while True:
-            for callback in self._before_waiting:
-                callback()
+            self._look_at_turns()
             await trio.lowlevel.wait_readable(epoll_fd)
             if self._has_failed:
                 await trio.sleep_forever()
@@ -241,6 +244,10 @@ class Reactor:
                     break
                 wait = min(give_way_at - now, LINGER_SECONDS)
             self._is_polling = False
+
+    def _look_at_turns(self) -> None:
+        for callback in self._before_waiting:
+            callback()
 
     def _ready_by(self, due: float) -> list[tuple[int, int]]:
         """Wait until something is ready, or until ``due``. The timeouts of epoll are whole milliseconds: too long."""

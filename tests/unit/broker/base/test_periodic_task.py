@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from mq.broker.base.periodic_task import REST_SECONDS_MAX, Periodic, PeriodicTask, Schedule, now_if
+from raftlog.net.reactor import Reactor
 
 
 def done_in(seconds: float, *periods: float, each_takes: float = 0.0) -> list[list[float]]:
@@ -115,6 +117,48 @@ def test_a_resting_action_that_gets_work_runs_right_after_the_turn() -> None:
     trio.run(main, clock=clock)
     assert [round(at, 3) for at in ran] == [0.31, 0.33, 0.35]
     assert max(told) < 0.001, "it was not late: it had nothing to do before"
+
+
+def test_work_from_a_turn_that_another_task_takes_runs_in_time() -> None:
+    """The timer of consensus reads what is ready: the reactor does not wake up for it, and the action came a second
+    later.
+    """
+    reactor = Reactor()
+    fd = os.eventfd(0, os.EFD_NONBLOCK)
+    ran, is_busy = list[float](), False
+
+    def serve(events: int) -> None:
+        nonlocal is_busy
+        os.eventfd_read(fd)
+        is_busy = True
+
+    def act() -> None:
+        nonlocal is_busy
+        is_busy = False
+        ran.append(trio.current_time())
+
+    async def main() -> float:
+        task = PeriodicTask([Periodic(0.02, act, lambda: now_if(is_busy))], reactor.end_turn)
+        reactor.before_waiting(task.refresh)
+        reactor.add(fd, serve)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task.run)
+            nursery.start_soon(reactor.run)
+            await trio.sleep(0.105)
+            os.eventfd_write(fd, 1)
+            reactor.turn_now()
+            came_at = trio.current_time()
+            await trio.sleep(0.5)
+            nursery.cancel_scope.cancel()
+        return came_at
+
+    try:
+        came_at = trio.run(main, clock=MockClock(autojump_threshold=0))
+    finally:
+        reactor.close()
+        os.close(fd)
+    assert len(ran) == 1
+    assert ran[0] - came_at <= 0.021
 
 
 def test_a_look_that_finds_nothing_due_takes_no_turn_of_the_reactor() -> None:
