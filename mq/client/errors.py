@@ -117,8 +117,8 @@ class BodyNotDecoded(ClientError):
 
 
 class AlreadyOpen(ClientError):
-    """`open` was called for a client that is open, or being opened or closed, or `run` for a consumer whose `run` is at
-    work; nothing has changed.
+    """`open` was called for a client that is open, or being opened or closed, or a consumer was to be read in two ways:
+    by `run` and by another `run` or a loop; nothing has changed.
     """
 
 

@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from mq.client.consume.decoding import Decoding
 from mq.client.consume.process_queue import ProcessQueue
-from mq.client.errors import BodyNotDecoded, ClientClosed, DeliveryFinished
+from mq.client.errors import AlreadyOpen, BodyNotDecoded, ClientClosed, DeliveryFinished
 from mq.client.message import BodyT, ReceivedMessage
 from mq.client.metrics.recorder import Recorder
 from mq.client.produce.tracing import Tracer
@@ -30,6 +30,10 @@ class DeliveryBoard:
 
     With `exclusive`, a queue with taken messages delivers no more before `release`. `on_progress` is called when
     messages of a queue were finished, so that its pulling may continue.
+
+    Attributes:
+        is_run: whether `run` takes the messages; then no stream may take some of them.
+        streams: how many tasks wait for a message of a stream; then `run` may not begin.
     """
 
     def __init__(self, on_progress: Callable[[ProcessQueue], None], *, retry_seconds: float) -> None:
@@ -41,14 +45,25 @@ class DeliveryBoard:
         self._alarm_count = 0
         self._offered = anyio.Event()
         self._closed = False
+        self.is_run = False
+        self.streams = 0
 
     def open(self) -> None:
         """Begin anew, without queues, and allow waiting for messages."""
+        self.is_run = False  # an event loop may have been given up in the middle of `run`
         self._turns.clear()
         self._listed.clear()
         self._alarms.clear()
         self._offered = anyio.Event()
         self._closed = False
+
+    def refuse_beside_run(self) -> None:
+        """Raises AlreadyOpen while `run` is at work: a stream would take messages from the handlers."""
+        if self.is_run:
+            raise AlreadyOpen(
+                "run() of this consumer is at work, and its messages are for the handlers: use either run() or a loop, "
+                "or open another consumer"
+            )
 
     def close(self) -> None:
         """No more messages will come; waiting tasks get an error."""
@@ -260,13 +275,18 @@ class DeliveryStream(Generic[BodyT]):
         return self
 
     async def __anext__(self) -> Delivery[BodyT]:
-        """Raises ClientClosed; BodyNotDecoded only if `on_error` says `StopConsumer`."""
+        """Raises ClientClosed; AlreadyOpen beside `run`; BodyNotDecoded only if `on_error` says `StopConsumer`."""
         await anyio.lowlevel.checkpoint()
-        while True:
-            queue, [message] = await self._board.take(lambda _: 1, exclusive=self._exclusive)
-            if (error := self._decoding.failure(message)) is None:
-                break
-            await self._put_aside(queue, message, error)
+        self._board.refuse_beside_run()
+        self._board.streams += 1
+        try:
+            while True:
+                queue, [message] = await self._board.take(lambda _: 1, exclusive=self._exclusive)
+                if (error := self._decoding.failure(message)) is None:
+                    break
+                await self._put_aside(queue, message, error)
+        finally:
+            self._board.streams -= 1
         return Delivery(
             self._board,
             queue,

@@ -133,7 +133,12 @@ class HandlerPool:
             log.warning("handlers_without_run", group=self._group, topics=topics, missing="await consumer.run()")
 
     def refuse_second_run(self) -> None:
-        """Raises AlreadyOpen while `run` is at work."""
+        """Raises AlreadyOpen while `run` is at work, or a task waits for a message of a stream."""
+        if self._board.streams:
+            raise AlreadyOpen(
+                f"a task reads messages of this consumer of group {self._group} in a loop, or by receive(), and run() "
+                "would take them for the handlers: use one of both, or open another consumer"
+            )
         if self._ended is not None and not self._ended.is_set():
             raise AlreadyOpen(
                 f"run() of this consumer of group {self._group} is at work already; for more handlers at once set "
@@ -153,6 +158,7 @@ class HandlerPool:
         self._stopped_by = None
         self._drains = False
         self._ended = ended = anyio.Event()
+        self._board.is_run = True
         self._caller = calling_task()
         self._current_task = task_finder()
         try:
@@ -164,6 +170,7 @@ class HandlerPool:
                 raise end from group  # sys.exit() of a handler, with its exit code
             raise
         finally:
+            self._board.is_run = False
             ended.set()
         if self._stopped_by is not None:
             raise self._stopped_by

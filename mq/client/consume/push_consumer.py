@@ -472,12 +472,13 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     # Consuming.
 
     def __aiter__(self) -> MessageStream[BodyT]:
-        """A stream of messages; requesting the next message acknowledges the previous one."""
+        """A stream of messages; requesting the next message acknowledges the previous one. See `deliveries`."""
         return MessageStream(self.deliveries())
 
     def deliveries(self) -> DeliveryStream[BodyT]:
-        """A stream of deliveries, to be settled one by one in any order."""
+        """A stream of deliveries, to be settled one by one in any order. Raises AlreadyOpen while `run` is at work."""
         self._opened()
+        self._board.refuse_beside_run()
         return DeliveryStream(
             self._board,
             self._decoding,
@@ -497,7 +498,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
 
         With `signals`, SIGTERM and SIGINT do what `drain(drain_timeout)` does, and a second one what `stop` does; that
         needs the main thread. Raises the exception for which `StopConsumer` was the policy, and AlreadyOpen while
-        another `run` is at work, which goes on.
+        another `run` is at work or a task waits for a message of a stream, which goes on.
         """
         self._opened()
         self._handlers.refuse_second_run()

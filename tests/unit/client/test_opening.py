@@ -332,15 +332,22 @@ async def test_check_that_a_producer_is_open_costs_little() -> None:
     assert 10 < executed <= 44, executed
 
 
+def handled_by(consumer: PushConsumer[Any]) -> list[bytes]:
+    """The bodies that its handler for the topic T has got."""
+    bodies: list[bytes] = []
+
+    @consumer.on("T")
+    async def handle(message: ReceivedMessage) -> None:
+        bodies.append(message.body)
+
+    return bodies
+
+
 async def test_second_run_is_refused_and_the_first_one_goes_on() -> None:
     """`stop` ended only the second one, and `concurrency` held for each."""
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = consumer_of(cluster)
-        bodies: list[bytes] = []
-
-        @consumer.on("T")
-        async def handle(message: ReceivedMessage) -> None:
-            bodies.append(message.body)
+        bodies = handled_by(consumer)
 
         async with running(consumer):
             await until(lambda: consumer.assignment)
@@ -352,3 +359,52 @@ async def test_second_run_is_refused_and_the_first_one_goes_on() -> None:
         async with running(consumer):
             fill(cluster, 1)
             await until(lambda: len(bodies) >= 4)
+
+
+async def test_loop_beside_run_is_refused_and_handlers_get_all() -> None:
+    """Both took messages, each some of them, and those of the loop were missing in the handlers."""
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        consumer = consumer_of(cluster)
+        bodies = handled_by(consumer)
+
+        async with consumer:
+            begun = aiter(consumer)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(consumer.run)
+                await until(lambda: consumer.assignment)
+                with pytest.raises(AlreadyOpen, match=r"either run\(\) or a loop"):
+                    aiter(consumer)
+                with pytest.raises(AlreadyOpen, match=r"either run\(\) or a loop"):
+                    consumer.deliveries()
+                with pytest.raises(AlreadyOpen, match=r"either run\(\) or a loop"):
+                    await anext(begun)
+                assert len(fill(cluster, 20)) == 20
+                await until(lambda: len(bodies) == 20)
+                consumer.stop()
+            fill(cluster, 1)
+            with anyio.fail_after(30):
+                assert (await anext(begun)).body == b"000"
+
+
+async def test_run_is_refused_while_a_task_waits_in_a_loop() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        consumer = consumer_of(cluster)
+
+        async def handle(message: ReceivedMessage) -> None:
+            raise AssertionError(message)
+
+        async with consumer, anyio.create_task_group() as tasks:
+            consumer.subscribe("T")
+            bodies: list[bytes] = []
+
+            async def loop() -> None:
+                async for message in consumer:
+                    bodies.append(message.body)
+
+            tasks.start_soon(loop)
+            await until(lambda: consumer.assignment)
+            with pytest.raises(AlreadyOpen, match=r"in a loop, or by receive\(\)"):
+                await consumer.run(handle)
+            fill(cluster, 3)
+            await until(lambda: len(bodies) == 3)
+            tasks.cancel_scope.cancel()
