@@ -29,12 +29,13 @@ from mq.client.consume.policies import OnError
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.consume.subscription import Subscribed, subscription_of
-from mq.client.errors import BodyNotDecoded, ClientError, TopicNotFound
+from mq.client.errors import BodyNotDecoded, ClientError, NoRoute, TopicNotFound
 from mq.client.events import OnEvent
 from mq.client.filters import Filter
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
+from mq.client.net.leader_calls import why_no_leader
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.consumed import Consumed
 from mq.client.spans import TracerProvider, now_ns
@@ -185,8 +186,9 @@ class PullConsumer(PositionedConsumer[BodyT]):
         `PushConsumer.subscribe`.
 
         A queue that is already read with the same `tags` continues; any other begins at the group's stored offset.
-        Raises SubscriptionError, TopicNotFound, TypeError for what is no queue, and ClientError if a queue's leader
-        does not answer in time; then nothing has changed.
+        Raises SubscriptionError, TopicNotFound, TypeError for what is no queue, NoRoute within 2 s for a queue of a
+        broker group that does not have the topic, and ClientError if a queue's leader does not answer in time; then
+        nothing has changed.
         """
         self._opened()
         wanted = set(queues)
@@ -200,6 +202,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             for topic in {queue.topic for queue in wanted}
         }
         kept = {queue for queue in wanted & self._pullers.keys() if self._same_choice(queue.topic, subscribed)}
+        await self._check_groups(wanted - kept)
         begins = {queue: await self._offsets.begin(queue) for queue in wanted - kept}
         for queue in self._pullers.keys() - kept:
             self._pullers.pop(queue).stop()
@@ -208,6 +211,23 @@ class PullConsumer(PositionedConsumer[BodyT]):
         for queue, offset in sorted(begins.items()):
             self._read_from(queue, offset)
         await anyio.lowlevel.checkpoint()
+
+    async def _check_groups(self, queues: Iterable[MessageQueue]) -> None:
+        """Raises NoRoute if the name servers still do not know a queue's broker group after `NEW_TOPIC_SECONDS`."""
+        core, until, refresh = self._opened(), anyio.current_time() + NEW_TOPIC_SECONDS, False
+        for queue in sorted(queues):
+            while True:
+                try:
+                    route = await core.route(queue.topic, refresh=refresh)
+                except ClientError:
+                    return  # whoever asks the leader next waits for the name servers, and says what is the matter
+                if queue.broker_name in route.brokers:
+                    break
+                if anyio.current_time() >= until:
+                    reason = why_no_leader(route, queue.broker_name)
+                    raise NoRoute(queue.topic, f"{reason}: assign queues of `await consumer.queues({queue.topic!r})`")
+                await anyio.sleep(LOOK_SECONDS)
+                refresh = True
 
     def _same_choice(self, topic: str, subscribed: Mapping[str, Subscribed]) -> bool:
         before = self._subscribed.get(topic)

@@ -31,6 +31,7 @@ __all__ = [
     "leader_address",
     "leader_in",
     "leaders_in",
+    "why_no_leader",
 ]
 
 PAUSE_SECONDS = 0.1
@@ -51,8 +52,15 @@ def leader_in(route: TopicRoute, broker_name: str) -> str:
     """The address of the leader of a broker group in `route`. Raises NoRoute while the group has none."""
     address = route.leader_address(broker_name)
     if address is None:
-        raise NoRoute(route.topic, f"broker group {broker_name} has no leader")
+        raise NoRoute(route.topic, why_no_leader(route, broker_name))
     return address
+
+
+def why_no_leader(route: TopicRoute, broker_name: str) -> str:
+    """Why a broker group has no leader in `route`: it lost it, or it is no group of the topic."""
+    if broker_name in route.brokers:
+        return f"broker group {broker_name} has no leader"
+    return f"it is not in broker group {broker_name!r}, only in {', '.join(sorted(route.brokers)) or 'none'}"
 
 
 def known_leader(core: ClientCore, topic: str, broker_name: str) -> str:

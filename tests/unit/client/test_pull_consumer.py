@@ -159,6 +159,22 @@ async def test_it_waits_for_a_leader_and_says_when_there_is_none() -> None:
         assert await poll_all(consumer, 1) == [b"after"]
 
 
+async def test_queue_of_an_unknown_broker_group_is_refused_within_two_seconds() -> None:
+    """It was asked for until the timeout, and a consumer with a long one seemed to hang."""
+    async with FakeCluster.start(topics={"T": 2}) as cluster:
+        fill(cluster, 1)
+        async with puller_of(cluster, timeout=3600.0) as consumer:
+            await consumer.assign([Q0])
+            with anyio.fail_after(2.0), pytest.raises(NoRoute) as raised:
+                await consumer.assign([Q0, MessageQueue("T", "b-9", 0)])
+            assert str(raised.value) == (
+                "no broker for topic T: it is not in broker group 'b-9', only in b-0: assign queues of "
+                "`await consumer.queues('T')`"
+            )
+            assert consumer.assignment == {Q0}
+            assert len(await consumer.poll()) == 1
+
+
 async def test_a_commit_that_is_refused_is_an_error() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, puller_of(cluster) as consumer:
         await consumer.assign([Q0])
