@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -25,7 +26,7 @@ from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import TopicRoute
 from mq.client.removed_members import RemovedMembers
 from mq.client.schedules import Schedules
-from mq.client.topic_changes import attribute_changes, topic_request
+from mq.client.topic_changes import attribute_changes, put_topic
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
@@ -203,6 +204,9 @@ class Admin(Client):
     ) -> TopicRoute:
         """Create or change `topic` with `queues` queues on every broker group of the cluster, or on one group.
 
+        If it has more queues, the others get no more messages, and stay readable up to the last one with messages.
+        `read_queues` and `write_queues` set them apart; fewer `read_queues` hide what the others have.
+
         `perm` is 4 for readable plus 2 for writable; `order` marks a topic for ordered consumption. `message_type`, for
         gRPC clients, is one of `MESSAGE_TYPES`. `retention_hours` from 1 on is for how long messages stay, no longer
         than brokers keep their logs, `retention_bytes` from 1 MiB on how many bytes stay in each broker group; -1: no
@@ -222,11 +226,11 @@ class Admin(Client):
             sys_flag,
             order,
         )
-        request = topic_request(config, changes)
+        wanted: set[MessageQueue] = set()
         for name, address in leaders.items():
-            await self._put(name, address, request, cluster)
-        queue_ids = range(config.read_queue_nums)
-        wanted = {MessageQueue(topic, name, queue_id) for name in leaders for queue_id in queue_ids}
+            ask = partial(self._ask_leader, name, address, cluster)
+            readable = await put_topic(ask, config, changes, hides_none=read_queues is None)
+            wanted |= {MessageQueue(topic, name, queue_id) for queue_id in range(readable)}
         with anyio.move_on_after(TOPIC_VISIBLE_SECONDS):
             while True:
                 try:
@@ -239,9 +243,9 @@ class Admin(Client):
         waited = f"within {TOPIC_VISIBLE_SECONDS:g} s"
         raise NoRoute(topic, f"created, but not all of {sorted(leaders)} registered it at the name server {waited}")
 
-    async def _put(
-        self, broker: str, address: str, request: tuple[int, dict[str, str] | None, bytes], cluster: str | None
-    ) -> None:
+    async def _ask_leader(
+        self, broker: str, address: str, cluster: str | None, code: int, ext: dict[str, str] | None, body: bytes
+    ) -> tuple[Response, memoryview]:
         """Send a request, which may be carried out twice, to the leader of a broker group; `address` is the last known.
 
         Waits for an election, up to `election_seconds` of its limits: name servers may still know the former leader,
@@ -250,14 +254,13 @@ class Admin(Client):
         deadline = anyio.current_time() + self._opened().settings.limits.election_seconds
         while True:
             try:
-                await self._opened().call(address, *request)
-                return
+                return await self._opened().call(address, code, ext, body)
             except ClientError as error:
                 is_refusal = isinstance(error, BrokerError | ClientClosed)
                 may_follow = not is_refusal or (isinstance(error, BrokerError) and is_busy(error))
                 if not may_follow or anyio.current_time() + PAUSE_SECONDS >= deadline:
                     raise
-                log.info("leader_asked_again", broker_name=broker, code=request[0], reason=str(error))
+                log.info("leader_asked_again", broker_name=broker, code=code, reason=str(error))
             await anyio.sleep(PAUSE_SECONDS)
             address = (await self._leaders(cluster, broker))[broker]
 

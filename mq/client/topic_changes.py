@@ -1,17 +1,75 @@
-"""The request that creates or changes a topic, and its attributes."""
+"""The requests that create or change a topic, and its attributes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from mq.client.errors import BrokerError
+from mq.client.logs import log
+from mq.client.net.replies import fields_of, read_body
 from mq.protocol.codes import RequestCode
+from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION
+from mq.protocol.requests.offsets import OffsetReply, QueueExt
 from mq.protocol.requests.retention_attributes import RESERVE_BYTES, RESERVE_TIME
-from mq.protocol.requests.topics import TopicConfig, TopicConfigList, UpdateAndCreateTopicExt
+from mq.protocol.requests.topics import TopicConfig, TopicConfigList, TopicOfBrokerExt, UpdateAndCreateTopicExt
+
+Ask = Callable[[int, dict[str, str] | None, bytes], Awaitable[tuple[Response, memoryview]]]
+"""Sends a request, which may be carried out twice, to the leader of a broker group, and returns its answer."""
+
+
+async def put_topic(ask: Ask, config: TopicConfig, changes: Mapping[str, str | None], *, hides_none: bool) -> int:
+    """Create or change a topic in one broker group; returns how many queues can be read then.
+
+    With `hides_none`, queues beyond those of `config` stay readable up to the last one with messages. Raises ValueError
+    for an attribute without a name, and the errors of `ask`.
+    """
+    request = topic_request(config, changes)
+    count = config.read_queue_nums
+    before = await _readable(ask, config.topic_name) if hides_none else 0
+    if before <= count:
+        await ask(*request)
+        return count
+
+    async def put(readable: int) -> None:
+        await ask(*topic_request(msgspec.structs.replace(config, read_queue_nums=readable), changes))
+
+    # As long as a queue can be read, its broker takes messages of producers that still have the old route.
+    await put(before)
+    if (kept := await _last_with_messages(ask, config.topic_name, count, before) + 1) < before:
+        await put(kept)
+        if (late := await _last_with_messages(ask, config.topic_name, kept, before) + 1) > kept:
+            kept = late
+            await put(kept)
+    if kept > count:
+        reason = f"they have messages; read_queues={count} would hide these"
+        log.info("queues_stay_readable", topic=config.topic_name, queues=f"{count} to {kept - 1}", reason=reason)
+    return kept
+
+
+async def _readable(ask: Ask, topic: str) -> int:
+    """How many queues of a topic can be read now; 0 if there is none, or the broker cannot tell."""
+    try:
+        _, body = await ask(RequestCode.GET_TOPIC_CONFIG, TopicOfBrokerExt(topic=topic, lo=True).fields(), b"")
+    except BrokerError:
+        return 0
+    return read_body(TopicConfig.decode, body).read_queue_nums
+
+
+async def _last_with_messages(ask: Ask, topic: str, first: int, end: int) -> int:
+    """The last one of these queues that has messages; `first - 1` if none has."""
+    for queue_id in range(end - 1, first - 1, -1):
+        ends: list[int] = []
+        for code in (RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET):
+            answer, _ = await ask(code, QueueExt(topic=topic, queue_id=queue_id).fields(), b"")
+            ends.append(max(0, fields_of(OffsetReply, answer).offset))
+        if ends[0] > ends[1]:
+            return queue_id
+    return first - 1
 
 
 def attribute_changes(

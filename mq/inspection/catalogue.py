@@ -206,13 +206,13 @@ class CatalogueAdmin(UserAdmin):
         Attributes are changes: ``+name`` sets one, ``-name`` removes it. Does not wait for the name servers.
         """
         request = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, TopicConfigList(topics).encode()
-        await self._put(broker, (await self._leaders(None, broker))[broker], request, None)
+        await self._ask_leader(broker, (await self._leaders(None, broker))[broker], None, *request)
 
     async def put_groups(self, groups: Sequence[SubscriptionGroupConfig]) -> None:
         """The same for consumer groups, in one broker group after the other."""
         request = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, None, SubscriptionGroupList(groups).encode()
         for broker, address in (await self._leaders(None, None)).items():
-            await self._put(broker, address, request, None)
+            await self._ask_leader(broker, address, None, *request)
 
     async def store_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Store the offset of a group, also a lower one than before."""

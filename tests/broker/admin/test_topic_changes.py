@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from mq.cli.app import app
 from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
+from mq.client import Message, Producer, PullConsumer
 from mq.client.admin import Admin
 from mq.protocol.requests.namesrv import ClusterInfo
 from tests.support.name_server_and_broker import cluster
@@ -164,3 +165,29 @@ async def test_commands_about_consumer_groups_print_documents(tmp_path: Path) ->
         assert changed == {"group": "G", "before": settings, "after": settings | {"retries": 3}}
         deleted = await document("consumer-group", "delete", "G", "--keep-offsets", *at)
         assert deleted == {"group": "G", "deleted": True, "offsets_kept": True, "topics_deleted": False}
+
+
+async def test_a_topic_with_fewer_queues_hides_no_message(tmp_path: Path) -> None:
+    """A message had made the topic, with four queues; a program that then set one queue hid it."""
+    async with cluster(tmp_path) as namesrv, Admin(namesrv) as admin, Producer(namesrv) as producer:
+        await producer.send(Message("Auto", b"first"))
+        queues = await producer.queues("Auto")
+        assert len(queues) == 4
+        await producer.send(Message("Auto", b"in the third"), queue=queues[2])
+        route = await admin.create_topic("Auto", queues=1)
+        config = (await admin.topic_config("Auto"))["broker-a"]
+        assert (config.read_queue_nums, config.write_queue_nums) == (3, 1)
+        assert (len(route.read_queues), len(route.write_queues)) == (3, 1)
+        for number in range(4):  # the producer still knows four queues
+            await producer.send(Message("Auto", b"%d" % number))
+        async with PullConsumer(namesrv, "readers", consume_from="first") as consumer:
+            await consumer.assign(await consumer.queues("Auto"))
+            found = sorted([message.body async for message in await consumer.read_to_end()])
+        assert found == [b"0", b"1", b"2", b"3", b"first", b"in the third"]
+
+        await admin.create_topic("Empty", queues=4)
+        await admin.create_topic("Empty", queues=2)
+        config = (await admin.topic_config("Empty"))["broker-a"]
+        assert (config.read_queue_nums, config.write_queue_nums) == (2, 2)
+        await admin.create_topic("Auto", read_queues=1, write_queues=1)  # wanted so
+        assert (await admin.topic_config("Auto"))["broker-a"].read_queue_nums == 1
