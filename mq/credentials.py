@@ -6,10 +6,12 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from mq.protocol.access.signing import ACCESS_KEY, KEY_LENGTH_MIN, LENGTHS, SIGNATURE, SIGNED_CODE, Signer, lengths
 from mq.protocol.codes import RequestCode
+
+if TYPE_CHECKING:
+    from mq.protocol.access.signing import Signer
 
 ACCESS_KEY_VARIABLE = "RAFTMQ_ACCESS_KEY"
 SECRET_KEY_VARIABLE = "RAFTMQ_SECRET_KEY"  # noqa: S105 - the name of a variable
@@ -35,6 +37,9 @@ class Credentials:
     _signer: Signer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Here: with hashlib and OpenSSL's part it takes half a megabyte of a client's memory, also without an account.
+        from mq.protocol.access.signing import KEY_LENGTH_MIN, Signer
+
         for name, key in (("access key", self.access_key), ("secret key", self.secret_key)):
             if len(key) < KEY_LENGTH_MIN:
                 raise CredentialsInvalid(f"the {name} has {len(key)} characters, at least {KEY_LENGTH_MIN} are needed")
@@ -42,6 +47,8 @@ class Credentials:
 
     def sign(self, code: int, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:
         """The header fields of a request, with access key and signature; nobody can divide them in another way."""
+        from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNATURE, SIGNED_CODE, lengths
+
         result = {**(fields or {}), ACCESS_KEY: self.access_key}
         if code not in _SENDS:
             result[SIGNED_CODE] = str(code)

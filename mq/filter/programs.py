@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import Final, Literal, NamedTuple
 
@@ -41,14 +40,20 @@ class ProgramName(NamedTuple):
 
     def is_of(self, content: bytes) -> bool:
         """Whether the program has these bytes."""
-        return hashlib.sha256(content).hexdigest() == self.sha256
+        return _sha256(content) == self.sha256
+
+
+def _sha256(content: bytes) -> str:
+    import hashlib  # here: with OpenSSL's part it takes half a megabyte of a client's memory
+
+    return hashlib.sha256(content).hexdigest()
 
 
 def name_of(kind: Kind, content: bytes, on_error: OnError = "pass") -> ProgramName:
     """The name of a program with these bytes. Raises ProgramRefused if there are none or too many."""
     if not 0 < len(content) <= PROGRAM_BYTES_MAX:
         raise ProgramRefused(f"the filter program has {len(content)} bytes; allowed: 1 to {PROGRAM_BYTES_MAX}")
-    return ProgramName(kind, hashlib.sha256(content).hexdigest(), on_error)
+    return ProgramName(kind, _sha256(content), on_error)
 
 
 def filtered_expression(name: ProgramName, tags: str) -> str:

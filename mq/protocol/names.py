@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Container, Iterator
 from typing import Final
@@ -185,6 +184,8 @@ def fitted_topic(name: str) -> str:
     """A topic name composed of others; replaced by a shorter one if it is too long."""
     if len(name) <= TOPIC_BYTES_MAX:
         return name
+    import hashlib  # here: with OpenSSL's part it takes half a megabyte of a client's memory
+
     digest = hashlib.sha256(name.encode()).hexdigest()[:32]
     return f"{name[: TOPIC_BYTES_MAX - len(digest) - 1]}_{digest}"
 

@@ -5,7 +5,6 @@ Members compute it themselves, or ask a broker (request code 400). All members o
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -115,6 +114,8 @@ def share_with_next(
 
 def ring_hash(text: str) -> int:
     """The position of a text on the ring of consistent hashing."""
+    import hashlib  # here: with OpenSSL's part it takes half a megabyte of a client's memory
+
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 

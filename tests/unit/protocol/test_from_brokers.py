@@ -99,7 +99,7 @@ CLIENT = """
 import sys
 from raftmq import LiteConsumer, PopConsumer, Producer, PullConsumer, PushConsumer
 import mq.client.sync
-print(*sorted(name for name in sys.modules if name.startswith("mq.")))
+print(*sorted(name for name in sys.modules if name.startswith(("mq.", "hash"))))
 """
 
 
@@ -110,3 +110,10 @@ def test_a_client_imports_no_requests_that_it_does_not_make() -> None:
     unwanted = {"accounts", "bulk", "quotas", "registration", "replicas", "users"}
     assert not {f"mq.protocol.requests.{each}" for each in unwanted} & imported
     assert not {"mq.protocol.incoming.decoding", "mq.client.metrics.prometheus"} & imported
+
+
+def test_a_client_without_an_account_loads_no_hash_functions() -> None:
+    """OpenSSL's part of them took a megabyte of each client's memory."""
+    said = subprocess.run([sys.executable, "-c", CLIENT], check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    assert "mq.credentials" in said.split()
+    assert "hashlib" not in said.split()
