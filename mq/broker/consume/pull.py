@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -127,6 +128,10 @@ class Pulls(Service):
         self._missed = context.traffic.missed
         self._clock = context.clock
         context.store.watched = self.polling.waiting
+        self._reactor = context.reactor
+        self._woken: deque[HeldPull] = deque()
+        """A message has come for them, which they get in one of the next turns."""
+        self._goes_on = False
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """See `Service`: how many messages an answer has may have changed."""
@@ -161,16 +166,34 @@ class Pulls(Service):
     def check_invariants(self) -> None:
         """See `Service.check_invariants`."""
         self.polling.check_invariants()
+        assert not self._woken or self._goes_on, f"nobody answers {len(self._woken)} pulls for which a message has come"
         self._cold_reads.check_invariants()
 
     def counters(self) -> dict[str, int]:
         """Figures: pulls that wait now, and the memory of what waits."""
-        return {"held_pulls": len(self.polling), "held_bytes": self.polling.nbytes}
+        return {"held_pulls": len(self.polling) + len(self._woken), "held_bytes": self.polling.nbytes}
 
     def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
-        """Answer the pulls that wait for new messages of a queue."""
-        for pull in self.polling.grown((topic, queue_id), entries):
-            self.resume(pull)
+        """Answer the pulls that wait for new messages of a queue; so many that others would wait for it, in turns."""
+        woken = self.polling.grown((topic, queue_id), entries)
+        if len(woken) <= _RESUMED_AT_ONCE and not self._woken:
+            for pull in woken:
+                self.resume(pull)
+            return
+        self._woken.extend(woken)
+        if not self._goes_on:
+            until = self._clock() + self._limits.expire_seconds_max
+            self._answer_woken(lambda: self._clock() >= until)
+
+    def _answer_woken(self, is_enough: Callable[[], bool]) -> None:
+        self._goes_on = False
+        while self._woken:
+            for _ in range(min(len(self._woken), _RESUMED_AT_ONCE)):
+                self.resume(self._woken.popleft())
+            if is_enough() and self._woken:
+                self._goes_on = True
+                self._reactor.go_on_later(partial(self._answer_woken, self._reactor.share_used))
+                return
 
     def expire(self) -> None:
         """Answer pulls whose deadline has passed; called by a timer."""

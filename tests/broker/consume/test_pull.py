@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mq.broker.consume.pull import HeldPull, Pulls
 from mq.broker.consume.record_reader import RecordReader
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
@@ -189,6 +191,29 @@ async def test_more_pulls_than_may_wait_are_answered_at_once(tmp_path: Path) -> 
         assert (await client.answer(posted[2])).code == ResponseCode.PULL_NOT_FOUND
         await client.send()
         assert [(await client.answer(opaque)).code for opaque in posted[:2]] == [0, 0]
+
+
+async def test_pulls_that_one_message_answers_hold_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All were answered in one turn, 5,000 of them in 0.1 s, in which the leader did nothing else."""
+    resume = Pulls.resume
+
+    def resume_slowly(pulls: Pulls, pull: HeldPull) -> None:
+        time.sleep(0.001)  # so long that not all are answered in one turn
+        resume(pulls, pull)
+
+    monkeypatch.setattr(Pulls, "resume", resume_slowly)
+    async with running(tmp_path) as broker:
+        waiting, client = await broker.connect(), await broker.connect()
+        await client.create_topic("T", 1)
+        posted = [await waiting.post(PULL, pull_ext(sysFlag=HELD, consumerGroup=f"G{n}")) for n in range(150)]
+        assert await waiting.alive()
+        await client.send(body=b"first")
+        assert 0 < await held_pulls(client) < 150
+        await client.send(body=b"second")
+        answers = [await waiting.answer(opaque) for opaque in posted]
+        assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+        assert [answer.records[0].body for answer in answers] == [b"first"] * 150
+        assert await held_pulls(client) == 0
 
 
 async def test_pulls_with_long_expressions_do_not_wait_beyond_their_memory(tmp_path: Path) -> None:
