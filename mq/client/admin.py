@@ -26,7 +26,7 @@ from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import TopicRoute
 from mq.client.removed_members import RemovedMembers
 from mq.client.schedules import Schedules
-from mq.client.topic_changes import attribute_changes, put_topic
+from mq.client.topic_changes import attribute_changes, check_counts, put_topic
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
@@ -215,6 +215,7 @@ class Admin(Client):
         meanwhile, the next one is asked again, for 10 s. Raises NameRefused, and NoRoute if there is none after 5 s.
         """
         check_topic(topic)
+        check_counts(queues=queues, read_queues=read_queues, write_queues=write_queues)
         changes = attribute_changes(message_type, retention_hours, retention_bytes, attributes, compacted=compacted)
         leaders = await self._leaders(cluster, broker)
         config = TopicConfig(

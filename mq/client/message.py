@@ -42,6 +42,13 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
 
+def check_queues(*queues: object) -> None:
+    """Raises TypeError for what is no queue, such as the name of a topic."""
+    for queue in queues:
+        if not isinstance(queue, MessageQueue):
+            raise TypeError(f"pass a queue, such as one that queues(topic) returns, not {queue!r}")
+
+
 class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=True):
     """A message to send.
 

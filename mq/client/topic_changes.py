@@ -31,7 +31,7 @@ async def put_topic(ask: Ask, config: TopicConfig, changes: Mapping[str, str | N
     request = topic_request(config, changes)
     count = config.read_queue_nums
     before = await _readable(ask, config.topic_name) if hides_none else 0
-    if before <= count:
+    if before <= count or count < 1:
         await ask(*request)
         return count
 
@@ -70,6 +70,14 @@ async def _last_with_messages(ask: Ask, topic: str, first: int, end: int) -> int
         if ends[0] > ends[1]:
             return queue_id
     return first - 1
+
+
+def check_counts(**counts: int | None) -> None:
+    """Raises TypeError for a number of queues that is no whole number; brokers check its range."""
+    for name, count in counts.items():
+        given: object = count
+        if given is not None and (not isinstance(given, int) or isinstance(given, bool)):
+            raise TypeError(f"{name} is a whole number, not {given!r}")
 
 
 def attribute_changes(

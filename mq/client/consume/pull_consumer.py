@@ -27,12 +27,12 @@ from mq.client.consume.filter_watch import FilterWatch
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position, lag_of, queue_offset
 from mq.client.consume.policies import OnError
 from mq.client.consume.process_queue import ProcessQueue
-from mq.client.consume.pull_loop import Puller, PullSettings
+from mq.client.consume.pull_loop import Puller, PullSettings, check_pull_settings
 from mq.client.consume.subscription import Subscribed, subscription_of
 from mq.client.errors import BodyNotDecoded, ClientError, NoRoute, TopicNotFound
 from mq.client.events import OnEvent
 from mq.client.filters import Filter
-from mq.client.message import BodyT, MessageQueue, ReceivedMessage
+from mq.client.message import BodyT, MessageQueue, ReceivedMessage, check_queues
 from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.leader_calls import why_no_leader
@@ -41,6 +41,7 @@ from mq.client.produce.consumed import Consumed
 from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.messages.trace import ContextCode
 from mq.protocol.names import check_topic
+from mq.protocol.wire.fields import INT64_MAX
 
 __all__ = ["PullConsumer", "PullConsumerOptions"]
 
@@ -124,6 +125,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             rng=rng,
         )
         check_position(consume_from)
+        check_pull_settings(pull)
         if timeout <= 0:
             raise ValueError(f"timeout {timeout} must be positive")
         self.timeout = timeout
@@ -186,23 +188,20 @@ class PullConsumer(PositionedConsumer[BodyT]):
         `PushConsumer.subscribe`.
 
         A queue that is already read with the same `tags` continues; any other begins at the group's stored offset.
-        Raises SubscriptionError, TopicNotFound, TypeError for what is no queue, NoRoute within 2 s for a queue of a
-        broker group that does not have the topic, and ClientError if a queue's leader does not answer in time; then
-        nothing has changed.
+        Raises SubscriptionError, TopicNotFound, TypeError for what is no queue, NoRoute within 2 s for a queue that the
+        topic does not have, and ClientError if a queue's leader does not answer in time; then nothing has changed.
         """
         self._opened()
         wanted = set(queues)
+        check_queues(*wanted)
         for queue in wanted:
-            given: Any = queue
-            if not isinstance(given, MessageQueue):
-                raise TypeError(f"assign takes queues, such as those of `await consumer.queues(topic)`, not {given!r}")
             check_topic(queue.topic)
         subscribed = {
             topic: Subscribed(subscription_of(topic, tags), int(time.time() * 1000), handler=None, batch=None)
             for topic in {queue.topic for queue in wanted}
         }
         kept = {queue for queue in wanted & self._pullers.keys() if self._same_choice(queue.topic, subscribed)}
-        await self._check_groups(wanted - kept)
+        await self._check_known(wanted - kept)
         begins = {queue: await self._offsets.begin(queue) for queue in wanted - kept}
         for queue in self._pullers.keys() - kept:
             self._pullers.pop(queue).stop()
@@ -212,8 +211,8 @@ class PullConsumer(PositionedConsumer[BodyT]):
             self._read_from(queue, offset)
         await anyio.lowlevel.checkpoint()
 
-    async def _check_groups(self, queues: Iterable[MessageQueue]) -> None:
-        """Raises NoRoute if the name servers still do not know a queue's broker group after `NEW_TOPIC_SECONDS`."""
+    async def _check_known(self, queues: Iterable[MessageQueue]) -> None:
+        """Raises NoRoute if the name servers still do not know one of the queues after `NEW_TOPIC_SECONDS`."""
         core, until, refresh = self._opened(), anyio.current_time() + NEW_TOPIC_SECONDS, False
         for queue in sorted(queues):
             while True:
@@ -221,11 +220,14 @@ class PullConsumer(PositionedConsumer[BodyT]):
                     route = await core.route(queue.topic, refresh=refresh)
                 except ClientError:
                     return  # whoever asks the leader next waits for the name servers, and says what is the matter
-                if queue.broker_name in route.brokers:
+                if queue in route.read_queues:
                     break
                 if anyio.current_time() >= until:
-                    reason = why_no_leader(route, queue.broker_name)
-                    raise NoRoute(queue.topic, f"{reason}: assign queues of `await consumer.queues({queue.topic!r})`")
+                    count = sum(each.broker_name == queue.broker_name for each in route.read_queues)
+                    reason = f"queue {queue.queue_id} cannot be read, only the {count} of {queue.broker_name}"
+                    if queue.broker_name not in route.brokers:
+                        reason = why_no_leader(route, queue.broker_name)
+                    raise NoRoute(queue.topic, f"{reason}: assign those that queues({queue.topic!r}) returns")
                 await anyio.sleep(LOOK_SECONDS)
                 refresh = True
 
@@ -249,6 +251,8 @@ class PullConsumer(PositionedConsumer[BodyT]):
         if isinstance(position, int):
             if position < 0:
                 raise ValueError(f"offset {position} is negative")
+            if position > INT64_MAX:
+                raise ValueError(f"offset {position} is above {INT64_MAX}")
             await anyio.lowlevel.checkpoint()
             offset = position
         else:
@@ -258,14 +262,19 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self._read_from(queue, offset)
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Make `poll` return nothing of these queues, or of all assigned ones, until `resume`."""
+        """Make `poll` return nothing of these queues, or of all assigned ones, until `resume`.
+
+        Raises TypeError for what is no queue.
+        """
         self._check_process()
+        check_queues(*queues)
         self._paused.update(queues or self._pullers)
         self._pauses_changed()
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Resume these queues, or all."""
+        """Resume these queues, or all. Raises TypeError for what is no queue."""
         self._check_process()
+        check_queues(*queues)
         self._paused.difference_update(queues or set(self._paused))
         self._pauses_changed()
 
@@ -402,6 +411,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         has locked a queue, only that member may store its offset: BrokerError with code 16.
         """
         self._opened()
+        check_queues(*(offsets or ()))
         for queue, offset in sorted((self.positions if offsets is None else offsets).items()):
             check_topic(queue.topic)
             with nullcontext() if self._spans is None else self._spans.settling("commit", queue.topic):
@@ -410,8 +420,9 @@ class PullConsumer(PositionedConsumer[BodyT]):
         await anyio.lowlevel.checkpoint()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The offset stored for the group, None if there is none. Raises ClientError."""
+        """The offset stored for the group, None if there is none. Raises ClientError, and TypeError for no queue."""
         self._opened()
+        check_queues(queue)
         check_topic(queue.topic)
         return await self._offsets.stored(queue)
 

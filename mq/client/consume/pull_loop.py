@@ -30,7 +30,7 @@ from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pull import PullExt, PullReply
 
-__all__ = ["PullSettings", "Puller"]
+__all__ = ["PullSettings", "Puller", "check_pull_settings"]
 
 COMMIT_OFFSET = 1
 SUSPEND = 2
@@ -66,6 +66,12 @@ class PullSettings:
     answer_seconds: float = 5.0
     inflated_bytes_max: int = 64 * 1024 * 1024
     limits: FlowLimits = field(default_factory=FlowLimits)
+
+
+def check_pull_settings(given: object) -> None:
+    """Raises TypeError for what are no settings, and no None."""
+    if given is not None and not isinstance(given, PullSettings):
+        raise TypeError(f"pull is a PullSettings, not {given!r}")
 
 
 class Puller:

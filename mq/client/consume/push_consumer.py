@@ -30,7 +30,7 @@ from mq.client.consume.member import COMMIT_SECONDS, REBALANCE_SECONDS, GroupMem
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position
 from mq.client.consume.policies import OnError
 from mq.client.consume.process_queue import ProcessQueue
-from mq.client.consume.pull_loop import PullSettings
+from mq.client.consume.pull_loop import PullSettings, check_pull_settings
 from mq.client.consume.send_back import failure_text, give_back
 from mq.client.consume.stop_signals import check_seconds, drain_on_signals
 from mq.client.consume.subscribing import SubscribingConsumer
@@ -38,7 +38,7 @@ from mq.client.consume.subscription import Subscribed
 from mq.client.errors import ClientError, TransactionFenced
 from mq.client.events import OnEvent
 from mq.client.long_wait import LongWait
-from mq.client.message import BodyT, MessageQueue, ReceivedMessage
+from mq.client.message import BodyT, MessageQueue, ReceivedMessage, check_queues
 from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import AnswerLater
@@ -86,6 +86,18 @@ class PushConsumerOptions(TypedDict, total=False):
     commit_seconds: float
     rebalance_seconds: float
     rng: random.Random | None
+
+
+def _check_options(
+    consume_from: ConsumeFrom, allocate: object, pull: object, commit_seconds: float, rebalance_seconds: float
+) -> None:
+    """Raises TypeError for what is no strategy and no settings, ValueError for no position and no interval."""
+    check_position(consume_from)
+    if not callable(allocate):
+        raise TypeError(f"allocate is a strategy of mq.client.consume.allocation, not {allocate!r}")
+    check_pull_settings(pull)
+    check_seconds("commit_seconds", commit_seconds)
+    check_seconds("rebalance_seconds", rebalance_seconds)
 
 
 class PushConsumer(SubscribingConsumer[BodyT]):
@@ -200,7 +212,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             raise ValueError(f"retry_delay {retry_delay} must be positive")
         if exclusive and (is_broadcast or ordered is not True):
             raise ValueError("exclusive=True needs ordered=True and no broadcast")
-        check_position(consume_from)
+        _check_options(consume_from, allocate, pull, commit_seconds, rebalance_seconds)
         self._consume_from = consume_from
         self._ordered, self._by_key = check_order(ordered)
         self._started_ms = time.time_ns() // 1_000_000
@@ -446,8 +458,10 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         """Deliver and pull nothing of these queues, or of all if none is named, until `resume`.
 
         Messages being handled are finished and committed. The queues stay assigned, and a pause survives their loss.
+        Raises TypeError for what is no queue.
         """
         self._check_process()
+        check_queues(*queues)
         self._paused.update(queues)
         self._all_paused = self._all_paused or not queues
         self._pauses_changed()
@@ -455,6 +469,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     def resume(self, *queues: MessageQueue) -> None:
         """Resume these queues, or all if none is named. After `pause()` only `resume()` without queues ends it."""
         self._check_process()
+        check_queues(*queues)
         if queues:
             self._paused.difference_update(queues)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mq.client.errors import MessageRefused
 from mq.client.message import Message, MessageQueue
@@ -95,5 +96,8 @@ class Preparation:
 
 
 def _check_queue(topic: str, queue: MessageQueue) -> None:
+    given: Any = queue
+    if not isinstance(given, MessageQueue):
+        raise MessageRefused(f"queue is one that queues(topic) returns, not {given!r}")
     if queue.topic != topic:
         raise MessageRefused(f"a message of topic {topic} cannot go to a queue of {queue.topic}")

@@ -40,6 +40,7 @@ from mq.client.logs import log
 from mq.client.message import MessageQueue, SendResult, SendStatus
 from mq.client.net.client_core import AUTO_CREATE_QUEUES_MAX, ClientCore
 from mq.client.net.connection import MAYBE_UNREACHABLE, Answer, Connection
+from mq.client.net.leader_calls import why_no_leader
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.numbering import is_number_refused, misuse_of
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Send
@@ -304,7 +305,7 @@ class SendPipeline:
     def _leader(self, route: TopicRoute, queue: MessageQueue) -> Connection | ClientError:
         address = route.leader_address(queue.broker_name)
         if address is None:
-            return NoRoute(route.topic, f"broker group {queue.broker_name} has no leader")
+            return NoRoute(route.topic, why_no_leader(route, queue.broker_name))
         connection = self._core.connected(address)
         if connection is not None:
             return connection

@@ -15,11 +15,12 @@ import msgspec
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 I32 = Annotated[int, msgspec.Meta(ge=INT32_MIN, le=INT32_MAX)]
-I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+I64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
 
-QueueOffset64 = Annotated[QueueOffset, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-PhysicalOffset64 = Annotated[PhysicalOffset, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+QueueOffset64 = Annotated[QueueOffset, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
+PhysicalOffset64 = Annotated[PhysicalOffset, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 
 def wire(**special: str) -> Callable[[str], str]:

@@ -114,6 +114,49 @@ def test_settings_of_another_type_are_refused_where_they_are_given() -> None:
         PushConsumer(NAMESRV, "G", remoting=wrong)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"allocate": "averagely"}, "allocate is a strategy of mq.client.consume.allocation, not 'averagely'"),
+        ({"pull": {}}, r"pull is a PullSettings, not \{\}"),
+        ({"pull": {"batch_max": 5}}, "pull is a PullSettings, not"),
+    ],
+)
+def test_options_of_another_type_are_refused_when_they_are_given(options: dict[str, Any], said: str) -> None:
+    """An empty mapping meant the defaults; the others ended the consumer when it was assigned its first queue."""
+    with pytest.raises(TypeError, match=said):
+        PushConsumer(NAMESRV, "G", **options)
+
+
+@pytest.mark.parametrize("name", ["commit_seconds", "rebalance_seconds"])
+def test_intervals_without_a_pause_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0, and must be positive"):
+        make_any(NAMESRV, "G", **{name: 0})
+
+
+@pytest.mark.anyio
+async def test_a_topic_in_place_of_a_queue_is_refused() -> None:
+    """`pause` took it, and went on delivering; `commit` and `send` failed with an AttributeError."""
+    said = "queue.* that queues\\(topic\\) returns, not 'T'"
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        wrong: Any = "T"
+        async with PullConsumer(cluster.namesrv, "G") as pulls, PushConsumer(cluster.namesrv, "P") as pushes:
+            for call in (pulls.pause, pulls.resume, pushes.pause, pushes.resume):
+                with pytest.raises(TypeError, match=said):
+                    call(wrong)
+            for waiting in (pulls.assign([wrong]), pulls.commit({wrong: 1}), pulls.committed(wrong)):
+                with pytest.raises(TypeError, match=said):
+                    await waiting
+        async with Producer(cluster.namesrv) as producer:
+            with pytest.raises(MessageRefused, match=said):
+                await producer.send(Message("T", b"x"), queue=wrong)
+            with pytest.raises(MessageRefused, match=said):
+                await producer.send_batch([Message("T", b"x")], queue=wrong)
+        async with Admin(cluster.namesrv) as admin:
+            with pytest.raises(TypeError, match="queues is a whole number, not '4'"):
+                await admin.create_topic("T", queues="4")  # type: ignore[arg-type]
+
+
 def test_a_retry_shows_its_seconds() -> None:
     assert repr(RetryLater(1.5)) == "RetryLater(1.5)"
     assert repr(RetryLater(30, "busy")) == "RetryLater(30, 'busy')"
@@ -248,7 +291,7 @@ async def test_a_message_of_another_consumer_kind_cannot_be_acknowledged() -> No
         await pulling.assign(await pulling.queues("T"))
         pulled: Any = (await pulling.poll(timeout=5))[0]
         wrong: Any = "T"
-        with pytest.raises(TypeError, match=r"assign takes queues, .* not 'T'"):
+        with pytest.raises(TypeError, match=r"pass a queue, .* not 'T'"):
             await pulling.assign(wrong)
         with pytest.raises(TypeError, match="pass a message that this consumer has received, not 'T'"):
             await pulling.dead_letter(wrong, "bad")
