@@ -25,6 +25,7 @@ from mq.protocol.errors import ProtocolError
 from mq.protocol.names import retry_topic
 from mq.protocol.requests.clients import (
     ConsumerList,
+    ConsumerListReply,
     GetConsumerListByGroup,
     HeartBeat,
     HeartbeatData,
@@ -146,7 +147,8 @@ class Heartbeats(Service):
         members = self._clients.consumer_list(group)
         if members is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
-        return call.response(body=members)
+        differ = self._clients.subscriptions_differ(group) or None
+        return call.response(body=members, ext=ConsumerListReply(raftmq_subscriptions_differ=differ).fields())
 
     def send_notice(self, group: str, connections: Iterable[ClientConnection]) -> None:
         """Let clients look who is in a group, whether they are members of it or not."""

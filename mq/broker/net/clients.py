@@ -145,6 +145,8 @@ class ClientRegistry(Generic[ConnectionT]):
             before = group.members.get(connection)
             told = told_by(wanted.values(), group.told, None if before is None else before.told)
             group.told = told
+            if before is None or before.told is not told:
+                group.is_divided = None
             group.members[connection] = Member(heartbeat.client_id, language, version, now, told=told)
             listed.consumer_groups.add(consumer.group)
             group.consume_type = consumer.consume_type
@@ -314,6 +316,11 @@ class ClientRegistry(Generic[ConnectionT]):
         if known.list_body is None:
             known.list_body = ConsumerList(known.client_ids()).encode()
         return known.list_body
+
+    def subscriptions_differ(self, group: str) -> bool:
+        """Whether members of a consumer group do not all subscribe to the same."""
+        known = self._consumers.get(group)
+        return known is not None and known.differ()
 
     def consumer_group(self, group: str) -> ConsumerGroup[ConnectionT] | None:
         """A consumer group with members, for display; read only."""
@@ -504,7 +511,7 @@ class ClientRegistry(Generic[ConnectionT]):
         for group, connection in gone:
             _, client_ids = left.setdefault(group.name, (group, set()))
             client_ids.add(group.members.pop(connection).client_id)
-            group.list_body = None
+            group.list_body = group.is_divided = None
             if not group.members:
                 del self._consumers[group.name]
                 self._subscribe(group, {})

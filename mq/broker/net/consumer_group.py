@@ -88,10 +88,19 @@ class ConsumerGroup(Generic[ConnectionT]):
     """`ClientRegistry.consumer_list`; None after a change of ``members``."""
     told: Told | None = None
     """That of the last heartbeat: members that agree share it."""
+    is_divided: bool | None = None
+    """See `differ`; None after a change of members or of what one of them subscribes to."""
 
     def client_ids(self) -> list[str]:
         """Distinct ids of the members, sorted: a client that reconnects may be registered twice for a while."""
         return sorted({member.client_id for member in self.members.values()})
+
+    def differ(self) -> bool:
+        """Whether its members do not all subscribe to the same; looked at once for each change, since all ask."""
+        if self.is_divided is None:
+            told = {id(member.told): member.told.text for member in self.members.values() if member.told is not None}
+            self.is_divided = len({*told.values()}) > 1
+        return self.is_divided
 
     def has(self, client_id: str, connection: ConnectionT) -> bool:
         """Whether a client is a member, probably on ``connection``."""

@@ -22,11 +22,11 @@ from mq.client.logs import log
 from mq.client.long_wait import LongWait
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
-from mq.client.net.replies import read_body
+from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import TopicRoute
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import retry_topic
-from mq.protocol.requests.clients import ConsumerGroupExt, ConsumerList
+from mq.protocol.requests.clients import ConsumerGroupExt, ConsumerList, ConsumerListReply
 
 __all__ = ["Assignment"]
 
@@ -81,6 +81,7 @@ class Assignment:
         self._spare: dict[str, LongWait] = {}
         self._reasons: dict[str, str] = {}
         self._removal = Removal(group, core.tell)
+        self._differ = LongWait("subscriptions_differ", self._limits)
         self.changed = anyio.Event()
 
     @property
@@ -281,11 +282,24 @@ class Assignment:
                     ConsumerGroupExt(consumer_group=self._group).fields(),
                 )
                 self._removal.note(response)
+                self._note_subscriptions(fields_of(ConsumerListReply, response))
                 return list(read_body(ConsumerList.decode, body).consumer_ids)
             except ClientError as error:
                 self._doubtful_routes.add(route.topic)
                 last_error = error
         raise last_error
+
+    def _note_subscriptions(self, reply: ConsumerListReply) -> None:
+        if not reply.raftmq_subscriptions_differ:
+            self._differ.is_over()
+            return
+        reason = (
+            "members of the group subscribe to different topics or tags: messages that only some of them want are "
+            f"passed over in the queues of the others; `raftmq consumer-group describe {self._group}` shows who wants "
+            "what"
+        )
+        if self._differ.goes_on(reason, group=self._group):
+            self._core.tell(ClientEvent("stuck", self._group, reason))
 
     async def _add(self, held_until: Mapping[MessageQueue, float]) -> bool:
         """Begin with these queues; returns whether all of them have begun.

@@ -11,6 +11,7 @@ from mq.protocol.codes import RequestCode as Code
 from mq.protocol.wire.fields import I32, I64, wire
 from mq.protocol.wire.json_body import CLIENT_VALUES_MAX, Body
 from mq.protocol.wire.queue_tables import QueueRef
+from mq.protocol.wire.reply import Reply
 from mq.protocol.wire.request import Ext, Request
 
 
@@ -117,6 +118,12 @@ class ConsumerList(Body, rename=wire(consumer_ids="consumerIdList")):
     """The client ids of a group (request code 38)."""
 
     consumer_ids: Sequence[str] = ()
+
+
+class ConsumerListReply(Reply):
+    """38: whether members of the group do not all subscribe to the same; not RocketMQ's, and missing if they do."""
+
+    raftmq_subscriptions_differ: bool | None = None
 
 
 class NotifyConsumerIdsChanged(Request, tag=int(Code.NOTIFY_CONSUMER_IDS_CHANGED)):
