@@ -21,6 +21,9 @@ HELD_BYTES_MAX = 128 * 1024 * 1024
 _COPIED_FIRST = 32
 """Most messages satisfy a few pulls: only these are looked at before all others are."""
 
+ANSWERED_AT_ONCE = 32
+"""So many are answered before somebody looks how long that took."""
+
 QueueKey = tuple[str, int]
 
 
@@ -207,6 +210,16 @@ class LongPolling(Generic[PullT]):
             over.append(held.pull)
             self._release(held)
         return over
+
+    def expired_for(self, seconds: float, clock: Callable[[], float]) -> Iterator[PullT]:
+        """Remove and yield the pulls whose deadline has passed, and end after about so many seconds; the rest is left
+        for the next call. Iterate to the end: what is removed must be answered.
+        """
+        now = clock()
+        while over := self.expired(now, ANSWERED_AT_ONCE):
+            yield from over
+            if clock() >= now + seconds:
+                return
 
     def next_deadline(self) -> float:
         """When `expired` must be called at the latest; infinity if no pull waits."""

@@ -13,7 +13,7 @@ from mq.broker.base.periodic_task import Periodic
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions, scanned_max
 from mq.broker.consume.follower_reads import FollowerReads
-from mq.broker.consume.long_polling import LongPolling
+from mq.broker.consume.long_polling import ANSWERED_AT_ONCE, LongPolling
 from mq.broker.consume.offsets import Offsets
 from mq.broker.consume.record_reader import RecordReader, RecordSpan, Selection
 from mq.broker.context import BrokerContext
@@ -45,7 +45,6 @@ _SUSPEND_SECONDS_MAX = 60.0
 _DRAIN_SECONDS = 0.05
 _ELSEWHERE_SECONDS = 0.1
 """A pull of messages that only another replica has waits this long before its client is sent there."""
-_RESUMED_AT_ONCE = 32
 _ARCHIVED_BYTES_MAX = 8 * 1024 * 1024
 """Messages for one pull are loaded from a part of the archive of about this size."""
 
@@ -176,7 +175,7 @@ class Pulls(Service):
     def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Answer the pulls that wait for new messages of a queue; so many that others would wait for it, in turns."""
         woken = self.polling.grown((topic, queue_id), entries)
-        if len(woken) <= _RESUMED_AT_ONCE and not self._woken:
+        if len(woken) <= ANSWERED_AT_ONCE and not self._woken:
             for pull in woken:
                 self.resume(pull)
             return
@@ -188,7 +187,7 @@ class Pulls(Service):
     def _answer_woken(self, is_enough: Callable[[], bool]) -> None:
         self._goes_on = False
         while self._woken:
-            for _ in range(min(len(self._woken), _RESUMED_AT_ONCE)):
+            for _ in range(min(len(self._woken), ANSWERED_AT_ONCE)):
                 self.resume(self._woken.popleft())
             if is_enough() and self._woken:
                 self._goes_on = True
@@ -197,13 +196,9 @@ class Pulls(Service):
 
     def expire(self) -> None:
         """Answer pulls whose deadline has passed; called by a timer."""
-        now = self._clock()
         # Clients that do not read answers may send tens of thousands of them again and again.
-        while over := self.polling.expired(now, _RESUMED_AT_ONCE):
-            for pull in over:
-                self.resume(pull)
-            if self._clock() >= now + self._limits.expire_seconds_max:
-                break
+        for pull in self.polling.expired_for(self._limits.expire_seconds_max, self._clock):
+            self.resume(pull)
 
     def handle(self, call: Call[PullRequest]) -> bytes | None:
         """Answer a pull, or hold it. Raises RequestRefused."""

@@ -236,7 +236,7 @@ class LitePops(Service):
 
     def expire(self) -> None:
         """Answer requests whose deadline has passed; called by a timer."""
-        for pop in self._polling.expired(self._clock()):
+        for pop in self._polling.expired_for(self._limits.consume.expire_seconds_max, self._clock):
             self._resume(pop)
 
     def _sweeps_at(self) -> float:

@@ -223,7 +223,7 @@ class Pops(Service):
 
     def expire(self) -> None:
         """Answer pops whose deadline has passed; called by a timer."""
-        for pop in self.polling.expired(self._clock()):
+        for pop in self.polling.expired_for(self._limits.consume.expire_seconds_max, self._clock):
             self._resume(pop)
         self.watch()
 

@@ -125,6 +125,22 @@ def test_pulls_expire_at_their_deadline_earliest_first() -> None:
     assert len(polling) == 0
 
 
+def test_pulls_that_expire_together_are_answered_in_portions() -> None:
+    """Pops that came together, such as after a restart, were all answered in one turn."""
+    polling: LongPolling[Pull] = LongPolling()
+    for number in range(100):
+        polling.hold(KEY, QueueOffset(0), 10.0, Pull(f"{number:02}"), "c1")
+    now, answered = 20.0, list[str]()
+    for portion in (64, 36, 0):
+        before = len(answered)
+        for pull in polling.expired_for(0.005, lambda: now):
+            answered.append(pull.name)
+            now += 0.0001  # 50 in the time
+        assert len(answered) - before == portion
+    assert answered == sorted(answered)
+    assert len(polling) == 0
+
+
 def test_a_woken_pull_neither_expires_nor_counts_for_the_next_deadline() -> None:
     polling: LongPolling[Pull] = LongPolling()
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a", frozenset([1])), "c1")
