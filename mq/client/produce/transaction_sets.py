@@ -60,6 +60,12 @@ _NEW_SECONDS = 3.0
 _NEW_PAUSE_SECONDS = 0.2
 
 
+def check_not_ended(transaction: object, *, ended: bool) -> None:
+    """Raises ValueError if a call would change nothing any more."""
+    if ended:
+        raise ValueError(f"{transaction} has ended, and keeps its outcome: decide it in its block")
+
+
 class SetTransaction(Generic[BodyT]):
     """One transaction of several messages and consumer offsets, see `TransactionProducer.transaction`.
 
@@ -165,11 +171,19 @@ class SetTransaction(Generic[BodyT]):
         await self._stage(self._seconds)
 
     def rollback(self) -> None:
-        """When the block ends, nothing becomes visible. Of this and `leave_open` the last call counts."""
+        """When the block ends, nothing becomes visible. Of this and `leave_open` the last call counts.
+
+        Raises ValueError after the block.
+        """
+        check_not_ended(self, ended=self._ended)
         self._wanted = False
 
     def leave_open(self) -> None:
-        """When the block ends, the outcome is not known yet: brokers ask `check_set`. Raises ValueError without one."""
+        """When the block ends, the outcome is not known yet: brokers ask `check_set`.
+
+        Raises ValueError without one, and after the block.
+        """
+        check_not_ended(self, ended=self._ended)
         if not self._may_wait:
             raise ValueError("give the TransactionProducer a check_set: it decides how this transaction ends")
         self._wanted = None

@@ -24,7 +24,7 @@ from mq.client.net.replies import received_messages
 from mq.client.produce.preparation import Preparation
 from mq.client.produce.producer import Producer
 from mq.client.produce.producer_options import ProducerOptions
-from mq.client.produce.transaction_sets import CheckSet, SetTransaction
+from mq.client.produce.transaction_sets import CheckSet, SetTransaction, check_not_ended
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
@@ -75,6 +75,7 @@ class Transaction:
         self.state = TransactionState.OPEN
         self.confirmed = False
         self._wanted: bool | None = True
+        self._ended = False
 
     def __repr__(self) -> str:
         return f"<Transaction {self.message_id} of {self.message.topic} {self.state.value}>"
@@ -85,11 +86,19 @@ class Transaction:
         return self.result.message_id
 
     def rollback(self) -> None:
-        """When the block ends, the message stays invisible. Of this and `leave_open` the last call counts."""
+        """When the block ends, the message stays invisible. Of this and `leave_open` the last call counts.
+
+        Raises ValueError after the block.
+        """
+        check_not_ended(self, ended=self._ended)
         self._wanted = False
 
     def leave_open(self) -> None:
-        """When the block ends, the outcome is not known yet; a broker will check back, see `Check`."""
+        """When the block ends, the outcome is not known yet; a broker will check back, see `Check`.
+
+        Raises ValueError after the block.
+        """
+        check_not_ended(self, ended=self._ended)
         self._wanted = None
 
 
@@ -225,7 +234,7 @@ class TransactionProducer(Producer[BodyT]):
 
     async def _end(self, transaction: Transaction, seconds: float) -> None:
         """Tell the broker the end of a transaction. Raises BrokerError."""
-        wanted = transaction._wanted
+        wanted, transaction._ended = transaction._wanted, True
         if self._tracer is not None:
             self._tracer.ending(transaction.message, transaction.result, wanted)
         if wanted is None:

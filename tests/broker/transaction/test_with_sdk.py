@@ -81,6 +81,23 @@ async def test_a_block_that_ends_well_commits_and_one_that_raises_does_not(tmp_p
         assert second.body == b"plain"
 
 
+async def test_transaction_that_has_ended_refuses_another_outcome(tmp_path: Path) -> None:
+    """`rollback` after the block changed nothing, without a word, and consumers got the message."""
+    async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
+        async with producer.transaction(Message("T", b"seen")) as committed:
+            pass
+        async with producer.transaction(Message("T", b"never")) as left_open:
+            left_open.leave_open()
+        async with producer.transaction() as several:
+            await several.send(Message("T", b"seen"))
+        for ended in (committed, left_open, several):
+            for call in (ended.rollback, ended.leave_open):
+                with pytest.raises(ValueError, match="has ended, and keeps its outcome"):
+                    call()
+        assert committed.state is TransactionState.COMMITTED
+        assert several.is_committed
+
+
 async def test_a_transaction_does_not_commit_to_the_next_topic_of_its_name(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
         with pytest.raises(BrokerError, match="topic T of the half message does not exist any more"):  # noqa: PT012
