@@ -141,24 +141,32 @@ class LongPolling(Generic[PullT]):
         return True
 
     def grown(self, key: QueueKey, entries: bytes | bytearray, first_offset: QueueOffset | None = None) -> list[PullT]:
-        """Remove and return the pulls that new entries of a queue may satisfy, longest waiting first.
+        """Remove and return the pulls that new entries of a queue may satisfy; see `growing`."""
+        return list(self.growing(key, entries, first_offset)) if key in self._by_queue else []
 
+    def growing(
+        self, key: QueueKey, entries: bytes | bytearray, first_offset: QueueOffset | None = None
+    ) -> Iterator[PullT]:
+        """An iterator over the waiting pulls that new entries of a queue may satisfy, longest waiting first.
+
+        It removes each when it comes to it: until then it is held, and may be taken otherwise.
         ``entries`` are consume queue entries, 20 bytes each. ``first_offset`` is the queue offset of the first; without
         it all entries count, which is right for pulls held at the end of the queue.
         """
-        if key not in self._by_queue:
-            return []
         codes = [code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)]
+        return self._matching(self._waiting(key), codes, first_offset)
+
+    def _matching(
+        self, waiting: list[_Held[PullT]], codes: list[int], first_offset: QueueOffset | None
+    ) -> Iterator[PullT]:
         distinct = set(codes)
-        woken: list[PullT] = []
-        for held in self._waiting(key):
+        for held in waiting:
             wanted = distinct
             if first_offset is not None and held.wanted_offset > first_offset:
                 wanted = set(codes[held.wanted_offset - first_offset :])
-            if held.pull is not None and any(map(held.pull.matches, wanted)):
-                woken.append(held.pull)
+            if (pull := held.pull) is not None and any(map(pull.matches, wanted)):
                 self._release(held)
-        return woken
+                yield pull
 
     def take_matching(self, key: QueueKey, wanted: Callable[[PullT], bool | None]) -> list[PullT]:
         """Remove and return the pulls of a queue for which ``wanted`` is true, of each rivals longest waiting first.
@@ -193,6 +201,10 @@ class LongPolling(Generic[PullT]):
                 taken.append(held.pull)
                 self._release(held)
         return taken
+
+    def count_at(self, key: QueueKey) -> int:
+        """How many pulls of a queue wait."""
+        return sum(map(len, self._by_queue.get(key, {}).values()))
 
     def waiting_for(self, key: QueueKey) -> Iterator[PullT]:
         """The pulls of a queue, of each rivals longest waiting first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Final, NamedTuple
 
 from mq.broker.base.archived_reads import ArchivedNotLoaded
@@ -128,8 +128,8 @@ class Pulls(Service):
         self._clock = context.clock
         context.store.watched = self.polling.waiting
         self._reactor = context.reactor
-        self._woken: deque[HeldPull] = deque()
-        """A message has come for them, which they get in one of the next turns."""
+        self._woken: deque[Iterator[HeldPull]] = deque()
+        """A message has come for them, which they get in the next turns."""
         self._goes_on = False
 
     def settings_changed(self, settings: BrokerSettings) -> None:
@@ -165,21 +165,23 @@ class Pulls(Service):
     def check_invariants(self) -> None:
         """See `Service.check_invariants`."""
         self.polling.check_invariants()
-        assert not self._woken or self._goes_on, f"nobody answers {len(self._woken)} pulls for which a message has come"
+        assert not self._woken or self._goes_on, (
+            f"nobody answers the pulls of {len(self._woken)} queues that have grown"
+        )
         self._cold_reads.check_invariants()
 
     def counters(self) -> dict[str, int]:
         """Figures: pulls that wait now, and the memory of what waits."""
-        return {"held_pulls": len(self.polling) + len(self._woken), "held_bytes": self.polling.nbytes}
+        return {"held_pulls": len(self.polling), "held_bytes": self.polling.nbytes}
 
     def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Answer the pulls that wait for new messages of a queue; so many that others would wait for it, in turns."""
-        woken = self.polling.grown((topic, queue_id), entries)
-        if len(woken) <= ANSWERED_AT_ONCE and not self._woken:
-            for pull in woken:
+        key = topic, queue_id
+        if self.polling.count_at(key) <= ANSWERED_AT_ONCE and not self._woken:
+            for pull in self.polling.grown(key, entries):
                 self.resume(pull)
             return
-        self._woken.extend(woken)
+        self._woken.append(self.polling.growing(key, entries))
         if not self._goes_on:
             until = self._clock() + self._limits.expire_seconds_max
             self._answer_woken(lambda: self._clock() >= until)
@@ -187,9 +189,12 @@ class Pulls(Service):
     def _answer_woken(self, is_enough: Callable[[], bool]) -> None:
         self._goes_on = False
         while self._woken:
-            for _ in range(min(len(self._woken), ANSWERED_AT_ONCE)):
-                self.resume(self._woken.popleft())
-            if is_enough() and self._woken:
+            some = list(islice(self._woken[0], ANSWERED_AT_ONCE))
+            for pull in some:
+                self.resume(pull)
+            if len(some) < ANSWERED_AT_ONCE:
+                self._woken.popleft()
+            if self._woken and is_enough():
                 self._goes_on = True
                 self._reactor.go_on_later(partial(self._answer_woken, self._reactor.share_used))
                 return

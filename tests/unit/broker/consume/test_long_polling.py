@@ -125,6 +125,23 @@ def test_pulls_expire_at_their_deadline_earliest_first() -> None:
     assert len(polling) == 0
 
 
+def test_pulls_woken_in_portions_are_held_until_their_turn() -> None:
+    polling: LongPolling[Pull] = LongPolling()
+    for number in range(6):
+        polling.hold(KEY, QueueOffset(0), 10.0 + number, Pull(str(number)), f"c{number}")
+    woken = polling.growing(KEY, entries(0))
+    assert next(woken).name == "0"
+    polling.hold(KEY, QueueOffset(1), 99.0, Pull("later"), "c9")
+    polling.drop_connection("c2")
+    assert [pull.name for pull in polling.expired(11.0)] == ["1"]
+    assert next(woken).name == "3"
+    polling.check_invariants()
+    assert polling.count_at(KEY) == 3
+    assert [pull.name for pull in polling.grown(KEY, entries(0))] == ["4", "5", "later"]
+    assert list(woken) == []
+    assert len(polling) == polling.count_at(KEY) == 0
+
+
 def test_pulls_that_expire_together_are_answered_in_portions() -> None:
     """Pops that came together, such as after a restart, were all answered in one turn."""
     polling: LongPolling[Pull] = LongPolling()
