@@ -113,7 +113,7 @@ def test_a_client_imports_no_requests_that_it_does_not_make() -> None:
 
 
 def test_a_client_without_an_account_loads_no_hash_functions() -> None:
-    """OpenSSL's part of them took a megabyte of each client's memory."""
+    """OpenSSL's part of them took 0.6 MiB of each client's memory."""
     said = subprocess.run([sys.executable, "-c", CLIENT], check=True, capture_output=True, text=True, cwd=ROOT).stdout
     assert "mq.credentials" in said.split()
     assert "hashlib" not in said.split()
