@@ -268,7 +268,8 @@ class Workload:
             if told is not None and isinstance(answer, Answer):
                 queue_id = answer.ext["queueId"]
                 if int(answer.ext["queueOffset"]) < 0:  # of what the log dropped only the position is known
-                    queue_id = str(self.ledger.at_position[told[1]].record.queue_id)
+                    record = self.ledger.at_position[told[1]].record
+                    queue_id = record.properties.get(props.REAL_QUEUE_ID, str(record.queue_id))
                 queue = queue_name(sent.topic, queue_id)
                 worker.ok(name, k=queue, v=value, o=told[0], pos=told[1], again=again)
             elif sent.unknown or is_stored:
