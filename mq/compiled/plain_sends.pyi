@@ -1,7 +1,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from mq.broker.net.connection import ClientConnection
-from mq.broker.produce.send_receiver import OpenNumbers, ReceiveInto, Unserved
+from mq.broker.produce.send_receiver import KnownNumbers, ReceiveInto, Unserved
 from mq.broker.write_path.entry_builder import EntryDraft, PendingItem
 from mq.broker.write_path.outcome import LeadershipLost, Refused
 from mq.broker.write_path.queue_offsets import QueueTail
@@ -35,7 +35,7 @@ class CompiledReceiver:
         store_host: bytes,
         reply_parts: Sequence[bytes],
         numbered_batch: bytes,
-        open_numbers: OpenNumbers,
+        known: KnownNumbers,
         body_bytes_max: int,
         block_bytes_max: int,
         broker_name: bytes,

@@ -37,7 +37,7 @@ cdef struct Request:
     int32_t opaque
     bint oneway
     bint is_batch
-    int32_t run  # where its producer is among those of the block; -1 without sequence numbers
+    int32_t producer  # where it is among those of the block; -1 without sequence numbers
     int64_t number  # of its first message
 
 include "compiled_from.pxi"  # COMPILED_FROM
@@ -46,13 +46,14 @@ include "crc32.pxi"  # crc32
 include "json_values.pxi"  # Text, read_string, read_integer, unescape
 include "send_header.pxi"  # SendHeader, read_send_header
 include "send_replies.pxi"  # _ReplyTemplate, write_decimal
-include "sequence_numbers.pxi"  # read_sequence_number, write_mark, Numbers, _NumberedRuns, add_sequenced
+
+cdef class PlainSends
+cdef class SendBlock
+
+include "sequence_numbers.pxi"  # read_sequence_number, write_mark, Numbers, _NumbersOfBlock, add_sequenced
 include "message_properties.pxi"  # KeyAndTags, find_key_and_tags
 include "batched_messages.pxi"  # BatchedMessage, read_batched_message, write_shared_properties
 include "signatures.pxi"  # SignatureCheck
-
-cdef class PlainSends
-
 include "send_block.pxi"  # SendBlock
 
 
@@ -84,7 +85,7 @@ cdef class PlainSends:
     # What the batch adds to each of its messages.
     cdef uint8_t *shared
     cdef SignatureCheck signature_check
-    cdef _NumberedRuns numbered
+    cdef _NumbersOfBlock numbered
     # The topic that was seen last: the next message nearly always has the same one.
     cdef const uint8_t *topic_at
     cdef uint32_t topic_size
@@ -112,7 +113,7 @@ cdef class PlainSends:
         bytes store_host not None,
         reply_parts,
         bytes numbered_batch not None,
-        open_numbers,
+        known,
         int64_t body_bytes_max,
         Py_ssize_t block_bytes_max,
         bytes broker_name not None,
@@ -127,7 +128,7 @@ cdef class PlainSends:
         self.suffix = suffix
         self.store_host = store_host
         self.template = _ReplyTemplate(reply_parts, numbered_batch, store_host)
-        self.numbered = _NumberedRuns(open_numbers)
+        self.numbered = _NumbersOfBlock(known)
         self.give_back = give_back
         self.built_messages = 0
         self.block_bytes_max = min(block_bytes_max, <Py_ssize_t>BLOCK_BYTES_MAX)
@@ -205,9 +206,8 @@ cdef class PlainSends:
         block.records = PyBytes_FromStringAndSize(<char *>self.records, filled.nbytes)
         block.tails = self.block_tails
         block.template = self.template
-        if self.numbered.numbers is not None:
-            self.numbered.finish(self.requests, filled.requests)
-            block.numbers, block.producers = self.numbered.numbers, self.numbered.names
+        if self.numbered.names is not None:
+            self.numbered.finish(block)
         return block
 
     cdef bint _find_topic(self, SendHeader *header) except -1:
@@ -262,7 +262,7 @@ cdef class PlainSends:
         cdef Py_ssize_t count
         cdef Numbers numbers
         cdef bint is_batch = header.code == SEND_BATCH_MESSAGE or header.is_batch
-        numbers.run = -1
+        numbers.producer = -1
         if key_of is not None and not self.signature_check.is_allowed(key_of, header, body, body_bytes):
             return False
         if is_batch:
@@ -277,8 +277,8 @@ cdef class PlainSends:
         request.opaque = <int32_t>header.opaque
         request.oneway = header.request_flag == ONEWAY_FLAG
         request.is_batch = is_batch
-        request.run = numbers.run
-        if numbers.run >= 0:
+        request.producer = numbers.producer
+        if numbers.producer >= 0:
             request.number = numbers.first
             self.numbered.add(&numbers, count)
         filled.requests += 1

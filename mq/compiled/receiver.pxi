@@ -34,7 +34,7 @@ cdef class CompiledReceiver:
         store_host: the broker's address as records store it, 8 bytes.
         reply_parts: the six parts of the reply's header around its five fields.
         numbered_batch: what the reply to a numbered batch has behind the fourth field.
-        open_numbers: makes the `BlockNumbers` of a block.
+        known: the sequence numbers that are known, see `KnownNumbers`.
         block_bytes_max, broker_name, is_signed, receive_into: see `ReceiverSettings`.
         give_back: called with a client, its requests and why they are not stored.
     """

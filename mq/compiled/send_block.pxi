@@ -21,8 +21,8 @@ cdef class SendBlock:
     cdef readonly Py_ssize_t sender_count
     cdef Py_ssize_t count  # of messages
     cdef bytes records
-    cdef object numbers  # `BlockNumbers`; None without sequence numbers
-    cdef list producers  # the ids, encoded
+    cdef object numbers  # `NumberedSends`; None without sequence numbers
+    cdef list producers  # of them
     cdef list tails
     cdef Send *sends
     cdef Request *requests
@@ -36,6 +36,17 @@ cdef class SendBlock:
     def __dealloc__(self):
         PyMem_Free(self.sends)
         PyMem_Free(self.requests)
+
+    def numbered_sends(self, str producer not None):
+        """See `mq.broker.produce.sends_in_flight.SendsOf`."""
+        cdef Py_ssize_t n
+        cdef Request *request
+        cdef list found = []
+        for n in range(self.request_count):
+            request = &self.requests[n]
+            if request.producer >= 0 and self.producers[request.producer] == producer:
+                found.append((request.number, request.number + (request.count - 1), n))
+        return found
 
     def give_back(self, outcome):
         """See `PendingItem`."""
@@ -88,7 +99,7 @@ cdef class SendBlock:
             queue_ids[n] = self.tails[n].queue_id
         if self.numbers is not None:
             draft.on_outcome(self.numbers.on_outcome)
-            add_sequenced(draft, self.requests, self.request_count, self.sends, self.producers, position, store_ms)
+            add_sequenced(draft, self, position, store_ms)
         self._add_to_queues(draft, position, next_offsets)
         cdef Py_ssize_t replies_bytes_max = self.template.bytes_max(
             self.requests, self.request_count, self.sends, self.count
@@ -130,5 +141,6 @@ cdef class SendBlock:
             f"replies to {number} requests have more than {replies_bytes_max} bytes"
         )
         built, self.records = self.records, None
+        self.senders = []  # with numbers, the block stays until its outcome is known
         draft.add_records(built, self.count)
         self.engine.built_messages += self.count

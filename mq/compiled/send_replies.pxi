@@ -106,7 +106,7 @@ cdef class _ReplyTemplate:
                 to += 1
             memcpy(to, records + sends[n].key_at, sends[n].key_size)
             to += sends[n].key_size
-        if request.is_batch and request.run >= 0:
+        if request.is_batch and request.producer >= 0:
             to = _copy(to, self.numbered_batch)
         to = _copy(to, self.before_opaque)
         to = _copy(write_decimal(to, request.opaque), self.end)

@@ -2,7 +2,8 @@
 `mq.broker.produce.sends_in_flight`.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
@@ -12,7 +13,7 @@ cdef enum:
 
 cdef struct Numbers:
     # Of a request.
-    int run  # where its producer is among those of the block; -1 without numbers
+    int producer  # where it is among those of the block; -1 without numbers
     int64_t first
 
 
@@ -51,116 +52,114 @@ cdef Py_ssize_t write_mark(
     return to + 1 - begin
 
 
-cdef class _NumberedRuns:
-    """The numbered sends of the block that is being filled, by producer; see `BlockNumbers`."""
+cdef class _NumbersOfBlock:
+    """The sequence numbers in the block that is being filled, by producer."""
 
-    cdef object open_numbers
-    cdef object numbers  # None in a block without any
+    cdef object highest_of, begin_block  # see `KnownNumbers`
     cdef list names
-    cdef list firsts, lasts, turns  # those of each run
-    cdef dict places  # by name
-    cdef int64_t[BLOCK_MESSAGES_MAX] highest  # of each producer: stored, in flight, or in the block
+    cdef dict places  # where a producer is among the names
+    cdef int64_t[BLOCK_MESSAGES_MAX] highest  # of each: stored, in flight, or in the block
     # The producer that was seen last: the next message nearly always has the same one.
     cdef uint8_t[PRODUCER_ID_LENGTH_MAX] known_name
     cdef uint32_t known_size
-    cdef int known_run
+    cdef int known_place
 
-    def __init__(self, open_numbers):
-        self.open_numbers = open_numbers
+    def __init__(self, known):
+        self.highest_of, self.begin_block = known.highest, known.begin_block
         self.begin()
 
     cdef begin(self):
-        self.numbers = None
+        self.names = None
         self.known_size = 0
 
     cdef bint admit(self, const uint8_t *name, uint32_t size, int64_t first, Numbers *numbers) except -1:
         """Whether a send with this first number is certainly new; it is noted by `add`."""
         if size != self.known_size or memcmp(name, self.known_name, size):
             self._find(name, size)
-        if self.known_run < 0 or first <= self.highest[self.known_run]:
+        if self.known_place < 0 or first <= self.highest[self.known_place]:
             return False
-        numbers.run = self.known_run
+        numbers.producer = self.known_place
         numbers.first = first
         return True
 
     cdef int _find(self, const uint8_t *name, uint32_t size) except -1:
-        cdef bytes producer = name[:size]
-        if self.numbers is None:
-            self.numbers = self.open_numbers()
-            self.names, self.firsts, self.lasts, self.turns, self.places = [], [], [], [], {}
+        cdef str producer = (<const char *>name)[:size].decode()
+        if self.names is None:
+            self.names, self.places = [], {}
         place = self.places.get(producer)
         if place is None:
             place = len(self.names)
             if place == BLOCK_MESSAGES_MAX:
                 place = -1  # some had a number that was not new
             else:
-                run = self.numbers.run_of(producer.decode())
-                self.highest[<int>place] = run.last
+                self.highest[<int>place] = self.highest_of(producer)
                 self.names.append(producer)
-                self.firsts.append(run.firsts)
-                self.lasts.append(run.lasts)
-                self.turns.append(run.turns)
                 self.places[producer] = place
         memcpy(self.known_name, name, size)
         self.known_size = size
-        self.known_run = place
+        self.known_place = place
         return 0
 
     cdef void add(self, Numbers *numbers, Py_ssize_t count) noexcept:
         """Note a request that was admitted, of so many messages."""
-        self.highest[numbers.run] = numbers.first + (count - 1)
+        self.highest[numbers.producer] = numbers.first + (count - 1)
 
-    cdef int finish(self, const Request *requests, Py_ssize_t count) except -1:
+    cdef int finish(self, SendBlock block) except -1:
         """The block is full: the numbers of its requests are in flight from now on."""
+        cdef dict highest = {}
         cdef Py_ssize_t n
-        cdef int run
-        for n in range(count):
-            run = requests[n].run
-            if run >= 0:
-                (<list>self.firsts[run]).append(requests[n].number)
-                (<list>self.lasts[run]).append(requests[n].number + (requests[n].count - 1))
-                (<list>self.turns[run]).append(n)
-        self.numbers.begin()
+        cdef int place, before = -1
+        for n in range(block.request_count):
+            place = block.requests[n].producer
+            if place >= 0 and place != before:
+                highest[self.names[place]] = self.highest[place]
+                before = place
+        if highest:
+            block.producers = self.names
+            block.numbers = self.begin_block(highest, block.numbered_sends)
         return 0
 
 
-cdef int add_sequenced(
-    draft, const Request *requests, Py_ssize_t count, const Send *sends, list names, int64_t position, int64_t store_ms
-) except -1:
+cdef int add_sequenced(draft, SendBlock block, int64_t position, int64_t store_ms) except -1:
     """Note the numbered requests of a block, whose records begin at ``position``, in the entry that is being built."""
-    cdef Py_ssize_t n, size = 0
-    cdef int run, before = -1
-    cdef int64_t at, last
-    cdef bytes name
+    cdef Py_ssize_t n, size = 0, name_size
+    cdef int place, before = -1
+    cdef int64_t at, first, last
+    cdef const char *name
     cdef list runs = [], firsts = [], lasts = [], positions = []
-    for n in range(count):
-        if requests[n].run >= 0:
-            size += SEQUENCED_ROW_BYTES + PyBytes_GET_SIZE(<bytes>names[requests[n].run]) + 8
+    cdef Request *request
+    for n in range(block.request_count):
+        place = block.requests[n].producer
+        if place >= 0:
+            PyUnicode_AsUTF8AndSize(block.producers[place], &name_size)
+            size += SEQUENCED_ROW_BYTES + name_size + 8
     cdef bytes rows = PyBytes_FromStringAndSize(NULL, size)
     cdef uint8_t *to = <uint8_t *>PyBytes_AS_STRING(rows)
-    for n in range(count):
-        run = requests[n].run
-        if run < 0:
+    for n in range(block.request_count):
+        request = &block.requests[n]
+        place = request.producer
+        if place < 0:
             continue
-        name = names[run]
-        at, last = position + sends[requests[n].first].record_at, requests[n].number + (requests[n].count - 1)
-        put16(to, PyBytes_GET_SIZE(name) | (SEQUENCED_HAS_LAST if last != requests[n].number else 0))
-        put64(to + 2, <uint64_t>requests[n].number)
+        if place != before:
+            firsts, lasts, positions = [], [], []
+            runs.append((block.producers[place], firsts, lasts, positions, store_ms))
+            before = place
+        name = PyUnicode_AsUTF8AndSize(block.producers[place], &name_size)
+        first, at = request.number, position + block.sends[request.first].record_at
+        last = first + (request.count - 1)
+        put16(to, name_size | (SEQUENCED_HAS_LAST if last != first else 0))
+        put64(to + 2, <uint64_t>first)
         put64(to + 10, <uint64_t>at)
         put64(to + 18, <uint64_t>store_ms)
         to += SEQUENCED_ROW_BYTES
-        memcpy(to, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
-        to += PyBytes_GET_SIZE(name)
-        if last != requests[n].number:
+        memcpy(to, name, name_size)
+        to += name_size
+        if last != first:
             put64(to, <uint64_t>last)
             to += 8
-        if run != before:
-            firsts, lasts, positions = [], [], []
-            runs.append((name.decode(), firsts, lasts, positions, store_ms))
-            before = run
-        firsts.append(requests[n].number)
-        lasts.append(last)
+        number = first
+        firsts.append(number)
+        lasts.append(number if last == first else last)
         positions.append(at)
-    if runs:
-        draft.add_sequenced_runs(rows[: to - <uint8_t *>PyBytes_AS_STRING(rows)], runs)
+    draft.add_sequenced_runs(rows[: to - <uint8_t *>PyBytes_AS_STRING(rows)], runs)
     return 0

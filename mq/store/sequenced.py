@@ -25,37 +25,37 @@ class SequencedRecord(NamedTuple):
     store_ms: int
 
 
-class SequencedRun(NamedTuple):
-    """Consecutive sequenced records of an entry from one producer, a row of each list for each."""
-
-    producer: str
-    firsts: list[int]
-    lasts: list[int]
-    positions: list[int]
-    store_ms: int
+SequencedRun = tuple[str, list[int], list[int], list[int], int]
+"""Consecutive sequenced records of an entry from one producer, whose numbers ascend: its id, lists with the first
+number, the last number and the physical offset of each, and ``store_ms``. It is a plain tuple, since there may be one
+for each message.
+"""
 
 
-def join_runs(runs: Iterable[SequencedRun]) -> list[SequencedRun]:
-    """The same records in runs that are as long as possible. It may lengthen the lists of the given runs."""
-    joined: list[SequencedRun] = []
-    for run in runs:
-        count = len(run.firsts)
-        assert count == len(run.lasts) == len(run.positions), f"{count} first numbers of {run.producer} are no rows"
-        if joined and (last := joined[-1]).producer == run.producer and last.store_ms == run.store_ms:
-            last.firsts.extend(run.firsts)
-            last.lasts.extend(run.lasts)
-            last.positions.extend(run.positions)
-        else:
-            joined.append(run)
-    return joined
+def join_runs(known: list[SequencedRun], runs: list[SequencedRun]) -> None:
+    """Add runs behind those that are known, of one entry; a run that continues the last one lengthens its lists."""
+    if known and runs and known[-1][0] == runs[0][0] and known[-1][2][-1] < runs[0][1][0]:
+        _, firsts, lasts, positions, store_ms = known[-1]
+        producer, more_firsts, more_lasts, more_positions, more_ms = runs[0]
+        assert store_ms == more_ms, f"runs of {producer} in one entry, stored at {store_ms} and {more_ms} ms"
+        firsts += more_firsts
+        lasts += more_lasts
+        positions += more_positions
+        runs = runs[1:]
+    known += runs
 
 
 def runs_of_records(records: Iterable[SequencedRecord]) -> list[SequencedRun]:
     """The runs of these records, in their order."""
-    return join_runs(
-        SequencedRun(producer, [first], [last], [position], store_ms)
-        for producer, first, last, position, store_ms in records
-    )
+    runs: list[SequencedRun] = []
+    for producer, first, last, position, store_ms in records:
+        if not runs or runs[-1][0] != producer or runs[-1][4] != store_ms or runs[-1][2][-1] >= first:
+            runs.append((producer, [], [], [], store_ms))
+        _, firsts, lasts, positions, _ = runs[-1]
+        firsts.append(first)
+        lasts.append(last)
+        positions.append(position)
+    return runs
 
 
 def sequenced_record(properties: bytes, physical_offset: PhysicalOffset, store_ms: int) -> SequencedRecord | None:

@@ -23,11 +23,11 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Service
 from mq.broker.produce.sends_in_flight import (
     WAITING_MAX,
-    BlockNumbers,
+    BlockInFlight,
     InFlight,
     InFlightSend,
     InFlightSends,
-    RunInFlight,
+    SendsOf,
 )
 from mq.broker.state.producer_sequences import Stored
 from mq.broker.write_path.pending import NO_PLACE, SendRequest
@@ -79,16 +79,16 @@ class Dedup(Service):
         """See `Service.check_invariants`."""
         self._flights.check_invariants()
         if self._appender.is_idle:
-            count = self._flights.producers
-            assert not count, f"{count} producers have numbered sends in flight, and nothing is pending"
+            assert self._flights.is_empty, "numbered sends are in flight, and nothing is pending"
 
-    def numbers_of_block(self) -> BlockNumbers:
-        """The numbered sends of a new block."""
-        return BlockNumbers(self._open_run)
+    def highest(self, producer: str) -> int:
+        """The highest number of this producer that is stored or in flight; -1 without any."""
+        stored, in_flight = self._sequences.highest(producer), self._flights.highest(producer)
+        return in_flight if in_flight > stored else stored  # noqa: FURB136 - twice as fast as max
 
-    def _open_run(self, producer: str) -> RunInFlight:
-        last = max(self._sequences.highest(producer), self._flights.highest(producer))
-        return RunInFlight(self._flights, self._reserve, producer, last)
+    def begin_block(self, highest: Mapping[str, int], sends_of: SendsOf) -> BlockInFlight:
+        """A block with such sends is full: they are in flight from now on. See `BlockInFlight`."""
+        return BlockInFlight(self._flights, self._reserve, highest, sends_of)
 
     def admit(self, call: Call[SendRequest], properties: dict[str, str]) -> InFlightSend | None:
         """Admit a message with a sequence number. Returns None for a repeat, which is answered or waits.
@@ -149,12 +149,12 @@ class Dedup(Service):
         )
 
     def _wait(self, found: InFlight, call: Call[SendRequest]) -> None:
-        flight, first = found
-        if not flight.wait(first, call):
+        flight, place, numbers = found
+        if not flight.wait(place, call):
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
-                f"[REJECTREQUEST]system busy, {WAITING_MAX} resends of message {first} of producer "
-                f"{flight.producer!r} wait for the outcome",
+                f"[REJECTREQUEST]system busy, {WAITING_MAX} resends of message {numbers.first} of producer "
+                f"{numbers.producer!r} wait for the outcome",
             )
 
     def _reserve(self, nbytes: int) -> None:

@@ -19,7 +19,7 @@ from mq.broker.produce.compacted_topics import CompactedTopics
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.placement import Placement
 from mq.broker.produce.retry import Retries
-from mq.broker.produce.send_receiver import OpenNumbers, ReceiverSettings, SendReceiver, send_receiver
+from mq.broker.produce.send_receiver import KnownNumbers, ReceiverSettings, SendReceiver, send_receiver
 from mq.broker.produce.sent_messages import SentMessages, asks_for_more, numbers_in
 from mq.broker.schedule.placement import wanted_priority
 from mq.broker.settings import BrokerSettings
@@ -55,7 +55,7 @@ class Sends(Service):
         dedup: Dedup,
         retries: Retries,
         make_receiver: Callable[
-            [SentMessages, BatchSends, ReceiverSettings, OpenNumbers], SendReceiver
+            [SentMessages, BatchSends, ReceiverSettings, KnownNumbers], SendReceiver
         ] = send_receiver,
     ) -> None:
         self._settings = context.settings
@@ -91,7 +91,7 @@ class Sends(Service):
             receive_into=context.environment.receive_into,
         )
         self._serves_here = False
-        self.receiver = make_receiver(self._messages, self._batches, settings, dedup.numbers_of_block)
+        self.receiver = make_receiver(self._messages, self._batches, settings, dedup)
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""

@@ -12,7 +12,7 @@ do: `take` finds out, `receive` receives from them, and `forget` ends it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,10 +20,10 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.batch import BatchSends
-from mq.broker.produce.sends_in_flight import BlockNumbers
+from mq.broker.produce.sends_in_flight import SendsOf
 from mq.broker.produce.sent_messages import NUMBERED, SentMessages, numbers_in
 from mq.broker.write_path.entry_builder import PendingItem
-from mq.broker.write_path.send_block import QueuedSend, SendBlock, give_back_frames
+from mq.broker.write_path.send_block import NumberedSends, QueuedSend, SendBlock, give_back_frames
 from mq.compiled import CompiledReceiver
 from mq.protocol.incoming.chunks import requests_of
 from mq.protocol.messages.records import IPV4_HOST_BYTES
@@ -47,11 +47,19 @@ ReceiveInto = Callable[[int, memoryview], int]
 """Receives from a descriptor into a buffer, without waiting; returns the number of bytes, 0 at the end of the stream.
 Raises BlockingIOError if there is nothing; another OSError if the connection is broken.
 """
-OpenNumbers = Callable[[], BlockNumbers]
-"""Makes the numbered sends of a new block, see `Dedup.numbers_of_block`."""
 Unserved = list[tuple[int, ClientConnection, bytes]]
 """What is left of a received chunk: descriptor, client, and the bytes from the first request on that is no plain
 send."""
+
+
+class KnownNumbers(Protocol):
+    """The sequence numbers that are known; see `mq.broker.produce.dedup.Dedup`."""
+
+    def highest(self, producer: str) -> int:
+        """The highest number of this producer that is stored or in flight; -1 without any."""
+
+    def begin_block(self, highest: Mapping[str, int], sends_of: SendsOf) -> NumberedSends:
+        """A block with such sends is full: they are in flight from now on. See `BlockInFlight`."""
 
 
 class SendReceiver(Protocol):
@@ -118,11 +126,11 @@ class PythonReceiver:
     compiled_messages = 0
 
     def __init__(
-        self, messages: SentMessages, batches: BatchSends, settings: ReceiverSettings, open_numbers: OpenNumbers
+        self, messages: SentMessages, batches: BatchSends, settings: ReceiverSettings, known: KnownNumbers
     ) -> None:
         self._messages = messages
         self._batches = batches
-        self._open_numbers = open_numbers
+        self._known = known
         self._is_signed = settings.is_signed
         self._block_bytes_max = settings.block_bytes_max
         self._receive_into = settings.receive_into
@@ -147,7 +155,7 @@ class PythonReceiver:
                 chosen.append((descriptor, sender))
         if not chosen:
             return [], [], ready
-        blocks = _Blocks(room, self._block_bytes_max, self._open_numbers)
+        blocks = _Blocks(room, self._block_bytes_max, self._known)
         unserved: Unserved = []
         received_bytes = 0
         for descriptor, sender in chosen:
@@ -178,7 +186,7 @@ class PythonReceiver:
 
     def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]:
         """See `SendReceiver`."""
-        blocks = _Blocks(room, self._block_bytes_max, self._open_numbers)
+        blocks = _Blocks(room, self._block_bytes_max, self._known)
         taken = self._take(sender, chunk, blocks)
         if taken == len(chunk) and sender.descriptor >= 0:
             self._producing[sender.descriptor] = sender
@@ -222,11 +230,11 @@ class PythonReceiver:
 class _Blocks:
     """The blocks of one call; the last one is being filled."""
 
-    def __init__(self, room: int, block_bytes_max: int, open_numbers: OpenNumbers) -> None:
+    def __init__(self, room: int, block_bytes_max: int, known: KnownNumbers) -> None:
         self._block_bytes_max = block_bytes_max
-        self._open_numbers = open_numbers
+        self._known = known
         self._open: list[QueuedSend] = []
-        self._numbers: BlockNumbers | None = None
+        self._highest: dict[str, int] = {}
         self._nbytes = self._messages = 0
         self._full: list[PendingItem] = []
         self.room = room
@@ -240,13 +248,11 @@ class _Blocks:
             self._end_block()
         assert messages > 0, f"a request of {nbytes} bytes without messages"
         if send.numbers is not None:
-            if self._numbers is None:
-                self._numbers = self._open_numbers()
             producer, first, last = send.numbers
-            run = self._numbers.run_of(producer)
-            if first <= run.last:
+            known = self._highest.get(producer)
+            if first <= (self._known.highest(producer) if known is None else known):
                 return False
-            run.add(first, last, len(self._open))
+            self._highest[producer] = last
         self._open.append(send)
         self._nbytes += nbytes
         self._messages += messages
@@ -254,10 +260,11 @@ class _Blocks:
         return True
 
     def _end_block(self) -> None:
-        if self._numbers is not None:
-            self._numbers.begin()
-        self._full.append(SendBlock(*self._open, numbered=self._numbers))
-        self._open, self._numbers, self._nbytes, self._messages = [], None, 0, 0
+        block = SendBlock(*self._open)
+        if self._highest:
+            block.numbered = self._known.begin_block(self._highest, block.numbered_sends)
+        self._full.append(block)
+        self._open, self._highest, self._nbytes, self._messages = [], {}, 0, 0
 
     def finish(self) -> list[PendingItem]:
         """All of them; called once."""
@@ -267,11 +274,11 @@ class _Blocks:
 
 
 def send_receiver(
-    messages: SentMessages, batches: BatchSends, settings: ReceiverSettings, open_numbers: OpenNumbers
+    messages: SentMessages, batches: BatchSends, settings: ReceiverSettings, known: KnownNumbers
 ) -> SendReceiver:
     """The receiver of a broker: the compiled one where it is there, for brokers with an IPv4 address."""
     if CompiledReceiver is None or len(settings.store_host) != IPV4_HOST_BYTES:
-        return PythonReceiver(messages, batches, settings, open_numbers)
+        return PythonReceiver(messages, batches, settings, known)
     return CompiledReceiver(
         writable=messages.writable,
         tag_codes=messages.tag_codes,
@@ -284,6 +291,6 @@ def send_receiver(
         broker_name=settings.broker_name.encode(),
         is_signed=settings.is_signed,
         give_back=give_back_frames,
-        open_numbers=open_numbers,
+        known=known,
         receive_into=settings.receive_into,
     )

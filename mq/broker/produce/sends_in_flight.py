@@ -1,17 +1,19 @@
 """Numbered sends in flight: their numbers, and the repeats that wait for the outcome.
 
-Theory of operation. A *flight* is some sends of one producer whose outcome will be known together. `InFlightSend` is a
-flight of a single send, and stands for the connection of its sender. `BlockNumbers` has the flights of a block of plain
-sends, one for each producer: such a send has a number above all that are stored or in flight, so it is certainly new,
-and the block is the one to learn the outcome.
+Theory of operation. A *flight* is one or more sends whose outcome will be known together. `InFlightSend` is a single
+send, and stands for the connection of its sender. `BlockInFlight` is all numbered ones in a block of plain sends. Each
+of these has a number above all of its producer that are stored or in flight, so it is certainly new.
+
+Nearly all that is ever asked is the highest number of a producer in flight. So a block tells no more than that for each
+of its producers, and which block has the highest is kept by producer. The single numbers of a block are looked up when
+there may be a repeat.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from itertools import compress, pairwise
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
@@ -28,137 +30,173 @@ WAITING_MAX: Final = 16
 """Repeats that wait for the outcome of one message."""
 _WAITING_BYTES: Final = 1024
 """Memory of a waiting request without its body; counts towards the pending bytes."""
+_NONE: Final = -1
 
 Reserve = Callable[[int], None]
 """Counts this many bytes as pending; fewer than 0 are not pending any more."""
+SendsOf = Callable[[str], list[tuple[int, int, int]]]
+"""The sends of a producer in a block, in their order: the first and the last number, and where it is among the
+requests of the block.
+"""
 
 
 class Flight:
-    """Sends of one producer in flight.
+    """Sends in flight.
 
     Attributes:
-        producer: the producer id.
-        firsts, lasts: the first and the last number of each send, ascending.
-        waiting: repeats, by the first number of the send that they wait for.
+        waiting: repeats, by the place in the flight of the send that they wait for.
     """
 
-    __slots__ = ("_flights", "_reserve", "firsts", "lasts", "producer", "waiting")
+    __slots__ = ("_reserve", "waiting")
 
-    def __init__(self, flights: InFlightSends, reserve: Reserve, producer: str) -> None:
-        self._flights = flights
+    def __init__(self, reserve: Reserve) -> None:
         self._reserve = reserve
-        self.producer = producer
-        self.firsts: list[int] = []
-        self.lasts: list[int] = []
         self.waiting: dict[int, list[Call[SendRequest]]] = {}
 
-    def wait(self, first: int, call: Call[SendRequest]) -> bool:
-        """Let a repeat wait for the outcome of the send that begins with this number; false if too many do."""
-        assert first in self.firsts, f"{first} of {self.producer} is not in this flight"
-        waiting = self.waiting.setdefault(first, [])
+    def wait(self, place: int, call: Call[SendRequest]) -> bool:
+        """Let a repeat wait for the outcome of the send at this place; false if too many do."""
+        waiting = self.waiting.setdefault(place, [])
         if len(waiting) >= WAITING_MAX:
             return False
         waiting.append(call)
         self._reserve(_waiting_bytes(call))
         return True
 
-    def end(self) -> dict[int, list[Call[SendRequest]]]:
-        """The outcome is known; returns the requests that waited for it, as `waiting`."""
-        self._flights.remove(self)
-        waiting = self.waiting
-        if waiting:
-            self.waiting = {}
-            self._reserve(-sum(_waiting_bytes(call) for calls in waiting.values() for call in calls))
+    def end(self) -> list[Call[SendRequest]]:
+        """The outcome is known; returns the requests that waited for it, in the order of the sends."""
+        if not self.waiting:
+            return []
+        waiting = [call for _, calls in sorted(self.waiting.items()) for call in calls]
+        self.waiting = {}
+        self._reserve(-sum(map(_waiting_bytes, waiting)))
         return waiting
 
 
-class _OfProducer(NamedTuple):
-    """The sends of one producer in flight, in the order of their numbers, which do not overlap."""
-
-    firsts: list[int]
-    lasts: list[int]
-    flights: list[Flight]
-
-
 class InFlight(NamedTuple):
-    """A send in flight: its flight and its first number."""
+    """A send in flight: its flight, its place there, and its numbers."""
 
     flight: Flight
-    first: int
+    place: int
+    numbers: SequenceRange
+
+
+class _SingleSends(NamedTuple):
+    """The single sends of one producer in flight, in the order of their numbers, which do not overlap."""
+
+    firsts: list[int]
+    flights: list[InFlightSend]
 
 
 class InFlightSends:
     """All numbered sends in flight."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _OfProducer] = {}
+        self._single: dict[str, _SingleSends] = {}
+        self._blocks: dict[BlockInFlight, None] = {}
+        """In the order in which they began."""
+        self._latest: dict[str, BlockInFlight] = {}
+        """By producer, the block that began last with sends of it: these have its highest numbers of all blocks."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in flight."""
+        return not (self._single or self._blocks)
 
     def overlapping(self, numbers: SequenceRange) -> InFlight | None:
-        """A send that contains some of these numbers; None if there is none."""
-        known = self._known.get(numbers.producer)
-        if known is None:
-            return None
-        at = bisect_right(known.firsts, numbers.last) - 1
-        return InFlight(known.flights[at], known.firsts[at]) if at >= 0 and known.lasts[at] >= numbers.first else None
+        """The highest send that contains some of these numbers; None if there is none."""
+        producer, low, high = numbers
+        found: InFlight | None = None
+        single = self._single.get(producer)
+        if single is not None:
+            at = bisect_right(single.firsts, high) - 1
+            if at >= 0 and single.flights[at].numbers.last >= low:
+                found = InFlight(single.flights[at], 0, single.flights[at].numbers)
+        for block in self._blocks:
+            if block.highest.get(producer, _NONE) < low:
+                continue
+            for first, last, place in block.sends_of(producer):
+                if first <= high and last >= low and (found is None or first > found.numbers.first):
+                    found = InFlight(block, place, SequenceRange(producer, first, last))
+        return found
 
     def highest(self, producer: str) -> int:
         """The highest number of this producer in flight; -1 without any."""
-        known = self._known.get(producer)
-        return -1 if known is None else known.lasts[-1]
+        block, single = self._latest.get(producer), self._single.get(producer)
+        highest = _NONE if block is None else block.highest[producer]
+        return highest if single is None else max(highest, single.flights[-1].numbers.last)
 
-    def add(self, flight: Flight) -> None:
-        """Add a flight that overlaps no other one: of one send, or with numbers above all others."""
-        firsts, lasts = flight.firsts, flight.lasts
-        known = self._known.get(flight.producer)
-        if known is None:
-            self._known[flight.producer] = _OfProducer(firsts[:], lasts[:], [flight] * len(firsts))
+    def add(self, flight: InFlightSend) -> None:
+        """Add a send that overlaps no other one."""
+        producer, first, _ = flight.numbers
+        single = self._single.get(producer)
+        if single is None:
+            self._single[producer] = _SingleSends([first], [flight])
             return
-        at = bisect_left(known.firsts, firsts[0])
-        assert not at or known.lasts[at - 1] < firsts[0], f"{firsts[0]} of {flight.producer} is in flight already"
-        assert at == len(known.firsts) or (len(firsts) == 1 and lasts[0] < known.firsts[at]), (
-            f"{firsts[0]} to {lasts[-1]} of {flight.producer} overlap {known.firsts[at]}"
-        )
-        known.firsts[at:at] = firsts
-        known.lasts[at:at] = lasts
-        known.flights[at:at] = [flight] * len(firsts)
+        at = bisect_left(single.firsts, first)
+        assert single.firsts[at : at + 1] != [first], f"{flight.numbers} is in flight already"
+        single.firsts.insert(at, first)
+        single.flights.insert(at, flight)
 
-    def remove(self, flight: Flight) -> None:
-        """Remove it if it is there."""
-        known = self._known.get(flight.producer)
-        if known is None or not flight.firsts:
+    def remove(self, flight: InFlightSend) -> None:
+        """Remove a send if it is there."""
+        producer, first, _ = flight.numbers
+        single = self._single.get(producer)
+        if single is None:
             return
-        count = len(flight.firsts)
-        if known.flights[0] is flight and len(known.flights) == count:
-            del self._known[flight.producer]
+        at = bisect_left(single.firsts, first)
+        if at == len(single.firsts) or single.flights[at] is not flight:
             return
-        at = bisect_left(known.firsts, flight.firsts[0])
-        if at == len(known.firsts) or known.flights[at] is not flight:
-            return
-        if known.firsts[at + count - 1 : at + count] == flight.firsts[-1:]:  # nothing between its sends
-            del known.firsts[at : at + count], known.lasts[at : at + count], known.flights[at : at + count]
-        else:
-            others = [each is not flight for each in known.flights]
-            known.firsts[:] = compress(known.firsts, others)
-            known.lasts[:] = compress(known.lasts, others)
-            known.flights[:] = compress(known.flights, others)
-        if not known.firsts:
-            del self._known[flight.producer]
+        del single.firsts[at], single.flights[at]
+        if not single.firsts:
+            del self._single[producer]
 
-    @property
-    def producers(self) -> int:
-        """How many producers have sends in flight."""
-        return len(self._known)
+    def add_block(self, block: BlockInFlight) -> None:
+        """Add a block with sends above all others of their producers."""
+        self._blocks[block] = None
+        self._latest.update(dict.fromkeys(block.highest, block))
+
+    def remove_block(self, block: BlockInFlight) -> None:
+        """Remove a block if it is there."""
+        blocks, latest = self._blocks, self._latest
+        if block not in blocks:
+            return
+        is_first = next(iter(blocks)) is block
+        del blocks[block]
+        for producer in block.highest:
+            if latest[producer] is not block:
+                continue
+            del latest[producer]
+            if is_first:  # as nearly always; one that is refused may end before those that are being stored
+                continue
+            for other in reversed(blocks):
+                if producer in other.highest:
+                    latest[producer] = other
+                    break
 
     def check_invariants(self) -> None:
-        """Assert that the sends of each producer are in order, and that few requests wait for one; for tests."""
-        for producer, known in self._known.items():
-            assert known.firsts, f"producer {producer} is listed without sends in flight"
-            sizes = [len(column) for column in known]
-            assert len(set(sizes)) == 1, f"{producer}: {sizes} first numbers, last numbers and flights"
-            for (_, last), (first, _) in pairwise(zip(known.firsts, known.lasts, strict=True)):
+        """Assert that no number is in flight twice, and that few requests wait for one send; for tests."""
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for producer, single in self._single.items():
+            assert single.firsts, f"producer {producer} is listed without sends in flight"
+            assert single.firsts == [each.numbers.first for each in single.flights], f"{producer}: {single.firsts}"
+            assert {each.numbers.producer for each in single.flights} == {producer}, f"{producer} has others' sends"
+            ranges[producer] = [each.numbers[1:] for each in single.flights]
+        latest: dict[str, BlockInFlight] = {}
+        for block in self._blocks:
+            assert block.highest, "a block is listed without sends in flight"
+            for producer, highest in block.highest.items():
+                sends = [(first, last) for first, last, _ in block.sends_of(producer)]
+                assert sends, f"a block is listed without sends of {producer}"
+                assert sends[-1][1] == highest, f"{producer}: {highest} is the highest number of {sends}"
+                ranges.setdefault(producer, []).extend(sends)
+                latest[producer] = block
+        assert latest == self._latest, f"the latest blocks of {sorted(self._latest)}; they are of {sorted(latest)}"
+        for producer, each in ranges.items():
+            for (_, last), (first, _) in pairwise(sorted(each)):
                 assert last < first, f"{producer}: {first} is in flight twice, sends up to {last} are"
-            most = max(len(calls) for flight in known.flights for calls in (*flight.waiting.values(), ()))
-            assert most <= WAITING_MAX, f"{most} requests wait for one send of {producer}; maximum: {WAITING_MAX}"
+        flights: list[Flight] = [*self._blocks, *(each for one in self._single.values() for each in one.flights)]
+        most = max((len(calls) for flight in flights for calls in flight.waiting.values()), default=0)
+        assert most <= WAITING_MAX, f"{most} requests wait for one send; maximum: {WAITING_MAX}"
 
 
 class InFlightSend(Flight):
@@ -170,7 +208,7 @@ class InFlightSend(Flight):
         call: the first request, changed to want an answer and to have this sender.
     """
 
-    __slots__ = ("_first", "call", "host", "numbers", "stored")
+    __slots__ = ("_first", "_flights", "call", "host", "numbers", "stored")
 
     def __init__(
         self,
@@ -180,9 +218,8 @@ class InFlightSend(Flight):
         stored: Sequence[Stored],
         first: Call[SendRequest],
     ) -> None:
-        super().__init__(flights, reserve, numbers.producer)
-        self.firsts.append(numbers.first)
-        self.lasts.append(numbers.last)
+        super().__init__(reserve)
+        self._flights = flights
         self._first = first
         self.numbers = numbers
         self.stored = stored
@@ -195,7 +232,7 @@ class InFlightSend(Flight):
 
     def send(self, data: bytes) -> None:
         """The outcome is known; ``data`` is the answer."""
-        waiting = self._ended()
+        waiting = self.end()
         self._first.answer(data)
         _serve(waiting)
 
@@ -205,80 +242,42 @@ class InFlightSend(Flight):
 
     def close(self, reason: str) -> None:
         """The outcome is unknown."""
-        for call in (self._first, *self._ended()):
+        for call in (self._first, *self.end()):
             call.connection.close(reason)
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
         """The message was certainly not stored: the current leader serves the request."""
-        _serve([self._first, *self._ended()])
-
-    def _ended(self) -> list[Call[SendRequest]]:
-        return [call for calls in self.end().values() for call in calls]
-
-
-class RunInFlight(Flight):
-    """The sends of one producer in a block.
-
-    Attributes:
-        last: the highest number that is known to be stored or in flight, or is in the block.
-        turns: where each send is among the requests of the block.
-    """
-
-    __slots__ = ("last", "turns")
-
-    def __init__(self, flights: InFlightSends, reserve: Reserve, producer: str, last: int) -> None:
-        super().__init__(flights, reserve, producer)
-        self.last = last
-        self.turns: list[int] = []
-
-    def add(self, first: int, last: int, turn: int) -> None:
-        """Add a send, above all others."""
-        assert self.last < first <= last, f"{first} to {last} of {self.producer} are added above {self.last}"
-        self.firsts.append(first)
-        self.lasts.append(last)
-        self.turns.append(turn)
-        self.last = last
-
-    def begin(self) -> None:
-        """They are in flight from now on."""
-        count = len(self.firsts)
-        assert count == len(self.lasts) == len(self.turns), f"{count} sends of {self.producer} are no rows"
-        self._flights.add(self)
-
-
-class BlockNumbers:
-    """The numbered sends of a block, which is being filled and then in flight."""
-
-    __slots__ = ("_open_run", "_runs")
-
-    def __init__(self, open_run: Callable[[str], RunInFlight]) -> None:
-        self._open_run = open_run
-        self._runs: dict[str, RunInFlight] = {}
-
-    def run_of(self, producer: str) -> RunInFlight:
-        """The run of this producer: a send may be added if its first number is above `RunInFlight.last`."""
-        run = self._runs.get(producer)
-        if run is None:
-            run = self._runs[producer] = self._open_run(producer)
-        return run
-
-    def begin(self) -> None:
-        """The block is full: its sends are in flight from now on."""
-        for run in self._runs.values():
-            if run.firsts:
-                run.begin()
+        _serve([self._first, *self.end()])
 
     def end(self) -> list[Call[SendRequest]]:
-        """The outcome is known; returns the requests that waited for it, in the order of the sends."""
-        waiting: list[tuple[int, Call[SendRequest]]] = []
-        for run in self._runs.values():
-            for first, calls in run.end().items():
-                at = bisect_left(run.firsts, first)
-                assert run.firsts[at] == first, f"{len(calls)} requests waited for {first} of {run.producer}"
-                turn = run.turns[at]
-                waiting += [(turn, call) for call in calls]
-        waiting.sort(key=itemgetter(0))
-        return [call for _, call in waiting]
+        """See `Flight.end`."""
+        self._flights.remove(self)
+        return super().end()
+
+
+class BlockInFlight(Flight):
+    """The numbered sends of a block, from when it is full.
+
+    Attributes:
+        highest: for each of their producers the highest number.
+        sends_of: see `SendsOf`.
+    """
+
+    __slots__ = ("_flights", "highest", "sends_of")
+
+    def __init__(self, flights: InFlightSends, reserve: Reserve, highest: Mapping[str, int], sends_of: SendsOf) -> None:
+        assert highest, "a block without sends that have numbers"
+        super().__init__(reserve)
+        self._flights = flights
+        self.highest = highest
+        self.sends_of = sends_of
+        flights.add_block(self)
+
+    def end(self) -> list[Call[SendRequest]]:
+        """See `Flight.end`."""
+        self._flights.remove_block(self)
+        self.sends_of = _no_sends  # which knows the block, and the block this
+        return super().end()
 
     def on_outcome(self, outcome: Outcome) -> None:
         """The outcome of the block's entry. Those who waited are served again, or do not know it either."""
@@ -292,6 +291,10 @@ class BlockNumbers:
     def serve(self, waiting: Iterable[Call[SendRequest]]) -> None:
         """Serve what `end` has returned: the block is not stored, and its senders know."""
         _serve(waiting)
+
+
+def _no_sends(_: str) -> list[tuple[int, int, int]]:
+    return []
 
 
 def _serve(waiting: Iterable[Call[SendRequest]]) -> None:

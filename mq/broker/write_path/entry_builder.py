@@ -242,14 +242,12 @@ class EntryDraft:
     def add_sequenced(self, numbered: SequencedRecord) -> None:
         """Note a record whose messages have sequence numbers."""
         producer, first, last, position, store_ms = numbered
-        self.add_sequenced_runs(
-            sequenced_row(numbered), [SequencedRun(producer, [first], [last], [position], store_ms)]
-        )
+        self.add_sequenced_runs(sequenced_row(numbered), [(producer, [first], [last], [position], store_ms)])
 
     def add_sequenced_runs(self, rows: bytes, runs: list[SequencedRun]) -> None:
         """Note several such records, behind all that were noted before. ``rows`` are the rows of the annotation."""
         self._rows.append(rows)
-        self.entry.sequenced += [SequencedRun(*run) for run in runs]
+        join_runs(self.entry.sequenced, runs)
 
     def on_outcome(self, callback: OnOutcome) -> None:
         """Call this with the outcome of the entry, after the replies that were added to it are sent."""
@@ -279,8 +277,6 @@ class EntryDraft:
             entry.runs.append((tail, first_offset, count, entries))
             tail.run = None
         annotation = entry.annotation = join_annotation(b"".join(shipped), self._rows, self._commands)
-        if len(entry.sequenced) > 1:
-            entry.sequenced = join_runs(entry.sequenced)
         return b"".join(self._records), annotation
 
 

@@ -98,13 +98,17 @@ class QueuedSend(msgspec.Struct, gc=False):
 
 
 class SendBlock:
-    """Sends that are stored in one entry, in this order; see `PendingItem`. ``numbered`` are those with numbers."""
+    """Sends that are stored in one entry, in this order; see `PendingItem`.
 
-    __slots__ = ("_numbered", "nbytes", "request_count", "requests", "sender_count")
+    Attributes:
+        numbered: those with sequence numbers, in flight.
+    """
 
-    def __init__(self, *requests: QueuedSend, numbered: NumberedSends | None = None) -> None:
+    __slots__ = ("nbytes", "numbered", "request_count", "requests", "sender_count")
+
+    def __init__(self, *requests: QueuedSend) -> None:
         self.requests = requests
-        self._numbered = numbered
+        self.numbered: NumberedSends | None = None
         self.request_count = len(requests)
         self.nbytes = self.sender_count = 0
         last_sender: ClientConnection | None = None
@@ -114,10 +118,18 @@ class SendBlock:
                 last_sender = request.call.connection
                 self.sender_count += 1
 
+    def numbered_sends(self, producer: str) -> list[tuple[int, int, int]]:
+        """See `mq.broker.produce.sends_in_flight.SendsOf`."""
+        return [
+            (each.numbers.first, each.numbers.last, place)
+            for place, each in enumerate(self.requests)
+            if each.numbers is not None and each.numbers.producer == producer
+        ]
+
     def build(self, draft: EntryDraft) -> None:
         """See `PendingItem`."""
-        if self._numbered is not None:
-            draft.on_outcome(self._numbered.on_outcome)
+        if self.numbered is not None:
+            draft.on_outcome(self.numbered.on_outcome)
         sender: ClientConnection | None = None
         replies: list[bytes] = []
         for request in self.requests:
@@ -133,11 +145,11 @@ class SendBlock:
 
     def give_back(self, outcome: Refused | LeadershipLost) -> None:
         """See `PendingItem`."""
-        waiting = [] if self._numbered is None else self._numbered.end()
+        waiting = [] if self.numbered is None else self.numbered.end()
         for request in self.requests:
             give_back(request.call, outcome)
-        if self._numbered is not None:
-            self._numbered.serve(waiting)
+        if self.numbered is not None:
+            self.numbered.serve(waiting)
 
 
 def give_back_frames(sender: ClientConnection, frames: bytes, outcome: Refused | LeadershipLost) -> None:
